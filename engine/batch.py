@@ -1,0 +1,51 @@
+"""What one step computes: frozen values that travel from the scheduler to the executor and back. Knows no tensors."""
+
+from dataclasses import dataclass
+
+from engine.request import TokenLogprobs
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """A sequence and how many of its tokens this step computes.
+
+    The step computes tokens `start` to `start + num_tokens` (exclusive) of `sequence.token_ids`.
+    """
+
+    sequence: Sequence
+    start: int
+    """Tokens already computed when the step was planned."""
+
+    num_tokens: int
+    samples: bool
+    """Whether the step reaches the sequence's last known token, so that a new one is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sequences of one step, in the order in which they were scheduled."""
+
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, all sequences."""
+        return sum(scheduled.num_tokens for scheduled in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the step drew for one sequence."""
+
+    token_ids: tuple[int, ...]
+    """One token today; several once drafts are verified. Empty when `error` says why."""
+
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+    """This row failed (NaN or all-masked logits): a sentence for whoever submitted it."""

@@ -1,0 +1,48 @@
+"""What can go wrong in the engine.
+
+EngineError
+├── RequestRejected          the caller's: fails the request, no retry
+│   ├── InvalidSamplingParams
+│   ├── PromptTooLong
+│   ├── PromptEmpty
+│   └── RequestTooLarge      its longest output can never fit the KV cache
+├── ModelFolderError         the operator's: the model folder cannot be loaded
+├── NotEnoughMemory          the operator's: the KV cache cannot hold one sequence
+└── EngineBroken             ours: the worker stops and its jobs return to the stream
+"""
+
+
+class EngineError(Exception):
+    """Anything the engine raises on purpose."""
+
+
+class RequestRejected(EngineError):
+    """The request cannot run; the message is a sentence for whoever submitted it."""
+
+
+class InvalidSamplingParams(RequestRejected):
+    """A sampling parameter is out of its range."""
+
+
+class PromptTooLong(RequestRejected):
+    """The prompt leaves no room for an answer within the model's context."""
+
+
+class PromptEmpty(RequestRejected):
+    """The prompt has no tokens."""
+
+
+class RequestTooLarge(RequestRejected):
+    """Prompt and output together can never fit the KV cache."""
+
+
+class ModelFolderError(EngineError):
+    """The model folder is missing, incomplete, broken or of an unknown family."""
+
+
+class NotEnoughMemory(EngineError):
+    """The memory allowed for the KV cache does not hold one sequence."""
+
+
+class EngineBroken(EngineError):
+    """The engine cannot go on: the process should hand its jobs back and exit."""

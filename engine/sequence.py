@@ -1,0 +1,64 @@
+"""One sequence being generated: its tokens, its blocks, how far it is computed. Knows no tensors and no text."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.request import Finish, SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One choice of one request while it is generated. Changes with every step; only the scheduler moves it.
+
+    A sequence has no phase: it is owed `num_uncomputed_tokens` tokens, one (a decode) or thousands (a prefill).
+    """
+
+    id: int
+    """Unique in this engine; never reused."""
+
+    request_id: str
+    choice: int
+    sampling: SamplingParams
+    priority: int = 0
+    arrival_s: float = 0.0
+    tenant: str = ""
+    cache_salt: str = ""
+
+    token_ids: list[int]
+    """Prompt, then output (a resumed sequence starts with its earlier output)."""
+
+    num_prompt_tokens: int
+    num_resumed_tokens: int = 0
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list[int])
+    block_hashes: list[int] = field(default_factory=list[int])
+    """Chained hash of each full block of `token_ids`, extended as tokens arrive."""
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish: Finish | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, including those of earlier attempts."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose keys and values are not in the cache yet."""
+        return len(self.token_ids) - self.num_computed_tokens
