@@ -1,0 +1,58 @@
+"""Every bound of a message, in one place. Checked where a message is made and again where it is read."""
+
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+"""Encoded prompt of one job."""
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 64
+MAX_TOKENS = 1_000_000
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_URL_CHARS = 2048
+MAX_IDEMPOTENCY_KEY_CHARS = 256
+MAX_QUEUE_NAME_CHARS = 64
+MAX_TENANT_CHARS = 64
+MAX_ERROR_CHARS = 2000
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+MAX_PRIORITY = 9
+"""Priority classes are 0 (least urgent) to 9."""
+
+MAX_JOBS_PER_CALL = 256
+"""Jobs in one submit or advance."""
+
+MAX_CALL_BYTES = 1024 * 1024
+"""Arguments of one submit or advance; a single larger job travels alone."""
+
+MAX_BITE = 32
+"""Jobs in one pull, reclaim, timers or cancel."""
+
+MAX_LANES_PER_PULL = 16
+MAX_SUSPECTS_PER_PULL = 8
+
+BEAT_EVERY_S = 1.0
+LIFE_S = 4.0
+CHANNEL_TTL_S = 600.0
+"""A channel is kept this long after its job ended; then readers get the rest from the result."""
+
+RESULT_TTL_S = 86_400.0
+IDEMPOTENCY_TTL_S = 86_400.0
+"""An idempotency key is kept this long after its job ended."""
+
+DEAD_SET_MAX = 10_000
+BELL_MAXLEN = 64
+GARBAGE_MAXLEN = 1000
+"""Foreign entries kept for a person to look at."""
+
+GARBAGE_ENTRY_BYTES = 1024
+
+DEFAULT_MAX_WAITING_JOBS = 1_000_000
+DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
+DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
+DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
+DEFAULT_AGE_STEP_S = 60.0
+"""Waiting this long lifts a lane by one priority class."""
