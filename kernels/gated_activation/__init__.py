@@ -1,0 +1,43 @@
+"""The gate of a SwiGLU or GeGLU feed-forward block (Shazeer, 2020)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check, check_rows
+
+__all__ = ["Activation", "gated_activation"]
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: Tensor | None = None) -> Tensor:
+    """Return `activation(gate) * up`. Float32 inside, rounded once.
+
+    Args:
+        gate_up: `[T, 2 * I]`: the gate, then what it gates. Rows may be strided, the last dimension is contiguous.
+        activation: applied to the gate.
+        out: `[T, I]`, dtype of `gate_up`; made if None.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: shapes, dtypes or strides disagree.
+    """
+    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gate_up must be [T, 2 * I], got {tuple(gate_up.shape)}")
+    check_rows("gate_up", gate_up)
+    shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+    out = gate_up.new_empty(shape) if out is None else out
+    check(out.shape == torch.Size(shape) and out.dtype == gate_up.dtype, f"out must be {shape} {gate_up.dtype}")
+    check_rows("out", out)
+    if gate_up.is_cuda:
+        from kernels.gated_activation.kernel import gated_activation_triton
+
+        gated_activation_triton(gate_up, activation=activation, out=out)
+    else:
+        from kernels.gated_activation.cpu import gated_activation_cpu
+
+        gated_activation_cpu(gate_up, activation=activation, out=out)
+    return out

@@ -1,0 +1,18 @@
+"""What the gate means. Float32 inside; float64 tensors stay float64."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from kernels.gated_activation import Activation
+
+
+def gated_activation_reference(gate_up: Tensor, *, activation: Activation = "silu") -> Tensor:
+    """Return `activation(gate) * up` `[T, I]` of `gate_up` `[T, 2 * I]`."""
+    wide = torch.float64 if gate_up.dtype == torch.float64 else torch.float32
+    gate, up = gate_up.to(wide).chunk(2, dim=-1)
+    gated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return (gated * up).to(gate_up.dtype)

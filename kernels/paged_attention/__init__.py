@@ -1,0 +1,93 @@
+"""Attention over a paged KV cache (Kwon et al., SOSP 2023), for prompts' chunks and decodes in one batch."""
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check, check_rows
+from kernels.paged_attention.layout import KVCache, Layout, allocate_plain
+
+__all__ = ["KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
+
+
+def allocate_kv_cache(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """Make one layer's cache, zeroed, in the layout that the device's kernel reads."""
+    if device.type == "cuda":
+        return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=device)
+    from kernels.paged_attention.cpu import allocate_cpu
+
+    return allocate_cpu(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
+
+
+def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
+    query: Tensor,
+    kv_cache: KVCache,
+    block_tables: Tensor,
+    query_start_locs: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_context_len: int,
+    sliding_window: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend each sequence's new tokens to its cached keys and values, causally; the new ones are in the cache already.
+
+    The new tokens of sequence s are rows `query_start_locs[s]` to `query_start_locs[s + 1]` of `query`; the last of
+    them is at position `context_lens[s] - 1`. Only slots below `context_lens[s]` and inside the window count; what lies
+    in others (NaN, say) does not matter. A sequence without new tokens is skipped; rows of `query` past the last
+    sequence's, and rows of a sequence whose `context_lens` is 0, become zeros.
+
+    Args:
+        query: `[T, H, D]`, float32, float16 or bfloat16; tokens and heads may be strided, D is contiguous.
+        kv_cache: of G key-value heads, dtype of `query`; G divides H.
+        block_tables: `[S, max_blocks]` int32, rows may be strided; entries past a sequence's last block, and those
+            wholly before the window of its first new token, are not read.
+        query_start_locs: `[S + 1]` int32, ascending from 0.
+        context_lens: `[S]` int32, in tokens, including the new ones.
+        scale: factor on the scores, usually `D ** -0.5`.
+        max_query_len: most new tokens of one sequence: lets a launcher choose without reading the device.
+        max_context_len: as `max(context_lens)`, or more.
+        sliding_window: a token sees itself and the `sliding_window - 1` before it. 0: all before it.
+        out: `[T, H, D]`, contiguous, dtype of `query`; made if None.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: shapes, dtypes or strides disagree, or H is not a multiple of G.
+    """
+    check(query.dim() == 3, f"query must be [T, H, D], got {tuple(query.shape)}")
+    check(query.shape[2] == kv_cache.head_size, f"query has head size {query.shape[2]}, not {kv_cache.head_size}")
+    check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")
+    check(query.dtype == kv_cache.keys.dtype, f"query is {query.dtype}, the cache {kv_cache.keys.dtype}")
+    check_rows("query", query)
+    _check_tables(block_tables, query_start_locs, context_lens)
+    out = query.new_empty(query.shape) if out is None else out
+    check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
+    arguments = (query, kv_cache, block_tables, query_start_locs, context_lens)
+    sizes = {"max_query_len": max_query_len, "max_context_len": max_context_len, "sliding_window": sliding_window}
+    if query.is_cuda:
+        from kernels.paged_attention.kernel import paged_attention_triton
+
+        paged_attention_triton(*arguments, scale=scale, **sizes, out=out)
+    else:
+        from kernels.paged_attention.cpu import paged_attention_cpu
+
+        paged_attention_cpu(*arguments, scale=scale, **sizes, out=out)
+    return out
+
+
+def _check_tables(block_tables: Tensor, query_start_locs: Tensor, context_lens: Tensor) -> None:
+    for name, tensor in {
+        "block_tables": block_tables,
+        "query_start_locs": query_start_locs,
+        "context_lens": context_lens,
+    }.items():
+        check(tensor.dtype == torch.int32, f"{name} must be int32, got {tensor.dtype}")
+        check_rows(name, tensor)
+    num_sequences = context_lens.shape[0]
+    check(block_tables.dim() == 2 and block_tables.shape[0] == num_sequences, "block_tables must be [S, max_blocks]")
+    check(query_start_locs.shape == (num_sequences + 1,), "query_start_locs must be [S + 1]")

@@ -1,0 +1,81 @@
+"""Choose the next token of each sequence: one kept-set rule, then Gumbel-max over the noise of `kernels.philox`.
+
+Kept set, in this order, of z = logit / temperature:
+
+1. min-p: z >= z_max + log(min_p);
+2. top-k: the first k in the total order (value descending, token id ascending);
+3. top-p: of those, the shortest prefix in that order whose mass is at least p of theirs. Mass is counted in integers,
+   floor(exp(z - z_max) * 2**30), so that no tiling, splitting or neighbour can change the set. At least one is kept.
+
+The token is the argmax of z + Gumbel noise over the kept set, the lowest id among equals. Greedy rows (temperature 0)
+take the argmax of the logits, the lowest id among equals.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check, check_rows
+
+__all__ = ["MAX_NOISE_SPAN", "SampleOptions", "sample"]
+
+MAX_NOISE_SPAN = 26.01
+"""No token further below the largest z can win, whatever its noise: it need not be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """How each row is sampled: tensors `[S]`, contiguous, on the device of the logits."""
+
+    temperature: Tensor
+    """float32; 0 means greedy."""
+
+    top_k: Tensor
+    """int32; 0 keeps all."""
+
+    top_p: Tensor
+    """float32; 1 keeps all."""
+
+    min_p: Tensor
+    """float32; 0 keeps all."""
+
+    seed: Tensor
+    """int64: the bits of the unsigned 64-bit seed."""
+
+    position: Tensor
+    """int32: offset in the output of the token being drawn."""
+
+    counter_2: Tensor
+    """int32: choice and stream, as `kernels.philox.counter_2` makes it."""
+
+
+def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None) -> Tensor:
+    """Choose one token per row.
+
+    Args:
+        logits: `[S, V]`, float32, float16 or bfloat16; rows may be strided. Not changed.
+        options: one entry per row.
+        out: `[S]` int64; made if None.
+
+    Returns:
+        `out`: token ids, -1 for a row that has a NaN or +inf, or nothing above -inf.
+
+    Raises:
+        ValueError: shapes, dtypes or strides disagree.
+    """
+    check(logits.dim() == 2, f"logits must be [S, V], got {tuple(logits.shape)}")
+    check_rows("logits", logits)
+    shape = logits.shape[:1]
+    check(options.temperature.shape == shape, f"options must be {tuple(shape)}")
+    out = torch.empty(shape, dtype=torch.int64, device=logits.device) if out is None else out
+    check(out.shape == shape and out.dtype == torch.int64, f"out must be {tuple(shape)} int64")
+    if logits.is_cuda:
+        from kernels.sample.kernel import sample_triton
+
+        sample_triton(logits, options, out=out)
+    else:
+        from kernels.sample.cpu import sample_cpu
+
+        sample_cpu(logits, options, out=out)
+    return out

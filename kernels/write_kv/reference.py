@@ -1,0 +1,38 @@
+"""What writing keys and values means: the steps one after another, a loop over slots. Plain layout only."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from torch import Tensor
+
+from kernels.paged_attention.layout import KVCache
+from kernels.rms_norm.reference import rms_norm_reference
+from kernels.rope.reference import rope_reference
+from kernels.write_kv import HeadNorm
+
+
+def write_kv_reference(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    kv_cache: KVCache,
+    *,
+    head_norm: HeadNorm | None = None,
+) -> Tensor:
+    """Normalise and rotate queries and keys, store keys and values in `kv_cache`, return the queries `[T, H, D]`."""
+    heads = qkv.view(qkv.shape[0], -1, kv_cache.head_size)  # [T, H + 2 * G, D]
+    num_kv_heads = kv_cache.num_kv_heads
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if head_norm is not None:
+        query = rms_norm_reference(query, head_norm.query_weight, eps=head_norm.eps)
+        key = rms_norm_reference(key, head_norm.key_weight, eps=head_norm.eps)
+    query = rope_reference(query, positions, cos_sin)
+    key = rope_reference(key, positions, cos_sin)
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, kv_cache.block_size)
+            kv_cache.keys[block, offset] = key[token]
+            kv_cache.values[block, offset] = value[token]
+    return query
