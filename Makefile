@@ -1,0 +1,41 @@
+# Everything runs in .venv, which the first target that needs it builds. PYTHON chooses the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := engine kernels migrations producer worker tests benchmarks tools
+
+.PHONY: demo test test-long check format lint types imports setup clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,embedded,dev]'
+	touch $@
+
+demo: setup ## Jobs, a killed worker, the same jobs going on, and the latency table.
+	@$(BIN)/python -m tools.demo
+
+test: setup ## The fast suite.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long and not gpu"
+
+test-long: setup ## What takes minutes.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu" --timeout 1800
+
+check: format lint types imports ## Formatting, lint, types, import rules.
+
+format: setup
+	$(BIN)/ruff format --check $(SOURCES)
+
+lint: setup
+	$(BIN)/ruff check $(SOURCES)
+
+types: setup
+	$(BIN)/pyright
+
+imports: setup
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
