@@ -1,13 +1,14 @@
 """What one step computes: frozen values that travel from the scheduler to the executor and back. Knows no tensors."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.request import TokenLogprobs
 from engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+# A named tuple, not a frozen dataclass, where one is made per sequence and step: 0.25 instead of 1.07 us.
+class ScheduledSequence(NamedTuple):
     """A sequence and how many of its tokens this step computes.
 
     The step computes tokens `start` to `start + num_tokens` (exclusive) of `sequence.token_ids`.
@@ -27,6 +28,8 @@ class Batch:
     """The sequences of one step, in the order in which they were scheduled."""
 
     sequences: tuple[ScheduledSequence, ...]
+    num_joined: int = 0
+    """How many of them, the last ones, were waiting before this step."""
 
     @property
     def is_empty(self) -> bool:
@@ -39,8 +42,7 @@ class Batch:
         return sum(scheduled.num_tokens for scheduled in self.sequences)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """What the step drew for one sequence."""
 
     token_ids: tuple[int, ...]

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+POLICY_NAMES = ("fcfs", "priority")
+"""Who goes first: the names in `engine.policies`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -23,5 +26,31 @@ class EngineConfig:
     max_waiting_tokens: int = 0
     """Prompt tokens that `room` offers beyond the next step's budget. 0: one step's budget."""
 
+    priority_age_step_s: float = 60.0
+    """With the policy `priority`: waiting this long is worth one point of priority, so that nothing waits for ever."""
+
     max_step_retries: int = 2
     """How often a failed step is tried again before its culprit is looked for."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with these settings, one sentence each; empty when they can work."""
+        checks = [
+            (self.max_num_seqs >= 1, f"max_num_seqs must be 1 or more, got {self.max_num_seqs}"),
+            (
+                self.max_num_batched_tokens >= self.max_num_seqs,
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): each running sequence computes a token in each step",
+            ),
+            (
+                self.long_prefill_token_threshold >= 0,
+                f"long_prefill_token_threshold must be 0 (no limit) or more, got {self.long_prefill_token_threshold}",
+            ),
+            (
+                self.policy in POLICY_NAMES,
+                f"policy must be one of {', '.join(POLICY_NAMES)}, got {self.policy!r}",
+            ),
+            (self.max_waiting_tokens >= 0, f"max_waiting_tokens must be 0 or more, got {self.max_waiting_tokens}"),
+            (self.priority_age_step_s > 0, f"priority_age_step_s must be over 0, got {self.priority_age_step_s}"),
+            (self.max_step_retries >= 0, f"max_step_retries must be 0 or more, got {self.max_step_retries}"),
+        ]
+        return [problem for holds, problem in checks if not holds]

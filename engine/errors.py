@@ -5,6 +5,7 @@ EngineError
 │   ├── InvalidSamplingParams
 │   ├── PromptTooLong
 │   ├── PromptEmpty
+│   ├── UnknownToken         a token id that the model does not have
 │   └── RequestTooLarge      its longest output can never fit the KV cache
 ├── ModelFolderError         the operator's: the model folder cannot be loaded
 ├── NotEnoughMemory          the operator's: the KV cache cannot hold one sequence
@@ -30,6 +31,10 @@ class PromptTooLong(RequestRejected):
 
 class PromptEmpty(RequestRejected):
     """The prompt has no tokens."""
+
+
+class UnknownToken(RequestRejected):
+    """A token id is outside the model's vocabulary."""
 
 
 class RequestTooLarge(RequestRejected):

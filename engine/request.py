@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from engine.errors import InvalidSamplingParams
 
@@ -165,26 +166,6 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
-    """What one step added to one choice."""
-
-    request_id: str
-    choice: int
-    start: int
-    """Offset of the first of `token_ids` in the choice's output: tokens that came before."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    """What became visible: it may lag behind the tokens (held-back stop strings, open characters) until the end."""
-
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One per token of `token_ids` where asked for."""
-
-    finish: Finish | None = None
-    stats: "SequenceStats"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStats:
     """What the engine knows of a sequence's way so far; times on the engine's monotonic clock."""
 
@@ -196,6 +177,25 @@ class SequenceStats:
     first_scheduled_s: float | None = None
     num_resumed_tokens: int = 0
     """Output tokens that an earlier attempt had published."""
+
+
+class TokenDelta(NamedTuple):
+    """What one step added to one choice. A named tuple because one is made per sequence and step: write the names."""
+
+    request_id: str
+    choice: int
+    start: int
+    """Offset of the first of `token_ids` in the choice's output: tokens that came before."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    """What became visible: it may lag behind the tokens (held-back stop strings, open characters) until the end."""
+
+    stats: SequenceStats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One per token of `token_ids` where asked for."""
+
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

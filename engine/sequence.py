@@ -39,8 +39,14 @@ class Sequence:
     num_resumed_tokens: int = 0
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list[int])
+    num_slots: int = 0
+    """Token slots of the blocks in `block_table`."""
+
     block_hashes: list[int] = field(default_factory=list[int])
     """Chained hash of each full block of `token_ids`, extended as tokens arrive."""
+
+    num_published_blocks: int = 0
+    """Leading blocks of `block_table` that the prefix cache was told of, or that came from it."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     finish: Finish | None = None
