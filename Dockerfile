@@ -1,0 +1,19 @@
+# One image for worker, recorder and callbacks. The CUDA build of torch comes with the wheel.
+FROM python:3.12-slim
+
+# A C compiler for the CPU kernels, which are compiled at first use, and for Triton's launchers.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY engine engine
+COPY kernels kernels
+COPY migrations migrations
+COPY producer producer
+COPY worker worker
+RUN pip install --no-cache-dir --constraint constraints.txt '.[worker]'
+
+RUN useradd --create-home sluice
+USER sluice
+STOPSIGNAL SIGTERM
+CMD ["worker", "start", "--gpu", "0"]
