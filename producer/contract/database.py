@@ -1,0 +1,117 @@
+"""Open the history's database: SQLite or PostgreSQL by URL, and see which schema it has. Knows no alembic.
+
+HistoryError
+├── BadDatabaseUrl     the URL names no database that is known here
+├── HistoryMissing     there are no tables yet
+├── SchemaTooOld       `worker migrate` must run first
+└── SchemaTooNew       a newer release has migrated it; this one must be updated
+"""
+
+import sqlite3
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.event import listen
+from sqlalchemy.exc import ArgumentError
+
+from producer.contract.tables import SCHEMA_REVISION
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long a connection to SQLite waits for another writer."""
+
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+
+
+class HistoryError(Exception):
+    """The history cannot be used; the message says what to do."""
+
+
+class BadDatabaseUrl(HistoryError):
+    """Not the URL of a SQLite or PostgreSQL database."""
+
+
+class HistoryMissing(HistoryError):
+    """The database has no history yet."""
+
+
+class SchemaTooOld(HistoryError):
+    """The tables are older than this program."""
+
+
+class SchemaTooNew(HistoryError):
+    """The tables are newer than this program."""
+
+
+def database_url(text: str) -> URL:
+    """Read a database URL; `postgres://` and `postgresql://` mean psycopg 3.
+
+    Raises:
+        BadDatabaseUrl: another kind of database, or not a URL.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise BadDatabaseUrl(f"not a database URL; expected sqlite:///FILE or postgresql://… ({error})") from error
+    driver = _DRIVERS.get(url.drivername, url.drivername)
+    if driver not in _DRIVERS.values():
+        raise BadDatabaseUrl(f"{url.drivername} is not supported; expected sqlite:///FILE or postgresql://…")
+    return url.set(drivername=driver)
+
+
+def open_database(text: str, *, is_writer: bool = False) -> Engine:
+    """Open a database by URL; connects at the first use.
+
+    Args:
+        text: `sqlite:///FILE` or `postgresql://…`.
+        is_writer: On SQLite, each transaction takes the write lock at its beginning, so that it waits for other
+            writers (up to `BUSY_TIMEOUT_MS`) instead of failing in the middle; and commits reach the disk.
+
+    Raises:
+        BadDatabaseUrl: see `database_url`.
+    """
+    url = database_url(text)
+    if url.get_backend_name() == "sqlite":
+        return _open_sqlite(url, is_writer=is_writer)
+    connect_args = {"connect_timeout": 10, "application_name": "sluice"}
+    return sa.create_engine(url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args)
+
+
+def schema_revision(connection: Connection) -> str | None:
+    """The migration that the database is at; None when it has none of our tables."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+
+
+def check_schema(connection: Connection) -> None:
+    """Make sure that the tables are those of this release.
+
+    Raises:
+        HistoryMissing, SchemaTooOld, SchemaTooNew: they are not; the message says what to do.
+    """
+    found = schema_revision(connection)
+    if found is None:
+        raise HistoryMissing("the database has no history yet; run `worker migrate`, or start a worker with it")
+    if found < SCHEMA_REVISION:
+        raise SchemaTooOld(
+            f"the history has schema {found}; this release needs {SCHEMA_REVISION}: run `worker migrate`"
+        )
+    if found > SCHEMA_REVISION:
+        raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")
+
+
+def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+
+    def configure(connection: sqlite3.Connection, _record: object) -> None:
+        # The driver would begin transactions by itself, only before a change and without the write lock.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_writer else 'NORMAL'}")
+
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
+
+    listen(engine, "connect", configure)
+    listen(engine, "begin", begin)
+    return engine

@@ -1,0 +1,237 @@
+"""The history in SQL: one row per job, and what hangs on it. The same tables on SQLite and PostgreSQL.
+
+Knows no Redis and no engine. `migrations/` builds what is declared here; a test compares the two.
+
+Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). Durations are computed
+by the database from the times, so a row is right in whatever order its parts arrive. No foreign keys: rows stand alone.
+
+    jobs        one row per job, from the moment it is submitted
+    attempts    one row per claim of a job by a worker
+    results     what a job said, where the history keeps results
+    batches     totals of jobs submitted under one name
+    goodput_limits   limits that the view `hourly_goodput` judges by; rows may be added
+
+The views (`hourly_latency`, `hourly_goodput`, `job_times`, `timeline`, `batch_progress`) are declared for reading only.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = sa.MetaData()
+"""Tables. Alembic compares the database with these."""
+
+views = sa.MetaData()
+"""Views, declared for reading only; the migrations hold their SQL."""
+
+SCHEMA_REVISION = "0002"
+"""The newest migration. Revisions are numbers in four digits: a lower one is older."""
+
+HOUR_MS = 3_600_000
+
+Json = sa.JSON().with_variant(JSONB(), "postgresql")
+Ms = sa.BigInteger
+Count = sa.BigInteger
+
+
+def _seconds(later: str, earlier: str) -> sa.Computed:
+    return sa.Computed(f"({later} - {earlier}) / 1000.0", persisted=True)
+
+
+TPOT_SQL = (
+    "CASE WHEN output_tokens > choices"
+    " THEN (finished_ms - first_token_ms) / 1000.0 / (1.0 * output_tokens / choices - 1) END"
+)
+"""(E2E - TTFT) / (n - 1), with n the tokens of a choice on average."""
+
+HOUR_SQL = f"finished_ms - finished_ms % {HOUR_MS}"
+HAS_BATCH = sa.text("batch IS NOT NULL")
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    # What the newest event says: the group of columns that moves with `version`.
+    sa.Column("version", sa.BigInteger, nullable=False, comment="of the newest event; raised at each change of state"),
+    sa.Column("state", sa.Text, nullable=False, comment="queued, running, done, failed, cancelled or expired"),
+    sa.Column("reason", sa.Text, comment="stop or length when done; else why it was cancelled, expired or returned"),
+    sa.Column("error", sa.Text),
+    sa.Column("error_code", sa.Text, comment="a constant word for programs"),
+    sa.Column("worker", sa.Text, comment="host and process of the owner, or its incarnation"),
+    sa.Column("finished_ms", Ms),
+    sa.Column("model", sa.Text),
+    sa.Column("fingerprint", sa.Text, comment="of weights, tokenizer, template, dtype and noise"),
+    sa.Column("prompt_tokens", Count, comment="exact; see estimated_prompt_tokens before the end"),
+    sa.Column("cached_tokens", Count, comment="prompt tokens found in the prefix cache"),
+    sa.Column("output_tokens", Count, comment="of all choices"),
+    sa.Column("resumed_tokens", Count, comment="tokens taken over from an earlier attempt"),
+    sa.Column("preemptions", sa.Integer),
+    sa.Column("scheduled_ms", Ms, comment="first scheduled"),
+    sa.Column("first_token_ms", Ms, comment="first token on the channel"),
+    sa.Column("itl_p50_s", sa.Double, comment="gaps between tokens of this job"),
+    sa.Column("itl_p99_s", sa.Double),
+    sa.Column("itl_max_s", sa.Double),
+    sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
+    # What was submitted: written once.
+    sa.Column("submitted_ms", Ms),
+    sa.Column("priority", sa.Integer),
+    sa.Column("choices", sa.Integer, comment="n: completions asked for"),
+    sa.Column("estimated_prompt_tokens", Count, comment="as counted at submit"),
+    sa.Column("cost", Count, comment="tokens reserved for it at submit"),
+    sa.Column("seed", sa.Text, comment="unsigned, 64 bit, decimal"),
+    sa.Column("batch", sa.Text),
+    sa.Column("not_before_ms", Ms),
+    sa.Column("deadline_ms", Ms),
+    sa.Column("ttl_ms", Ms),
+    sa.Column("traceparent", sa.Text),
+    sa.Column("options", Json),
+    sa.Column("metadata", Json),
+    sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
+    sa.Column("prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"),
+    # What any order of events agrees on: the least or the greatest seen.
+    sa.Column("pulled_ms", Ms, comment="first pulled by a worker"),
+    sa.Column("attempts", sa.Integer, comment="how often it was started"),
+    # The history's own.
+    sa.Column("record_error", sa.Text, comment="why parts of this row were refused and cleaned"),
+    sa.Column("deleted_ms", Ms, comment="its data was deleted on request; nothing is written here any more"),
+    # Computed by the database.
+    sa.Column("queue_s", sa.Double, _seconds("scheduled_ms", "submitted_ms")),
+    sa.Column("ttft_s", sa.Double, _seconds("first_token_ms", "submitted_ms")),
+    sa.Column("e2e_s", sa.Double, _seconds("finished_ms", "submitted_ms")),
+    sa.Column("tpot_s", sa.Double, sa.Computed(TPOT_SQL, persisted=True)),
+    sa.Column("finished_hour_ms", Ms, sa.Computed(HOUR_SQL, persisted=True)),
+    sa.Index("jobs_by_state", "state", "submitted_ms"),
+    sa.Index("jobs_by_tenant", "tenant", "submitted_ms"),
+    sa.Index("jobs_by_queue", "queue", "submitted_ms"),
+    sa.Index("jobs_by_batch", "queue", "batch", "state", sqlite_where=HAS_BATCH, postgresql_where=HAS_BATCH),
+    sa.Index("jobs_by_hour", "finished_hour_ms"),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, primary_key=True, comment="fencing number of the claim"),
+    sa.Column("attempt", sa.Integer, comment="counted from 1"),
+    sa.Column("incarnation", sa.Text, comment="the start of a worker process that had it"),
+    sa.Column("started_ms", Ms),
+    sa.Column("ended_ms", Ms),
+    sa.Column("outcome", sa.Text, comment="done, failed, cancelled, expired or returned; none while it runs"),
+    sa.Column("why", sa.Text, comment="why it was returned, or the error code"),
+    sa.Column("end_version", sa.BigInteger, comment="the job's version at this end; the first end of a claim stands"),
+    sa.Index("attempts_by_incarnation", "incarnation", "started_ms"),
+)
+
+results = sa.Table(
+    "results",
+    metadata,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("finished_ms", Ms, nullable=False),
+    sa.Column("choices", Json, nullable=False, comment="[{text, finish_reason, token_ids, logprobs}] in order"),
+    sa.Column("usage", Json, nullable=False, comment="{prompt_tokens, output_tokens, cached_tokens}"),
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("queue", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("created_ms", Ms, nullable=False, comment="first event of one of its jobs"),
+    sa.Column("completed_ms", Ms, comment="last end, once all its jobs have ended; none while one is open"),
+    sa.Column("refreshed_ms", Ms, comment="when the counters were counted; the view batch_progress is always exact"),
+    sa.Column("jobs", Count, nullable=False, server_default="0"),
+    sa.Column("queued", Count, nullable=False, server_default="0"),
+    sa.Column("running", Count, nullable=False, server_default="0"),
+    sa.Column("done", Count, nullable=False, server_default="0"),
+    sa.Column("failed", Count, nullable=False, server_default="0"),
+    sa.Column("cancelled", Count, nullable=False, server_default="0"),
+    sa.Column("expired", Count, nullable=False, server_default="0"),
+    sa.Index("batches_by_time", "created_ms"),
+)
+
+goodput_limits = sa.Table(
+    "goodput_limits",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("ttft_s", sa.Double, comment="a good job's first token came within this; none: any"),
+    sa.Column("tpot_s", sa.Double, comment="and each further token took at most this on average; none: any"),
+    sa.Column("e2e_s", sa.Double, comment="and it ended within this; none: any"),
+)
+
+hourly_latency = sa.Table(
+    "hourly_latency",
+    views,
+    sa.Column("hour_ms", Ms),
+    sa.Column("queue", sa.Text),
+    sa.Column("metric", sa.Text, comment="queue_s, ttft_s, tpot_s, itl_p50_s, itl_p99_s or e2e_s"),
+    sa.Column("jobs", Count),
+    sa.Column("mean_s", sa.Double),
+    sa.Column("p50_s", sa.Double),
+    sa.Column("p90_s", sa.Double),
+    sa.Column("p95_s", sa.Double),
+    sa.Column("p99_s", sa.Double),
+    sa.Column("max_s", sa.Double),
+)
+"""Percentiles of the jobs done in each hour, interpolated as numpy does."""
+
+hourly_goodput = sa.Table(
+    "hourly_goodput",
+    views,
+    sa.Column("limits", sa.Text, comment="name in goodput_limits"),
+    sa.Column("hour_ms", Ms),
+    sa.Column("queue", sa.Text),
+    sa.Column("jobs", Count, comment="done or failed in this hour"),
+    sa.Column("good_jobs", Count, comment="done within every limit"),
+    sa.Column("goodput", sa.Double, comment="good_jobs / jobs"),
+    sa.Column("good_jobs_per_s", sa.Double),
+    sa.Column("good_tokens_per_s", sa.Double, comment="output tokens of good jobs"),
+)
+
+job_times = sa.Table(
+    "job_times",
+    views,
+    sa.Column("id", sa.Text),
+    sa.Column("queue", sa.Text),
+    sa.Column("tenant", sa.Text),
+    sa.Column("state", sa.Text),
+    sa.Column("submitted_at", sa.Text, comment="UTC, ISO 8601, milliseconds"),
+    sa.Column("pulled_at", sa.Text),
+    sa.Column("scheduled_at", sa.Text),
+    sa.Column("first_token_at", sa.Text),
+    sa.Column("finished_at", sa.Text),
+)
+"""The times of a job for people."""
+
+timeline = sa.Table(
+    "timeline",
+    views,
+    sa.Column("job_id", sa.Text),
+    sa.Column("at_ms", Ms),
+    sa.Column("at", sa.Text, comment="UTC, ISO 8601, milliseconds"),
+    sa.Column("event", sa.Text, comment="submitted, pulled, scheduled, first_token, returned, done, failed …"),
+    sa.Column("epoch", sa.BigInteger),
+    sa.Column("detail", sa.Text),
+)
+"""One row for each thing that happened to a job: select by job_id, order by at_ms."""
+
+batch_progress = sa.Table(
+    "batch_progress",
+    views,
+    sa.Column("queue", sa.Text),
+    sa.Column("id", sa.Text),
+    sa.Column("jobs", Count),
+    sa.Column("queued", Count),
+    sa.Column("running", Count),
+    sa.Column("done", Count),
+    sa.Column("failed", Count),
+    sa.Column("cancelled", Count),
+    sa.Column("expired", Count),
+    sa.Column("prompt_tokens", Count),
+    sa.Column("output_tokens", Count),
+    sa.Column("first_submitted_ms", Ms),
+    sa.Column("last_finished_ms", Ms),
+)
+"""Totals of a batch, counted from its jobs at each reading."""
