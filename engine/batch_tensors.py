@@ -1,0 +1,99 @@
+"""Lay a step out as tensors: what the decoder reads. Knows no model.
+
+Hot: one pass of Python per sequence, no tensor per sequence; the rest is arithmetic over the whole batch.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTensors:
+    """One step: T tokens of S sequences, R of which draw a token."""
+
+    input_ids: Tensor
+    """`[T]` int64."""
+
+    positions: Tensor
+    """`[T]` int64."""
+
+    slot_mapping: Tensor
+    """`[T]` int64: where each token's key and value go."""
+
+    block_tables: Tensor
+    """`[S, max_blocks]` int32."""
+
+    query_start_locs: Tensor
+    """`[S + 1]` int32."""
+
+    context_lens: Tensor
+    """`[S]` int32: tokens with this step's."""
+
+    logit_rows: Tensor
+    """`[R]` int64: rows of T whose logits are wanted, in batch order."""
+
+    max_query_len: int
+    max_context_len: int
+
+
+class BatchLayout:
+    """Lays steps out. Keeps the block tables of the last step: most rows are the same in the next."""
+
+    def __init__(self, *, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+        self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
+
+    def lay_out(self, batch: Batch) -> BatchTensors:
+        """The tensors of `batch`, valid until the next call."""
+        scheduled = batch.sequences
+        input_ids: list[int] = []
+        for item in scheduled:
+            input_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        starts = np.array([item.start for item in scheduled], dtype=np.int64)
+        lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+        tables = self._block_tables([item.sequence.block_table for item in scheduled])
+        ends = lengths.cumsum()
+        row_of_token = np.repeat(np.arange(len(scheduled)), lengths)
+        positions = np.arange(len(input_ids)) - (ends - lengths - starts)[row_of_token]
+        context_lens = starts + lengths
+        samples = [item.samples for item in scheduled]
+        return BatchTensors(
+            input_ids=self._to_device(np.array(input_ids, dtype=np.int64)),
+            positions=self._to_device(positions),
+            slot_mapping=self._to_device(self._slots(tables, row_of_token, positions)),
+            block_tables=self._to_device(tables),
+            query_start_locs=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
+            context_lens=self._to_device(context_lens.astype(np.int32)),
+            logit_rows=self._to_device((ends - 1)[samples]),
+            max_query_len=int(lengths.max()),
+            max_context_len=int(context_lens.max()),
+        )
+
+    def _block_tables(self, tables: list[list[int]]) -> NDArray[np.int32]:
+        """The tables as rows `[S, max_blocks]`; a row is written only if it changed."""
+        for row, table in enumerate(tables):
+            if self._rows[row] != table:
+                self._tables[row, : len(table)] = table
+                self._rows[row] = table.copy()
+        return self._tables[: len(tables)]
+
+    def _slots(
+        self, tables: NDArray[np.int32], row_of_token: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        blocks = tables[row_of_token, positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)

@@ -1,0 +1,70 @@
+"""The KV cache of a whole model: one `KVCache` per layer, and how many blocks the memory holds."""
+
+import os
+
+import torch
+
+from engine.errors import NotEnoughMemory
+from engine.models.config import DecoderConfig
+from kernels.paged_attention import KVCache, allocate_kv_cache
+
+
+def make_caches(
+    config: DecoderConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """Allocate every layer's cache, zeroed."""
+    return [
+        allocate_kv_cache(num_blocks, block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
+        for _ in range(config.num_layers)
+    ]
+
+
+def block_bytes(config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Memory that one block takes, all layers, in the layout of the device."""
+    cache = allocate_kv_cache(1, block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
+    return config.num_layers * (cache.keys.nbytes + cache.values.nbytes)
+
+
+def blocks_that_fit(available_bytes: int, bytes_per_block: int, block_size: int, max_tokens: int) -> int:
+    """Blocks for the memory allowed, no more than `max_tokens` can use.
+
+    Raises:
+        NotEnoughMemory: not even one fits.
+    """
+    num_blocks = min(available_bytes // bytes_per_block, -(-max_tokens // block_size))
+    if num_blocks < 1:
+        raise NotEnoughMemory(
+            f"the KV cache may take {_mib(available_bytes)} MiB, but one block of {block_size} tokens takes "
+            f"{_mib(bytes_per_block)} MiB. Allow more memory, or use a smaller model."
+        )
+    return num_blocks
+
+
+def check_one_sequence_fits(num_blocks: int, block_size: int, max_model_len: int, bytes_per_block: int) -> None:
+    """Check that a sequence of `max_model_len` tokens fits the cache.
+
+    Raises:
+        NotEnoughMemory: it does not; with both sizes.
+    """
+    if num_blocks * block_size < max_model_len:
+        raise NotEnoughMemory(
+            f"one sequence of {max_model_len} tokens needs {-(-max_model_len // block_size)} blocks of {block_size} "
+            f"tokens ({_mib(-(-max_model_len // block_size) * bytes_per_block)} MiB), but the KV cache has "
+            f"{num_blocks} ({_mib(num_blocks * bytes_per_block)} MiB). Allow more memory, or lower max_model_len."
+        )
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that nothing uses now, on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f}"

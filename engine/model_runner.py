@@ -1,0 +1,161 @@
+"""Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, Sampled
+from engine.batch_tensors import BatchLayout
+from engine.errors import ModelFolderError
+from engine.executor import ModelLimits
+from engine.kv_cache import (
+    block_bytes,
+    blocks_that_fit,
+    check_one_sequence_fits,
+    free_memory_bytes,
+    make_caches,
+)
+from engine.loader import open_model_folder
+from engine.models.config import DecoderConfig, parse_config
+from engine.models.decoder import Decoder
+from engine.models.load import load_decoder
+from engine.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, where, and how much it may take."""
+
+    path: Path
+    """A folder with config.json and safetensors."""
+
+    device: str = "cpu"
+    """"cpu", or "cuda:0"."""
+
+    dtype: str = "auto"
+    """float32, float16, bfloat16, or auto: as the weights are stored."""
+
+    block_size: int = 16
+    """Token slots in a block of the KV cache."""
+
+    num_blocks: int | None = None
+    """Blocks of the KV cache. None: as many as the memory allows."""
+
+    kv_cache_bytes: int | None = None
+    """Memory for the KV cache. None: `memory_fraction` of what is free once the weights are loaded."""
+
+    memory_fraction: float = 0.5
+    max_model_len: int | None = None
+    """Most tokens of a sequence. None: the model's own context."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    num_threads: int | None = None
+    """Threads on the CPU. None: as torch decides."""
+
+
+class ModelRunner:
+    """A model on a device, as the engine's executor. One thread at a time."""
+
+    def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
+        weights = decoder.embedding
+        self._decoder = decoder
+        self._limits = limits
+        self._fingerprint = fingerprint
+        self._caches = make_caches(
+            decoder.config,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            dtype=weights.dtype,
+            device=weights.device,
+        )
+        self._layout = BatchLayout(
+            max_num_seqs=options.max_num_seqs,
+            max_blocks_per_seq=-(-limits.max_model_len // limits.block_size),
+            block_size=limits.block_size,
+            device=weights.device,
+        )
+        self._sampler = Sampler(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, device=weights.device)
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the scheduler must know of the model and its cache."""
+        return self._limits
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that the tokens depend on; equal means equal tokens."""
+        return self._fingerprint
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """Compute every scheduled token and draw a new one for each sequence that samples, in batch order."""
+        logits = self._decoder.forward(self._layout.lay_out(batch), self._caches)  # [R, V]
+        sampling = [scheduled.sequence for scheduled in batch.sequences if scheduled.samples]
+        return self._sampler.sample(logits, sampling) if sampling else []
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drop what is kept for sequences that ended."""
+        self._sampler.forget(sequence_ids)
+
+
+def load_model_runner(options: ModelOptions) -> ModelRunner:
+    """Load a model folder onto its device.
+
+    Raises:
+        ModelFolderError: the folder is missing, incomplete, broken or of an unknown family.
+        NotEnoughMemory: the memory allowed does not hold one sequence.
+    """
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    folder = open_model_folder(options.path)
+    config = parse_config(folder.config)
+    dtype, device = folder.dtype(options.dtype), torch.device(options.device)
+    max_model_len = _max_model_len(config, options)
+    with torch.inference_mode():
+        decoder = load_decoder(
+            config,
+            folder.weights,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_tokens=options.max_num_batched_tokens,
+        )
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=folder.eos_token_ids,
+        num_blocks=_num_blocks(config, options, max_model_len, dtype),
+        block_size=options.block_size,
+    )
+    return ModelRunner(decoder, options, limits, folder.fingerprint(dtype))
+
+
+def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
+    longest = config.max_position_embeddings
+    if config.rope.type == "dynamic":
+        # This embedding stretches itself to whatever length is asked for.
+        return options.max_model_len or longest
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise ModelFolderError(
+            f"max_model_len is {options.max_model_len}, but this model's context is {longest} tokens."
+        )
+    return options.max_model_len or longest
+
+
+def _num_blocks(config: DecoderConfig, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
+    """Blocks of the cache; a stated `max_model_len` must fit it."""
+    device = torch.device(options.device)
+    bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=dtype, device=device)
+    num_blocks = options.num_blocks
+    if num_blocks is None:
+        available = options.kv_cache_bytes
+        if available is None:
+            available = int(free_memory_bytes(device) * options.memory_fraction)
+        num_blocks = blocks_that_fit(
+            available, bytes_per_block, options.block_size, options.max_num_seqs * max_model_len
+        )
+    if options.max_model_len is not None:
+        check_one_sequence_fits(num_blocks, options.block_size, max_model_len, bytes_per_block)
+    return num_blocks

@@ -1,0 +1,143 @@
+"""The decoder: embed, L blocks of attention and feed-forward, norm, project. One block serves every family.
+
+Hot: no logging, no host reads of tensors, no work per sequence in Python.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch_tensors import BatchTensors
+from engine.models.config import DecoderConfig
+from kernels.gated_activation import gated_activation
+from kernels.linear import Linear
+from kernels.paged_attention import KVCache, paged_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.write_kv import HeadNorm, write_kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One block's weights, ready to be used."""
+
+    attention_norm: Tensor
+    """`[M]`."""
+
+    qkv: Linear
+    """M to (H + 2 * G) * D."""
+
+    head_norm: HeadNorm | None
+    attention_output: Linear
+    """H * D to M."""
+
+    mlp_norm: Tensor
+    gate_up: Linear
+    """M to 2 * I."""
+
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A decoder's weights, ready to be used."""
+
+    embedding: Tensor
+    """`[V, M]`."""
+
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    output: Linear
+    """M to V."""
+
+    cos_sin: Tensor
+    """`[max_model_len, R]` float32."""
+
+
+class Workspace:
+    """Buffers of one step, made once: a step of T tokens uses their first T rows."""
+
+    def __init__(self, config: DecoderConfig, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        def rows(width: int) -> Tensor:
+            return torch.empty(max_tokens, width, dtype=dtype, device=device)
+
+        heads = (max_tokens, config.num_heads, config.head_size)
+        self.residual = rows(config.hidden_size)
+        self.normed = rows(config.hidden_size)
+        self.query = torch.empty(heads, dtype=dtype, device=device)
+        self.attended = torch.empty(heads, dtype=dtype, device=device)
+        self.gated = rows(config.intermediate_size)
+
+
+class Decoder:
+    """A model on a device. Its caches are passed in; it keeps nothing from step to step."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> None:
+        self.config = config
+        self._weights = weights
+        self._scale = config.head_size**-0.5
+        self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
+
+    @property
+    def embedding(self) -> Tensor:
+        """`[V, M]`, in the dtype and on the device of the model."""
+        return self._weights.embedding
+
+    def forward(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
+        """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`."""
+        weights, eps = self._weights, self.config.rms_norm_eps
+        num_tokens = tensors.input_ids.shape[0]
+        residual = self._workspace.residual[:num_tokens]
+        normed = self._workspace.normed[:num_tokens]
+        torch.index_select(weights.embedding, 0, tensors.input_ids, out=residual)
+
+        rms_norm(residual, weights.layers[0].attention_norm, eps=eps, out=normed)
+        for index, layer in enumerate(weights.layers):
+            attended = self._attend(index, layer, normed, tensors, caches[index])
+            if index == len(weights.layers) - 1:
+                # Past its attention, the last block matters only where a token is drawn.
+                attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
+                normed = normed[: attended.shape[0]]
+            add_rms_norm(layer.attention_output(attended), residual, layer.mlp_norm, eps=eps, out=normed)
+            fed = self._feed(layer, normed)
+            add_rms_norm(fed, residual, self._norm_after(index), eps=eps, out=normed)
+        return weights.output(normed)
+
+    def _attend(self, index: int, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
+        """`[T, M]` to `[T, H * D]`."""
+        num_tokens = normed.shape[0]
+        query = write_kv(
+            layer.qkv(normed),
+            tensors.positions,
+            tensors.slot_mapping,
+            self._weights.cos_sin,
+            cache,
+            head_norm=layer.head_norm,
+            out=self._workspace.query[:num_tokens],
+        )
+        attended = paged_attention(
+            query,
+            cache,
+            tensors.block_tables,
+            tensors.query_start_locs,
+            tensors.context_lens,
+            scale=self._scale,
+            max_query_len=tensors.max_query_len,
+            max_context_len=tensors.max_context_len,
+            sliding_window=self.config.sliding_windows[index],
+            out=self._workspace.attended[:num_tokens],
+        )
+        return attended.view(num_tokens, -1)
+
+    def _feed(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        """`[T, M]` to `[T, M]`, through the gate."""
+        gated = self._workspace.gated[: normed.shape[0]]
+        return layer.down(gated_activation(layer.gate_up(normed), activation=self.config.activation, out=gated))
+
+    def _norm_after(self, index: int) -> Tensor:
+        """Weight of the norm that follows a block."""
+        layers = self._weights.layers
+        return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm

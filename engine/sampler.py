@@ -1,0 +1,185 @@
+"""Draw the next token of each sequence. Nothing kept here decides a token: all follows from the sequence's tokens.
+
+Order: logit bias and bans (min_tokens), penalties, then `kernels.sample` (greedy, or temperature, kept set, noise).
+Log-probabilities are those of the logits before any of it.
+
+Hot: rows that need nothing but an argmax or a draw cost no tensor of their own; one wait for the device per step, one
+more where log-probabilities are asked for.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Sampled
+from engine.request import SamplingParams, TokenLogprobs
+from engine.sequence import Sequence
+from kernels.penalties import Penalties, add_bias, apply_penalties
+from kernels.philox import counter_2
+from kernels.sample import SampleOptions, sample
+
+_NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
+
+
+@dataclass(slots=True, eq=False)
+class _SeenTokens:
+    """Tokens of one sequence, each once, with how often the output has it. Grows with the sequence."""
+
+    index: dict[int, int] = field(default_factory=dict[int, int])
+    token_ids: list[int] = field(default_factory=list[int])
+    counts: list[float] = field(default_factory=list[float])
+    num_counted: int = 0
+
+    def update(self, sequence: Sequence) -> None:
+        """Count the tokens that came since the last call."""
+        for position in range(self.num_counted, len(sequence.token_ids)):
+            token = sequence.token_ids[position]
+            at = self.index.setdefault(token, len(self.token_ids))
+            if at == len(self.token_ids):
+                self.token_ids.append(token)
+                self.counts.append(0.0)
+            self.counts[at] += position >= sequence.num_prompt_tokens
+        self.num_counted = len(sequence.token_ids)
+
+
+class Sampler:
+    """Draws tokens for the rows of a step."""
+
+    def __init__(self, *, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._seen: dict[int, _SeenTokens] = {}
+        self._options_of: tuple[int, ...] = ()
+        self._options: SampleOptions | None = None
+
+    def sample(self, logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
+        """Draw one token for each sequence.
+
+        Args:
+            logits: `[R, V]`, a row per sequence. Not changed.
+            sequences: as they are before the token.
+
+        Returns:
+            One `Sampled` per sequence; a row without a finite logit has an error instead of a token.
+        """
+        edited = self._edit(logits, sequences)
+        token_ids: list[int] = sample(edited, self._options_for(sequences)).tolist()
+        logprobs = self._logprobs(logits, token_ids, sequences)
+        return [
+            Sampled((token,), (logprobs[row],) if row in logprobs else None)
+            if token >= 0
+            else Sampled((), None, _NO_TOKEN.format(position=sequences[row].num_output_tokens))
+            for row, token in enumerate(token_ids)
+        ]
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """Drop what is kept for sequences that ended."""
+        for sequence_id in sequence_ids:
+            self._seen.pop(sequence_id, None)
+
+    def _options_for(self, sequences: Items[Sequence]) -> SampleOptions:
+        """The options of these rows: made anew when the rows change, else only their positions."""
+        ids = tuple(sequence.id for sequence in sequences)
+        if self._options is None or ids != self._options_of:
+            self._options = self._make_options(sequences)
+            self._options_of = ids
+        positions = np.array([sequence.num_output_tokens for sequence in sequences], dtype=np.int32)
+        self._options.position.copy_(torch.from_numpy(positions))
+        return self._options
+
+    def _make_options(self, sequences: Items[Sequence]) -> SampleOptions:
+        params = [sequence.sampling for sequence in sequences]
+        return SampleOptions(
+            temperature=self._tensor(np.array([p.temperature for p in params], dtype=np.float32)),
+            top_k=self._tensor(np.array([min(p.top_k, self._vocab_size) for p in params], dtype=np.int32)),
+            top_p=self._tensor(np.array([p.top_p for p in params], dtype=np.float32)),
+            min_p=self._tensor(np.array([p.min_p for p in params], dtype=np.float32)),
+            seed=self._tensor(np.array([p.seed for p in params], dtype=np.uint64).view(np.int64)),
+            position=self._tensor(np.zeros(len(params), dtype=np.int32)),
+            counter_2=self._tensor(np.array([counter_2(s.choice) for s in sequences], dtype=np.int64)),
+        )
+
+    def _edit(self, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
+        """`logits` with biases, bans and penalties; the same tensor where no row has any."""
+        biases = [(row, bias) for row, s in enumerate(sequences) if (bias := self._bias(s))]
+        penalised = [row for row, s in enumerate(sequences) if _has_penalties(s.sampling)]
+        if not biases and not penalised:
+            return logits
+        edited = logits.to(torch.float32, copy=True)
+        if biases:
+            rows = np.repeat([row for row, _ in biases], [len(bias) for _, bias in biases])
+            token_ids = np.fromiter((token for _, bias in biases for token, _ in bias), dtype=np.int64)
+            values = np.fromiter((value for _, bias in biases for _, value in bias), dtype=np.float32)
+            add_bias(edited, self._tensor(rows), self._tensor(token_ids), self._tensor(values))
+        if penalised:
+            apply_penalties(edited, self._penalties(penalised, sequences))
+        return edited
+
+    def _bias(self, sequence: Sequence) -> list[tuple[int, float]]:
+        """What is added to single logits of one row: its bias, and -inf on what would end it too early."""
+        params = sequence.sampling
+        bias = list(params.logit_bias.items())
+        if sequence.num_output_tokens < params.min_tokens:
+            endings = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+            bias += [(token, -float("inf")) for token in endings]
+        return [(token, value) for token, value in bias if 0 <= token < self._vocab_size]
+
+    def _penalties(self, rows: list[int], sequences: Items[Sequence]) -> Penalties:
+        """Entries of the rows with penalties, one after another."""
+        seen = [self._seen_by(sequences[row]) for row in rows]
+        lengths = [len(tokens.token_ids) for tokens in seen]
+        params = [sequences[row].sampling for row in rows]
+
+        def spread(values: list[float]) -> Tensor:
+            return self._tensor(np.repeat(np.array(values, dtype=np.float32), lengths))
+
+        return Penalties(
+            rows=self._tensor(np.repeat(np.array(rows, dtype=np.int64), lengths)),
+            token_ids=self._tensor(np.concatenate([np.array(t.token_ids, dtype=np.int64) for t in seen])),
+            counts=self._tensor(np.concatenate([np.array(t.counts, dtype=np.float32) for t in seen])),
+            repetition=spread([p.repetition_penalty for p in params]),
+            frequency=spread([p.frequency_penalty for p in params]),
+            presence=spread([p.presence_penalty for p in params]),
+        )
+
+    def _seen_by(self, sequence: Sequence) -> _SeenTokens:
+        seen = self._seen.setdefault(sequence.id, _SeenTokens())
+        seen.update(sequence)
+        return seen
+
+    def _logprobs(self, logits: Tensor, token_ids: list[int], sequences: Items[Sequence]) -> dict[int, TokenLogprobs]:
+        """Log-probabilities of the rows that ask for them, by row."""
+        asked = {
+            row: s.sampling.logprobs
+            for row, s in enumerate(sequences)
+            if s.sampling.logprobs is not None and token_ids[row] >= 0
+        }
+        if not asked:
+            return {}
+        rows = list(asked)
+        raw = logits[rows].float()  # [A, V]
+        normaliser = raw.logsumexp(dim=-1, keepdim=True)  # [A, 1]
+        chosen = torch.tensor([[token_ids[row]] for row in rows], device=raw.device)
+        top = (raw - normaliser).topk(max(asked.values()), dim=-1)
+        chosen_values: list[list[float]] = (raw.gather(1, chosen) - normaliser).tolist()
+        pairs = zip(rows, chosen_values, top.values.tolist(), top.indices.tolist(), strict=True)
+        return {
+            row: TokenLogprobs(chosen=value[0], top=tuple(zip(ids[: asked[row]], values, strict=False)))
+            for row, value, values, ids in pairs
+        }
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

@@ -1,0 +1,89 @@
+"""Paged attention on the CPU."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from kernels.paged_attention.layout import KVCache, allocate_plain
+from kernels.paged_attention.reference import gather_context
+
+
+def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype) -> KVCache:
+    """Make a cache in the layout that this machine's kernel reads."""
+    return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
+
+
+def paged_attention_cpu(
+    query: Tensor,
+    kv_cache: KVCache,
+    block_tables: Tensor,
+    query_start_locs: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_context_len: int,
+    sliding_window: int,
+    out: Tensor,
+) -> None:
+    """Write the attention of `query` `[T, H, D]` to `out`."""
+    paged_attention_torch(
+        query,
+        kv_cache,
+        block_tables,
+        query_start_locs,
+        context_lens,
+        scale=scale,
+        sliding_window=sliding_window,
+        out=out,
+    )
+
+
+def paged_attention_torch(
+    query: Tensor,
+    kv_cache: KVCache,
+    block_tables: Tensor,
+    query_start_locs: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int,
+    out: Tensor,
+) -> None:
+    """One gather and one call of torch's attention per sequence, a group's heads packed as query rows."""
+    starts: list[int] = query_start_locs.tolist()
+    lens: list[int] = context_lens.tolist()
+    for s, context_len in enumerate(lens):
+        rows = slice(starts[s], starts[s + 1])
+        num_new = starts[s + 1] - starts[s]
+        if num_new == 0 or context_len == 0:
+            out[rows] = 0
+            continue
+        keys, values = gather_context(kv_cache, block_tables[s], context_len, sliding_window, num_new)
+        mask = _visible(num_new, keys.shape[0], sliding_window) if num_new > 1 else None
+        out[rows] = _attend(query[rows], keys, values, mask, scale)
+    out[starts[-1] :] = 0
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    num_new, num_heads, head_size = query.shape
+    num_kv_heads = keys.shape[1]
+    group = num_heads // num_kv_heads
+    packed = query.view(num_new, num_kv_heads, group, head_size).permute(1, 2, 0, 3)  # [G, group, q, D]
+    packed = packed.reshape(1, num_kv_heads, group * num_new, head_size)
+    if mask is not None:
+        mask = mask.repeat(group, 1)
+    attended = F.scaled_dot_product_attention(
+        packed, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0), attn_mask=mask, scale=scale
+    )
+    unpacked = attended.view(num_kv_heads, group, num_new, head_size).permute(2, 0, 1, 3)
+    return unpacked.reshape(num_new, num_heads, head_size)
+
+
+def _visible(num_new: int, num_seen: int, sliding_window: int) -> Tensor:
+    """Which of the last K tokens each of the last q sees, `[q, K]`."""
+    ages = torch.arange(num_seen - num_new, num_seen)[:, None] - torch.arange(num_seen)
+    return (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0

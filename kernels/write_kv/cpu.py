@@ -1,0 +1,38 @@
+"""Heads' norm, rotation and the writing of keys and values on the CPU: torch's operators, plain layout."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from kernels.paged_attention.layout import KVCache
+from kernels.rope.cpu import rope_cpu
+from kernels.write_kv import HeadNorm
+
+
+def write_kv_cpu(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    kv_cache: KVCache,
+    *,
+    head_norm: HeadNorm | None,
+    out: Tensor,
+) -> None:
+    """Write the rotated queries to `out` `[T, H, D]`, keys and values to their slots."""
+    head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
+    heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
+    query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)
+    if head_norm is not None:
+        query = F.rms_norm(query, (head_size,), head_norm.query_weight, head_norm.eps)
+        key = F.rms_norm(key, (head_size,), head_norm.key_weight, head_norm.eps)
+    rope_cpu(query, positions, cos_sin, out=out)
+    rotated_key = key.new_empty(key.shape)
+    rope_cpu(key, positions, cos_sin, out=rotated_key)
+    stored = slot_mapping >= 0
+    if not bool(stored.all()):
+        slot_mapping, rotated_key, value = slot_mapping[stored], rotated_key[stored], value[stored]
+    kv_cache.keys.flatten(0, 1).index_copy_(0, slot_mapping, rotated_key)
+    kv_cache.values.flatten(0, 1).index_copy_(0, slot_mapping, value)

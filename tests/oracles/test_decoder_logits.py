@@ -1,0 +1,113 @@
+"""The decoder against transformers: logits of every position, each family and rope type, float32."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Batch, ScheduledSequence
+from engine.batch_tensors import BatchLayout
+from engine.kv_cache import make_caches
+from engine.loader import open_model_folder
+from engine.models.config import parse_config
+from engine.models.decoder import Decoder
+from engine.models.load import load_decoder
+from engine.request import SamplingParams
+from engine.sequence import Sequence
+from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
+
+CPU = torch.device("cpu")
+LENGTHS = (1, 30, 77, 5)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def _load(path: Path, max_model_len: int) -> Decoder:
+    folder = open_model_folder(path)
+    config = parse_config(folder.config)
+    return load_decoder(
+        config, folder.weights, dtype=torch.float32, device=CPU, max_model_len=max_model_len, max_tokens=256
+    )
+
+
+def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chunk: int) -> list[torch.Tensor]:
+    """Logits `[tokens, V]` of each prompt, all computed together in chunks."""
+    blocks_per_sequence = -(-max(map(len, prompts)) // block_size)
+    num_blocks = blocks_per_sequence * len(prompts)
+    caches = make_caches(decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=CPU)
+    layout = BatchLayout(
+        max_num_seqs=len(prompts), max_blocks_per_seq=blocks_per_sequence, block_size=block_size, device=CPU
+    )
+    blocks = torch.randperm(num_blocks).view(len(prompts), -1).tolist()
+    sequences = [
+        Sequence(
+            id=i,
+            request_id=str(i),
+            choice=0,
+            sampling=SamplingParams(temperature=0),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            block_table=blocks[i][: -(-len(prompt) // block_size)],
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    parts: dict[int, list[torch.Tensor]] = {sequence.id: [] for sequence in sequences}
+    for start in range(0, max(map(len, prompts)), chunk):
+        scheduled = tuple(
+            ScheduledSequence(s, start, min(chunk, s.num_tokens - start), samples=True)
+            for s in sequences
+            if start < s.num_tokens
+        )
+        tensors = layout.lay_out(Batch(scheduled))
+        every_row = torch.arange(tensors.input_ids.shape[0])
+        rows = decoder.forward(replace(tensors, logit_rows=every_row), caches).split(
+            [item.num_tokens for item in scheduled]
+        )
+        for item, logits in zip(scheduled, rows, strict=True):
+            parts[item.sequence.id].append(logits)
+    return [torch.cat(chunks) for chunks in parts.values()]
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize(("block_size", "chunk"), [(4, 16), (16, 100), (5, 3)])
+def test_logits_of_every_position_equal_those_of_transformers(
+    name: str, block_size: int, chunk: int, tmp_path: Path
+) -> None:
+    model = TINY_MODELS[name].save(tmp_path)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+    # LongRoPE is chosen by the longest sequence here, and by the sequence's own length there.
+    prompts = [p for p in prompts if len(p) > 40] if name == "llama-longrope" else prompts
+
+    actual = _logits(_load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
+
+    for prompt, logits in zip(prompts, actual, strict=True):
+        expected = model(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_longrope_keeps_the_short_factors_where_no_sequence_is_longer(tmp_path: Path) -> None:
+    model = TINY_MODELS["llama-longrope"].save(tmp_path)
+    prompt = list(range(30))
+
+    (actual,) = _logits(_load(tmp_path, max_model_len=40), [prompt], block_size=4, chunk=50)
+
+    torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_rope_stretches_to_the_longest_sequence_allowed(tmp_path: Path) -> None:
+    model = TINY_MODELS["llama-dynamic"].save(tmp_path)
+    prompt = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+
+    (actual,) = _logits(_load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
+
+    torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,97 @@
+"""Small random models of every family and rope type, made by transformers' own classes and saved as folders."""
+
+# transformers' types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 97
+
+_SIZES: dict[str, object] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "initializer_range": 0.2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A family and what its config says beyond the sizes."""
+
+    family: str
+    config: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def build(self) -> PreTrainedModel:
+        """The model in float32, with the same random weights each time."""
+        torch.manual_seed(7)
+        config = AutoConfig.for_model(self.family, **(_SIZES | dict(self.config)))
+        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32)).eval()
+        # Norm weights and biases that are not their neutral values, or a missing one would not show.
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name or name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """Write the folder; returns the model."""
+        model = self.build()
+        torch.nn.Module.to(model, dtype)
+        model.save_pretrained(folder)
+        return model
+
+
+def _rope(rope_type: str, **parameters: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 500.0, **parameters}}
+
+
+_LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+
+TINY_MODELS: dict[str, TinyModel] = {
+    "llama": TinyModel("llama"),
+    "llama-tied": TinyModel("llama", {"tie_word_embeddings": True}),
+    "llama-biases": TinyModel("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-size": TinyModel("llama", {"head_dim": 16}),
+    "llama-one-group": TinyModel("llama", {"num_key_value_heads": 6}),
+    "llama-linear": TinyModel("llama", _rope("linear", factor=3.0)),
+    "llama-dynamic": TinyModel("llama", _rope("dynamic", factor=3.0)),
+    "llama-yarn": TinyModel("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=40)),
+    "llama-yarn-mscale": TinyModel(
+        "llama",
+        _rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=40,
+            mscale=0.8,
+            mscale_all_dim=0.4,
+            beta_fast=16,
+            truncate=False,
+        ),
+    ),
+    "llama-longrope": TinyModel(
+        "llama", _rope("longrope", factor=4.0, original_max_position_embeddings=40, **_LONG_FACTORS)
+    ),
+    "llama-llama3": TinyModel(
+        "llama",
+        _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=40),
+    ),
+    "mistral": TinyModel("mistral", {"sliding_window": None}),
+    "mistral-window": TinyModel("mistral", {"sliding_window": 11, "head_dim": 16}),
+    "qwen2": TinyModel("qwen2"),
+    "qwen2-window": TinyModel("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": TinyModel("qwen3", {"head_dim": 16}),
+    "qwen3-tied": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
