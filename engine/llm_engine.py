@@ -3,10 +3,17 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 
 from engine.config import EngineConfig
+from engine.errors import RequestRejected
 from engine.executor import Executor, TextDecoder
-from engine.request import Request, Room, TokenDelta
+from engine.isolation import IsolatingExecutor
+from engine.output import ChoiceOutput, Outputs
+from engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.validation import check_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,24 @@ class LLMEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None: ...
+    ) -> None:
+        """Make an idle engine.
+
+        Raises:
+            ValueError: settings of `config` contradict each other.
+        """
+        if problems := config.problems():
+            raise ValueError("; ".join(problems))
+        self._config = config
+        self._executor = executor
+        self._limits = executor.limits
+        self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries)
+        self._scheduler = Scheduler(config, self._limits, clock)
+        self._outputs = Outputs(decoder, self._limits)
+        self._sequence_ids = count()
+        self._ended: list[TokenDelta] = []
+        self._num_steps = 0
+        self._num_output_tokens = 0
 
     def validate(self, request: Request) -> None:
         """Check that `request` can ever run here. Touches no state: any thread may call it.
@@ -46,7 +70,7 @@ class LLMEngine:
         Raises:
             RequestRejected: it cannot; the message has the numbers that say why.
         """
-        ...
+        check_request(request, self._limits)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Let `requests` wait for their first step.
@@ -54,15 +78,26 @@ class LLMEngine:
         Never raises for a bad request, and never harms the others: its rejection is among the next step's deltas.
         A request whose id is already known replaces the older one, which yields nothing more.
         """
-        ...
+        for request in requests:
+            self.drop([request.id])
+            try:
+                self.validate(request)
+            except RequestRejected as rejection:
+                self._end(request, Finish(reason=FinishReason.ERROR, error=str(rejection), is_rejection=True))
+            else:
+                self._start(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: each unfinished choice yields an ABORTED delta in the next step. Unknown ids are ignored."""
-        ...
+        aborted = [output for request_id in request_ids for output in self._outputs.of_request(request_id)]
+        self._ended += [output.end(Finish(reason=FinishReason.ABORTED)) for output in aborted]
+        self._retire(aborted)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests at once: they yield nothing more (their lease was lost). Unknown ids are ignored."""
-        ...
+        dropped = set(request_ids)
+        self._retire([output for request_id in dropped for output in self._outputs.of_request(request_id)])
+        self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
     def step(self) -> list[TokenDelta]:
         """Advance every scheduled sequence by one step and return what it yielded.
@@ -70,23 +105,56 @@ class LLMEngine:
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
         """
-        ...
+        batch = self._scheduler.schedule()
+        if batch.is_empty:
+            return self._take_ended()
+        outcome = self._isolating.execute(batch)
+        deltas = self._take_ended()
+        for part, sampled in outcome.done:
+            self._scheduler.commit(part, sampled)
+            deltas += self._outputs.read(part, sampled)
+        deltas += [self._outputs.of_sequence(sequence).end(_failure(error)) for sequence, error in outcome.failed]
+        self._retire(self._outputs.take_finished())
+        self._count(deltas)
+        return deltas
 
     def room(self) -> Room:
         """What can be added so that it starts in the next steps. All zero while anything waits or is preempted."""
-        ...
+        if self._scheduler.waiting:
+            return Room(kv_tokens=0, prefill_tokens=0, sequences=0)
+        budget = self._config.max_num_batched_tokens
+        offered = budget + (self._config.max_waiting_tokens or budget)
+        return Room(
+            kv_tokens=self._scheduler.blocks.num_free_blocks * self._limits.block_size,
+            prefill_tokens=max(0, offered - self._scheduler.num_owed_tokens()),
+            sequences=self._config.max_num_seqs - len(self._scheduler.running),
+        )
 
     @property
     def is_idle(self) -> bool:
         """Whether a step would have nothing to do and nothing to say."""
-        ...
+        return not (self._scheduler.running or self._scheduler.waiting or self._ended)
 
     @property
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        scheduler = self._scheduler
+        num_used = self._limits.num_blocks - scheduler.blocks.num_free_blocks
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_tokens_total=self._limits.num_blocks * self._limits.block_size,
+            kv_tokens_used=num_used * self._limits.block_size,
+            num_preemptions=scheduler.counters.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_tokens=scheduler.counters.num_prompt_tokens,
+            num_cached_tokens=scheduler.counters.num_cached_tokens,
+            num_output_tokens=self._num_output_tokens,
+        )
 
     def describe(self) -> list[str]:
         """One line for each sequence: what it is doing (for SIGUSR1)."""
-        ...
+        return [str(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting.in_order())]
 
     def check_invariants(self) -> None:
         """Check the books of blocks and sequences; for tests and debugging.
@@ -94,4 +162,69 @@ class LLMEngine:
         Raises:
             AssertionError: they do not balance.
         """
-        ...
+        self._scheduler.check_invariants()
+        known = {sequence.id for sequence in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
+        assert known == self._outputs.sequence_ids, "a sequence has no reader, or a reader no sequence"
+
+    def _start(self, request: Request) -> None:
+        for choice, progress in enumerate(_progress(request)):
+            if progress.is_finished:
+                continue
+            output = self._outputs.make(request, self._sequence(request, choice, progress))
+            if output.finish is not None:
+                self._ended.append(output.end(output.finish))
+                continue
+            self._outputs.open(output)
+            self._scheduler.add(output.sequence)
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        """End what never started."""
+        for choice, progress in enumerate(_progress(request)):
+            if not progress.is_finished:
+                output = self._outputs.make(request, self._sequence(request, choice, progress))
+                self._ended.append(output.end(finish))
+
+    def _sequence(self, request: Request, choice: int, progress: ChoiceProgress) -> Sequence:
+        return Sequence(
+            id=next(self._sequence_ids),
+            request_id=request.id,
+            choice=choice,
+            sampling=request.sampling,
+            priority=request.priority,
+            arrival_s=request.arrival_s,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
+            token_ids=[*request.prompt_token_ids, *progress.token_ids],
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_resumed_tokens=len(progress.token_ids),
+        )
+
+    def _retire(self, outputs: list[ChoiceOutput]) -> None:
+        """Let the sequences of choices go that ended or are not wanted any more."""
+        if not outputs:
+            return
+        self._outputs.close(outputs)
+        self._scheduler.finish(
+            [output.sequence for output in outputs],
+            # What a failed row left in its blocks may be wrong: nobody may find them.
+            suspects=[output.sequence for output in outputs if output.has_failed],
+        )
+        self._executor.forget([output.sequence.id for output in outputs])
+
+    def _take_ended(self) -> list[TokenDelta]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _count(self, deltas: list[TokenDelta]) -> None:
+        self._num_steps += 1
+        self._num_output_tokens += sum(len(delta.token_ids) for delta in deltas)
+
+
+def _progress(request: Request) -> tuple[ChoiceProgress, ...]:
+    """What was published of each choice, one for each, whatever the request says."""
+    missing = max(1, request.num_choices) - len(request.progress)
+    return request.progress + (ChoiceProgress(),) * missing
+
+
+def _failure(error: str) -> Finish:
+    return Finish(reason=FinishReason.ERROR, error=error)

@@ -68,3 +68,10 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def __str__(self) -> str:
+        return (
+            f"{self.request_id}/{self.choice} {self.status.name.lower()}: {self.num_prompt_tokens} prompt "
+            f"+ {self.num_output_tokens} output tokens, {self.num_computed_tokens} computed, "
+            f"{len(self.block_table)} blocks, {self.num_preemptions} preemptions"
+        )

@@ -1,0 +1,229 @@
+"""Own the KV cache's blocks: who holds each one, which are free, and which hold a prefix that is known.
+
+Knows nothing of tensors, text or queues. It alone writes a sequence's `block_table`, `num_slots`, `block_hashes` and
+`num_published_blocks`.
+
+A full block is known by a chained hash of its tokens, of the block before it and of the sequence's cache salt (vLLM,
+SOSP 2023, and its later prefix cache). The hash is BLAKE2b with 128 bits: nobody can make two prefixes collide, so
+token ids need not be kept to compare. A block that nobody holds stays known until it is used again.
+
+Hot module: no logging, nothing per sequence and step but when a block is full or a new one is needed.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+from hashlib import blake2b
+from itertools import chain
+
+from engine.sequence import Sequence
+
+_HASH_BYTES = 16
+
+
+def blocks_needed(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
+def root_hash(salt: str) -> int:
+    """What stands before the first block: prefixes under different salts never meet."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=_HASH_BYTES, person=b"kv cache salt").digest(), "little")
+
+
+def block_hash(parent: int, token_ids: Items[int]) -> int:
+    """Name a full block by its tokens and everything before them."""
+    content = parent.to_bytes(_HASH_BYTES, "little") + array("I", token_ids).tobytes()
+    return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")
+
+
+class FreeBlocks:
+    """Block ids in the order in which they are used again: an intrusive doubly linked list, every change O(1)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        # The entry after the last block is the sentinel: its next is the head, its previous the tail.
+        self._sentinel = num_blocks
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._previous = [num_blocks, *range(num_blocks)]
+        self._size = num_blocks
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        block_id = self._next[self._sentinel]
+        while block_id != self._sentinel:
+            yield block_id
+            block_id = self._next[block_id]
+
+    def pop(self) -> int:
+        """Take the head. The caller knows that there is one."""
+        block_id = self._next[self._sentinel]
+        self.remove(block_id)
+        return block_id
+
+    def remove(self, block_id: int) -> None:
+        """Take `block_id` out, wherever it stands. The caller knows that it is here."""
+        before, after = self._previous[block_id], self._next[block_id]
+        self._next[before] = after
+        self._previous[after] = before
+        self._size -= 1
+
+    def push_front(self, block_id: int) -> None:
+        """Let `block_id` be the next one used."""
+        self._insert(self._sentinel, block_id, self._next[self._sentinel])
+
+    def push_back(self, block_id: int) -> None:
+        """Let `block_id` be the last one used."""
+        self._insert(self._previous[self._sentinel], block_id, self._sentinel)
+
+    def _insert(self, before: int, block_id: int, after: int) -> None:
+        self._previous[block_id], self._next[block_id] = before, after
+        self._next[before] = block_id
+        self._previous[after] = block_id
+        self._size += 1
+
+
+class BlockManager:
+    """Reference-counted blocks, a free list, and the prefix cache. A method that says no has changed nothing."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._is_caching = enable_prefix_caching
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[int | None] = [None] * num_blocks
+        self._free = FreeBlocks(num_blocks)
+        self._known: dict[int, int] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, known or not."""
+        return len(self._free)
+
+    @property
+    def num_known_blocks(self) -> int:
+        """Blocks that the prefix cache can find, held or not."""
+        return len(self._known)
+
+    def known_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold the beginning of `sequence`, less than all of it: one token must give logits."""
+        if not self._is_caching:
+            return []
+        self._hash_up_to(sequence, (sequence.num_tokens - 1) // self.block_size)
+        found: list[int] = []
+        for key in sequence.block_hashes[: (sequence.num_tokens - 1) // self.block_size]:
+            block_id = self._known.get(key)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def try_hold(self, sequence: Sequence, *, num_spare: int) -> int | None:
+        """Give a sequence without blocks all that its known tokens need.
+
+        Args:
+            sequence: waiting, with an empty block table.
+            num_spare: blocks that must be free afterwards.
+
+        Returns:
+            Tokens whose keys and values are in the cache already; None if there are not enough blocks.
+        """
+        known = self.known_prefix(sequence)
+        num_new = blocks_needed(sequence.num_tokens, self.block_size) - len(known)
+        num_idle = sum(self._ref_counts[block_id] == 0 for block_id in known)
+        if num_new + num_idle + num_spare > len(self._free):
+            return None
+        for block_id in known:
+            if self._ref_counts[block_id] == 0:
+                self._free.remove(block_id)
+            self._ref_counts[block_id] += 1
+        sequence.block_table = known + [self._take() for _ in range(num_new)]
+        sequence.num_slots = len(sequence.block_table) * self.block_size
+        sequence.num_published_blocks = len(known)
+        return len(known) * self.block_size
+
+    def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give `sequence` the blocks that it lacks to hold `num_tokens`, or change nothing and return False."""
+        num_new = blocks_needed(num_tokens, self.block_size) - len(sequence.block_table)
+        if num_new > len(self._free):
+            return False
+        for _ in range(num_new):
+            sequence.block_table.append(self._take())
+        sequence.num_slots = len(sequence.block_table) * self.block_size
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the full computed blocks of `sequence` findable. Only after the step that computed them succeeded."""
+        num_full = sequence.num_computed_tokens // self.block_size
+        if self._is_caching:
+            self._hash_up_to(sequence, num_full)
+            self._make_known(sequence, range(sequence.num_published_blocks, num_full))
+        sequence.num_published_blocks = num_full
+
+    def retract(self, sequence: Sequence) -> None:
+        """Make the blocks of `sequence` unfindable: what is in them may be wrong."""
+        for block_id in sequence.block_table:
+            self._forget(block_id)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the blocks of `sequence` back.
+
+        From its last to its first, so that a chain is used again from its end; those without a hash are used first.
+        """
+        for block_id in reversed(sequence.block_table):
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] > 0:
+                continue
+            if self._hashes[block_id] is None:
+                self._free.push_front(block_id)
+            else:
+                self._free.push_back(block_id)
+        # A new list: a step in flight may still read the old one.
+        sequence.block_table = []
+        sequence.num_slots = 0
+        sequence.num_published_blocks = 0
+
+    def check_invariants(self, holders: Iterable[Sequence]) -> None:
+        """Check that every block is either free or held exactly by `holders`.
+
+        Raises:
+            AssertionError: the books do not balance.
+        """
+        held = [0] * self.num_blocks
+        for block_id in chain.from_iterable(sequence.block_table for sequence in holders):
+            held[block_id] += 1
+        free = list(self._free)
+        assert held == self._ref_counts, "reference counts differ from the block tables"
+        assert len(free) == len(set(free)) == len(self._free), "a block is twice in the free list"
+        assert set(free) == {block_id for block_id, count in enumerate(held) if count == 0}, "a block is lost"
+        hashes = {key: block_id for block_id, key in enumerate(self._hashes) if key is not None}
+        assert hashes == self._known, "the prefix cache finds other blocks than those that carry its hashes"
+
+    def _take(self) -> int:
+        block_id = self._free.pop()
+        self._forget(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def _make_known(self, sequence: Sequence, indices: range) -> None:
+        for index in indices:
+            key, block_id = sequence.block_hashes[index], sequence.block_table[index]
+            if key not in self._known:
+                self._known[key] = block_id
+                self._hashes[block_id] = key
+
+    def _forget(self, block_id: int) -> None:
+        key = self._hashes[block_id]
+        if key is not None:
+            del self._known[key]
+            self._hashes[block_id] = None
+
+    def _hash_up_to(self, sequence: Sequence, num_blocks: int) -> None:
+        hashes, size = sequence.block_hashes, self.block_size
+        if len(hashes) >= num_blocks:
+            return
+        parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            parent = block_hash(parent, sequence.token_ids[start : start + size])
+            hashes.append(parent)

@@ -1,0 +1,148 @@
+"""Make an executor go wrong where it is told to, for tests of what must survive it. Knows no tensors and no queue."""
+
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.batch import Batch, Sampled, ScheduledSequence
+from engine.errors import EngineBroken
+from engine.executor import Executor, ModelLimits
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    FAIL = "fail"
+    """The step raises."""
+
+    NAN = "nan"
+    """The row has no usable logits."""
+
+    HANG = "hang"
+    """The step never returns."""
+
+    KILL = "kill"
+    """The process dies by SIGKILL."""
+
+    LOSE = "lose"
+    """The device is lost: EngineBroken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Go wrong when a sequence is about to draw a certain token."""
+
+    kind: FaultKind
+    at: int
+    """Offset of the output token that is due."""
+
+    request_id: str | None = None
+    """The request that it happens to. None: any."""
+
+    times: int | None = None
+    """Happen so many times, then be well; a resumed sequence has had it once. None: always."""
+
+
+_MARK = re.compile(r"\[\[(\w+)@(\d+)(?:x(\d+))?\]\]")
+
+
+def faults_in(prompt: str) -> list[Fault]:
+    """Read the faults that a prompt asks for: `[[kill@7]]` kills when token 7 is due, `[[fail@3x2]]` fails twice."""
+    return [
+        Fault(kind=FaultKind(kind), at=int(at), times=int(times) if times else None)
+        for kind, at, times in _MARK.findall(prompt)
+        if kind in FaultKind
+    ]
+
+
+class ChaoticExecutor:
+    """An `Executor` around another one, with faults."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        faults: Iterable[Fault] = (),
+        *,
+        read_prompt: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        """Wrap `executor`.
+
+        Args:
+            executor: what computes when nothing goes wrong.
+            faults: what goes wrong.
+            read_prompt: decodes a prompt, which may then ask for faults of its own (see `faults_in`).
+        """
+        self._executor = executor
+        self._faults = tuple(faults)
+        self._read_prompt = read_prompt
+        self._asked: dict[int, list[Fault]] = {}
+        self._num_happened: Counter[tuple[int, Fault]] = Counter()
+
+    @property
+    def limits(self) -> ModelLimits:
+        """See `Executor.limits`."""
+        return self._executor.limits
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Executor.fingerprint`."""
+        return self._executor.fingerprint
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """See `Executor.execute`."""
+        sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
+        due = [self._due(scheduled) for scheduled in sampling]
+        for fault in due:
+            if fault is not None:
+                _happen(fault.kind)
+        rows = self._executor.execute(batch)
+        return [row if fault is None else _NAN_ROW for row, fault in zip(rows, due, strict=True)]
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """See `Executor.forget`."""
+        self._executor.forget(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._asked.pop(sequence_id, None)
+
+    def _due(self, scheduled: ScheduledSequence) -> Fault | None:
+        """What goes wrong with this sequence in this step; it is counted as happened."""
+        sequence = scheduled.sequence
+        for fault in (*self._faults, *self._asked_by(scheduled)):
+            is_meant = fault.request_id in (None, sequence.request_id) and fault.at == sequence.num_output_tokens
+            num_happened = self._num_happened[sequence.id, fault] + (sequence.num_resumed_tokens > 0)
+            if is_meant and (fault.times is None or num_happened < fault.times):
+                self._num_happened[sequence.id, fault] += 1
+                return fault
+        return None
+
+    def _asked_by(self, scheduled: ScheduledSequence) -> list[Fault]:
+        if self._read_prompt is None:
+            return []
+        sequence = scheduled.sequence
+        asked = self._asked.get(sequence.id)
+        if asked is None:
+            prompt = self._read_prompt(sequence.token_ids[: sequence.num_prompt_tokens])
+            asked = self._asked[sequence.id] = faults_in(prompt)
+        return asked
+
+
+_NAN_ROW = Sampled((), error="the model's logits are not numbers")
+
+
+def _happen(kind: FaultKind) -> None:
+    match kind:
+        case FaultKind.FAIL:
+            raise RuntimeError("told to fail")
+        case FaultKind.LOSE:
+            raise EngineBroken("told to lose the device")
+        case FaultKind.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case FaultKind.HANG:
+            threading.Event().wait()
+        case FaultKind.NAN:
+            pass

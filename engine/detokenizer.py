@@ -1,0 +1,116 @@
+"""Turn the tokens of one choice into text as they come. Knows no stop strings, no steps, no queue.
+
+Tokens are taken one at a time, so what is visible after k tokens is a function of those k tokens, however steps cut
+them. A character whose bytes are not all there is held back; bytes that can never become one show as U+FFFD at once.
+
+Three ways, fastest first:
+- `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2): exact, one look-up a token.
+- `WindowDetokenizer` for any other decoder: decodes the last tokens twice and shows the difference.
+Both give, all together, what the decoder gives for all tokens at once.
+"""
+
+from codecs import utf_8_decode
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from engine.executor import TextDecoder
+
+_OPEN = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4
+
+
+class Detokenizer(Protocol):
+    """One choice's tokens on their way to text. Changes with every token."""
+
+    def push(self, token_id: int) -> str:
+        """Take the next token and return the text that it completed."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back: no token will come that completes it."""
+        ...
+
+
+@runtime_checkable
+class StreamingDecoder(TextDecoder, Protocol):
+    """A decoder that knows a better way to stream than decoding windows."""
+
+    def stream(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Begin the text of a choice."""
+        ...
+
+
+def open_stream(decoder: TextDecoder, *, skip_special_tokens: bool) -> Detokenizer:
+    """Begin the text of a choice in the best way that `decoder` has."""
+    if isinstance(decoder, StreamingDecoder):
+        return decoder.stream(skip_special_tokens=skip_special_tokens)
+    return WindowDetokenizer(decoder, skip_special_tokens=skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """For tokens that are runs of bytes: the text is the UTF-8 of all bytes, errors replaced."""
+
+    __slots__ = ("_open", "_pieces")
+
+    def __init__(self, pieces: Mapping[int, str | bytes]) -> None:
+        """Begin a text.
+
+        Args:
+            pieces: of each token id its text where its bytes are whole characters, else its bytes. Shared, never
+                changed here.
+        """
+        self._pieces = pieces
+        self._open = b""
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        piece = self._pieces[token_id]
+        if not self._open and isinstance(piece, str):
+            return piece
+        data = self._open + (piece.encode() if isinstance(piece, str) else piece)
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._open = data[num_read:]
+        return text
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        text = self._open.decode(errors="replace")
+        self._open = b""
+        return text
+
+
+class WindowDetokenizer:
+    """For any decoder: text of a token is how much longer a window of the last tokens decodes with it than without."""
+
+    __slots__ = ("_before", "_decoder", "_skip_special_tokens", "_tokens")
+
+    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool) -> None:
+        self._decoder = decoder
+        self._skip_special_tokens = skip_special_tokens
+        self._tokens: list[int] = []
+        """The window: tokens shown before, for context, then those whose text is open."""
+
+        self._before = 0
+        """How many of them are shown."""
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        self._tokens.append(token_id)
+        shown, text = self._decode(self._tokens[: self._before]), self._decode(self._tokens)
+        num_open = len(self._tokens) - self._before
+        if text.endswith(_OPEN) and num_open < _LONGEST_CHARACTER:
+            return ""
+        if len(text) <= len(shown):
+            return ""
+        del self._tokens[: self._before]
+        self._before = num_open
+        return text[len(shown) :]
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        text = self._decode(self._tokens)[len(self._decode(self._tokens[: self._before])) :]
+        self._tokens, self._before = [], 0
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens) if token_ids else ""

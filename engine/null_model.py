@@ -1,0 +1,120 @@
+"""A model that computes nothing: tokens are a hash of (seed, position, choice, prompt). For queue tests and chaos.
+
+Knows no tensors and imports no torch. It keeps the contract of a real executor: the same request gives the same tokens
+wherever and in whatever batches it runs. Tokens are bytes, so any prompt can be encoded and what comes out can be read.
+"""
+
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from engine.batch import Batch, Sampled, ScheduledSequence
+from engine.detokenizer import ByteDetokenizer
+from engine.executor import ModelLimits
+from engine.sequence import Sequence
+
+END_OF_SEQUENCE = 256
+"""The token after the 256 bytes."""
+
+_VOCABULARY_SIZE = 257
+_PIECES: Mapping[int, str | bytes] = {
+    **{byte: chr(byte) for byte in range(0x80)},
+    **{byte: bytes([byte]) for byte in range(0x80, 0x100)},
+    END_OF_SEQUENCE: "",
+}
+# 32 of them: the top five bits of a hash choose one.
+_ROWS = tuple(Sampled((letter,)) for letter in b"etaoin shrdlu cmfwyp vbgkjqxz .\n")
+_END_ROW = Sampled((END_OF_SEQUENCE,))
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullModelConfig:
+    """What the null model pretends."""
+
+    max_model_len: int = 8192
+    num_blocks: int = 4096
+    block_size: int = 16
+    step_s: float = 0.0
+    """Each step takes at least this long."""
+
+    token_s: float = 0.0
+    """Each computed token adds this much."""
+
+    mean_output_tokens: int = 0
+    """Each output token ends the sequence with a chance of one in this many. 0: never."""
+
+
+class NullTokenizer:
+    """Bytes as tokens: a `TextDecoder`, and the encoder that goes with it."""
+
+    eos_token_ids = frozenset({END_OF_SEQUENCE})
+    vocab_size = _VOCABULARY_SIZE
+
+    def encode(self, text: str) -> list[int]:
+        """Return the UTF-8 bytes of `text`."""
+        return list(text.encode())
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of bytes; what is no UTF-8 becomes U+FFFD, and the end of the sequence is no text."""
+        return bytes(token_id for token_id in token_ids if token_id < END_OF_SEQUENCE).decode(errors="replace")
+
+    def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+        """Begin the text of a choice."""
+        return ByteDetokenizer(_PIECES)
+
+
+class NullModel:
+    """An `Executor` without a model."""
+
+    def __init__(self, config: NullModelConfig | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.config = config if config is not None else NullModelConfig()
+        self._sleep = sleep
+        self._keys: dict[int, int] = {}
+
+    @property
+    def limits(self) -> ModelLimits:
+        """See `Executor.limits`."""
+        return ModelLimits(
+            max_model_len=self.config.max_model_len,
+            vocab_size=_VOCABULARY_SIZE,
+            eos_token_ids=NullTokenizer.eos_token_ids,
+            num_blocks=self.config.num_blocks,
+            block_size=self.config.block_size,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Executor.fingerprint`."""
+        return f"null-1-{self.config.mean_output_tokens}"
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """See `Executor.execute`: draw a token for each sequence that samples."""
+        if self.config.step_s or self.config.token_s:
+            self._sleep(self.config.step_s + self.config.token_s * batch.num_tokens)
+        return [self._draw(scheduled) for scheduled in batch.sequences if scheduled.samples]
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """See `Executor.forget`."""
+        for sequence_id in sequence_ids:
+            self._keys.pop(sequence_id, None)
+
+    def _draw(self, scheduled: ScheduledSequence) -> Sampled:
+        sequence, start, num_tokens, _ = scheduled
+        key = self._keys.get(sequence.id)
+        if key is None:
+            key = self._keys[sequence.id] = _key(sequence)
+        bits = (key ^ (start + num_tokens)) * _MULTIPLIER & _MASK
+        bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK
+        mean = self.config.mean_output_tokens
+        return _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
+
+
+def _key(sequence: Sequence) -> int:
+    """Hash what the tokens of `sequence` depend on besides their position."""
+    prompt = array("I", sequence.token_ids[: sequence.num_prompt_tokens]).tobytes()
+    salt = sequence.sampling.seed.to_bytes(8, "little") + sequence.choice.to_bytes(4, "little")
+    return int.from_bytes(blake2b(prompt, digest_size=8, key=salt).digest(), "little")

@@ -1,0 +1,200 @@
+"""What a step says of each choice: its new tokens, the text that became visible, and its end. Knows no tensors.
+
+Hot module: one `ChoiceOutput.accept` per sequence and step.
+"""
+
+from collections.abc import Iterable
+
+from engine.batch import Batch, Sampled
+from engine.detokenizer import open_stream
+from engine.executor import ModelLimits, TextDecoder
+from engine.request import Finish, FinishReason, Request, SequenceStats, TokenDelta
+from engine.sequence import Sequence
+from engine.stopping import StopMatcher, StopStrings
+
+
+class ChoiceOutput:
+    """What was said of one choice so far. Changes with every token.
+
+    What is visible depends on the tokens only, so an earlier attempt's tokens are replayed by taking them again.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_matcher",
+        "_max_tokens",
+        "_min_tokens",
+        "_stats",
+        "_stop_ids",
+        "choice",
+        "finish",
+        "num_tokens",
+        "request_id",
+        "sequence",
+    )
+
+    def __init__(self, request: Request, sequence: Sequence, decoder: TextDecoder, limits: ModelLimits) -> None:
+        sampling = request.sampling
+        self.request_id = request.id
+        self.choice = sequence.choice
+        self.sequence = sequence
+        self.num_tokens = 0
+        self.finish: Finish | None = None
+        self._detokenizer = open_stream(decoder, skip_special_tokens=sampling.skip_special_tokens)
+        self._matcher = StopMatcher(StopStrings(sampling.stop)) if sampling.stop else None
+        self._stop_ids = _stop_ids(request, limits)
+        self._min_tokens = sampling.min_tokens
+        self._max_tokens = min(sampling.max_tokens, limits.max_model_len - sequence.num_prompt_tokens)
+        self._stats = _stats(sequence)
+
+    def replay(self, token_ids: list[int]) -> None:
+        """Take tokens that were said before. Their text is not said again, but they may show that this is the end."""
+        for token_id in token_ids:
+            self._take(token_id)
+            if self.finish is not None:
+                break
+        self.num_tokens = len(token_ids)
+
+    def accept(self, row: Sampled) -> TokenDelta:
+        """Take what a step drew and say what it added. Tokens after the end are dropped."""
+        if row.error is not None:
+            return self.end(Finish(reason=FinishReason.ERROR, error=row.error))
+        start = self.num_tokens
+        text = ""
+        for token_id in row.token_ids:
+            text += self._take(token_id)
+            if self.finish is not None:
+                text += self._release()
+                break
+        num_taken = self.num_tokens - start
+        logprobs = row.logprobs
+        return TokenDelta(
+            self.request_id,
+            self.choice,
+            start,
+            row.token_ids[:num_taken],
+            text,
+            self.stats,
+            logprobs[:num_taken] if logprobs is not None else None,
+            self.finish,
+        )
+
+    def end(self, finish: Finish) -> TokenDelta:
+        """End the choice without a further token, releasing the text that was held back."""
+        self.finish = finish
+        return TokenDelta(
+            request_id=self.request_id,
+            choice=self.choice,
+            start=self.num_tokens,
+            token_ids=(),
+            text=self._release(),
+            stats=self.stats,
+            finish=finish,
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by an error."""
+        return self.finish is not None and self.finish.reason is FinishReason.ERROR
+
+    @property
+    def stats(self) -> SequenceStats:
+        """The sequence's way so far; made again only when the scheduler has moved it."""
+        stats, sequence = self._stats, self.sequence
+        if (
+            stats.num_preemptions != sequence.num_preemptions
+            or stats.first_scheduled_s is not sequence.first_scheduled_s
+        ):
+            self._stats = stats = _stats(sequence)
+        return stats
+
+    def _take(self, token_id: int) -> str:
+        self.num_tokens = num_tokens = self.num_tokens + 1
+        may_stop = num_tokens >= self._min_tokens
+        if may_stop and token_id in self._stop_ids:
+            self.finish = Finish(reason=FinishReason.STOP, stop=self._stop_ids[token_id])
+            return ""
+        text = self._detokenizer.push(token_id)
+        if self._matcher is not None:
+            text = self._matcher.push(text, may_stop=may_stop)
+            if self._matcher.matched is not None:
+                self.finish = Finish(reason=FinishReason.STOP, stop=self._matcher.matched)
+                return text
+        if num_tokens >= self._max_tokens:
+            self.finish = Finish(reason=FinishReason.LENGTH)
+        return text
+
+    def _release(self) -> str:
+        if self._matcher is None:
+            return self._detokenizer.flush()
+        # What follows a stop string is never shown, whole characters or not.
+        return "" if self._matcher.matched is not None else self._matcher.release() + self._detokenizer.flush()
+
+
+class Outputs:
+    """The choices that have not ended. Changes as they come and go."""
+
+    def __init__(self, decoder: TextDecoder, limits: ModelLimits) -> None:
+        self._decoder = decoder
+        self._limits = limits
+        self._by_sequence: dict[int, ChoiceOutput] = {}
+        self._by_request: dict[str, list[ChoiceOutput]] = {}
+
+    def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
+        """Begin what is said of a choice, with what an earlier attempt said of it replayed."""
+        output = ChoiceOutput(request, sequence, self._decoder, self._limits)
+        output.replay(sequence.token_ids[sequence.num_prompt_tokens :])
+        return output
+
+    def open(self, output: ChoiceOutput) -> None:
+        """Expect rows for `output`."""
+        self._by_sequence[output.sequence.id] = output
+        self._by_request.setdefault(output.request_id, []).append(output)
+
+    def of_sequence(self, sequence: Sequence) -> ChoiceOutput:
+        """The open choice that `sequence` generates."""
+        return self._by_sequence[sequence.id]
+
+    def of_request(self, request_id: str) -> list[ChoiceOutput]:
+        """The open choices of a request, none if it is not known."""
+        return list(self._by_request.get(request_id, ()))
+
+    def close(self, outputs: Iterable[ChoiceOutput]) -> None:
+        """Forget choices that ended or are not wanted any more."""
+        for output in outputs:
+            del self._by_sequence[output.sequence.id]
+            siblings = self._by_request[output.request_id]
+            siblings.remove(output)
+            if not siblings:
+                del self._by_request[output.request_id]
+
+    @property
+    def sequence_ids(self) -> set[int]:
+        """The sequences whose choices are open."""
+        return set(self._by_sequence)
+
+    def take_finished(self) -> list[ChoiceOutput]:
+        """The open choices that have said their end since the last call."""
+        return [output for output in self._by_sequence.values() if output.finish is not None]
+
+    def read(self, batch: Batch, sampled: list[Sampled]) -> list[TokenDelta]:
+        """Say what a step added to each choice that drew a token."""
+        outputs = self._by_sequence
+        rows = iter(sampled)
+        return [outputs[sequence.id].accept(next(rows)) for sequence, _, _, samples in batch.sequences if samples]
+
+
+def _stop_ids(request: Request, limits: ModelLimits) -> dict[int, int | None]:
+    """Token ids that end the output, each with what `Finish.stop` then says."""
+    eos: dict[int, int | None] = {} if request.sampling.ignore_eos else dict.fromkeys(limits.eos_token_ids)
+    return eos | {token_id: token_id for token_id in request.sampling.stop_token_ids}
+
+
+def _stats(sequence: Sequence) -> SequenceStats:
+    return SequenceStats(
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_preemptions=sequence.num_preemptions,
+        first_scheduled_s=sequence.first_scheduled_s,
+        num_resumed_tokens=sequence.num_resumed_tokens,
+    )

@@ -1,0 +1,34 @@
+"""Who goes first: one order rules who joins next, who computes first, and who gives blocks back last.
+
+A policy is an order and nothing else. What a batching discipline decides besides (when those waiting may join, how many
+blocks are kept free, how prefills are cut) is the scheduler's.
+"""
+
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.policies.fcfs import FirstComeFirstServed
+from engine.policies.priority import Priority
+from engine.sequence import Sequence
+
+
+class Policy(Protocol):
+    """Orders sequences, the same way for all of their life."""
+
+    def order(self, sequence: Sequence) -> tuple[float, int]:
+        """Where `sequence` stands: smaller goes first. Total (it ends with the sequence's id) and constant.
+
+        Constant is what bounds the wait: only a sequence with a smaller value can go before, and a policy must let
+        those who come ever later get ever larger values.
+        """
+        ...
+
+
+def make_policy(config: EngineConfig) -> Policy:
+    """Build the policy that `config` names."""
+    if config.policy == "priority":
+        return Priority(config.priority_age_step_s)
+    return FirstComeFirstServed()
+
+
+__all__ = ["FirstComeFirstServed", "Policy", "Priority", "make_policy"]

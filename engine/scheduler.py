@@ -1,0 +1,219 @@
+"""Decide which sequences run in the next step, and how many tokens each computes.
+
+Knows nothing of tensors, text or queues: it counts tokens and blocks.
+
+There is no prefill and no decode here: a sequence is owed the tokens that it has not computed yet, one or thousands.
+Those that run go first, in the policy's order, then those that wait. A prompt longer than the step's budget is cut in
+chunks, and a chunk leaves a token for each running sequence behind it, so that a prompt never stalls those that
+generate (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024). A sequence joins only when the blocks of its whole
+prompt are there, and gets them all at once. One that cannot get a further block takes it from the sequence that is last
+in the order, which is recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
+
+No sequence starves. The first in the order can take from all others and fits the cache alone, so it computes at least
+one token in every step: it ends after at most ceil(tokens / chunk) + max_tokens steps. Then the next one is first.
+
+Hot module: no logging, no allocation per sequence and step but its `ScheduledSequence`.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from engine.batch import Batch, Sampled, ScheduledSequence
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.executor import ModelLimits
+from engine.policies import Policy, make_policy
+from engine.sequence import Sequence, SequenceStatus
+
+
+@dataclass(slots=True, eq=False)
+class WaitingQueue:
+    """Sequences without blocks, in the policy's order. Changes as they come and go."""
+
+    policy: Policy
+    _heap: list[tuple[tuple[float, int], Sequence]] = field(default_factory=list[tuple[tuple[float, int], Sequence]])
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def head(self) -> Sequence:
+        """Who goes first. The caller knows that somebody waits."""
+        return self._heap[0][1]
+
+    def push(self, sequence: Sequence) -> None:
+        """Let `sequence` wait at its place."""
+        heappush(self._heap, (self.policy.order(sequence), sequence))
+
+    def pop(self) -> Sequence:
+        """Take the head."""
+        return heappop(self._heap)[1]
+
+    def keep_waiting(self) -> None:
+        """Drop those that no longer wait."""
+        self._heap = [entry for entry in self._heap if entry[1].status is SequenceStatus.WAITING]
+        heapify(self._heap)
+
+    def in_order(self) -> list[Sequence]:
+        """All that wait, the head first."""
+        return [sequence for _, sequence in sorted(self._heap)]
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerCounters:
+    """What happened since the engine was made. Changes as it happens."""
+
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt tokens of the sequences that were scheduled."""
+
+    num_cached_tokens: int = 0
+    """Those of them that the prefix cache had."""
+
+
+class Scheduler:
+    """Who runs and who waits. Read `schedule` first."""
+
+    def __init__(self, config: EngineConfig, limits: ModelLimits, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._policy = make_policy(config)
+        self._clock = clock
+        self.blocks = BlockManager(
+            limits.num_blocks, limits.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self.running: list[Sequence] = []
+        """In the policy's order, which is the order of admission where the policy is first come, first served."""
+
+        self.waiting = WaitingQueue(self._policy)
+        self.counters = SchedulerCounters()
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait."""
+        self.waiting.push(sequence)
+
+    def schedule(self) -> Batch:
+        """Plan one step. Until `commit`, no token counts as computed, so a step that fails has changed nothing."""
+        num_preemptions = self.counters.num_preemptions
+        running = self._schedule_running()
+        if not self.waiting or self.counters.num_preemptions > num_preemptions:
+            return Batch(tuple(running))
+        num_tokens = sum(scheduled.num_tokens for scheduled in running)
+        joined = self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens)
+        return Batch((*running, *joined), num_joined=len(joined))
+
+    def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
+        """Move the sequences of a step that succeeded on by what it computed and drew."""
+        rows = iter(sampled)
+        block_size = self.blocks.block_size
+        for sequence, start, num_tokens, samples in batch.sequences:
+            sequence.num_computed_tokens = num_computed = start + num_tokens
+            if samples:
+                sequence.token_ids += next(rows).token_ids
+            if num_computed - sequence.num_published_blocks * block_size >= block_size:
+                self.blocks.publish(sequence)
+
+    def finish(self, sequences: Iterable[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
+        """Let `sequences` go, running or waiting.
+
+        Args:
+            sequences: each is known and not finished.
+            suspects: those of them whose keys and values may be wrong (NaN): nobody may find them.
+        """
+        for sequence in suspects:
+            self.blocks.retract(sequence)
+        for sequence in sequences:
+            self.blocks.release(sequence)
+            sequence.status = SequenceStatus.FINISHED
+        self.running[:] = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
+        self.waiting.keep_waiting()
+
+    def num_owed_tokens(self) -> int:
+        """Tokens that the running sequences have yet to compute, one each where they generate."""
+        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in self.running)
+
+    def check_invariants(self) -> None:
+        """Check the books of blocks and sequences.
+
+        Raises:
+            AssertionError: they do not balance.
+        """
+        self.blocks.check_invariants(self.running)
+        orders = [self._policy.order(sequence) for sequence in self.running]
+        assert orders == sorted(set(orders)), "the running sequences are out of order"
+        assert len(self.running) <= self._config.max_num_seqs, "more sequences run than may"
+        for sequence in self.running:
+            assert sequence.status is SequenceStatus.RUNNING
+            assert sequence.num_slots == len(sequence.block_table) * self.blocks.block_size
+            assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
+            assert sequence.num_computed_tokens <= sequence.num_slots
+        for sequence in self.waiting.in_order():
+            assert sequence.status is SequenceStatus.WAITING
+            assert not sequence.block_table, "a waiting sequence holds blocks"
+            assert sequence.num_computed_tokens == 0
+
+    def _schedule_running(self) -> list[ScheduledSequence]:
+        scheduled: list[ScheduledSequence] = []
+        tokens_left = self._config.max_num_batched_tokens
+        # A victim is always the last of this list: it is taken from the end that the loop has not reached.
+        for sequence in self.running:
+            start = sequence.num_computed_tokens
+            num_tokens = num_owed = len(sequence.token_ids) - start
+            if num_owed > 1:
+                num_behind = len(self.running) - len(scheduled) - 1
+                num_tokens = self._chunk(num_owed, tokens_left - num_behind)
+            if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
+                break
+            scheduled.append(ScheduledSequence(sequence, start, num_tokens, num_tokens == num_owed))
+            tokens_left -= num_tokens
+        return scheduled
+
+    def _schedule_waiting(self, tokens_left: int) -> list[ScheduledSequence]:
+        scheduled: list[ScheduledSequence] = []
+        while self.waiting and tokens_left > 0 and len(self.running) < self._config.max_num_seqs:
+            sequence = self.waiting.head
+            # A block for each that runs: growing does not preempt at once the one that has just joined.
+            num_cached = self.blocks.try_hold(sequence, num_spare=len(self.running))
+            if num_cached is None:
+                break  # nobody overtakes the head
+            num_owed = sequence.num_tokens - num_cached
+            num_tokens = self._chunk(num_owed, tokens_left)
+            self._join(sequence, num_cached)
+            scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
+            tokens_left -= num_tokens
+        return scheduled
+
+    def _chunk(self, num_owed: int, tokens_left: int) -> int:
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            tokens_left = min(tokens_left, threshold)
+        return min(num_owed, tokens_left)
+
+    def _join(self, sequence: Sequence, num_cached: int) -> None:
+        self.waiting.pop()
+        insort(self.running, sequence, key=self._policy.order)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_computed_tokens = num_cached
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = self._clock()
+            sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
+            self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+            self.counters.num_cached_tokens += sequence.num_cached_tokens
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Get `sequence` blocks for `num_tokens`, if need be from the last in the order; False if that is itself."""
+        while not self.blocks.try_grow(sequence, num_tokens):
+            victim = self.running.pop()
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.blocks.release(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.status = SequenceStatus.WAITING
+        self.waiting.push(victim)
+        self.counters.num_preemptions += 1

@@ -1,0 +1,64 @@
+"""Find where a choice's text ends: stop strings, wherever the tokens cut them. Knows no tokens and no steps.
+
+What is visible is a function of the text alone: all of it but the longest end that could still become a stop string.
+"""
+
+
+class StopStrings:
+    """The stop strings of one request, prepared once for all of its choices."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stops = stops
+        self.beginnings = frozenset(stop[:length] for stop in stops for length in range(1, len(stop)))
+        """What may not be shown yet: every proper prefix of a stop string."""
+
+        self.max_held = max(map(len, stops), default=1) - 1
+
+
+class StopMatcher:
+    """Watches the text of one choice. Changes with every piece."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, piece: str, *, may_stop: bool) -> str:
+        """Take one token's text and return what became visible.
+
+        Of the stop strings that are complete now the one that ends first counts, the one named first among equals.
+        One that was complete before this piece does not: it came when it was too early to stop.
+
+        Args:
+            piece: the text that the token added, perhaps none.
+            may_stop: whether a stop string that ends in `piece` counts.
+        """
+        text = self._held + piece
+        begin = self._find(text) if may_stop and piece else None
+        if begin is not None:
+            self._held = ""
+            return text[:begin]
+        visible = len(text) - self._num_held(text)
+        self._held = text[visible:]
+        return text[:visible]
+
+    def release(self) -> str:
+        """Return what was held back: the text ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str) -> int | None:
+        best_end, best_begin = len(text) + 1, None
+        for stop in self._stops.stops:
+            begin = text.find(stop, max(0, len(self._held) - len(stop) + 1))
+            if begin >= 0 and begin + len(stop) < best_end:
+                best_end, best_begin = begin + len(stop), begin
+                self.matched = stop
+        return best_begin
+
+    def _num_held(self, text: str) -> int:
+        for length in range(min(self._stops.max_held, len(text)), 0, -1):
+            if text[-length:] in self._stops.beginnings:
+                return length
+        return 0

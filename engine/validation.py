@@ -1,0 +1,71 @@
+"""Check that a request can ever run. Knows the model's limits, and no state: any thread may ask."""
+
+from collections.abc import Iterable
+
+from engine.block_manager import blocks_needed
+from engine.errors import (
+    InvalidSamplingParams,
+    PromptEmpty,
+    PromptTooLong,
+    RequestRejected,
+    RequestTooLarge,
+    UnknownToken,
+)
+from engine.executor import ModelLimits
+from engine.request import Request
+
+
+def check_request(request: Request, limits: ModelLimits) -> None:
+    """Check that `request` can run under `limits` when it has the engine to itself.
+
+    Raises:
+        RequestRejected: it cannot; the message has the numbers that say why.
+    """
+    _check_choices(request)
+    _check_tokens(request, limits)
+    _check_length(request, limits)
+
+
+def _check_choices(request: Request) -> None:
+    if request.num_choices < 1:
+        raise InvalidSamplingParams(f"a request needs 1 choice or more, got {request.num_choices}")
+    if request.progress and len(request.progress) != request.num_choices:
+        raise RequestRejected(
+            f"a resumed request needs the progress of each of its {request.num_choices} choices, "
+            f"got {len(request.progress)}"
+        )
+
+
+def _check_tokens(request: Request, limits: ModelLimits) -> None:
+    _check_known("the prompt", request.prompt_token_ids, limits)
+    for progress in request.progress:
+        _check_known("the output so far", progress.token_ids, limits)
+    _check_known("stop_token_ids", request.sampling.stop_token_ids, limits)
+    _check_known("logit_bias", request.sampling.logit_bias, limits)
+
+
+def _check_known(where: str, token_ids: Iterable[int], limits: ModelLimits) -> None:
+    low, high = min(token_ids, default=0), max(token_ids, default=0)
+    if low < 0 or high >= limits.vocab_size:
+        raise UnknownToken(
+            f"{where} has the token id {low if low < 0 else high}; this model knows 0 to {limits.vocab_size - 1}"
+        )
+
+
+def _check_length(request: Request, limits: ModelLimits) -> None:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if num_prompt_tokens == 0:
+        raise PromptEmpty("the prompt has no tokens")
+    if num_prompt_tokens >= limits.max_model_len:
+        raise PromptTooLong(
+            f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len - 1} and needs 1 to answer. "
+            f"Shorten the prompt or use a model with a longer context."
+        )
+    # The last token's keys and values are never computed: nothing comes after it.
+    num_kept = min(num_prompt_tokens + request.sampling.max_tokens, limits.max_model_len) - 1
+    num_slots = limits.num_blocks * limits.block_size
+    if blocks_needed(num_kept, limits.block_size) > limits.num_blocks:
+        raise RequestTooLarge(
+            f"prompt and output can become {num_kept + 1} tokens; this worker's KV cache holds {num_slots}. "
+            f"Shorten the prompt or lower max_tokens."
+        )
