@@ -102,7 +102,10 @@ SubmitAnswer = Accepted | Duplicate | Conflict | Refused
 
 
 def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitAnswer]]:
-    """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes, each answered apart; from the first over a bound on all are refused."""
+    """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes, each answered apart.
+
+    From the first over a bound on, all new ones are refused, so that order is kept.
+    """
     raise NotImplementedError
 
 
@@ -348,7 +351,10 @@ class CancelOutcome(str):
 
 
 def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
-    """Cancel jobs: a waiting one ends at once, a running one is flagged. One of JobState, `asked`, `unknown` per job."""
+    """Cancel jobs: a waiting one ends at once, a running one is flagged.
+
+    Answers one of JobState (the state reached), `asked` or `unknown` per job.
+    """
     raise NotImplementedError
 
 

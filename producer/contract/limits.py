@@ -10,6 +10,15 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64
 MAX_TOKENS = 1_000_000
+MAX_MODEL_CHARS = 512
+MAX_BATCH_CHARS = 64
+MAX_TRACEPARENT_CHARS = 128
+MAX_SPEC_BYTES = 256 * 1024
+"""Encoded options, metadata and addresses of one job."""
+
+MAX_ENTRY_BYTES = 16 * 1024 * 1024
+"""One channel entry; a step adds a few tokens, a replayed one may add many."""
+
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -17,6 +26,8 @@ MAX_URL_CHARS = 2048
 MAX_IDEMPOTENCY_KEY_CHARS = 256
 MAX_QUEUE_NAME_CHARS = 64
 MAX_TENANT_CHARS = 64
+MAX_JOB_NAME_CHARS = 64
+"""Last part of a job id; drawn, or chosen by the producer."""
 MAX_ERROR_CHARS = 2000
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 MAX_PRIORITY = 9

@@ -29,4 +29,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.EXPIRED: frozenset(),
 }
-"""Ways out of each state. RUNNING -> QUEUED: given back, owner died, retry. FAILED -> QUEUED: requeued from the dead set."""
+"""Ways out of each state; the scripts get this very table.
+
+RUNNING -> QUEUED: given back, owner died, retry. FAILED -> QUEUED: requeued from the dead set.
+"""

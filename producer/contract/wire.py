@@ -1,196 +1,104 @@
-"""The messages between producer and worker: msgpack with a version. Knows no Redis and no engine.
+"""Messages to bytes and back: msgpack, the version first. Knows no Redis and no engine.
 
-Scripts carry these as opaque strings; only `calls.py` packs what a script itself unpacks.
+Every message is an array that begins with the version. A reader takes its own version and all lower ones, refuses newer
+ones, and ignores what follows the fields it knows. Scripts carry these bytes as opaque strings; only `calls.py` packs
+what a script itself unpacks. docs/wire-format.md draws every message.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NewType
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from re import compile as pattern
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
 
+from producer.contract import limits
+from producer.contract.errors import InvalidJob
+from producer.contract.messages import (
+    ChannelEntry,
+    ChoiceResult,
+    End,
+    EventKind,
+    JobId,
+    JobOptions,
+    JobRecord,
+    JobResult,
+    JobSpec,
+    Message,
+    OutboxEvent,
+    Prompt,
+    Role,
+    TokenLogprobs,
+    Usage,
+    check_prompt,
+)
+from producer.contract.packing import pack, unpack, unpack_from_script
 from producer.contract.states import JobState
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "WIRE_VERSION",
+    "ChannelEntry",
+    "ChoiceResult",
+    "End",
+    "EventKind",
+    "JobId",
+    "JobOptions",
+    "JobRecord",
+    "JobResult",
+    "JobSpec",
+    "Message",
+    "OutboxEvent",
+    "Prompt",
+    "Role",
+    "TokenLogprobs",
+    "Usage",
+    "WireError",
+    "decode_entry",
+    "decode_events",
+    "decode_prompt",
+    "decode_record",
+    "decode_result",
+    "decode_spec",
+    "encode_entry",
+    "encode_prompt",
+    "encode_record",
+    "encode_result",
+    "encode_spec",
+    "new_job_id",
+    "split_job_id",
+]
 
 WIRE_VERSION = 1
 """Written first in every message; readers accept this and all lower ones."""
 
-JobId = NewType("JobId", str)
-"""`<partition>.<tenant>.<random>`: keys can be built from the id alone."""
-
-Role = Literal["system", "user", "assistant", "tool", "developer"]
+_JOB_ID = pattern(
+    rf"(\d{{1,4}})\.([a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}})\.([A-Za-z0-9_-]{{1,{limits.MAX_JOB_NAME_CHARS}}})"
+)
+_TENANT = pattern(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 
 
 class WireError(ValueError):
     """Bytes are not a message of a version that is known here, or break a limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn of a chat."""
-
-    role: Role
-    content: str
-    name: str | None = None
-
-
-Prompt = str | tuple[Message, ...] | tuple[int, ...]
-"""Text, chat messages, or token ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """How to generate. Names and ranges as in the engine's SamplingParams; checked against `limits`.
-
-    Raises:
-        InvalidJob: a value is out of its range (a sentence that names it).
-    """
-
-    max_tokens: int = 256
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    n: int = 1
-    skip_special_tokens: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What stays with the job from submit to end; opaque to the scripts."""
-
-    options: JobOptions = field(default_factory=JobOptions)
-    model: str | None = None
-    """The model the producer expects; None takes whatever the queue serves."""
-
-    stream: bool = True
-    """False: the channel gets a checkpoint every 64 tokens or second instead of every step."""
-
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    traceparent: str | None = None
-    """W3C trace context."""
-
-    callback_url: str | None = None
-    batch: str | None = None
-    add_special_tokens: bool = True
-    """Whether a text prompt gets the tokenizer's begin-of-sequence token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Log-probabilities at one token: the chosen one's, and (id, log-probability) of the most likely."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Tokens of one job."""
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How one choice ended."""
-
-    state: JobState
-    finish_reason: str | None = None
-    """`stop` or `length` when done."""
-
-    error: str | None = None
-    error_code: str | None = None
-    """A constant word for programs, such as `prompt_too_long` (see docs/operations.md)."""
-
-    usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelEntry:
-    """One entry of a channel: what one advance added. The entry's stream id is `<offset after it>-0`."""
-
-    start: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    time_ms: int
-    """Wall clock (the server's, as mapped by the worker) when its last token was drawn."""
-
-    end: End | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceResult:
-    """The whole output of one choice."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
-    """The whole output of a job, as kept at its result key."""
-
-    choices: tuple[ChoiceResult, ...]
-    usage: Usage
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """What the worker measured of a job, for its history row; times are wall-clock milliseconds of the server."""
-
-    model: str | None = None
-    fingerprint: str | None = None
-    worker: str | None = None
-    """Host and process of the last owner."""
-
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    resumed_tokens: int = 0
-    preemptions: int = 0
-    first_scheduled_ms: int | None = None
-    first_token_ms: int | None = None
-    itl_p50_ms: float | None = None
-    itl_p99_ms: float | None = None
-    itl_max_ms: float | None = None
-    exactness: str | None = None
-    """Grade of a resumed job: `undisturbed`, `same_fingerprint`, `other_fingerprint`."""
-
-
-EventKind = Literal["submitted", "started", "returned", "ended"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxEvent:
-    """One change of a job's state on its way to SQL. A higher `version` of the same job wins."""
-
-    kind: EventKind
-    job_id: JobId
-    version: int
-    at_ms: int
-    fields: Mapping[str, bytes | int | None]
-    """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, prompt (opt.).
-    started: epoch, attempt, incarnation. returned: why, epoch. ended: state, reason, error, error_code, epoch,
-    attempt, incarnation, record (encoded JobRecord or None), result (encoded, where the history keeps results)."""
+# ---------------------------------------------------------------- job ids
 
 
 def new_job_id(tenant: str, partition: int = 0) -> JobId:
-    """Draw a fresh job id."""
-    raise NotImplementedError
+    """Draw a fresh job id (96 random bits).
+
+    Raises:
+        InvalidJob: the tenant's name cannot be part of a key.
+    """
+    if not _TENANT.fullmatch(tenant):
+        raise InvalidJob(
+            f"a tenant is 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
+        )
+    return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
 
 
 def split_job_id(job_id: str) -> tuple[int, str, str]:
@@ -199,48 +107,390 @@ def split_job_id(job_id: str) -> tuple[int, str, str]:
     Raises:
         WireError: not a job id.
     """
-    raise NotImplementedError
+    match = _JOB_ID.fullmatch(job_id)
+    if match is None:
+        raise WireError(f"not a job id: {job_id[:200]!r}; it looks like 0.default.1f0c6a")
+    partition, tenant, name = match.groups()
+    return int(partition), tenant, name
+
+
+# ---------------------------------------------------------------- prompt
 
 
 def encode_prompt(prompt: Prompt) -> bytes:
-    raise NotImplementedError
+    """Pack a prompt.
+
+    Raises:
+        InvalidJob: it is empty, not UTF-8, of the wrong type, or too large.
+    """
+    check_prompt(prompt)
+    data = _packed([WIRE_VERSION, *_prompt_parts(prompt)])
+    if len(data) > limits.MAX_PROMPT_BYTES:
+        raise InvalidJob(f"the prompt is {len(data)} bytes when encoded; at most {limits.MAX_PROMPT_BYTES} are taken")
+    return data
+
+
+def _prompt_parts(prompt: Prompt) -> tuple[str, object]:
+    if isinstance(prompt, str):
+        return "text", prompt
+    if isinstance(prompt[0], Message):
+        # check_prompt has seen that one kind fills the whole tuple; the type checker cannot.
+        messages = cast("tuple[Message, ...]", prompt)
+        return "chat", [[m.role, m.content] if m.name is None else [m.role, m.content, m.name] for m in messages]
+    return "ids", list(prompt)
 
 
 def decode_prompt(data: bytes) -> Prompt:
-    raise NotImplementedError
+    """Read a prompt.
+
+    Raises:
+        WireError: not one of a known version, over a limit, or one that no producer may send.
+    """
+    _, kind, value, *_ = _open(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
+    with _Reading("prompt"):
+        prompt = _read_prompt(kind, value)
+        check_prompt(prompt)
+    return prompt
+
+
+def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: as it came off the wire; check_prompt looks at it
+    match kind:
+        case "text":
+            return _str(value)
+        case "chat":
+            return tuple(Message(role=m[0], content=m[1], name=m[2] if len(m) > 2 else None) for m in value)
+        case "ids":
+            return tuple(value)
+        case _:
+            raise WireError(f"a prompt of a kind that is not known here: {kind!r}")
+
+
+# ---------------------------------------------------------------- job spec
 
 
 def encode_spec(spec: JobSpec) -> bytes:
-    raise NotImplementedError
+    """Pack a job's options and metadata; what has its default value is left out.
+
+    Raises:
+        InvalidJob: it is too large.
+    """
+    values = _changed(spec, skip="options")
+    options = _changed(spec.options, skip="logit_bias")
+    if spec.options.logit_bias:
+        options["logit_bias"] = [[token_id, bias] for token_id, bias in spec.options.logit_bias.items()]
+    data = _packed([WIRE_VERSION, values | {"options": options} if options else values])
+    if len(data) > limits.MAX_SPEC_BYTES:
+        raise InvalidJob(f"options and metadata are {len(data)} bytes; at most {limits.MAX_SPEC_BYTES} are taken")
+    return data
 
 
 def decode_spec(data: bytes) -> JobSpec:
-    raise NotImplementedError
+    """Read a job's options and metadata; names that are not known here are ignored.
+
+    Raises:
+        WireError: not one of a known version, or a value out of its range.
+    """
+    values = _open(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
+    with _Reading("job spec"):
+        options = _known(JobOptions, values.get("options", {}))
+        options |= {name: tuple(options[name]) for name in ("stop", "stop_token_ids") if name in options}
+        if "logit_bias" in options:
+            options["logit_bias"] = dict(options["logit_bias"])
+        known = _known(JobSpec, values)
+        known["options"] = JobOptions(**options)
+        return JobSpec(**known)
+
+
+# ---------------------------------------------------------------- channel
 
 
 def encode_entry(entry: ChannelEntry) -> bytes:
-    raise NotImplementedError
+    """Pack one channel entry.
+
+    Raises:
+        WireError: it is too large.
+    """
+    logprobs = False if entry.logprobs is None else [_logprobs_parts(one) for one in entry.logprobs]
+    end = False if entry.end is None else _end_parts(entry.end)
+    message = (WIRE_VERSION, entry.start, entry.token_ids, entry.text, entry.time_ms, logprobs, end)
+    return _bounded(_packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
 
 
 def decode_entry(data: bytes) -> ChannelEntry:
-    raise NotImplementedError
+    """Read one channel entry.
+
+    Raises:
+        WireError: not one of a known version.
+    """
+    message = _open(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
+    with _Reading("channel entry"):
+        _, start, token_ids, text, time_ms, logprobs, end, *_ = message
+        return ChannelEntry(
+            start=_int(start),
+            token_ids=_ints(token_ids),
+            text=_str(text),
+            time_ms=_int(time_ms),
+            logprobs=_read_logprobs(logprobs),
+            end=_read_end(end) if end else None,
+        )
+
+
+def _end_parts(end: End) -> dict[str, object]:
+    parts = _changed(end, skip="usage") | {"state": str(end.state)}
+    return parts if end.usage is None else parts | {"usage": _usage_parts(end.usage)}
+
+
+def _read_end(parts: Mapping[str, Any]) -> End:  # Any: as they came off the wire; checked one by one
+    usage = parts.get("usage")
+    return End(
+        state=JobState(parts["state"]),
+        finish_reason=_text_or_none(parts.get("finish_reason")),
+        error=_text_or_none(parts.get("error")),
+        error_code=_text_or_none(parts.get("error_code")),
+        usage=None if usage is None else _read_usage(usage),
+    )
+
+
+def _usage_parts(usage: Usage) -> list[int]:
+    return [usage.prompt_tokens, usage.output_tokens, usage.cached_tokens]
+
+
+def _read_usage(parts: Sequence[object]) -> Usage:
+    return Usage(prompt_tokens=_int(parts[0]), output_tokens=_int(parts[1]), cached_tokens=_int(parts[2]))
+
+
+def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
+    """`[chosen, id, log-probability, id, log-probability …]`: flat, because there is one for every token."""
+    return [logprobs.chosen, *(number for pair in logprobs.top for number in pair)]
+
+
+def _read_logprobs(parts: object) -> tuple[TokenLogprobs, ...] | None:
+    return tuple(map(_read_token_logprobs, _list(parts))) if parts is not False else None
+
+
+def _read_token_logprobs(parts: object) -> TokenLogprobs:
+    chosen, *rest = _list(parts)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return TokenLogprobs(chosen=_float(chosen), top=tuple((_int(token), _float(value)) for token, value in pairs))
+
+
+# ---------------------------------------------------------------- result and record
 
 
 def encode_result(result: JobResult) -> bytes:
-    raise NotImplementedError
+    """Pack the whole output of a job.
+
+    Raises:
+        WireError: it is too large.
+    """
+    choices = [
+        [
+            choice.text,
+            choice.token_ids,
+            choice.finish_reason,
+            False if choice.logprobs is None else [_logprobs_parts(one) for one in choice.logprobs],
+        ]
+        for choice in result.choices
+    ]
+    data = _packed([WIRE_VERSION, choices, _usage_parts(result.usage), result.model])
+    return _bounded(data, "result", limits.MAX_RESULT_BYTES)
 
 
 def decode_result(data: bytes) -> JobResult:
-    raise NotImplementedError
+    """Read the whole output of a job.
+
+    Raises:
+        WireError: not one of a known version.
+    """
+    message = _open(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
+    with _Reading("result"):
+        _, choices, usage, model, *_ = message
+        return JobResult(
+            choices=tuple(
+                ChoiceResult(
+                    text=_str(text),
+                    token_ids=_ints(token_ids),
+                    finish_reason=_text_or_none(reason),
+                    logprobs=_read_logprobs(logprobs),
+                )
+                for text, token_ids, reason, logprobs, *_ in choices
+            ),
+            usage=_read_usage(usage),
+            model=_text_or_none(model),
+        )
 
 
 def encode_record(record: JobRecord) -> bytes:
-    raise NotImplementedError
+    """Pack what a worker measured of a job; what was not measured is left out."""
+    return _packed([WIRE_VERSION, _changed(record)])
 
 
 def decode_record(data: bytes) -> JobRecord:
-    raise NotImplementedError
+    """Read what a worker measured of a job; names that are not known here are ignored.
+
+    Raises:
+        WireError: not one of a known version.
+    """
+    values = _open(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
+    with _Reading("record"):
+        known = _known(JobRecord, values)
+        # Any: each value is checked by the function of its field.
+        measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in known.items()}
+        return JobRecord(**measured)
+
+
+# ---------------------------------------------------------------- outbox
 
 
 def decode_events(data: bytes) -> list[OutboxEvent]:
-    raise NotImplementedError
+    """Read one outbox entry: what one script call changed. Packed by the scripts, so it has no version of its own.
+
+    Raises:
+        WireError: not an array of events.
+    """
+    with _Reading("list of events"):
+        return [_read_event(*event[:5]) for event in unpack_from_script(data)]
+
+
+def _read_event(
+    kind: bytes, job_id: bytes, version: int, at_ms: int, values: Mapping[bytes, Any]
+) -> OutboxEvent:  # Any: as above
+    return OutboxEvent(
+        kind=_KINDS[kind],
+        job_id=JobId(job_id.decode()),
+        version=_int(version),
+        at_ms=_int(at_ms),
+        fields={name.decode(): value for name, value in values.items()},
+    )
+
+
+_KINDS: Mapping[bytes, EventKind] = {
+    b"submitted": "submitted",
+    b"started": "started",
+    b"returned": "returned",
+    b"ended": "ended",
+}
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Reading:
+    """Turn whatever goes wrong while a message's fields are read into one kind of error."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _UNREADABLE):
+            raise WireError(f"not a {self._what}: {error}") from error
+
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack knows no types
+    """Unpack a message's array and check its version."""
+    if len(data) > max_bytes:
+        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are read")
+    try:
+        message: object = unpack(data)
+    except _UNREADABLE as error:
+        raise WireError(f"not a {what}: {error}") from error
+    if not isinstance(message, list) or not message:
+        raise WireError(f"not a {what}: it is not an array that begins with a version")
+    items = cast("list[Any]", message)  # Any: msgpack knows no types
+    version: object = items[0]
+    if type(version) is not int or version < 1:
+        raise WireError(f"not a {what}: it does not begin with a version")
+    if version > WIRE_VERSION:
+        raise WireError(f"a {what} of version {version}; this program reads up to {WIRE_VERSION}: update it")
+    if len(items) < at_least:
+        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
+    return items
+
+
+def _int(value: object) -> int:
+    if type(value) is not int:
+        raise WireError(f"expected a whole number, got {value!r}")
+    return value
+
+
+def _float(value: object) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise WireError(f"expected a number, got {value!r}")
+    return float(value)
+
+
+def _str(value: object) -> str:
+    if type(value) is not str:
+        raise WireError(f"expected text, got {type(value).__name__}")
+    return value
+
+
+def _ints(value: object) -> tuple[int, ...]:
+    return tuple(map(_int, _list(value)))
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise WireError(f"expected a list, got {type(value).__name__}")
+    return cast("list[object]", value)
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else _str(value)
+
+
+_READERS: Mapping[object, Callable[[object], object]] = {str | None: _str, float | None: _float}
+_RECORD = {field.name: _READERS.get(field.type, _int) for field in fields(JobRecord)}
+"""How each measured value is checked, by its type."""
+
+
+def _known(
+    kind: "type[DataclassInstance]", values: Mapping[str, Any]
+) -> dict[str, Any]:  # Any: each value's own type checks it
+    """The values whose names this version knows."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _packed(message: object) -> bytes:
+    """Pack.
+
+    Raises:
+        InvalidJob: text that is not UTF-8, or a number too large to send.
+    """
+    try:
+        return pack(message)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidJob(f"cannot be sent: {error}") from error
+
+
+def _bounded(data: bytes, what: str, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are written")
+    return data
+
+
+def _changed(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
+    """The fields that differ from their defaults, so that a message says only what is special about it."""
+    changed = {field.name: getattr(value, field.name) for field in fields(value) if field.name != skip}
+    return {name: one for name, one in changed.items() if one != _defaults(type(value))[name]}
+
+
+@cache
+def _defaults(kind: "type[DataclassInstance]") -> dict[str, object]:
+    return {
+        field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+        for field in fields(kind)
+    }

@@ -1,0 +1,396 @@
+"""The messages between producer and worker as plain values that check themselves. Knows no bytes and no Redis."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Literal, NewType, cast, get_args
+
+from producer.contract import limits
+from producer.contract.errors import InvalidJob
+from producer.contract.states import JobState
+
+JobId = NewType("JobId", str)
+"""`<partition>.<tenant>.<random>`: keys can be built from the id alone."""
+
+Role = Literal["system", "user", "assistant", "tool", "developer"]
+
+_ROLES = get_args(Role)
+_BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
+_MAX_TOKEN_ID = 2**31 - 1
+
+Check = tuple[bool, str]
+"""Whether it holds, and the sentence to say where it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a chat.
+
+    Raises:
+        InvalidJob: the role is unknown, or the content is not text.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _raise_first(
+            [
+                (self.role in _ROLES, f"role must be one of {', '.join(_ROLES)}, got {self.role!r}"),
+                (is_text(self.content), "a message's content must be text in UTF-8"),
+                (self.name is None or is_text(self.name), "a message's name must be text in UTF-8"),
+            ]
+        )
+
+
+Prompt = str | tuple[Message, ...] | tuple[int, ...]
+"""Text, chat messages, or token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """How to generate. Names and ranges as in the engine's SamplingParams; checked against `limits`.
+
+    Raises:
+        InvalidJob: a value is out of its range (a sentence that names it).
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Types first: a range cannot be checked on a value of the wrong one.
+        _raise_first(self._types())
+        _raise_first(self._ranges())
+
+    def _types(self) -> Iterator[Check]:
+        for name in ("max_tokens", "min_tokens", "top_k", "n"):
+            yield is_integer(getattr(self, name)), f"{name} must be a whole number, got {getattr(self, name)!r}"
+        for name in _FLOATS:
+            yield is_number(getattr(self, name)), f"{name} must be a finite number, got {getattr(self, name)!r}"
+        for name in ("ignore_eos", "skip_special_tokens"):
+            yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
+        yield (
+            self.logprobs is None or is_integer(self.logprobs),
+            f"logprobs must be a whole number, got {self.logprobs!r}",
+        )
+        yield is_listing(self.stop, is_text), "stop must be a list of strings in UTF-8"
+        yield is_listing(self.stop_token_ids, is_token_id), "stop_token_ids must be a list of token ids"
+        yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
+
+    def _ranges(self) -> Iterator[Check]:
+        yield (
+            1 <= self.max_tokens <= limits.MAX_TOKENS,
+            f"max_tokens must be in [1, {limits.MAX_TOKENS}], got {self.max_tokens}",
+        )
+        yield (
+            0 <= self.min_tokens <= self.max_tokens,
+            f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}",
+        )
+        yield self.temperature >= 0, f"temperature must be 0 (greedy) or more, got {self.temperature}"
+        yield 0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}"
+        yield 0 <= self.top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {self.top_k}"
+        yield 0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}"
+        yield self.repetition_penalty > 0, f"repetition_penalty must be over 0, got {self.repetition_penalty}"
+        yield -2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"
+        yield -2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"
+        yield 1 <= self.n <= limits.MAX_CHOICES, f"n must be in [1, {limits.MAX_CHOICES}], got {self.n}"
+        yield (
+            self.logprobs is None or 0 <= self.logprobs <= limits.MAX_LOGPROBS,
+            f"logprobs must be in [0, {limits.MAX_LOGPROBS}], got {self.logprobs}",
+        )
+        yield from self._sizes()
+
+    def _sizes(self) -> Iterator[Check]:
+        longest = max(map(len, self.stop), default=1)
+        yield all(self.stop), "a stop string must not be empty"
+        yield (
+            len(self.stop) <= limits.MAX_STOPS,
+            f"at most {limits.MAX_STOPS} stop strings are allowed, got {len(self.stop)}",
+        )
+        yield (
+            longest <= limits.MAX_STOP_CHARS,
+            f"a stop string may have {limits.MAX_STOP_CHARS} characters, got one of {longest}",
+        )
+        yield (
+            len(self.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS,
+            f"at most {limits.MAX_STOP_TOKEN_IDS} stop_token_ids are allowed, got {len(self.stop_token_ids)}",
+        )
+        yield (
+            len(self.logit_bias) <= limits.MAX_LOGIT_BIAS,
+            f"logit_bias may name {limits.MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}",
+        )
+        yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "each logit_bias must be in [-100, 100]"
+
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What stays with the job from submit to end; opaque to the scripts.
+
+    Raises:
+        InvalidJob: a value is out of its range (a sentence that names it).
+    """
+
+    options: JobOptions = field(default_factory=JobOptions)
+    model: str | None = None
+    """The model the producer expects; None takes whatever the queue serves."""
+
+    stream: bool = True
+    """False: the channel gets a checkpoint every 64 tokens or second instead of every step."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    traceparent: str | None = None
+    """W3C trace context."""
+
+    callback_url: str | None = None
+    batch: str | None = None
+    add_special_tokens: bool = True
+    """Whether a text prompt gets the tokenizer's begin-of-sequence token."""
+
+    def __post_init__(self) -> None:
+        _raise_first(self._checks())
+
+    def _checks(self) -> Iterator[Check]:
+        for name in ("stream", "add_special_tokens"):
+            yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
+        yield (
+            is_short(self.model, limits.MAX_MODEL_CHARS),
+            f"model must be text of 1 to {limits.MAX_MODEL_CHARS} characters",
+        )
+        yield is_short(self.traceparent, limits.MAX_TRACEPARENT_CHARS), "traceparent must be a W3C trace context"
+        yield (
+            self.batch is None or (is_text(self.batch) and _BATCH.fullmatch(self.batch) is not None),
+            f"batch must be 1 to {limits.MAX_BATCH_CHARS} letters, digits and any of _.:-, got {self.batch!r}",
+        )
+        yield (
+            self.callback_url is None
+            or (
+                is_short(self.callback_url, limits.MAX_URL_CHARS)
+                and self.callback_url.startswith(("http://", "https://"))
+            ),
+            f"callback_url must be an http or https URL of at most {limits.MAX_URL_CHARS} characters",
+        )
+        yield from self._metadata_checks()
+
+    def _metadata_checks(self) -> Iterator[Check]:
+        pairs = list(self.metadata.items())
+        yield (
+            len(pairs) <= limits.MAX_METADATA_PAIRS,
+            f"metadata may have {limits.MAX_METADATA_PAIRS} pairs, got {len(pairs)}",
+        )
+        yield (
+            all(is_text(key) and 1 <= len(key) <= limits.MAX_METADATA_KEY_CHARS for key, _ in pairs),
+            f"a metadata key must be text of 1 to {limits.MAX_METADATA_KEY_CHARS} characters",
+        )
+        yield (
+            all(is_text(value) and len(value) <= limits.MAX_METADATA_VALUE_CHARS for _, value in pairs),
+            f"a metadata value must be text of at most {limits.MAX_METADATA_VALUE_CHARS} characters",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one token: the chosen one's, and (id, log-probability) of the most likely."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one job."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How one choice ended."""
+
+    state: JobState
+    finish_reason: str | None = None
+    """`stop` or `length` when done."""
+
+    error: str | None = None
+    error_code: str | None = None
+    """A constant word for programs, such as `prompt_too_long` (see docs/operations.md)."""
+
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelEntry:
+    """One entry of a channel: what one advance added.
+
+    Its stream id is `<offset after it>-0`; an end's is `<offset>-<1 + requeues>`, and it carries no tokens, only the
+    text that the end releases.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    time_ms: int
+    """Wall clock (the server's, as mapped by the worker) when its last token was drawn."""
+
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceResult:
+    """The whole output of one choice."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """The whole output of a job, as kept at its result key."""
+
+    choices: tuple[ChoiceResult, ...]
+    usage: Usage
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What the worker measured of a job, for its history row; times are wall-clock milliseconds of the server."""
+
+    model: str | None = None
+    fingerprint: str | None = None
+    worker: str | None = None
+    """Host and process of the last owner."""
+
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    resumed_tokens: int = 0
+    preemptions: int = 0
+    first_scheduled_ms: int | None = None
+    first_token_ms: int | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    itl_max_ms: float | None = None
+    exactness: str | None = None
+    """Grade of a resumed job: `undisturbed`, `same_fingerprint`, `other_fingerprint`."""
+
+
+EventKind = Literal["submitted", "started", "returned", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEvent:
+    """One change of a job's state on its way to SQL. A higher `version` of the same job wins."""
+
+    kind: EventKind
+    job_id: JobId
+    version: int
+    at_ms: int
+    fields: Mapping[str, bytes | int | None]
+    """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
+    prompt (where the history keeps prompts whole). started: epoch, attempt, incarnation. returned: why, epoch.
+    ended: state, reason, error, error_code, epoch, attempt, incarnation, record (encoded JobRecord, if a worker ended
+    it), result (encoded, where the history keeps results). A field without a value is absent; text, seeds (decimal)
+    and encoded messages are all bytes."""
+
+
+def option_names() -> tuple[str, ...]:
+    """Every name that JobOptions takes, for a sentence about an unknown one."""
+    return tuple(option.name for option in fields(JobOptions))
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Refuse what no model can read.
+
+    Raises:
+        InvalidJob: it is empty, not UTF-8, or of the wrong type.
+    """
+    if isinstance(prompt, str):
+        _raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
+        return
+    is_chat = is_listing(prompt, lambda item: isinstance(item, Message))
+    _raise_first(
+        [
+            (
+                is_chat or is_listing(prompt, is_token_id),
+                "a prompt is text, a list of messages, or a list of token ids",
+            ),
+            (len(prompt) > 0, "the prompt is empty"),
+        ]
+    )
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number (a truth value is not)."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def is_token_id(value: object) -> bool:
+    """Whether it can be a token's id: 0 to 2^31 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKEN_ID
+
+
+def is_listing(value: object, is_item: Callable[[object], bool]) -> bool:
+    """Whether it is a list or tuple of such items (a bare string is not)."""
+    # The cast says only that nothing is known of the items yet.
+    return isinstance(value, (list, tuple)) and all(map(is_item, cast("Sequence[object]", value)))
+
+
+def is_bias(value: object) -> bool:
+    """Whether it maps token ids to numbers."""
+    # The cast says only that nothing is known of keys and values yet.
+    return isinstance(value, Mapping) and all(
+        is_token_id(key) and is_number(bias) for key, bias in cast("Mapping[object, object]", value).items()
+    )
+
+
+def is_short(value: object, max_chars: int) -> bool:
+    """Whether it is absent, or text of 1 to `max_chars` characters."""
+    return value is None or (isinstance(value, str) and is_text(value) and 1 <= len(value) <= max_chars)
+
+
+def _raise_first(checks: Iterable[Check]) -> None:
+    for holds, sentence in checks:
+        if not holds:
+            raise InvalidJob(sentence)
