@@ -4,9 +4,11 @@ Tokens are taken one at a time, so what is visible after k tokens is a function 
 them. A character whose bytes are not all there is held back; bytes that can never become one show as U+FFFD at once.
 
 Three ways, fastest first:
-- `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2): exact, one look-up a token.
-- `WindowDetokenizer` for any other decoder: decodes the last tokens twice and shows the difference.
-Both give, all together, what the decoder gives for all tokens at once.
+- `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2);
+- `PieceDetokenizer` where it is a piece of text or one byte (SentencePiece with byte fallback: Llama 2, Mistral);
+- `WindowDetokenizer` for any other decoder: it decodes the last tokens twice and shows the difference.
+The first two are exact: all together they show what the decoder gives for all tokens at once. The third is as good as
+the decoder's own habit of leaving early text alone when tokens are added.
 """
 
 from codecs import utf_8_decode
@@ -79,6 +81,51 @@ class ByteDetokenizer:
         return text
 
 
+class PieceDetokenizer:
+    """For tokens that are pieces of text, or single bytes for what has no piece.
+
+    A run of bytes is text only if all of it is UTF-8, else each of its bytes is U+FFFD: it is held back until it ends,
+    as it does at the next space at the latest. One space at the very beginning is dropped.
+    """
+
+    __slots__ = ("_has_begun", "_pieces", "_run")
+
+    def __init__(self, pieces: Mapping[int, str | int]) -> None:
+        """Begin a text.
+
+        Args:
+            pieces: of each token id its text, or its one byte as a number. Shared, never changed here.
+        """
+        self._pieces = pieces
+        self._run = bytearray()
+        self._has_begun = False
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        piece = self._pieces[token_id]
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        if self._has_begun and not self._run:
+            return piece
+        # A token without text (a special one that is skipped) is not there: a run goes on across it.
+        return self.flush() + self._begin(piece) if piece else ""
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        run, self._run = bytes(self._run), bytearray()
+        try:
+            return self._begin(run.decode())
+        except UnicodeDecodeError:
+            return self._begin(_OPEN * len(run))
+
+    def _begin(self, text: str) -> str:
+        if self._has_begun or not text:
+            return text
+        self._has_begun = True
+        return text.removeprefix(" ")
+
+
 class WindowDetokenizer:
     """For any decoder: text of a token is how much longer a window of the last tokens decodes with it than without."""
 
@@ -98,9 +145,8 @@ class WindowDetokenizer:
         self._tokens.append(token_id)
         shown, text = self._decode(self._tokens[: self._before]), self._decode(self._tokens)
         num_open = len(self._tokens) - self._before
-        if text.endswith(_OPEN) and num_open < _LONGEST_CHARACTER:
-            return ""
-        if len(text) <= len(shown):
+        is_open = text.endswith(_OPEN) or len(text) <= len(shown)
+        if is_open and num_open < _LONGEST_CHARACTER:
             return ""
         del self._tokens[: self._before]
         self._before = num_open
