@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check, check_rows
-from kernels.paged_attention.layout import KVCache, Layout, allocate_plain
+from kernels.paged_attention.layout import KVCache, Layout
 
 __all__ = ["KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
 
@@ -14,7 +14,9 @@ def allocate_kv_cache(
 ) -> KVCache:
     """Make one layer's cache, zeroed, in the layout that the device's kernel reads."""
     if device.type == "cuda":
-        return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=device)
+        from kernels.paged_attention.kernel import allocate_cuda
+
+        return allocate_cuda(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=device)
     from kernels.paged_attention.cpu import allocate_cpu
 
     return allocate_cpu(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)

@@ -1,0 +1,458 @@
+# Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+"""Paged attention in Triton: one kernel for prefill chunks and decodes, split over the keys when contexts are long.
+
+A program holds BLOCK_ROWS query rows of one key-value head: the heads that share it, of BLOCK_QUERIES consecutive
+tokens of one sequence (grouped-query attention packed into the rows, as in vLLM's Triton backend and FlashInfer). It
+walks the sequence's keys in tiles of TILE tokens, looked up in the block table, with an online softmax in float32 (Dao,
+FlashAttention-2, 2023). Tiles that every row sees whole need no mask and run in a loop of their own.
+
+When no sequence has more rows than one program holds (decode), keys are cut into segments of a fixed number of tokens,
+one program each, and a second kernel merges them (Flash-Decoding). The cut depends on positions only, so the bits of a
+decode's row depend on nothing but its own query, keys and context, whoever else is decoded in the batch.
+
+Nothing here reads a tensor on the host, so a launch can be captured in a CUDA graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_attention.layout import KVCache, Layout
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """How one launch is cut. Part of what decides the bits of the result."""
+
+    block_rows: int
+    """Query rows (tokens times heads of a group) of a program."""
+
+    tile: int
+    """Keys of one step of the inner loop."""
+
+    num_warps: int
+    num_stages: int
+
+
+SEGMENT_TOKENS = 512
+"""Keys of one program of a split decode: a multiple of every tile."""
+
+
+def attention_config(*, element_bytes: int, head_size: int, group: int, max_query_len: int) -> AttentionConfig:
+    """Choose the cut from dtype, head size, heads per key-value head and phase, never from the number of sequences.
+
+    The numbers keep every case free of register spills on sm_90, and decodes at two tiles in flight. A tile is loaded
+    by way of its block ids, so the pipeline needs two stages more for each tile that is to be in flight.
+    """
+    least_rows = max(16, triton.next_power_of_2(group))
+    num_rows = triton.next_power_of_2(max_query_len * group)
+    row_bytes = element_bytes * triton.next_power_of_2(head_size)
+    if element_bytes == 4:
+        return AttentionConfig(max(least_rows, min(num_rows, 32)), tile=16, num_warps=8, num_stages=2)
+    tile = 64 if row_bytes <= 256 else 32
+    if num_rows <= 32:
+        return AttentionConfig(max(least_rows, num_rows), tile, num_warps=4, num_stages=5)
+    if num_rows <= 64:
+        return AttentionConfig(max(least_rows, 64), tile, num_warps=4 if row_bytes <= 256 else 8, num_stages=3)
+    return AttentionConfig(max(least_rows, 128), tile, num_warps=8, num_stages=3)
+
+
+@triton.jit
+def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.constexpr):
+    """The last sequence whose first block is at or before `query_block`, by bisection.
+
+    Sequence i owns blocks from `query_start_locs[i] // BLOCK_QUERIES + i`: an upper bound of the blocks before it that
+    is strictly increasing in i and needs no prefix sum.
+    """
+    low = query_block * 0
+    high = low + S
+    while low < high:
+        middle = (low + high) // 2
+        first_block = tl.load(query_start_locs_ptr + middle) // BLOCK_QUERIES + middle
+        if first_block <= query_block:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _attend_tile(
+    acc,  # [BLOCK_ROWS, BLOCK_D] float32
+    row_max,  # [BLOCK_ROWS] float32, in log2 units
+    row_sum,  # [BLOCK_ROWS] float32
+    query,  # [BLOCK_ROWS, BLOCK_D]
+    query_positions,  # [BLOCK_ROWS]
+    tile_start,
+    first_key,
+    end_key,
+    table_ptr,
+    key_ptr,
+    value_ptr,
+    key_stride_block,
+    key_stride_slot,
+    value_stride_block,
+    value_stride_slot,
+    log2_scale,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold the keys `tile_start` … `tile_start + TILE` into the running softmax."""
+    positions = tile_start + tl.arange(0, TILE)  # [TILE]
+    dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    readable = (positions >= first_key) & (positions < end_key)
+
+    if MASKED:
+        block_ids = tl.load(table_ptr + positions // BLOCK_SIZE, mask=readable, other=0).to(tl.int64)
+    else:
+        block_ids = tl.load(table_ptr + positions // BLOCK_SIZE).to(tl.int64)
+    slots = positions % BLOCK_SIZE
+    key_ptrs = key_ptr + (block_ids * key_stride_block + slots * key_stride_slot)[None, :] + dims[:, None]
+    value_ptrs = value_ptr + (block_ids * value_stride_block + slots * value_stride_slot)[:, None] + dims[None, :]
+
+    # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot that holds no key may be read.
+    if MASKED:
+        key = tl.load(key_ptrs, mask=readable[None, :] & (dims < D)[:, None], other=0.0)  # [BLOCK_D, TILE]
+        value = tl.load(value_ptrs, mask=readable[:, None] & (dims < D)[None, :], other=0.0)  # [TILE, BLOCK_D]
+    elif D == BLOCK_D:
+        key = tl.load(key_ptrs)
+        value = tl.load(value_ptrs)
+    else:
+        key = tl.load(key_ptrs, mask=(dims < D)[:, None], other=0.0)
+        value = tl.load(value_ptrs, mask=(dims < D)[None, :], other=0.0)
+
+    scores = tl.dot(query, key, input_precision="ieee") * log2_scale  # [BLOCK_ROWS, TILE]
+    if MASKED:
+        visible = readable[None, :] & (positions[None, :] <= query_positions[:, None])
+        if WINDOW > 0:
+            visible = visible & (query_positions[:, None] - positions[None, :] < WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+    # A row that has seen no key yet: keep exp2(-inf - x) = 0 away from -inf - (-inf).
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - shift[:, None])
+    rescale = tl.exp2(row_max - shift)
+    row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(value.dtype), value, acc=acc * rescale[:, None], input_precision="ieee")
+    return acc, new_max, row_sum
+
+
+@triton.jit(do_not_specialize=["T", "S", "num_segments", "table_stride_sequence"])
+def _paged_attention_kernel(
+    out_ptr,  # [T, H, D]; unused when SPLIT
+    partial_ptr,  # [T, H, num_segments, D] float32; used when SPLIT
+    partial_max_ptr,  # [T, H, num_segments] float32; used when SPLIT
+    partial_sum_ptr,  # [T, H, num_segments] float32; used when SPLIT
+    query_ptr,  # [T, H, D]
+    key_cache_ptr,  # [blocks, G, block_size, D] by its strides
+    value_cache_ptr,  # as key_cache
+    block_tables_ptr,  # [S, max_blocks] int32
+    query_start_locs_ptr,  # [S + 1] int32
+    context_lens_ptr,  # [S] int32
+    log2_scale,
+    T,
+    S,
+    num_segments,
+    out_stride_token,
+    out_stride_head,
+    query_stride_token,
+    query_stride_head,
+    key_stride_block,
+    key_stride_head,
+    key_stride_slot,
+    value_stride_block,
+    value_stride_head,
+    value_stride_slot,
+    table_stride_sequence,
+    WINDOW: tl.constexpr,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+):
+    """One program per (block of queries, key-value head, segment of keys)."""
+    kv_head = tl.program_id(1).to(tl.int64)
+    segment = tl.program_id(2)
+    dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    rows = tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
+    heads = kv_head * GROUP + rows % GROUP  # [BLOCK_ROWS]
+
+    if not SPLIT:
+        # Tokens after the last query are padding: their rows are zeros, written, never stale.
+        padding = tl.load(query_start_locs_ptr + S).to(tl.int64) + tl.program_id(0)
+        while padding < T:
+            padding_ptrs = out_ptr + padding * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
+            zeros = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=out_ptr.dtype.element_ty)
+            tl.store(padding_ptrs, zeros, mask=(rows < GROUP)[:, None] & (dims < D)[None, :])
+            padding += tl.num_programs(0)
+
+    if ONE_BLOCK:
+        sequence = tl.program_id(0)
+        block_in_sequence = 0
+    else:
+        # The last blocks of a prompt see the most keys: they start first.
+        query_block = tl.num_programs(0) - 1 - tl.program_id(0)
+        sequence = _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES)
+        block_in_sequence = query_block - (tl.load(query_start_locs_ptr + sequence) // BLOCK_QUERIES + sequence)
+
+    query_start = tl.load(query_start_locs_ptr + sequence)
+    query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start
+    first_query = block_in_sequence * BLOCK_QUERIES
+    if first_query >= query_len:
+        return
+    context_len = tl.load(context_lens_ptr + sequence)
+
+    queries = first_query + rows // GROUP  # [BLOCK_ROWS], in the sequence's new tokens
+    query_positions = context_len - query_len + queries
+    inside = (rows < BLOCK_QUERIES * GROUP) & (queries < query_len)
+    tokens = (query_start + queries).to(tl.int64)
+
+    first_position = context_len - query_len + first_query
+    last_position = tl.minimum(first_position + BLOCK_QUERIES, context_len) - 1
+    end_key = last_position + 1
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+    tiles_start = first_key // TILE * TILE
+    tiles_end = end_key
+    if SPLIT:
+        tiles_start = tl.maximum(tiles_start, segment * SEGMENT)
+        tiles_end = tl.minimum(tiles_end, (segment + 1) * SEGMENT)
+
+    row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=tl.float32)
+
+    if tiles_start < tiles_end:
+        query_ptrs = (
+            query_ptr + tokens[:, None] * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
+        )
+        query = tl.load(query_ptrs, mask=inside[:, None] & (dims < D)[None, :], other=0.0)
+        table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride_sequence
+        key_ptr = key_cache_ptr + kv_head * key_stride_head
+        value_ptr = value_cache_ptr + kv_head * value_stride_head
+
+        masked_start = tiles_start
+        if WINDOW == 0:
+            # Whole tiles up to the first query's own position are seen by every row.
+            masked_start = tl.maximum(tl.minimum(first_position + 1, tiles_end) // TILE * TILE, tiles_start)
+            for tile_start in range(tiles_start, masked_start, TILE):
+                acc, row_max, row_sum = _attend_tile(
+                    acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
+                    table_ptr, key_ptr, value_ptr,
+                    key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
+                    WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
+                )  # fmt: skip
+        for tile_start in range(masked_start, tiles_end, TILE):
+            acc, row_max, row_sum = _attend_tile(
+                acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
+                table_ptr, key_ptr, value_ptr,
+                key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
+                WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
+            )  # fmt: skip
+
+    if SPLIT:
+        # An empty segment says so: the merge reads only the weights of segments that have a maximum.
+        partial_rows = (tokens * H + heads) * num_segments + segment
+        tl.store(partial_max_ptr + partial_rows, row_max, mask=inside)
+        tl.store(partial_sum_ptr + partial_rows, row_sum, mask=inside)
+        if tiles_start < tiles_end:
+            partial_ptrs = partial_ptr + partial_rows[:, None] * D + dims[None, :]
+            tl.store(partial_ptrs, acc, mask=inside[:, None] & (dims < D)[None, :])
+    else:
+        # A row without a visible key (padding) has sum 0 and becomes 0.
+        out = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+        out_ptrs = out_ptr + tokens[:, None] * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (dims < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["S", "num_segments"])
+def _merge_segments_kernel(
+    out_ptr,  # [T, H, D]
+    partial_ptr,  # [T, H, num_segments, D] float32
+    partial_max_ptr,  # [T, H, num_segments] float32, in log2 units
+    partial_sum_ptr,  # [T, H, num_segments] float32
+    query_start_locs_ptr,  # [S + 1] int32
+    S,
+    num_segments,
+    out_stride_token,
+    out_stride_head,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SEGMENTS: tl.constexpr,
+):
+    """One program per (token, head): the segments' sums, rescaled to their common maximum and divided."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    # Scalar offsets go to the pointers, not into the blocks of offsets: triton 3.5 and 3.6 miscompile the latter.
+    row = (token * H + head) * num_segments
+    partial_ptr += row * D
+    partial_max_ptr += row
+    partial_sum_ptr += row
+    out_ptr += token * out_stride_token + head * out_stride_head
+    dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+
+    num_tokens = tl.load(query_start_locs_ptr + S)
+    # Padding tokens have no segments: the loop does not run, and zeros are written.
+    end_segment = tl.where(token < num_tokens, num_segments, 0)
+
+    total_max = tl.full([1], float("-inf"), dtype=tl.float32)
+    total_sum = tl.zeros([1], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
+    for start in range(0, end_segment, BLOCK_SEGMENTS):
+        segments = start + tl.arange(0, BLOCK_SEGMENTS)  # [BLOCK_SEGMENTS]
+        maxima = tl.load(partial_max_ptr + segments, mask=segments < num_segments, other=float("-inf"))
+        has_keys = maxima > float("-inf")
+        sums = tl.load(partial_sum_ptr + segments, mask=has_keys, other=0.0)
+        partial_ptrs = partial_ptr + segments[:, None] * D + dims[None, :]
+        partials = tl.load(partial_ptrs, mask=has_keys[:, None] & (dims < D)[None, :], other=0.0)
+
+        new_max = tl.maximum(total_max, tl.max(maxima, axis=0))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(maxima - shift)
+        rescale = tl.exp2(total_max - shift)
+        total_sum = total_sum * rescale + tl.sum(sums * weights, axis=0)
+        acc = acc * rescale + tl.sum(partials * weights[:, None], axis=0)
+        total_max = new_max
+
+    out = acc / tl.where(total_sum == 0.0, 1.0, total_sum)
+    tl.store(out_ptr + dims, out.to(out_ptr.dtype.element_ty), mask=dims < D)
+
+
+def allocate_cuda(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """Make one layer's cache of zeros, `[blocks, 2, G, block_size, D]` in memory, shown as `Layout.PLAIN` views.
+
+    One head's keys of a block are one run of memory, which is what one program reads; a whole block, keys and values,
+    is one run too, which is what a copy moves.
+    """
+    memory = torch.zeros((num_blocks, 2, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
+    keys, values = memory.transpose(2, 3).unbind(dim=1)  # [blocks, block_size, G, D] each
+    return KVCache(
+        keys=keys,
+        values=values,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        layout=Layout.PLAIN,
+    )
+
+
+def paged_attention_triton(
+    query: Tensor,
+    kv_cache: KVCache,
+    block_tables: Tensor,
+    query_start_locs: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_context_len: int,
+    sliding_window: int = 0,
+    out: Tensor,
+    config: AttentionConfig | None = None,
+) -> None:
+    """As `kernels.paged_attention.paged_attention`; `config` replaces the table's choice (to measure another)."""
+    num_tokens, num_heads, head_size = query.shape
+    num_sequences = context_lens.shape[0]
+    if num_tokens == 0:
+        return
+    if num_sequences == 0:
+        out.zero_()
+        return
+    keys, values = kv_cache.keys, kv_cache.values
+    group = num_heads // kv_cache.num_kv_heads
+    if config is None:
+        config = attention_config(
+            element_bytes=query.element_size(), head_size=head_size, group=group, max_query_len=max_query_len
+        )
+    block_queries = config.block_rows // group
+    one_block = max_query_len <= block_queries
+    num_segments = triton.cdiv(max_context_len, SEGMENT_TOKENS) if one_block else 1
+    split = num_segments > 1
+    num_query_blocks = num_sequences if one_block else num_tokens // block_queries + num_sequences
+    partial, partial_max, partial_sum = out, out, out
+    if split:
+        sums = (num_tokens, num_heads, num_segments)
+        partial = torch.empty((*sums, head_size), dtype=torch.float32, device=query.device)
+        partial_max = torch.empty(sums, dtype=torch.float32, device=query.device)
+        partial_sum = torch.empty(sums, dtype=torch.float32, device=query.device)
+    _paged_attention_kernel[(num_query_blocks, kv_cache.num_kv_heads, num_segments)](
+        out,
+        partial,
+        partial_max,
+        partial_sum,
+        query,
+        keys,
+        values,
+        block_tables,
+        query_start_locs,
+        context_lens,
+        scale * LOG2_E,
+        num_tokens,
+        num_sequences,
+        num_segments,
+        out.stride(0),
+        out.stride(1),
+        query.stride(0),
+        query.stride(1),
+        keys.stride(0),
+        keys.stride(2),
+        keys.stride(1),
+        values.stride(0),
+        values.stride(2),
+        values.stride(1),
+        block_tables.stride(0),
+        WINDOW=sliding_window,
+        H=num_heads,
+        GROUP=group,
+        D=head_size,
+        BLOCK_D=max(16, triton.next_power_of_2(head_size)),
+        BLOCK_SIZE=kv_cache.block_size,
+        BLOCK_ROWS=config.block_rows,
+        BLOCK_QUERIES=block_queries,
+        TILE=config.tile,
+        SEGMENT=SEGMENT_TOKENS,
+        SPLIT=split,
+        ONE_BLOCK=one_block,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if split:
+        _merge_segments_kernel[(num_tokens, num_heads)](
+            out,
+            partial,
+            partial_max,
+            partial_sum,
+            query_start_locs,
+            num_sequences,
+            num_segments,
+            out.stride(0),
+            out.stride(1),
+            H=num_heads,
+            D=head_size,
+            BLOCK_D=triton.next_power_of_2(head_size),
+            BLOCK_SEGMENTS=min(16, triton.next_power_of_2(num_segments)),
+            num_warps=4,
+        )
