@@ -7,6 +7,7 @@ HistoryError
 └── SchemaTooNew       a newer release has migrated it; this one must be updated
 """
 
+import json
 import sqlite3
 
 import sqlalchemy as sa
@@ -73,7 +74,9 @@ def open_database(text: str, *, is_writer: bool = False) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _open_sqlite(url, is_writer=is_writer)
     connect_args = {"connect_timeout": 10, "application_name": "sluice"}
-    return sa.create_engine(url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args)
+    return sa.create_engine(
+        url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args, json_serializer=_compact_json
+    )
 
 
 def schema_revision(connection: Connection) -> str | None:
@@ -100,8 +103,13 @@ def check_schema(connection: Connection) -> None:
         raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")
 
 
+def _compact_json(value: object) -> str:
+    """JSON as small as it gets; refuses what JSON has no word for (NaN) with a ValueError."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, json_serializer=_compact_json)
 
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         # The driver would begin transactions by itself, only before a change and without the write lock.

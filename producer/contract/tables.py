@@ -28,7 +28,7 @@ SCHEMA_REVISION = "0002"
 
 HOUR_MS = 3_600_000
 
-Json = sa.JSON().with_variant(JSONB(), "postgresql")
+Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 Ms = sa.BigInteger
 Count = sa.BigInteger
 

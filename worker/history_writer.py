@@ -1,0 +1,284 @@
+"""Put changes into the history, so that order and repetition do not matter. Knows no Redis.
+
+A transaction takes many jobs. What SQL refuses is found by halving, cleaned, and stored with the reason; SQL being away
+or full is not the rows' fault and is raised.
+
+HistoryAway   the database does not take anything now: try the same again later
+"""
+
+import math
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.sql import ColumnElement
+
+from producer.contract.tables import attempts, batches, jobs, results
+from worker.history_rows import (
+    ENDED_ATTEMPT,
+    GREATEST,
+    IDENTITY,
+    LEAST,
+    NEWEST,
+    STARTED_ATTEMPT,
+    SUBMITTED,
+    JobChange,
+    Row,
+)
+
+MAX_JOBS_PER_TRANSACTION = 1000
+MAX_TEXT_CHARS = 1_000_000
+"""Of a cleaned text; a sound one is never cut."""
+
+# Either dialect's INSERT; they share what is used here, but no typed base.
+Upsert = postgresql.Insert | sqlite.Insert
+
+_SQLSTATES_OF_ROWS = ("22", "23", "54")
+"""PostgreSQL's classes: data exception, integrity, program limit (a text too long for an index)."""
+
+# What a driver raises for a value it cannot send is its own: OverflowError, UnicodeEncodeError, TypeError …
+_REFUSALS = (SQLAlchemyError, ValueError, TypeError, ArithmeticError, RecursionError)
+
+
+class HistoryAway(Exception):
+    """The database is unreachable, locked, read-only or full: nothing was written, and the same may work later."""
+
+
+class HistoryWriter:
+    """Writes changes into one database."""
+
+    def __init__(self, engine: Engine) -> None:
+        insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
+        self._engine = engine
+        self._upsert_jobs = _job_upsert(insert(jobs))
+        self._upsert_attempts = _attempt_upsert(insert(attempts))
+        self._upsert_results = _result_upsert(insert(results))
+        self._upsert_batches = _batch_upsert(insert(batches))
+
+    def write(self, changes: Iterable[JobChange]) -> list[tuple[str, str]]:
+        """Write changes, each wholly or not at all; give (job id, reason) of those that had to be cleaned.
+
+        Raises:
+            HistoryAway: nothing or only a part was written; writing all again is right.
+        """
+        # In one order for all writers, so that two of them cannot wait for each other.
+        ordered = sorted(changes, key=lambda change: change.id)
+        cleaned: list[tuple[str, str]] = []
+        for start in range(0, len(ordered), MAX_JOBS_PER_TRANSACTION):
+            cleaned += self._write_halving(ordered[start : start + MAX_JOBS_PER_TRANSACTION])
+        return cleaned
+
+    def _write_halving(self, changes: Sequence[JobChange]) -> list[tuple[str, str]]:
+        try:
+            self._write_all(changes)
+        except _REFUSALS as refusal:
+            if len(changes) == 1:
+                return [self._write_cleaned(changes[0], refusal)]
+            middle = len(changes) // 2
+            return self._write_halving(changes[:middle]) + self._write_halving(changes[middle:])
+        return []
+
+    def _write_cleaned(self, change: JobChange, refusal: Exception) -> tuple[str, str]:
+        reason = _reason(refusal)
+        for smaller in (_cleaned, _skeleton):
+            try:
+                self._write_all([smaller(change, reason)])
+            except _REFUSALS as again:
+                reason = _reason(again)
+            else:
+                return change.id, reason
+        return change.id, f"not stored at all: {reason}"
+
+    def _write_all(self, changes: Sequence[JobChange]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                self._execute(connection, changes)
+        except (DBAPIError, DisconnectionError) as error:
+            if _is_rows_fault(error):
+                raise
+            raise HistoryAway(_reason(error)) from error
+
+    def _execute(self, connection: Connection, changes: Sequence[JobChange]) -> None:
+        _many(connection, self._upsert_jobs, [change.job for change in changes])
+        _many(
+            connection, self._upsert_attempts, [row for change in changes for _, row in sorted(change.attempts.items())]
+        )
+        told = [change.result for change in changes if change.result is not None]
+        _many(connection, self._upsert_results, told)
+        if told:
+            _forget_deleted(connection, [row["job_id"] for row in told])
+        _many(connection, self._upsert_batches, _batches_of(changes))
+        returned = [change.id for change in changes if change.is_returned]
+        if returned:
+            _reopen_batches(connection, returned)
+
+    def refresh_batch(self, *, now_ms: int, counted_before_ms: int) -> bool:
+        """Count the jobs of the open batch that was counted longest ago; False when none is due.
+
+        Raises:
+            HistoryAway: the database does not answer.
+        """
+        try:
+            with self._engine.begin() as connection:
+                return _refresh_batch(connection, now_ms, counted_before_ms)
+        except DBAPIError as error:
+            raise HistoryAway(_reason(error)) from error
+
+
+# ---------------------------------------------------------------- statements
+
+
+def _job_upsert(insert: Upsert) -> Upsert:
+    new, old = insert.excluded, jobs.c
+    is_newer = new.version > old.version
+    columns: dict[str, ColumnElement[Any]] = {  # Any: columns of several types
+        **{name: sa.case((is_newer, new[name]), else_=old[name]) for name in NEWEST},
+        **{name: sa.func.coalesce(old[name], new[name]) for name in SUBMITTED},
+        **{name: _pick(old[name], new[name], new[name] < old[name]) for name in LEAST},
+        **{name: _pick(old[name], new[name], new[name] > old[name]) for name in GREATEST},
+    }
+    return insert.on_conflict_do_update(index_elements=["id"], set_=columns, where=old.deleted_ms.is_(None))
+
+
+def _attempt_upsert(insert: Upsert) -> Upsert:
+    new, old = insert.excluded, attempts.c
+    ends_first = sa.or_(old.end_version.is_(None), new.end_version < old.end_version)
+    columns: dict[str, ColumnElement[Any]] = {  # Any: columns of several types
+        **{name: sa.func.coalesce(old[name], new[name]) for name in STARTED_ATTEMPT},
+        **{name: sa.case((ends_first, new[name]), else_=old[name]) for name in ENDED_ATTEMPT},
+    }
+    return insert.on_conflict_do_update(index_elements=["job_id", "epoch"], set_=columns)
+
+
+def _result_upsert(insert: Upsert) -> Upsert:
+    names = ("version", "finished_ms", "choices", "usage")
+    columns = {name: insert.excluded[name] for name in names}
+    is_newer = insert.excluded.version > results.c.version
+    return insert.on_conflict_do_update(index_elements=["job_id"], set_=columns, where=is_newer)
+
+
+def _batch_upsert(insert: Upsert) -> Upsert:
+    created, known = insert.excluded.created_ms, batches.c.created_ms
+    columns = {"created_ms": sa.case((created < known, created), else_=known), "completed_ms": sa.null()}
+    return insert.on_conflict_do_update(index_elements=["queue", "id"], set_=columns)
+
+
+def _pick(old: ColumnElement[Any], new: ColumnElement[Any], new_wins: ColumnElement[bool]) -> ColumnElement[Any]:
+    """Any: numbers or texts."""
+    return sa.case((old.is_(None), new), (new_wins, new), else_=old)
+
+
+def _many(connection: Connection, statement: Upsert, rows: Sequence[Row]) -> None:
+    if rows:
+        connection.execute(statement, rows)
+
+
+def _forget_deleted(connection: Connection, job_ids: Sequence[object]) -> None:
+    """A late event must not bring back what a person deleted."""
+    deleted = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.deleted_ms.is_not(None))
+    connection.execute(results.delete().where(results.c.job_id.in_(deleted)))
+
+
+def _reopen_batches(connection: Connection, job_ids: Sequence[str]) -> None:
+    touched = sa.select(jobs.c.queue, jobs.c.batch).where(jobs.c.id.in_(job_ids), jobs.c.batch.is_not(None)).distinct()
+    for queue, batch in sorted(map(tuple, connection.execute(touched))):
+        same = sa.and_(batches.c.queue == queue, batches.c.id == batch)
+        connection.execute(batches.update().where(same).values(completed_ms=None))
+
+
+def _batches_of(changes: Sequence[JobChange]) -> list[Row]:
+    created: dict[tuple[str, str], int] = {}
+    for change in changes:
+        queue, batch, at_ms = (change.job[name] for name in ("queue", "batch", "submitted_ms"))
+        if isinstance(batch, str) and isinstance(queue, str) and isinstance(at_ms, int):
+            created[queue, batch] = min(at_ms, created.get((queue, batch), at_ms))
+    return [{"queue": queue, "id": batch, "created_ms": at_ms} for (queue, batch), at_ms in sorted(created.items())]
+
+
+def _refresh_batch(connection: Connection, now_ms: int, counted_before_ms: int) -> bool:
+    counted_ms = sa.func.coalesce(batches.c.refreshed_ms, 0)
+    is_due = sa.and_(batches.c.completed_ms.is_(None), counted_ms <= counted_before_ms)
+    # The lock makes a change that is under way wait, and reopen the batch after this count.
+    due = sa.select(batches.c.queue, batches.c.id).where(is_due).order_by(counted_ms).limit(1).with_for_update()
+    found = connection.execute(due).one_or_none()
+    if found is None:
+        return False
+    mine = sa.and_(jobs.c.queue == found.queue, jobs.c.batch == found.id)
+    counted = connection.execute(sa.select(jobs.c.state, sa.func.count()).where(mine).group_by(jobs.c.state))
+    counts = {str(state): int(count) for state, count in counted}
+    totals = {name: counts.get(name, 0) for name in ("queued", "running", "done", "failed", "cancelled", "expired")}
+    completed_ms = None
+    if totals["queued"] + totals["running"] == 0:
+        completed_ms = connection.execute(sa.select(sa.func.max(jobs.c.finished_ms)).where(mine)).scalar_one()
+    values = totals | {"jobs": sum(counts.values()), "completed_ms": completed_ms, "refreshed_ms": now_ms}
+    same = sa.and_(batches.c.queue == found.queue, batches.c.id == found.id)
+    connection.execute(batches.update().where(same).values(**values))
+    return True
+
+
+# ---------------------------------------------------------------- rows that SQL refuses
+
+
+def _is_rows_fault(error: SQLAlchemyError) -> bool:
+    """Whether the database would take other rows: a bad value, not a lost connection, a missing table, a full disk."""
+    if not isinstance(error, DBAPIError) or error.connection_invalidated:
+        return False
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if isinstance(sqlstate, str):
+        return sqlstate[:2] in _SQLSTATES_OF_ROWS
+    if isinstance(error, InterfaceError):
+        return isinstance(error.orig, sqlite3.Error)
+    return not isinstance(error, OperationalError)
+
+
+def _reason(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    # The first line: what follows in some drivers is the row itself, with its prompt.
+    lines = str(cause).splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"[:500].replace("\0", "")
+
+
+def _cleaned(change: JobChange, reason: str) -> JobChange:
+    return JobChange(
+        job=_clean_row(change.job) | {"record_error": reason},
+        attempts={epoch: _clean_row(row) for epoch, row in change.attempts.items() if _fits(epoch)},
+        result=None if change.result is None else _clean_row(change.result),
+        is_returned=change.is_returned,
+    )
+
+
+def _skeleton(change: JobChange, reason: str) -> JobChange:
+    """Only what names the job and its state: the least that must be known of it."""
+    kept = {name: _clean(change.job[name]) for name in (*IDENTITY, "version", "state")}
+    return JobChange(job=dict.fromkeys(change.job) | kept | {"record_error": reason})
+
+
+def _clean_row(row: Row) -> Row:
+    return {name: _clean(value) for name, value in row.items()}
+
+
+def _clean(value: object) -> object:
+    """The same value as every database takes it: no NUL, no lone surrogate, no number out of range."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:MAX_TEXT_CHARS]
+        case bool() | None:
+            return value
+        case int():
+            return value if _fits(value) else None
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {_clean(key): _clean(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]  # JSON of any shape
+        case list() | tuple():
+            return [_clean(item) for item in value]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]  # JSON of any shape
+        case _:
+            return str(value)
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
