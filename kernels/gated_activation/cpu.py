@@ -1,4 +1,4 @@
-"""The gate on the CPU: torch's operators."""
+"""The gate on the CPU: native.c, or torch's operators where there is no library."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -8,11 +8,32 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.gated_activation import Activation
+from kernels.native import DTYPE_CODES, native_function
+
+SIGNATURE = ("sluice_gated_activation", "iiplplll")
+ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 def gated_activation_cpu(gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
     """Write `activation(gate) * up` to `out` `[T, I]`."""
+    dtype, native = DTYPE_CODES.get(gate_up.dtype), native_function(*SIGNATURE)
+    if dtype is None or native is None:
+        gated_activation_torch(gate_up, activation=activation, out=out)
+        return
+    native(
+        dtype,
+        ACTIVATION_CODES[activation],
+        gate_up.data_ptr(),
+        gate_up.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        out.shape[0],
+        out.shape[1],
+    )
+
+
+def gated_activation_torch(gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
+    """`gated_activation_cpu` in torch's operators."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     gated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    torch.mul(gated, up, out=gated)
-    out.copy_(gated)
+    out.copy_(torch.mul(gated, up, out=gated))

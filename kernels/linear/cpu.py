@@ -1,10 +1,88 @@
-"""Matrix products on the CPU: oneDNN's prepacked weights where they are faster than torch's own call."""
+"""Matrix products on the CPU: per shape, whichever of torch's plain call and oneDNN's prepacked one is faster here.
 
+Packing loses on some shapes and machines, and one row can be slower than four, so both are measured when the first
+weight of a shape is packed: a few calls each, at one and at sixteen rows.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
+from kernels.linear import onednn
 from kernels.linear.plain import Linear, PlainLinear
+
+_MEASURED_ELEMENTS = 2**18
+"""Smaller weights are not worth a measurement: they stay as they are."""
+
+_REPEATS = 5
+_PADDED_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How products of one shape are made."""
+
+    is_packed: bool
+    min_rows: int
+    """Fewer rows are padded to this many."""
+
+
+_choices: dict[tuple[torch.Size, torch.dtype], _Choice] = {}
+"""What was measured in this process."""
+
+
+class PackedLinear:
+    """oneDNN's product over a prepacked weight."""
+
+    def __init__(self, packed: Tensor, bias: Tensor | None, min_rows: int) -> None:
+        self._packed = packed
+        self._bias = bias
+        self._min_rows = min_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[T, K]` to `[T, N]`."""
+        num_rows = x.shape[0]
+        if 0 < num_rows < self._min_rows:
+            padded = x.new_zeros(self._min_rows, x.shape[1])
+            padded[:num_rows] = x
+            return onednn.product(padded, self._packed, self._bias)[:num_rows]
+        return onednn.product(x, self._packed, self._bias)
 
 
 def pack_linear_cpu(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Prepare one product."""
-    return PlainLinear(weight, bias)
+    """Prepare one product in the faster way."""
+    if weight.numel() < _MEASURED_ELEMENTS:
+        return PlainLinear(weight, bias)
+    key = (weight.shape, weight.dtype)
+    known = _choices.get(key)
+    packed = onednn.reorder(weight) if known is None or known.is_packed else None
+    if packed is None:
+        return PlainLinear(weight, bias)
+    if known is None:
+        known = _choices[key] = _measure(weight, packed)
+    return PackedLinear(packed, bias, known.min_rows) if known.is_packed else PlainLinear(weight, bias)
+
+
+def _measure(weight: Tensor, packed: Tensor) -> _Choice:
+    def seconds(linear: Linear, num_rows: int) -> float:
+        x = torch.ones(num_rows, weight.shape[1], dtype=weight.dtype)
+        return _best_s(lambda: linear(x))
+
+    plain, prepacked = PlainLinear(weight, None), PackedLinear(packed, None, 1)
+    one, few = seconds(prepacked, 1), seconds(prepacked, _PADDED_ROWS)
+    packed_s = min(one, few) + seconds(prepacked, 16)
+    plain_s = seconds(plain, 1) + seconds(plain, 16)
+    return _Choice(is_packed=packed_s < plain_s, min_rows=_PADDED_ROWS if few < 0.9 * one else 1)
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few calls."""
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)

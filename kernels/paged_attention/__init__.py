@@ -69,16 +69,22 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     _check_tables(block_tables, query_start_locs, context_lens)
     out = query.new_empty(query.shape) if out is None else out
     check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
-    arguments = (query, kv_cache, block_tables, query_start_locs, context_lens)
-    sizes = {"max_query_len": max_query_len, "max_context_len": max_context_len, "sliding_window": sliding_window}
     if query.is_cuda:
-        from kernels.paged_attention.kernel import paged_attention_triton
-
-        paged_attention_triton(*arguments, scale=scale, **sizes, out=out)
+        from kernels.paged_attention.kernel import paged_attention_triton as attend
     else:
-        from kernels.paged_attention.cpu import paged_attention_cpu
-
-        paged_attention_cpu(*arguments, scale=scale, **sizes, out=out)
+        from kernels.paged_attention.cpu import paged_attention_cpu as attend
+    attend(
+        query,
+        kv_cache,
+        block_tables,
+        query_start_locs,
+        context_lens,
+        scale=scale,
+        max_query_len=max_query_len,
+        max_context_len=max_context_len,
+        sliding_window=sliding_window,
+        out=out,
+    )
     return out
 
 

@@ -1,4 +1,4 @@
-"""Paged attention on the CPU."""
+"""Paged attention on the CPU: native.c over the packed cache, or torch's operators over the plain one."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.paged_attention.layout import KVCache, allocate_plain
+from kernels.native import DTYPE_CODES, native_function
+from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
 from kernels.paged_attention.reference import gather_context
+
+SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiif")
+_MAX_HEAD_SIZE = 256
 
 
 def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype) -> KVCache:
     """Make a cache in the layout that this machine's kernel reads."""
+    if dtype in DTYPE_CODES and head_size <= _MAX_HEAD_SIZE and native_function(*SIGNATURE) is not None:
+        return allocate_packed(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
     return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
 
 
@@ -30,7 +36,8 @@ def paged_attention_cpu(
     out: Tensor,
 ) -> None:
     """Write the attention of `query` `[T, H, D]` to `out`."""
-    paged_attention_torch(
+    attend = _attend_native if kv_cache.layout is Layout.PACKED else paged_attention_torch
+    attend(
         query,
         kv_cache,
         block_tables,
@@ -39,6 +46,44 @@ def paged_attention_cpu(
         scale=scale,
         sliding_window=sliding_window,
         out=out,
+    )
+
+
+def _attend_native(
+    query: Tensor,
+    kv_cache: KVCache,
+    block_tables: Tensor,
+    query_start_locs: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int,
+    out: Tensor,
+) -> None:
+    native = native_function(*SIGNATURE)
+    assert native is not None, "a packed cache is made only where the library is"
+    native(
+        DTYPE_CODES[query.dtype],
+        query.data_ptr(),
+        query.stride(0),
+        query.stride(1),
+        kv_cache.keys.data_ptr(),
+        kv_cache.values.data_ptr(),
+        block_tables.data_ptr(),
+        block_tables.stride(0),
+        query_start_locs.data_ptr(),
+        context_lens.data_ptr(),
+        out.data_ptr(),
+        context_lens.shape[0],
+        query.shape[0],
+        query.shape[1],
+        kv_cache.num_kv_heads,
+        kv_cache.head_size,
+        kv_cache.block_size,
+        padded(kv_cache.block_size),
+        padded(kv_cache.head_size),
+        sliding_window,
+        scale,
     )
 
 

@@ -3,14 +3,14 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 from torch import Tensor
 
-PACKED_TOKENS = 16
-"""Tokens that lie side by side in the packed layout: one vector of 16 lanes."""
+PACKED_LANES = 16
+"""Elements that lie side by side in the packed layout: one vector of float32."""
 
 
 class Layout(Enum):
@@ -20,12 +20,17 @@ class Layout(Enum):
     """Keys and values `[B, N, G, D]`. For CUDA, and for the torch path on the CPU."""
 
     PACKED = "packed"
-    """For the native CPU kernel: what one vector instruction (or AMX tile) reads lies side by side.
+    """For the native CPU kernel: what one vector instruction (or a tile of AMX) reads lies side by side.
 
-    N is rounded up to P, a multiple of 16. bfloat16 and float16: keys `[B, G, P / 16, D / 2, 16, 2]` (16 tokens
-    beside each other, pairs along D), values `[B, G, P / 2, D, 2]` (pairs along tokens). float32: keys
-    `[B, G, P / 16, D, 16]`, values `[B, G, P, D]`.
+    N and D are rounded up to P and E, multiples of 16. bfloat16: keys `[B, G, P / 16, E / 2, 16, 2]` (16 tokens beside
+    each other, pairs along D), values `[B, G, P / 2, E, 2]` (pairs along tokens). float32: keys
+    `[B, G, P / 16, E, 16]`, values `[B, G, P, E]`. Elements past D are 0 in every slot that was written.
     """
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to whole vectors."""
+    return -(-size // PACKED_LANES) * PACKED_LANES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,5 +58,38 @@ def allocate_plain(
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
+        layout=Layout.PLAIN,
+    )
+
+
+def allocate_packed(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype
+) -> KVCache:
+    """Make a cache of zeros in the packed layout, for the CPU."""
+    slots, elements, lanes = padded(block_size), padded(head_size), PACKED_LANES
+    pair = 1 if dtype == torch.float32 else 2
+    key_shape = (num_blocks, num_kv_heads, slots // lanes, elements // pair, lanes, pair)
+    value_shape = (num_blocks, num_kv_heads, slots // pair, elements, pair)
+    return KVCache(
+        keys=torch.zeros(key_shape, dtype=dtype),
+        values=torch.zeros(value_shape, dtype=dtype),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        layout=Layout.PACKED,
+    )
+
+
+def unpacked(cache: KVCache) -> KVCache:
+    """A copy of `cache` in the plain layout."""
+    if cache.layout is Layout.PLAIN:
+        return cache
+    shape = (cache.num_blocks, -1, cache.num_kv_heads, padded(cache.head_size))
+    used = (slice(None), slice(cache.block_size), slice(None), slice(cache.head_size))
+    return replace(
+        cache,
+        keys=cache.keys.permute(0, 2, 4, 1, 3, 5).reshape(shape)[used],
+        values=cache.values.permute(0, 2, 4, 1, 3).reshape(shape)[used],
         layout=Layout.PLAIN,
     )

@@ -1,4 +1,4 @@
-"""Heads' norm, rotation and the writing of keys and values on the CPU: torch's operators, plain layout."""
+"""Heads' norm, rotation and the writing of keys and values on the CPU: native.c for the packed cache, else torch."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,9 +6,12 @@
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.paged_attention.layout import KVCache
+from kernels.native import DTYPE_CODES, native_function
+from kernels.paged_attention.layout import KVCache, Layout, padded
 from kernels.rope.cpu import rope_cpu
 from kernels.write_kv import HeadNorm
+
+SIGNATURE = ("sluice_write_kv", "iplpppppfppp" + "liiiilii")
 
 
 def write_kv_cpu(
@@ -22,6 +25,59 @@ def write_kv_cpu(
     out: Tensor,
 ) -> None:
     """Write the rotated queries to `out` `[T, H, D]`, keys and values to their slots."""
+    if kv_cache.layout is Layout.PACKED:
+        _write_native(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
+    else:
+        write_kv_torch(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
+
+
+def _write_native(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    kv_cache: KVCache,
+    *,
+    head_norm: HeadNorm | None,
+    out: Tensor,
+) -> None:
+    native = native_function(*SIGNATURE)
+    assert native is not None, "a packed cache is made only where the library is"
+    native(
+        DTYPE_CODES[qkv.dtype],
+        qkv.data_ptr(),
+        qkv.stride(0),
+        positions.data_ptr(),
+        slot_mapping.data_ptr(),
+        cos_sin.data_ptr(),
+        None if head_norm is None else head_norm.query_weight.data_ptr(),
+        None if head_norm is None else head_norm.key_weight.data_ptr(),
+        0.0 if head_norm is None else head_norm.eps,
+        kv_cache.keys.data_ptr(),
+        kv_cache.values.data_ptr(),
+        out.data_ptr(),
+        out.shape[0],
+        out.shape[1],
+        kv_cache.num_kv_heads,
+        kv_cache.head_size,
+        cos_sin.shape[1],
+        kv_cache.block_size,
+        padded(kv_cache.block_size),
+        padded(kv_cache.head_size),
+    )
+
+
+def write_kv_torch(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    kv_cache: KVCache,
+    *,
+    head_norm: HeadNorm | None,
+    out: Tensor,
+) -> None:
+    """`write_kv_cpu` in torch's operators, for the plain layout."""
     head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
     heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
     query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)

@@ -1,0 +1,37 @@
+/* activation(gate) * up, elementwise. */
+#include "../native.h"
+
+enum { SILU = 0, GELU_TANH = 1 };
+
+/* Both gates are x times a logistic: of x itself, or of the argument that gelu's tanh form has, doubled. */
+INLINE f32x16 gate16(f32x16 x, int activation) {
+  f32x16 inner = x;
+  if (activation == GELU_TANH) inner = 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exp16(-inner));
+}
+
+INLINE void rows(int dtype, int activation, const char *gate_up, int64_t stride, char *out, int64_t out_stride,
+                 int64_t T, int64_t I) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+#pragma omp parallel for if (T * I >= PARALLEL_ELEMENTS)
+  for (int64_t t = 0; t < T; t++) {
+    const char *gate = gate_up + t * stride * size, *up = gate + I * size;
+    char *row = out + t * out_stride * size;
+    int64_t i = 0;
+    for (; i + LANES <= I; i += LANES)
+      store16(row, i, gate16(load16(gate, i, dtype), activation) * load16(up, i, dtype), dtype);
+    for (; i < I; i++) {
+      const f32x16 g = gate16(splat(load1(gate, i, dtype)), activation);
+      store1(row, i, g[0] * load1(up, i, dtype), dtype);
+    }
+  }
+}
+
+/* gate_up: [T, 2 * I], the gate before what it gates; out: [T, I]; strides in elements between rows. */
+EXPORT void sluice_gated_activation(int dtype, int activation, const void *gate_up, int64_t stride, void *out,
+                                    int64_t out_stride, int64_t T, int64_t I) {
+  if (dtype == BFLOAT16)
+    rows(BFLOAT16, activation, gate_up, stride, out, out_stride, T, I);
+  else
+    rows(FLOAT32, activation, gate_up, stride, out, out_stride, T, I);
+}

@@ -1,0 +1,133 @@
+/* What the native CPU kernels share: sixteen lanes of float, bfloat16, an exponential, how to split work.
+
+   Vectors are the compiler's own (gcc and clang), so the same text runs on AVX-512, AVX2 and whatever else there is;
+   intrinsics appear only where an instruction has no other name. */
+#ifndef SLUICE_NATIVE_H
+#define SLUICE_NATIVE_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+/* Codes of the element types, as kernels/native.py passes them. */
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+/* Elements below which one thread is faster than waking the others. */
+#define PARALLEL_ELEMENTS 16384
+
+typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
+
+INLINE f32x16 splat(float x) { return (f32x16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+INLINE float as_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+INLINE uint32_t as_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+INLINE f32x16 select16(i32x16 condition, f32x16 yes, f32x16 no) {
+  return (f32x16)((condition & (i32x16)yes) | (~condition & (i32x16)no));
+}
+
+INLINE float from_bf16(uint16_t bits) { return as_float((uint32_t)bits << 16); }
+
+/* Round to nearest even; a NaN stays one. */
+INLINE uint16_t to_bf16(float x) {
+  const uint32_t bits = as_bits(x);
+  if (x != x) return 0x7fc0;
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE u16x16 to_bf16x16(f32x16 x) {
+#if defined(__AVX512BF16__)
+  return (u16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
+  const u32x16 bits = (u32x16)x;
+  const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const u32x16 is_nan = (u32x16)(x != x);
+  return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), u16x16);
+#endif
+}
+
+/* Sixteen elements of either type, from `index` on. */
+INLINE f32x16 load16(const void *x, int64_t index, int dtype) {
+  if (dtype == BFLOAT16) {
+    const u16x16 narrow = *(const u16x16 *)((const uint16_t *)x + index);
+    return (f32x16)(__builtin_convertvector(narrow, u32x16) << 16);
+  }
+  return *(const f32x16 *)((const float *)x + index);
+}
+
+INLINE void store16(void *x, int64_t index, f32x16 value, int dtype) {
+  if (dtype == BFLOAT16)
+    *(u16x16 *)((uint16_t *)x + index) = to_bf16x16(value);
+  else
+    *(f32x16 *)((float *)x + index) = value;
+}
+
+INLINE float load1(const void *x, int64_t index, int dtype) {
+  return dtype == BFLOAT16 ? from_bf16(((const uint16_t *)x)[index]) : ((const float *)x)[index];
+}
+
+INLINE void store1(void *x, int64_t index, float value, int dtype) {
+  if (dtype == BFLOAT16)
+    ((uint16_t *)x)[index] = to_bf16(value);
+  else
+    ((float *)x)[index] = value;
+}
+
+/* A float as the element type would keep it. */
+INLINE float rounded(float x, int dtype) { return dtype == BFLOAT16 ? from_bf16(to_bf16(x)) : x; }
+
+INLINE float sum16(f32x16 x) {
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += x[i];
+  return total;
+}
+
+INLINE float max16(f32x16 x) {
+  float best = x[0];
+  for (int i = 1; i < LANES; i++) best = x[i] > best || x[i] != x[i] ? x[i] : best;
+  return best;
+}
+
+/* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; a NaN stays one. */
+INLINE f32x16 exp16(f32x16 x) {
+  const f32x16 low = splat(-87.0f), high = splat(88.0f);
+  x = select16(x < low, low, x);
+  x = select16(x > high, high, x);
+  /* x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to a whole number. */
+  const f32x16 magic = splat(12582912.0f);
+  const f32x16 shifted = x * 1.44269504f + magic;
+  const f32x16 n = shifted - magic;
+  f32x16 r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const u32x16 power = ((u32x16)shifted - (uint32_t)0x4b400000 + 127) << 23;
+  return p * (f32x16)power;
+}
+
+#endif

@@ -1,0 +1,287 @@
+/* Attention over the packed cache, blocks read in place: chunks of prompts and decodes alike.
+
+   Rows are (token, head) pairs of the heads that share a key-value head, token by token. A task is up to ROWS of them for
+   one sequence and key-value head. It walks the sequence's keys in segments of 16 token slots, CHUNK segments at a
+   time: scores, online softmax (Milakov & Gimelshein, 2018), values. Four bytes of a query (two bfloat16, or a float)
+   meet 64 bytes of keys (16 tokens) in one instruction; likewise weights and values.
+
+   What a slot holds that no row may see never enters a sum: its score is replaced, its value is not read. */
+#include "../native.h"
+
+#define ROWS 16
+#define CHUNK 8
+#define MAX_DP 256
+#define FUSED_ROWS 4
+
+typedef struct {
+  const char *query;
+  int64_t query_stride_token, query_stride_head;
+  const char *keys, *values;
+  const int32_t *block_tables;
+  int64_t table_stride;
+  const int32_t *query_start_locs, *context_lens;
+  char *out;
+  int S, T, H, G, D, block_size, P, DP, window;
+  float scale;
+} Arguments;
+
+/* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
+typedef struct {
+  const char *keys, *values;
+  int first_position; /* of slot 0 */
+  int low, high;
+} Segment;
+
+/* What one task keeps: R rows, their queries, their running maximum and sum, their weighted values. */
+typedef struct {
+  uint32_t query[ROWS * MAX_DP];
+  float out[ROWS * MAX_DP];
+  f32x16 scores[ROWS][CHUNK];
+  uint32_t weights[ROWS][CHUNK * LANES];
+  float maximum[ROWS], sum[ROWS];
+  int position[ROWS];
+} Tile;
+
+/* acc += x * y: `x` 64 bytes of the cache, `y` four bytes for every lane. Two bfloat16 products a lane, or one float's. */
+INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
+  if (dtype == FLOAT32) return acc + (f32x16)x * as_float(y);
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)_mm512_set1_epi32((int)y));
+#else
+  acc += (f32x16)(x << 16) * as_float(y << 16);
+  return acc + (f32x16)(x & 0xffff0000u) * as_float(y & 0xffff0000u);
+#endif
+}
+
+/* Scores of `num_rows` rows against one segment; `steps` times four bytes a row. */
+INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, const char *keys, const char *next,
+                       int steps, int dtype) {
+  f32x16 even[FUSED_ROWS], odd[FUSED_ROWS];
+  const uint32_t *query = tile->query + first_row * steps;
+  for (int r = 0; r < num_rows; r++) even[r] = odd[r] = splat(0);
+  for (int i = 0; i < steps; i += 2) {
+    const u32x16 x = *(const u32x16 *)(keys + i * 64), y = *(const u32x16 *)(keys + i * 64 + 64);
+    __builtin_prefetch(next + i * 64);
+    __builtin_prefetch(next + i * 64 + 64);
+    for (int r = 0; r < num_rows; r++) {
+      even[r] = multiply_add(even[r], x, query[r * steps + i], dtype);
+      odd[r] = multiply_add(odd[r], y, query[r * steps + i + 1], dtype);
+    }
+  }
+  for (int r = 0; r < num_rows; r++) tile->scores[first_row + r][column] = even[r] + odd[r];
+}
+
+/* Add a segment's values, weighted, to 64 elements of `num_rows` rows. Slots outside [low, high) are not read as numbers. */
+INLINE void weigh_rows(f32x16 acc[FUSED_ROWS][4], const Tile *tile, int first_row, int num_rows, int num_vectors,
+                       int column, const Segment *segment, int64_t row_bytes, int64_t offset, int dtype) {
+  const int tokens = dtype == BFLOAT16 ? 2 : 1; /* in four bytes */
+  for (int i = segment->low / tokens; i * tokens < segment->high; i++) {
+    const char *row = segment->values + i * row_bytes + offset;
+    uint32_t seen = 0xffffffffu;
+    if (dtype == BFLOAT16 && i * 2 < segment->low) seen &= 0xffff0000u;
+    if (dtype == BFLOAT16 && i * 2 + 1 >= segment->high) seen &= 0x0000ffffu;
+    for (int v = 0; v < num_vectors; v++) {
+      const u32x16 x = *(const u32x16 *)(row + v * 64) & seen;
+      for (int r = 0; r < num_rows; r++) {
+        const uint32_t weight = tile->weights[first_row + r][column * LANES / tokens + i];
+        acc[r][v] = multiply_add(acc[r][v], x, weight, dtype);
+      }
+    }
+  }
+}
+
+/* out += weights * values, over the chunk, for `num_rows` rows. */
+INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *segments, int num_segments, int DP,
+                        int dtype) {
+  const int64_t row_bytes = (int64_t)DP * 4;
+  for (int d = 0; d < DP; d += 64) {
+    const int num_vectors = DP - d < 64 ? (DP - d) / LANES : 4;
+    f32x16 acc[FUSED_ROWS][4];
+    for (int r = 0; r < num_rows; r++)
+      for (int v = 0; v < num_vectors; v++)
+        acc[r][v] = *(f32x16 *)(tile->out + (first_row + r) * DP + d + v * LANES);
+    for (int c = 0; c < num_segments; c++) {
+      if (num_vectors == 4)
+        weigh_rows(acc, tile, first_row, num_rows, 4, c, segments + c, row_bytes, d * 4, dtype);
+      else
+        weigh_rows(acc, tile, first_row, num_rows, num_vectors, c, segments + c, row_bytes, d * 4, dtype);
+    }
+    for (int r = 0; r < num_rows; r++)
+      for (int v = 0; v < num_vectors; v++)
+        *(f32x16 *)(tile->out + (first_row + r) * DP + d + v * LANES) = acc[r][v];
+  }
+}
+
+/* Scale a segment's scores, and take out what a row must not see. */
+INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *segment, float scale, int window) {
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 in_segment = (lanes >= segment->low) & (lanes < segment->high);
+  for (int r = 0; r < num_rows; r++) {
+    const int last = tile->position[r] - segment->first_position;
+    i32x16 seen = in_segment & (lanes <= last);
+    if (window) seen &= lanes > last - window;
+    tile->scores[r][column] = select16(seen, tile->scores[r][column] * scale, splat(-INFINITY));
+  }
+}
+
+/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. */
+INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, int dtype) {
+  f32x16 best = tile->scores[r][0];
+  for (int c = 1; c < num_segments; c++) {
+    const f32x16 x = tile->scores[r][c];
+    best = select16((x > best) | (x != x), x, best);
+  }
+  const float chunk_maximum = max16(best);
+  const float maximum = chunk_maximum > tile->maximum[r] ? chunk_maximum : tile->maximum[r];
+  const f32x16 shift = splat(maximum == -INFINITY ? 0.0f : maximum);
+  f32x16 sums = splat(0);
+  for (int c = 0; c < num_segments; c++) {
+    const f32x16 x = tile->scores[r][c];
+    const f32x16 weight = select16(x == -INFINITY, splat(0), exp16(x - shift));
+    sums += weight;
+    if (dtype == BFLOAT16)
+      *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(weight);
+    else
+      *(f32x16 *)((float *)tile->weights[r] + c * LANES) = weight;
+  }
+  const float before = tile->maximum[r];
+  const float factor = before == -INFINITY ? 0.0f : before == maximum ? 1.0f : expf(before - maximum);
+  tile->sum[r] = tile->sum[r] * factor + sum16(sums);
+  tile->maximum[r] = maximum;
+  if (factor != 1.0f)
+    for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
+}
+
+/* One chunk for all rows of the tile. */
+INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, const Arguments *a,
+                         int dtype) {
+  const int steps = a->DP / (dtype == BFLOAT16 ? 2 : 1);
+  for (int c = 0; c < num_segments; c++) {
+    /* While these keys are used, the values of the same slots come closer. */
+    const char *keys = segments[c].keys, *next = segments[c].values;
+    int r = 0;
+    for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, c, keys, next, steps, dtype);
+    if (num_rows - r == 3) score_rows(tile, r, 3, c, keys, next, steps, dtype);
+    if (num_rows - r == 2) score_rows(tile, r, 2, c, keys, next, steps, dtype);
+    if (num_rows - r == 1) score_rows(tile, r, 1, c, keys, next, steps, dtype);
+    mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
+  }
+  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, dtype);
+  int r = 0;
+  for (; r + 4 <= num_rows; r += 4) weigh_chunk(tile, r, 4, segments, num_segments, a->DP, dtype);
+  if (num_rows - r == 3) weigh_chunk(tile, r, 3, segments, num_segments, a->DP, dtype);
+  if (num_rows - r == 2) weigh_chunk(tile, r, 2, segments, num_segments, a->DP, dtype);
+  if (num_rows - r == 1) weigh_chunk(tile, r, 1, segments, num_segments, a->DP, dtype);
+}
+
+/* The segment of `table` that holds `position`; only positions in [first, end) are seen. */
+INLINE Segment segment_at(const Arguments *a, const int32_t *table, int g, int position, int first, int end, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
+  const int slot = position % a->block_size / LANES * LANES; /* the segment's first, in its block */
+  const int slots = a->block_size - slot < LANES ? a->block_size - slot : LANES;
+  const int first_position = position / a->block_size * a->block_size + slot;
+  const int64_t plane = ((int64_t)table[position / a->block_size] * a->G + g) * plane_bytes;
+  const int64_t offset = plane + (int64_t)slot * a->DP * size;
+  const int low = first > first_position ? first - first_position : 0;
+  const int high = end < first_position + slots ? end - first_position : slots;
+  return (Segment){a->keys + offset, a->values + offset, first_position, low, high};
+}
+
+INLINE void load_rows(Tile *tile, const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+  const int group = a->H / a->G, start = a->query_start_locs[s];
+  const int first_position = a->context_lens[s] - (a->query_start_locs[s + 1] - start);
+  for (int r = 0; r < num_rows; r++) {
+    const int token = (first_row + r) / group, head = g * group + (first_row + r) % group;
+    char *query = (char *)tile->query + r * a->DP * size;
+    memcpy(query, a->query + ((start + token) * a->query_stride_token + head * a->query_stride_head) * size, a->D * size);
+    memset(query + a->D * size, 0, (a->DP - a->D) * size);
+    tile->position[r] = first_position + token;
+    tile->maximum[r] = -INFINITY;
+    tile->sum[r] = 0;
+  }
+  memset(tile->out, 0, sizeof(float) * num_rows * a->DP);
+}
+
+INLINE void store_rows(const Tile *tile, const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+  const int group = a->H / a->G, start = a->query_start_locs[s];
+  for (int r = 0; r < num_rows; r++) {
+    const int token = (first_row + r) / group, head = g * group + (first_row + r) % group;
+    char *out = a->out + ((int64_t)(start + token) * a->H + head) * a->D * size;
+    const float factor = 1.0f / tile->sum[r];
+    for (int d = 0; d < a->D; d++) store1(out, d, tile->out[r * a->DP + d] * factor, dtype);
+  }
+}
+
+/* Up to ROWS rows of sequence s and key-value head g, from `first_row` on. */
+INLINE void attend_tile(const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
+  Tile tile;
+  Segment segments[CHUNK];
+  const int32_t *table = a->block_tables + s * a->table_stride;
+  load_rows(&tile, a, s, g, first_row, num_rows, dtype);
+  const int end = tile.position[num_rows - 1] + 1;
+  const int first = a->window && tile.position[0] >= a->window ? tile.position[0] - a->window + 1 : 0;
+  int position = first;
+  while (position < end) {
+    int num_segments = 0;
+    for (; num_segments < CHUNK && position < end; num_segments++) {
+      segments[num_segments] = segment_at(a, table, g, position, first, end, dtype);
+      position = segments[num_segments].first_position + segments[num_segments].high;
+    }
+    attend_chunk(&tile, num_rows, segments, num_segments, a, dtype);
+  }
+  store_rows(&tile, a, s, g, first_row, num_rows, dtype);
+}
+
+/* Sequence s owns the tiles from here on: an upper bound of those before it that needs no sum over sequences. */
+INLINE int first_tile(const Arguments *a, int s) {
+  return (int)((int64_t)a->query_start_locs[s] * (a->H / a->G) / ROWS) + s;
+}
+
+INLINE int sequence_of(const Arguments *a, int tile) {
+  int low = 0, high = a->S - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first_tile(a, middle) <= tile)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
+INLINE void attend(const Arguments *a, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4, token_bytes = a->H * a->D * size;
+  const int group = a->H / a->G, num_tokens = a->query_start_locs[a->S];
+  const int num_tiles = a->S ? (int)((int64_t)num_tokens * group / ROWS) + a->S : 0;
+#pragma omp parallel for schedule(dynamic) if (num_tiles * a->G > 1)
+  for (int task = 0; task < num_tiles * a->G; task++) {
+    const int tile = task / a->G, g = task % a->G;
+    const int s = sequence_of(a, tile);
+    const int num_rows = (a->query_start_locs[s + 1] - a->query_start_locs[s]) * group;
+    const int first_row = (tile - first_tile(a, s)) * ROWS;
+    if (first_row >= num_rows || a->context_lens[s] == 0) continue;
+    attend_tile(a, s, g, first_row, num_rows - first_row < ROWS ? num_rows - first_row : ROWS, dtype);
+  }
+  for (int s = 0; s < a->S; s++)
+    if (a->context_lens[s] == 0)
+      memset(a->out + a->query_start_locs[s] * token_bytes, 0,
+             (a->query_start_locs[s + 1] - a->query_start_locs[s]) * token_bytes);
+  memset(a->out + num_tokens * token_bytes, 0, (a->T - num_tokens) * token_bytes);
+}
+
+/* query: [T, H, D], strides in elements; keys, values: the packed cache of layout.py, P slots a block and DP elements a
+   head once padded; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H, D]. */
+EXPORT void sluice_paged_attention(int dtype, const void *query, int64_t query_stride_token, int64_t query_stride_head,
+                                   const void *keys, const void *values, const int32_t *block_tables,
+                                   int64_t table_stride, const int32_t *query_start_locs, const int32_t *context_lens,
+                                   void *out, int S, int T, int H, int G, int D, int block_size, int P, int DP,
+                                   int window, float scale) {
+  const Arguments a = {query, query_stride_token, query_stride_head, keys, values, block_tables, table_stride,
+                       query_start_locs, context_lens, out, S, T, H, G, D, block_size, P, DP, window, scale};
+  if (dtype == BFLOAT16)
+    attend(&a, BFLOAT16);
+  else
+    attend(&a, FLOAT32);
+}

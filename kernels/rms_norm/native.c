@@ -1,0 +1,57 @@
+/* RMS normalisation of rows, alone or after adding to a residual. */
+#include "../native.h"
+
+/* Mean square of `M` elements, in float lanes that are summed at the end. */
+INLINE float mean_square(const void *row, int64_t M, int dtype) {
+  f32x16 sums = splat(0);
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) {
+    const f32x16 x = load16(row, i, dtype);
+    sums += x * x;
+  }
+  float total = sum16(sums);
+  for (; i < M; i++) {
+    const float x = load1(row, i, dtype);
+    total += x * x;
+  }
+  return total / M;
+}
+
+INLINE void normalise(const void *row, const void *weight, void *out, int64_t M, float eps, int dtype) {
+  const float factor = 1.0f / sqrtf(mean_square(row, M, dtype) + eps);
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES)
+    store16(out, i, load16(row, i, dtype) * factor * load16(weight, i, dtype), dtype);
+  for (; i < M; i++) store1(out, i, load1(row, i, dtype) * factor * load1(weight, i, dtype), dtype);
+}
+
+INLINE void add(const void *x, void *residual, int64_t M, int dtype) {
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) store16(residual, i, load16(residual, i, dtype) + load16(x, i, dtype), dtype);
+  for (; i < M; i++) store1(residual, i, load1(residual, i, dtype) + load1(x, i, dtype), dtype);
+}
+
+INLINE void rows(int dtype, const char *x, int64_t x_stride, char *residual, int64_t residual_stride,
+                 const void *weight, char *out, int64_t out_stride, int64_t T, int64_t M, float eps) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+#pragma omp parallel for if (T * M >= PARALLEL_ELEMENTS)
+  for (int64_t t = 0; t < T; t++) {
+    const char *row = x + t * x_stride * size;
+    if (residual) {
+      char *total = residual + t * residual_stride * size;
+      add(row, total, M, dtype);
+      row = total;
+    }
+    normalise(row, weight, out + t * out_stride * size, M, eps, dtype);
+  }
+}
+
+/* x, residual, out: [T, M], strides in elements between rows; weight: [M]. residual may be null: then x is normalised;
+   else residual becomes residual + x, and that sum, as stored, is. out may be x. */
+EXPORT void sluice_rms_norm(int dtype, const void *x, int64_t x_stride, void *residual, int64_t residual_stride,
+                            const void *weight, void *out, int64_t out_stride, int64_t T, int64_t M, float eps) {
+  if (dtype == BFLOAT16)
+    rows(BFLOAT16, x, x_stride, residual, residual_stride, weight, out, out_stride, T, M, eps);
+  else
+    rows(FLOAT32, x, x_stride, residual, residual_stride, weight, out, out_stride, T, M, eps);
+}

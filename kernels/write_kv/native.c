@@ -1,0 +1,107 @@
+/* Normalise heads, rotate queries and keys, store keys and values in the packed cache. */
+#include "../native.h"
+
+#define MAX_D 512
+
+/* Copy a head of D elements to floats; normalise it if it has weights, rounding as the element type does. */
+INLINE void load_head(float *head, const void *x, const void *weight, float eps, int D, int dtype) {
+  float squares = 0;
+  for (int d = 0; d < D; d++) {
+    head[d] = load1(x, d, dtype);
+    squares += head[d] * head[d];
+  }
+  if (!weight) return;
+  const float factor = 1.0f / sqrtf(squares / D + eps);
+  for (int d = 0; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+}
+
+/* Rotate the pairs (i, i + R / 2) of a head by the angles of its position. */
+INLINE void rotate(float *head, const float *cos_sin, int R) {
+  const float *cos = cos_sin, *sin = cos_sin + R / 2;
+  float *first = head, *second = head + R / 2;
+  for (int i = 0; i < R / 2; i++) {
+    const float a = first[i], b = second[i];
+    first[i] = a * cos[i] - b * sin[i];
+    second[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+/* keys of one block and head: bfloat16 [P / 16, DP / 2, 16, 2], float32 [P / 16, DP, 16]; head: D floats, padded. */
+INLINE void store_key(void *keys, const float *head, int slot, int DP, int dtype) {
+  if (dtype == BFLOAT16) {
+    uint32_t *column = (uint32_t *)keys + (int64_t)(slot / LANES) * (DP / 2) * LANES + slot % LANES;
+    for (int d = 0; d < DP / 2; d++)
+      column[d * LANES] = (uint32_t)to_bf16(head[2 * d]) | (uint32_t)to_bf16(head[2 * d + 1]) << 16;
+  } else {
+    float *column = (float *)keys + (int64_t)(slot / LANES) * DP * LANES + slot % LANES;
+    for (int d = 0; d < DP; d++) column[d * LANES] = head[d];
+  }
+}
+
+/* values of one block and head: bfloat16 [P / 2, DP, 2], float32 [P, DP]. */
+INLINE void store_value(void *values, const float *head, int slot, int DP, int dtype) {
+  if (dtype == BFLOAT16) {
+    uint16_t *row = (uint16_t *)values + (int64_t)(slot / 2) * DP * 2 + slot % 2;
+    for (int d = 0; d < DP; d++) row[2 * d] = to_bf16(head[d]);
+  } else {
+    memcpy((float *)values + (int64_t)slot * DP, head, sizeof(float) * DP);
+  }
+}
+
+typedef struct {
+  const char *qkv;
+  int64_t qkv_stride;
+  const int64_t *positions, *slot_mapping;
+  const float *cos_sin;
+  const void *query_weight, *key_weight;
+  char *keys, *values, *out;
+  int64_t T, block_size;
+  int H, G, D, R, P, DP;
+  float eps;
+} Arguments;
+
+INLINE void write_token(const Arguments *a, int64_t t, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4, head_bytes = a->D * size;
+  const char *row = a->qkv + t * a->qkv_stride * size;
+  const float *angles = a->cos_sin + a->positions[t] * a->R;
+  float head[MAX_D];
+  for (int h = 0; h < a->H; h++) {
+    load_head(head, row + h * head_bytes, a->query_weight, a->eps, a->D, dtype);
+    rotate(head, angles, a->R);
+    char *out = a->out + (t * a->H + h) * head_bytes;
+    for (int d = 0; d < a->D; d++) store1(out, d, head[d], dtype);
+  }
+  const int64_t slot = a->slot_mapping[t];
+  if (slot < 0) return;
+  const int64_t block = slot / a->block_size, offset = slot % a->block_size;
+  const int64_t plane_bytes = (int64_t)a->P * a->DP * size;
+  for (int d = a->D; d < a->DP; d++) head[d] = 0;
+  for (int g = 0; g < a->G; g++) {
+    const int64_t plane = (block * a->G + g) * plane_bytes;
+    load_head(head, row + (a->H + g) * head_bytes, a->key_weight, a->eps, a->D, dtype);
+    rotate(head, angles, a->R);
+    store_key(a->keys + plane, head, offset, a->DP, dtype);
+    load_head(head, row + (a->H + a->G + g) * head_bytes, NULL, 0, a->D, dtype);
+    store_value(a->values + plane, head, offset, a->DP, dtype);
+  }
+}
+
+INLINE void write_tokens(const Arguments *a, int dtype) {
+#pragma omp parallel for if (a->T * (a->H + 2 * a->G) * a->D >= PARALLEL_ELEMENTS)
+  for (int64_t t = 0; t < a->T; t++) write_token(a, t, dtype);
+}
+
+/* qkv: [T, (H + 2 * G) * D], qkv_stride elements between rows; positions, slot_mapping: [T]; cos_sin: [P, R];
+   query_weight, key_weight: [D], or both null; keys, values: the packed cache of kernels/paged_attention/layout.py, P
+   slots a block and DP elements a head once padded; out: [T, H, D]. */
+EXPORT void sluice_write_kv(int dtype, const void *qkv, int64_t qkv_stride, const int64_t *positions,
+                            const int64_t *slot_mapping, const float *cos_sin, const void *query_weight,
+                            const void *key_weight, float eps, void *keys, void *values, void *out, int64_t T, int H,
+                            int G, int D, int R, int64_t block_size, int P, int DP) {
+  const Arguments a = {qkv,  qkv_stride, positions, slot_mapping, cos_sin, query_weight, key_weight, keys, values, out,
+                       T,    block_size, H,         G,            D,       R,            P,          DP,   eps};
+  if (dtype == BFLOAT16)
+    write_tokens(&a, BFLOAT16);
+  else
+    write_tokens(&a, FLOAT32);
+}
