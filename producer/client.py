@@ -1,0 +1,286 @@
+"""The client for programs that wait: `Producer`.
+
+    with Producer() as producer:
+        job = producer.submit("Name three rivers.", max_tokens=40)
+        for event in producer.stream(job):
+            print(event.text, end="")
+
+It only runs what `commands.py` and `following.py` say; `aio.py` runs the same for asyncio. Threads may share one.
+"""
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+from producer import commands, config, embedded, following
+from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
+from producer.contract.calls import QueueSettings, QueueView
+from producer.contract.wire import JobId, JobResult
+from producer.errors import QueueFull
+from producer.following import Place, Reader, StreamEvent
+from producer.jobs import Job, Options, Prepared, PromptLike, Workshop, only_prompt, template
+from producer.links import Link, LinkSettings, Pipe
+from producer.outcomes import Outcome, outcomes
+
+if TYPE_CHECKING:
+    from producer.history import JobRow
+
+Result = TypeVar("Result")
+AnyJob = JobId | str | Receipt
+"""A job: its id, or the receipt of its submit."""
+
+
+class Producer:
+    """Submit jobs, follow their tokens, ask for results.
+
+    Args:
+        url: redis://, rediss://, unix:// or redis+sentinel:// URL; else SLUICE_REDIS_URL, else the embedded server.
+        queue: Queue to speak of.
+        partitions: Partitions of that queue.
+        database_url: SQLAlchemy URL of the job history, for `jobs`; without one, SLUICE_DATABASE_URL or the embedded
+            server's SQLite file.
+        patience_s: How long to go on trying when the server is away, once it has been reached.
+
+    Raises:
+        InvalidSetting: a URL cannot be read.
+        EmbeddedServerError: no URL is given, and no server can be started.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        queue: str = "default",
+        partitions: int = 1,
+        database_url: str | None = None,
+        patience_s: float = 30.0,
+    ) -> None:
+        self._queue = Queue(queue, partitions)
+        self._link = Link(LinkSettings(server_url(url), patience_s))
+        self._database_url = config.database_url(database_url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Producer({self._link!r}, queue={self._queue.name!r})"
+
+    def close(self) -> None:
+        """Close the connections. Jobs go on."""
+        self._link.close()
+
+    # ------------------------------------------------------------ submit
+
+    def submit(
+        self,
+        prompt: PromptLike | None = None,
+        *,
+        messages: PromptLike | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Receipt:
+        """Submit one job: a prompt, or chat messages, or token ids. After this returns, the job is not lost.
+
+        Raises:
+            InvalidJob: a value is wrong, or no worker of this queue can take the job.
+            QueueFull: the queue is at a bound; `retry_after_s` says when to try again.
+            IdempotencyConflict: the key belongs to a job that asked for something else.
+            QueueUnreachable, QueueRefused: the server is away, or refuses.
+        """
+        made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
+        return self._run(commands.submit(self._queue, made, is_chosen=options.get("job_id") is not None))
+
+    def submit_many(self, jobs: Iterable[PromptLike | Job], **options: Unpack[Options]) -> Iterator[SubmitAnswer]:
+        """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
+
+        Args:
+            jobs: Prompts, which take `options`, or `job(prompt, **options)` with options of their own on top.
+            options: For all of them. They are checked and encoded once.
+
+        Raises:
+            InvalidJob: `options` are wrong. A job that is wrong in itself is answered by an InvalidJob in its place.
+            QueueUnreachable, QueueRefused: the server is away, or refuses; submit again with the same ids.
+        """
+        workshop = Workshop(options, partitions=self._queue.partitions)
+        return self.submit_prepared(map(workshop.prepare, jobs))
+
+    def submit_prepared(self, jobs: Iterable[Prepared]) -> Iterator[SubmitAnswer]:
+        """As `submit_many`, for jobs that are already encoded."""
+        packer = Packer(self._queue)
+        with self._link.pipe() as pipe:
+            waiting: deque[Chunk] = deque()
+            for made, is_chosen in jobs:
+                if full := packer.add(made, is_chosen=is_chosen):
+                    yield from _send(pipe, waiting, full)
+            if rest := packer.rest():
+                yield from _send(pipe, waiting, rest)
+            while waiting:
+                yield from _receive(pipe, waiting)
+
+    # ------------------------------------------------------------ follow
+
+    def stream(self, job: AnyJob, offset: Place = 0, *, choice: int = 0) -> Iterator[StreamEvent]:
+        """Yield what a job generates, from a place on, until its end; outlives lost connections and dead workers.
+
+        Args:
+            job: The job.
+            offset: Tokens that the reader has, or the `cursor` of the last event it saw (which also knows the text).
+            choice: Which of the job's `n` choices.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: after the last event, where the job ended so.
+            JobNotFound, BadOffset: there is no such job or place.
+            ResultExpired, ChannelExpired: what follows the place is no longer kept.
+            QueueUnreachable: the server stayed away; stream again from the last event's cursor.
+        """
+        reader = Reader(self._queue, JobId(str(job)), offset, choice)
+        return self._events(following.stream(self._queue, reader))
+
+    def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
+        """Yield what many jobs generate, in the order it arrives, over one connection.
+
+        A job that ends otherwise than done says so in its last event's `end`; nothing is raised for it.
+
+        Args:
+            jobs: Jobs, or (job, place) for those that are not read from the start.
+        """
+        pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
+        readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
+        return self._events(following.follow(self._queue, readers))
+
+    def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
+        """Wait for a job's end and return its output.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: it ended otherwise; `partial` has the output there is.
+            ResultTimeout: it has not ended within `timeout_s`; it goes on.
+            JobNotFound, ResultExpired: there is nothing, or nothing any more.
+        """
+        return self._run(commands.result(self._queue, JobId(str(job)), timeout_s))
+
+    def results(self, jobs: Iterable[AnyJob]) -> Iterator[Outcome]:
+        """Yield the outcome of each job, as they end; nothing is raised for a job that did not get done."""
+        return self._events(outcomes(self._queue, (JobId(str(job)) for job in jobs)))
+
+    # ------------------------------------------------------------ look and change
+
+    def status(self, job: AnyJob) -> JobStatus:
+        """State, attempt, tokens so far, jobs and tokens ahead, and when it may begin.
+
+        Raises:
+            JobNotFound: it is unknown.
+        """
+        return self._run(commands.status(self._queue, JobId(str(job))))
+
+    def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
+        """Cancel a job; returns the state reached, or `asked` where a worker is told to stop.
+
+        Raises:
+            JobNotFound: it is unknown.
+        """
+        [answer] = self.cancel_many([job], reason=reason)
+        return commands.known(answer, JobId(str(job)))
+
+    def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
+        """Cancel jobs: for each the state reached, `asked` or `unknown`."""
+        return self._run(commands.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+
+    def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
+        """Send failed jobs back to the queue; they go on after the tokens they have. False: not a failed job."""
+        return self._run(commands.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+
+    def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
+        """Remove what the queue holds of ended jobs. False: unknown, or not ended. The history keeps its rows."""
+        return self._run(commands.delete(self._queue, [JobId(str(job)) for job in jobs]))
+
+    def queue(self) -> list[QueueView]:
+        """What each partition of the queue holds now."""
+        return self._run(commands.inspect(self._queue))
+
+    def queues(self) -> dict[str, int]:
+        """Every queue on this server, with its partitions. Scans the key space."""
+        return self._run(commands.queue_names())
+
+    def pause(self, *, is_paused: bool = True) -> None:
+        """Stop workers from taking jobs of this queue, or let them go on. Submits are taken all the same."""
+        self._run(commands.pause(self._queue, is_paused=is_paused))
+
+    def purge(self, *, tenant: str | None = None) -> int:
+        """Cancel every waiting job (of one tenant); how many."""
+        return self._run(commands.purge(self._queue, tenant))
+
+    def configure(self, settings: QueueSettings) -> None:
+        """Write settings of this queue."""
+        self._run(commands.configure(self._queue, settings))
+
+    def batch(self, name: str) -> dict[str, int]:
+        """Totals of a batch by state, as the queue counts them; empty for an unknown one."""
+        return self._run(commands.batch_totals(self._queue, name))
+
+    def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
+        """The newest jobs of this queue in the history.
+
+        Raises:
+            HistoryUnavailable: there is no history at the database URL.
+        """
+        from producer.history import newest_jobs
+
+        return newest_jobs(self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit)
+
+    # ------------------------------------------------------------ running
+
+    def _run(self, operation: commands.Operation[Result]) -> Result:
+        replies: list[Reply] = []
+        try:
+            step = next(operation)
+            while True:
+                replies = self._perform(step)
+                step = operation.send(replies)
+        except StopIteration as stop:
+            return stop.value
+
+    def _events(self, operation: Generator[Ask | Pause | Result, list[Reply], None]) -> Iterator[Result]:
+        """Yield what an operation yields beside its steps."""
+        try:
+            step = next(operation)
+            while True:
+                if isinstance(step, (Ask, Pause)):
+                    step = operation.send(self._perform(step))
+                else:
+                    yield step
+                    step = operation.send([])
+        except StopIteration:
+            return
+
+    def _perform(self, step: Ask | Pause) -> list[Reply]:
+        if isinstance(step, Ask):
+            return self._link.ask(step)
+        time.sleep(step.seconds)
+        return []
+
+
+def _send(pipe: Pipe, waiting: deque[Chunk], chunk: Chunk) -> Iterator[SubmitAnswer]:
+    waiting.append(chunk)
+    pipe.send(chunk.ask())
+    if pipe.is_full:
+        yield from _receive(pipe, waiting)
+
+
+def _receive(pipe: Pipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
+    chunk = waiting.popleft()
+    try:
+        return chunk.answers(pipe.receive())
+    except QueueFull as full:
+        return chunk.refused(full)
+
+
+def server_url(argument: str | None) -> str:
+    """The server's URL: the argument, the environment, or the embedded server's, which is started where needed."""
+    return config.redis_url(argument) or embedded.ensure(config.state_dir()).url

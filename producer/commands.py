@@ -1,0 +1,561 @@
+"""The producer's side without I/O: what to send for what is asked, and what the replies mean.
+
+Every operation is a generator. It yields an `Ask` (one pipelined round trip) or a `Pause`, is sent the replies, and
+returns or yields what the caller wants. `client.py` and `aio.py` only run it: one waits, the other awaits.
+
+An Ask may be sent again after a lost connection, with the same content: reading changes nothing, a submit carries its
+ids, a cancel of a cancelled job says so. The few that may not be say `is_repeatable=False`.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar, cast
+
+from producer.contract import calls, limits
+from producer.contract.calls import Accepted, Call, Conflict, Duplicate, JobView, NewJob, QueueView, Refused
+from producer.contract.keys import QueueKeys
+from producer.contract.scripts import load
+from producer.contract.states import JobState
+from producer.contract.wire import JobId, JobResult, WireError, decode_result, split_job_id
+from producer.errors import (
+    ENDS_BADLY,
+    IdempotencyConflict,
+    InvalidJob,
+    JobFailed,
+    JobNotFound,
+    JobTooLarge,
+    ProducerError,
+    QueueFull,
+    QueueRefused,
+    ResultExpired,
+    ResultTimeout,
+)
+
+Result = TypeVar("Result")
+Reply: TypeAlias = object
+Command: TypeAlias = tuple[str | bytes | int | float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Commands for one pipelined round trip; the answer is one reply for each."""
+
+    commands: tuple[Command, ...]
+    is_repeatable: bool = True
+    """Whether it may be sent again when the connection was lost before the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Let this much time pass."""
+
+    seconds: float
+
+
+Operation: TypeAlias = Generator[Ask | Pause, list[Reply], Result]
+"""Runs to a result."""
+
+STATUS_BITE = limits.MAX_BITE
+WAIT_BLOCK_MS = 2000
+"""Longest blocking read; then the state is looked at, since an owner may have died or a channel expired."""
+
+WAIT_SHARE = 0.05
+MAX_WAIT_S = 0.1
+"""A waiting `result` looks again after this share of the time it has waited, at most this long."""
+
+
+# ---------------------------------------------------------------- a queue's names
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue's name and number of partitions.
+
+    Raises:
+        InvalidJob: the name cannot be part of a key.
+    """
+
+    name: str
+    partitions: int = 1
+
+    def __post_init__(self) -> None:
+        is_fine = 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS and not set(self.name) & set("{}: \n\r\t")
+        if not is_fine or self.partitions < 1:
+            raise InvalidJob(
+                f"a queue's name is 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons and spaces, "
+                f"and it has 1 partition or more; got {self.name!r} and {self.partitions}"
+            )
+
+    def keys(self, partition: int) -> QueueKeys:
+        """Keys of one partition."""
+        return QueueKeys(self.name, partition)
+
+    def keys_of(self, job_id: str) -> QueueKeys:
+        """Keys of the partition that holds this job.
+
+        Raises:
+            InvalidJob: not a job id.
+        """
+        return QueueKeys(self.name, partition_in(job_id))
+
+    def all_keys(self) -> list[QueueKeys]:
+        """Keys of every partition."""
+        return [self.keys(partition) for partition in range(self.partitions)]
+
+
+def partition_in(job_id: str) -> int:
+    """The partition that an id names.
+
+    Raises:
+        InvalidJob: not a job id.
+    """
+    try:
+        return split_job_id(job_id)[0]
+    except (WireError, TypeError) as error:
+        raise InvalidJob(str(error)) from error
+
+
+# ---------------------------------------------------------------- running calls
+
+_sources: dict[str, str] = {}
+
+
+def command_of(call: Call[Any]) -> Command:  # Any: the reply does not matter here
+    """The call as a command; the server is expected to know the script."""
+    script = load(call.script)
+    _sources[script.sha1] = script.source
+    return ("EVALSHA", script.sha1, len(call.keys), *call.keys, *call.args)
+
+
+def with_source(command: Command) -> Command:
+    """The same script call for a server that does not know the script."""
+    return ("EVAL", _sources[str(command[1])], *command[2:])
+
+
+def ask_call(call: Call[Result], *, is_repeatable: bool = True) -> Operation[Result]:
+    """Make one call."""
+    [reply] = yield Ask((command_of(call),), is_repeatable)
+    return call.parse(reply)
+
+
+def ask_calls(made: Sequence[Call[Result]], *, is_repeatable: bool = True) -> Operation[list[Result]]:
+    """Make several calls in one round trip."""
+    if not made:
+        return []
+    replies = yield Ask(tuple(map(command_of, made)), is_repeatable)
+    return [call.parse(reply) for call, reply in zip(made, replies, strict=True)]
+
+
+def for_jobs(
+    queue: Queue,
+    job_ids: Sequence[JobId],
+    make: Callable[[QueueKeys, Sequence[JobId]], Call[list[Result]]],
+    *,
+    is_repeatable: bool = True,
+) -> Operation[list[Result]]:
+    """Make a call that takes jobs of one partition, in bites, for any jobs; answers in the order of the jobs."""
+    bites = _bites(job_ids)
+    made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in bites]
+    answers: dict[int, Result] = {}
+    for (_, places), bite in zip(bites, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
+        answers.update(zip(places, bite, strict=True))
+    return [answers[i] for i in range(len(job_ids))]
+
+
+def _bites(job_ids: Sequence[JobId]) -> list[tuple[int, list[int]]]:
+    places: dict[int, list[int]] = {}
+    for i, job_id in enumerate(job_ids):
+        places.setdefault(partition_in(job_id), []).append(i)
+    return [
+        (partition, here[at : at + STATUS_BITE])
+        for partition, here in places.items()
+        for at in range(0, len(here), STATUS_BITE)
+    ]
+
+
+# ---------------------------------------------------------------- submit
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The queue has the job: it will end in exactly one terminal state, whatever dies in between."""
+
+    id: JobId
+    is_duplicate: bool = False
+    """It was submitted before, by id or idempotency key; `id` is the first one's."""
+
+    ahead_jobs: int | None = None
+    """Jobs ahead on its lane, an upper bound; None for a duplicate."""
+
+    ahead_tokens: int | None = None
+    state: JobState = JobState.QUEUED
+
+    def __str__(self) -> str:
+        return self.id
+
+
+SubmitAnswer: TypeAlias = Receipt | ProducerError
+"""What became of one job of many."""
+
+JOB_OVERHEAD_BYTES = 256
+"""Of one job's arguments in a call beside spec and payload."""
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Jobs that travel together: at most `MAX_JOBS_PER_CALL` and `MAX_CALL_BYTES`. Filled, sent, then answered."""
+
+    queue: Queue
+    jobs: list[NewJob | ProducerError] = field(default_factory=list[NewJob | ProducerError])
+    """In the caller's order; an error stands where a job could not be made."""
+
+    chosen: set[int] = field(default_factory=set[int])
+    """Places of jobs whose id the caller chose. A drawn id that is a duplicate is our own, sent twice."""
+
+    num_bytes: int = 0
+
+    def takes(self, job: NewJob) -> bool:
+        """Whether this job still fits; a single large one travels alone."""
+        if not self.jobs:
+            return True
+        return len(self.jobs) < limits.MAX_JOBS_PER_CALL and self.num_bytes + _size(job) <= limits.MAX_CALL_BYTES
+
+    def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> None:
+        """Put one in."""
+        if is_chosen:
+            self.chosen.add(len(self.jobs))
+        self.jobs.append(job)
+        if isinstance(job, NewJob):
+            self.num_bytes += _size(job)
+
+    def ask(self) -> Ask:
+        """What to send: one call for each partition that has jobs in it."""
+        return Ask(tuple(command_of(call) for call, _ in self._calls()))
+
+    def answers(self, replies: Sequence[Reply]) -> list[SubmitAnswer]:
+        """What became of each, in the caller's order."""
+        found: dict[int, SubmitAnswer] = {}
+        for (call, places), reply in zip(self._calls(), replies, strict=True):
+            for place, answer in zip(places, call.parse(reply), strict=True):
+                job = self.jobs[place]
+                assert isinstance(job, NewJob)
+                found[place] = _answer(job, answer, is_chosen=place in self.chosen)
+        return [job if isinstance(job, ProducerError) else found[i] for i, job in enumerate(self.jobs)]
+
+    def refused(self, error: ProducerError) -> list[SubmitAnswer]:
+        """The answers where the server refused the whole call."""
+        return [job if isinstance(job, ProducerError) else error for job in self.jobs]
+
+    def _calls(self) -> list[tuple[Call[list[calls.SubmitAnswer]], list[int]]]:
+        places: dict[int, list[int]] = {}
+        for i, job in enumerate(self.jobs):
+            if isinstance(job, NewJob):
+                places.setdefault(partition_in(job.id), []).append(i)
+        return [
+            (calls.submit(self.queue.keys(partition), [cast(NewJob, self.jobs[i]) for i in here]), here)
+            for partition, here in places.items()
+        ]
+
+
+def _size(job: NewJob) -> int:
+    return len(job.payload) + len(job.spec) + JOB_OVERHEAD_BYTES
+
+
+class Packer:
+    """Cuts jobs into what one call takes."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._chunk = Chunk(queue)
+
+    def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> Chunk | None:
+        """Put one in; returns the chunk before it when that is full."""
+        full = None
+        if isinstance(job, NewJob) and not self._chunk.takes(job):
+            full, self._chunk = self._chunk, Chunk(self._queue)
+        self._chunk.add(job, is_chosen=is_chosen)
+        return full
+
+    def rest(self) -> Chunk | None:
+        """What is left."""
+        rest, self._chunk = self._chunk, Chunk(self._queue)
+        return rest if rest.jobs else None
+
+
+def submit(queue: Queue, job: NewJob, *, is_chosen: bool) -> Operation[Receipt]:
+    """Submit one job.
+
+    Raises:
+        QueueFull, QueueRefused, JobTooLarge, InvalidJob, IdempotencyConflict: the queue does not take it.
+    """
+    chunk = Chunk(queue)
+    chunk.add(job, is_chosen=is_chosen)
+    [answer] = chunk.answers((yield chunk.ask()))
+    if isinstance(answer, QueueFull):
+        answer.retry_after_s = yield from retry_after_s(queue.keys_of(job.id), answer)
+    if isinstance(answer, ProducerError):
+        raise answer
+    return answer
+
+
+def retry_after_s(keys: QueueKeys, full: QueueFull) -> Operation[float]:
+    """When the queue may have room again: the time its workers need for a hundredth of what waits."""
+    view = yield from ask_call(calls.inspect(keys))
+    if not view.tokens_per_s:
+        return 5.0
+    return min(60.0, max(0.2, full.waiting_tokens / 100 / view.tokens_per_s))
+
+
+def _answer(job: NewJob, answer: calls.SubmitAnswer, *, is_chosen: bool) -> SubmitAnswer:
+    match answer:
+        case Accepted(job_id, ahead_jobs, ahead_tokens):
+            return Receipt(job_id, ahead_jobs=ahead_jobs, ahead_tokens=ahead_tokens)
+        case Duplicate(job_id, state) if job_id == job.id and not is_chosen:
+            return Receipt(job_id, state=state)
+        case Duplicate(job_id, state):
+            return Receipt(job_id, is_duplicate=True, state=state)
+        case Conflict(job_id):
+            return IdempotencyConflict(job_id)
+        case Refused():
+            return _refusal(job, answer)
+
+
+def _refusal(job: NewJob, refused: Refused) -> ProducerError:
+    waiting = (refused.waiting_jobs, refused.waiting_tokens, refused.waiting_bytes)
+    match refused.reason:
+        case "full_jobs" | "full_tokens" | "full_bytes" | "outbox_full":
+            return QueueFull(refused.message, reason=refused.reason, waiting=waiting, bound=refused.bound)
+        case "too_large":
+            return JobTooLarge(refused.message)
+        case "feature":
+            return InvalidJob(refused.message)
+        case "paused" | "wrong_type":
+            return QueueRefused(f"job {job.id}: {refused.message}")
+
+
+# ---------------------------------------------------------------- looking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus(JobView):
+    """What the queue knows of one job, and when it may begin."""
+
+    starts_in_s: float | None = None
+    """An estimate from the tokens ahead on its lane and what the workers say they generate; None: not known."""
+
+
+def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
+    """Look at jobs; None for an unknown one."""
+    return (yield from for_jobs(queue, job_ids, calls.status))
+
+
+def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
+    """Look at one job.
+
+    Raises:
+        JobNotFound: it is unknown.
+    """
+    keys = queue.keys_of(job_id)
+    look, survey = calls.status(keys, [job_id]), calls.inspect(keys)
+    replies = yield Ask((command_of(look), command_of(survey)))
+    [view] = look.parse(replies[0])
+    if view is None:
+        raise JobNotFound(job_id)
+    facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
+    return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey.parse(replies[1])))
+
+
+def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
+    if view.state is not JobState.QUEUED or view.ahead_tokens is None or not queue.tokens_per_s:
+        return None
+    return view.ahead_tokens / queue.tokens_per_s
+
+
+def inspect(queue: Queue) -> Operation[list[QueueView]]:
+    """Look at every partition of a queue."""
+    return (yield from ask_calls([calls.inspect(keys) for keys in queue.all_keys()]))
+
+
+def batch_totals(queue: Queue, batch: str) -> Operation[dict[str, int]]:
+    """Totals of a batch over all partitions; empty for an unknown one."""
+    replies = yield Ask(tuple(("HGETALL", keys.key("batch", batch)) for keys in queue.all_keys()))
+    totals: dict[str, int] = {}
+    for reply in replies:
+        for name, count in _pairs(reply):
+            if count.lstrip(b"-").isdigit():
+                totals[name.decode()] = totals.get(name.decode(), 0) + int(count)
+    return totals
+
+
+def _pairs(reply: Reply) -> Iterator[tuple[bytes, bytes]]:
+    flat = cast("list[bytes]", reply)
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def queue_names() -> Operation[dict[str, int]]:
+    """Every queue on the server, with its number of partitions; scans the whole key space."""
+    found: dict[str, int] = {}
+    cursor = b"0"
+    while True:
+        [reply] = yield Ask((("SCAN", cursor, "MATCH", "{*:*}:counters", "COUNT", 1000),))
+        cursor, names = cast("tuple[bytes, list[bytes]]", reply)
+        for name in names:
+            queue, _, partition = name.decode()[1:].partition("}")[0].rpartition(":")
+            if queue and partition.isdigit():
+                found[queue] = max(found.get(queue, 0), int(partition) + 1)
+        if cursor == b"0":
+            return found
+
+
+# ---------------------------------------------------------------- changing
+
+
+def cancel(queue: Queue, job_ids: Sequence[JobId], reason: str | None) -> Operation[list[str]]:
+    """Cancel jobs: for each the state reached, `asked` for a running one, `unknown`."""
+    return (yield from for_jobs(queue, job_ids, lambda keys, ids: calls.cancel(keys, ids, reason=reason)))
+
+
+def known(answer: str, job_id: JobId) -> str:
+    """A cancel's answer.
+
+    Raises:
+        JobNotFound: the job is unknown.
+    """
+    if answer == "unknown":
+        raise JobNotFound(job_id)
+    return answer
+
+
+def requeue(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
+    """Send failed jobs back; False for one that is not in the dead set."""
+    return (yield from for_jobs(queue, job_ids, calls.requeue, is_repeatable=False))
+
+
+def delete(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
+    """Remove what the queue holds of ended jobs; False for one that has not ended."""
+    return (yield from for_jobs(queue, job_ids, calls.delete, is_repeatable=False))
+
+
+def pause(queue: Queue, *, is_paused: bool) -> Operation[None]:
+    """Stop or resume taking jobs."""
+    yield from ask_calls([calls.pause(keys, is_paused=is_paused) for keys in queue.all_keys()])
+
+
+def purge(queue: Queue, tenant: str | None) -> Operation[int]:
+    """Cancel every waiting job (of one tenant), in bites; how many."""
+    total = 0
+    for keys in queue.all_keys():
+        has_more = True
+        while has_more:
+            num_jobs, has_more = yield from ask_call(calls.purge(keys, tenant=tenant))
+            total += num_jobs
+    return total
+
+
+def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
+    """Write a queue's settings."""
+    yield from ask_calls([calls.configure(keys, settings) for keys in queue.all_keys()])
+
+
+# ---------------------------------------------------------------- results
+
+
+def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[JobResult]:
+    """Wait for a job's end and return its output.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired: it ended otherwise; they carry the output there is.
+        ResultTimeout: it has not ended in time.
+        ResultExpired: it is done, but its output is no longer kept.
+        JobNotFound: it is unknown.
+    """
+    begin_s = monotonic()
+    view = None
+    while True:
+        view, data = yield from _look(queue, job_id)
+        if view is None:
+            if data is not None:
+                return decode_result(data)
+            raise JobNotFound(job_id)
+        if view.state.is_terminal:
+            return outcome(view, data)
+        left_s = None if timeout_s is None else begin_s + timeout_s - monotonic()
+        if left_s is not None and left_s <= 0:
+            raise ResultTimeout(
+                f"job {job_id} is still {view.state} after {timeout_s:g} s; it goes on. Ask again later."
+            )
+        yield from _wait_for_end(queue.keys_of(job_id), view, begin_s, left_s)
+
+
+def _look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
+    keys = queue.keys_of(job_id)
+    look = calls.status(keys, [job_id])
+    # The state first: a result is written before its job is terminal, never after.
+    state, data = yield Ask((command_of(look), ("GET", keys.result(job_id))))
+    return look.parse(state)[0], cast("bytes | None", data)
+
+
+def outcome(view: JobView, data: bytes | None) -> JobResult:
+    """A job's output, once it has ended.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired, ResultExpired: as in `result`.
+    """
+    found = decode_result(data) if data is not None else None
+    if view.state is not JobState.DONE:
+        raise ended_badly(view, found)
+    if found is None:
+        raise ResultExpired(
+            f"job {view.id} is done, but its output has expired. Look in the history: producer jobs show."
+        )
+    return found
+
+
+def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerError:
+    """The error that stands for an end other than done."""
+    kind = ENDS_BADLY.get(view.state, JobFailed)
+    return kind(view.id, view.error or "no reason was given", code=view.error_code, partial=partial)
+
+
+def _wait_for_end(keys: QueueKeys, view: JobView, begin_s: float, left_s: float | None) -> Operation[None]:
+    """Let the channels wake us until every choice has its end, or it is time to look at the state again."""
+    cursors = {
+        keys.channel(view.id, c): f"{view.published[c] if c < len(view.published) else 0}-0"
+        for c in range(view.choices)
+    }
+    until_s = monotonic() + (WAIT_BLOCK_MS / 1000 if left_s is None else min(left_s, WAIT_BLOCK_MS / 1000))
+    while cursors and (rest_s := until_s - monotonic()) > 0:
+        [reply] = yield Ask((xread(cursors, block_ms=max(1, round(rest_s * 1000))),))
+        for key, entries in channel_entries(reply):
+            last_id = entries[-1][0]
+            cursors[key] = last_id
+            if is_end_id(last_id):
+                del cursors[key]
+        if cursors:
+            # Tokens wake us too: look ever more rarely, so that waiting costs little and never adds much to the wait.
+            yield Pause(min(MAX_WAIT_S, WAIT_SHARE * (monotonic() - begin_s)))
+
+
+# ---------------------------------------------------------------- reading channels
+
+READ_COUNT = 512
+"""Entries of one channel in one read."""
+
+
+def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
+    """Read what follows the given entry ids, waiting at most `block_ms` (None: not at all)."""
+    block: Command = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *cursors.keys(), *cursors.values())
+
+
+def channel_entries(reply: Reply) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """(key, [(entry id, encoded ChannelEntry)]) of an XREAD's reply."""
+    # Redis's own reply: [[key, [[id, [field, value]], …]], …], or nil.
+    for key, entries in cast("list[tuple[bytes, list[tuple[bytes, list[bytes]]]]]", reply or []):
+        yield key.decode(), [(entry_id.decode(), fields[1]) for entry_id, fields in entries]
+
+
+def is_end_id(entry_id: str) -> bool:
+    """Whether a channel's entry is its end: `<offset>-<1 + requeues>`."""
+    return not entry_id.endswith("-0")

@@ -1,0 +1,321 @@
+"""Read jobs' channels from any token on, without I/O: the same generators as `commands.py`, which also yield events.
+
+A channel's order is the server's (entry id = tokens after it), so a reader's place is the number of tokens it has.
+Text lags behind tokens (stop strings, open characters), so a full place, a `Cursor`, also counts the characters; with
+it the rest can be cut from the result when the channel has expired. Nothing is ever started again.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, cast
+
+from producer.commands import (
+    WAIT_BLOCK_MS,
+    Ask,
+    Command,
+    Pause,
+    Queue,
+    Reply,
+    channel_entries,
+    ended_badly,
+    views,
+    xread,
+)
+from producer.contract.calls import JobView
+from producer.contract.states import JobState
+from producer.contract.wire import (
+    ChannelEntry,
+    ChoiceResult,
+    End,
+    JobId,
+    JobResult,
+    TokenLogprobs,
+    decode_entry,
+    decode_result,
+    decode_spec,
+)
+from producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
+
+
+class Cursor(NamedTuple):
+    """A reader's place in one choice's output. `str()` of it is what an SSE endpoint sends as event id."""
+
+    tokens: int
+    chars: int | None = None
+    """Characters of text before this place; None: not known (a bare token offset)."""
+
+    is_end: bool = False
+    """The reader has seen the end."""
+
+    def __str__(self) -> str:
+        return ":".join([str(self.tokens), *([] if self.chars is None else [str(self.chars)]), *["end"] * self.is_end])
+
+
+Place: TypeAlias = int | str | Cursor
+"""Tokens that the reader has, or the `cursor` of the last event it saw."""
+
+
+def cursor_at(place: Place) -> Cursor:
+    """Read a place.
+
+    Raises:
+        BadOffset: it is neither a number of tokens nor an event's cursor.
+    """
+    if isinstance(place, Cursor):
+        return place
+    if isinstance(place, int) and not isinstance(place, bool):
+        return _checked(Cursor(place, 0 if place == 0 else None), place)
+    parts = place.split(":") if isinstance(place, str) else []
+    is_end = len(parts) > 1 and parts[-1] == "end"
+    numbers = parts[: len(parts) - is_end]
+    if not 1 <= len(numbers) <= 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise BadOffset(f"not a place in a stream: {place!r}. Give a number of tokens, or the cursor of an event.")
+    tokens = int(numbers[0])
+    chars = int(numbers[1]) if len(numbers) == 2 else 0 if tokens == 0 else None
+    return _checked(Cursor(tokens, chars, is_end), place)
+
+
+def _checked(cursor: Cursor, place: object) -> Cursor:
+    if cursor.tokens < 0:
+        raise BadOffset(f"an offset is 0 tokens or more, got {place!r}")
+    return cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEvent:
+    """What one step, or several, added to one choice of a job."""
+
+    job_id: JobId
+    choice: int
+    start: int
+    """Tokens before these."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    """What became visible; it may lag behind the tokens until the end."""
+
+    logprobs: tuple[TokenLogprobs, ...] | None
+    time_ms: int
+    """Wall clock of the last token, in milliseconds."""
+
+    end: End | None
+    """How the choice ended, with its last event."""
+
+    cursor: str
+    """The place after this event: give it to `stream` to go on from here."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens after this event."""
+        return self.start + len(self.token_ids)
+
+
+Follow: TypeAlias = Generator[Ask | Pause | StreamEvent, list[Reply], None]
+"""Yields events between its asks."""
+
+
+class Reader:
+    """One choice's channel, read from a place on. Changes with every entry."""
+
+    def __init__(self, queue: Queue, job_id: JobId, place: Place = 0, choice: int = 0) -> None:
+        self._begin = cursor_at(place)
+        self._cursor = self._begin
+        self._result_key = queue.keys_of(job_id).result(job_id)
+        self.job_id = job_id
+        self.choice = choice
+        self.key = queue.keys_of(job_id).channel(job_id, choice)
+        self.end: End | None = None
+        self.is_finished = self._begin.is_end
+
+    @property
+    def after(self) -> str:
+        """Entry id to read from."""
+        return f"{self._cursor.tokens}-0"
+
+    def feed(self, entries: Sequence[tuple[str, bytes]]) -> Iterator[StreamEvent]:
+        """Turn entries that follow the place into events; stops short at one that begins before it."""
+        for _, data in entries:
+            entry = decode_entry(data)
+            if entry.start < self._cursor.tokens:
+                return
+            yield self._event(entry.start, entry.token_ids, entry.text, entry)
+
+    def overlaps(self, entries: Sequence[tuple[str, bytes]]) -> bool:
+        """Whether the first of these entries begins before the place: it was written anew with other bounds."""
+        return bool(entries) and decode_entry(entries[0][1]).start < self._cursor.tokens
+
+    def reread(self, entries: Iterable[tuple[str, bytes]]) -> StreamEvent:
+        """Cut what follows the place out of the whole channel.
+
+        Raises:
+            BadOffset: the place is a bare offset between two events, so the text cannot be cut.
+        """
+        read = [decode_entry(data) for _, data in entries]
+        before = [entry for entry in read if entry.start + len(entry.token_ids) <= self._cursor.tokens]
+        if self._cursor.chars is None:
+            at = before[-1].start + len(before[-1].token_ids) if before else 0
+            raise BadOffset(
+                f"offset {self._cursor.tokens} of job {self.job_id} lies between two events; the one before it ends "
+                f"at {at}. Give the cursor of the last event you saw, or that offset."
+            )
+        return self._cut_event(_whole(read), read[-1])
+
+    def check(self, view: JobView | None) -> JobView:
+        """Refuse a place that the job cannot have reached.
+
+        Raises:
+            JobNotFound, BadOffset: so it is.
+        """
+        if view is None:
+            raise JobNotFound(self.job_id)
+        if not 0 <= self.choice < view.choices:
+            raise BadOffset(f"job {self.job_id} has choices 0 to {view.choices - 1}, not {self.choice}")
+        published = view.published[self.choice] if self.choice < len(view.published) else 0
+        # A reader may be ahead of a server that lost its last second; what exceeds max_tokens never was.
+        if self._cursor.tokens > published and (view.state.is_terminal or self._cursor.tokens > _max_tokens(view)):
+            raise BadOffset(
+                f"job {self.job_id} has {published} tokens; there is nothing after {self._cursor.tokens}. "
+                "Give an offset that an event had."
+            )
+        return view
+
+    def finish(self, view: JobView, data: bytes | None) -> StreamEvent:
+        """The rest, cut from the result of an ended job whose channel has expired.
+
+        Raises:
+            ResultExpired: the result is gone too.
+            ChannelExpired: the place is a bare token offset, so the text cannot be cut.
+        """
+        found = decode_result(data) if data is not None else None
+        if found is None and view.state is JobState.DONE:
+            raise ResultExpired(f"channel and result of job {self.job_id} have expired. Look in the history.")
+        choice = _choice(found, self.choice)
+        if choice and self._cursor.chars is None:
+            raise ChannelExpired(
+                f"the channel of job {self.job_id} has expired, and {self._cursor.tokens} tokens alone do not say "
+                "where the rest of the text begins. Stream from an event's cursor, or read the whole result."
+            )
+        if choice and self._cursor.tokens > len(choice.token_ids):
+            raise BadOffset(f"job {self.job_id} has {len(choice.token_ids)} tokens; got offset {self._cursor.tokens}")
+        end = End(
+            state=view.state,
+            finish_reason=choice.finish_reason if choice else view.finish_reason,
+            error=view.error,
+            error_code=view.error_code,
+            usage=found.usage if found else None,
+        )
+        last = ChannelEntry(start=0, token_ids=(), text="", time_ms=view.ended_ms or 0, end=end)
+        return self._cut_event(choice or ChoiceResult(text="", token_ids=(), finish_reason=None), last)
+
+    @property
+    def result_command(self) -> Command:
+        """Read the result."""
+        return ("GET", self._result_key)
+
+    def _cut_event(self, whole: ChoiceResult, last: ChannelEntry) -> StreamEvent:
+        tokens, chars = self._cursor.tokens, self._cursor.chars or 0
+        logprobs = whole.logprobs[tokens:] if whole.logprobs else None
+        rest = ChannelEntry(start=tokens, token_ids=(), text="", logprobs=logprobs, time_ms=last.time_ms, end=last.end)
+        return self._event(tokens, whole.token_ids[tokens:], whole.text[chars:], rest)
+
+    def _event(self, start: int, token_ids: tuple[int, ...], text: str, entry: ChannelEntry) -> StreamEvent:
+        chars = None if self._cursor.chars is None else self._cursor.chars + len(text)
+        self._cursor = Cursor(start + len(token_ids), chars, entry.end is not None)
+        self.end = entry.end
+        self.is_finished = entry.end is not None
+        return StreamEvent(
+            job_id=self.job_id,
+            choice=self.choice,
+            start=start,
+            token_ids=token_ids,
+            text=text,
+            logprobs=entry.logprobs,
+            time_ms=entry.time_ms,
+            end=entry.end,
+            cursor=str(self._cursor),
+        )
+
+
+def _whole(entries: Sequence[ChannelEntry]) -> ChoiceResult:
+    logprobs = [lp for entry in entries for lp in entry.logprobs or ()]
+    return ChoiceResult(
+        text="".join(entry.text for entry in entries),
+        token_ids=tuple(token for entry in entries for token in entry.token_ids),
+        finish_reason=None,
+        logprobs=tuple(logprobs) or None,
+    )
+
+
+def _choice(found: JobResult | None, choice: int) -> ChoiceResult | None:
+    return found.choices[choice] if found is not None and choice < len(found.choices) else None
+
+
+def _max_tokens(view: JobView) -> int:
+    return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
+
+
+def follow(queue: Queue, readers: Sequence[Reader]) -> Follow:
+    """Yield the events of any number of channels, on one connection, until each has ended.
+
+    Raises:
+        JobNotFound, BadOffset, ResultExpired, ChannelExpired: one of them cannot be read from its place.
+    """
+    open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
+    while open_readers:
+        # The state first: what a terminal job has on its channel is there when we read it.
+        yield from _look(queue, open_readers)
+        while open_readers:
+            [reply] = yield Ask((xread(_places(open_readers), block_ms=WAIT_BLOCK_MS),))
+            if not reply:
+                break
+            yield from _feed(open_readers, reply)
+
+
+def stream(queue: Queue, reader: Reader) -> Follow:
+    """Yield the events of one channel; after the last, raise where the job ended otherwise than done.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired: it did.
+        JobNotFound, BadOffset, ResultExpired, ChannelExpired: as in `follow`.
+    """
+    yield from follow(queue, [reader])
+    if reader.end is not None and reader.end.state is not JobState.DONE:
+        [view] = yield from views(queue, [reader.job_id])
+        if view is not None and view.state is reader.end.state:
+            raise ended_badly(view)
+
+
+def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
+    """Ask for the state of each job; feed what its channel has, or end it from its result."""
+    readers = list(open_readers.values())
+    found = yield from views(queue, [reader.job_id for reader in readers])
+    checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
+    [reply] = yield Ask((xread(_places(open_readers), block_ms=None),))
+    has_entries = {key for key, _ in channel_entries(reply)}
+    yield from _feed(open_readers, reply)
+    for reader, view in zip(readers, checked, strict=True):
+        if view.state.is_terminal and reader.key not in has_entries:
+            [data] = yield Ask((reader.result_command,))
+            yield reader.finish(view, cast("bytes | None", data))
+            del open_readers[reader.key]
+
+
+def _feed(open_readers: dict[str, Reader], reply: Reply) -> Follow:
+    for key, entries in channel_entries(reply):
+        reader = open_readers[key]
+        if reader.overlaps(entries):
+            [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
+            yield reader.reread(_rows(whole))
+        else:
+            yield from reader.feed(entries)
+        if reader.is_finished:
+            del open_readers[key]
+
+
+def _rows(reply: Reply) -> Iterator[tuple[str, bytes]]:
+    for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
+        yield entry_id.decode(), fields[1]
+
+
+def _places(open_readers: dict[str, Reader]) -> dict[str, str]:
+    return {key: reader.after for key, reader in open_readers.items()}

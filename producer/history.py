@@ -1,0 +1,256 @@
+"""Questions that people ask of the job history, in SQL, on SQLite and PostgreSQL. Reads, but for `forget`.
+
+Knows no Redis: what is not in the tables yet (the outbox is behind) is not here either.
+"""
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from producer.contract.database import HistoryError, check_schema, open_database
+from producer.contract.tables import batch_progress, jobs, results, timeline
+from producer.errors import HistoryUnavailable
+
+AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
+METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
+PERCENTILES = (50, 90, 95, 99)
+FORGET_BITE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job as the history has it; a field is None while it is not known. Meanings: `producer.contract.tables`."""
+
+    id: str
+    queue: str
+    tenant: str
+    state: str
+    reason: str | None
+    error: str | None
+    error_code: str | None
+    model: str | None
+    batch: str | None
+    priority: int | None
+    worker: str | None
+    attempts: int | None
+    preemptions: int | None
+    resumed_tokens: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    submitted_ms: int | None
+    pulled_ms: int | None
+    scheduled_ms: int | None
+    first_token_ms: int | None
+    finished_ms: int | None
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    itl_p50_s: float | None
+    itl_p99_s: float | None
+    itl_max_s: float | None
+    e2e_s: float | None
+    exactness: str | None
+    seed: str | None
+    options: Mapping[str, object] | None
+    metadata: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """One thing that happened to a job."""
+
+    at_ms: int
+    event: str
+    epoch: int | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRow:
+    """One metric over the done jobs that were asked for."""
+
+    metric: str
+    jobs: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs; None means any."""
+
+    queue: str | None = None
+    batch: str | None = None
+    state: str | None = None
+    tenant: str | None = None
+    since_ms: int | None = None
+    """Submitted at this time or later."""
+
+    def clauses(self) -> list[sa.ColumnElement[bool]]:
+        """Conditions on the table `jobs`."""
+        wanted = {
+            jobs.c.queue: self.queue,
+            jobs.c.batch: self.batch,
+            jobs.c.state: self.state,
+            jobs.c.tenant: self.tenant,
+        }
+        clauses: list[sa.ColumnElement[bool]] = [
+            column == value for column, value in wanted.items() if value is not None
+        ]
+        if self.since_ms is not None:
+            clauses.append(jobs.c.submitted_ms >= self.since_ms)
+        return clauses
+
+
+class History:
+    """An open job history. Use it in a `with`.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://…`.
+
+    Raises:
+        HistoryUnavailable: on entering, or at a question: the database cannot be reached or has no such tables.
+    """
+
+    def __init__(self, url: str, *, is_writer: bool = False) -> None:
+        with _explained():
+            self._engine = open_database(url, is_writer=is_writer)
+
+    def __enter__(self) -> Self:
+        with self._connection() as connection:
+            check_schema(connection)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._engine.dispose()
+
+    def jobs(self, wanted: JobFilter, *, limit: int = 100) -> list[JobRow]:
+        """The newest jobs first."""
+        query = sa.select(*_JOB_COLUMNS).where(*wanted.clauses()).order_by(jobs.c.submitted_ms.desc(), jobs.c.id)
+        return [JobRow(**row) for row in self._rows(query.limit(limit))]
+
+    def job(self, job_id: str) -> JobRow | None:
+        """One job, or None."""
+        rows = self._rows(sa.select(*_JOB_COLUMNS).where(jobs.c.id == job_id))
+        return JobRow(**rows[0]) if rows else None
+
+    def timeline(self, job_id: str) -> list[TimelineRow]:
+        """What happened to one job, in order."""
+        columns = [timeline.c[field.name] for field in fields(TimelineRow)]
+        query = sa.select(*columns).where(timeline.c.job_id == job_id).order_by(timeline.c.at_ms, timeline.c.epoch)
+        return [TimelineRow(**row) for row in self._rows(query)]
+
+    def result(self, job_id: str) -> Mapping[str, object] | None:
+        """What a job said: `choices` and `usage`; None where the history does not keep results."""
+        rows = self._rows(sa.select(results.c.choices, results.c.usage).where(results.c.job_id == job_id))
+        return rows[0] if rows else None
+
+    def counts(self, wanted: JobFilter) -> dict[str, int]:
+        """Jobs by state."""
+        query = sa.select(jobs.c.state, sa.func.count().label("jobs")).where(*wanted.clauses()).group_by(jobs.c.state)
+        return {row["state"]: row["jobs"] for row in self._rows(query)}
+
+    def batch(self, queue: str, batch: str) -> Mapping[str, int | None] | None:
+        """Progress of a batch, counted from its jobs now."""
+        wanted = (batch_progress.c.queue == queue, batch_progress.c.id == batch)
+        rows = self._rows(sa.select(batch_progress).where(*wanted))
+        return rows[0] if rows else None
+
+    def latency(self, wanted: JobFilter) -> list[LatencyRow]:
+        """Mean, percentiles (interpolated, as numpy's) and maximum of each metric over the done jobs."""
+        return [LatencyRow(**row) for row in self._rows(_latency_query(wanted))]
+
+    def forget(self, job_ids: Sequence[str]) -> int:
+        """Remove what the history holds of these jobs, but for the fact that they were; how many were known.
+
+        Their rows keep id, queue, tenant, state and times, so that totals stay right, and take nothing in any more.
+        """
+        known = 0
+        for at in range(0, len(job_ids), FORGET_BITE):
+            bite = job_ids[at : at + FORGET_BITE]
+            with self._connection() as connection:
+                connection.execute(results.delete().where(results.c.job_id.in_(bite)))
+                known += connection.execute(_forgotten().where(jobs.c.id.in_(bite))).rowcount
+        return known
+
+    def _rows(self, query: AnyQuery) -> list[dict[str, Any]]:  # Any: a row's values are as its columns say
+        with self._connection() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    @contextmanager
+    def _connection(self) -> Generator[sa.Connection]:
+        with _explained(), self._engine.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except HistoryError as error:
+        raise HistoryUnavailable(f"{error}. Give --database-url or SLUICE_DATABASE_URL.") from error
+    except SQLAlchemyError as error:
+        # The driver's own first line; SQLAlchemy's adds the statement and its values.
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
+
+
+_JOB_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
+
+
+def _forgotten() -> sa.Update:
+    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "record_error")
+    nothing = dict.fromkeys(erased, sa.null())
+    return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
+
+
+def _latency_query(wanted: JobFilter) -> AnyQuery:  # Any: as above
+    samples = sa.union_all(*(_samples(metric, wanted) for metric in METRICS)).subquery()
+    value, group = samples.c.value, samples.c.metric
+    place = (sa.func.row_number().over(partition_by=group, order_by=value) - 1).label("place")
+    last = (sa.func.count().over(partition_by=group) - 1).label("last")
+    ranked = sa.select(group, value, place, last).subquery()
+    columns = [_percentile(ranked, percent).label(f"p{percent}_s") for percent in PERCENTILES]
+    return sa.select(
+        ranked.c.metric,
+        sa.func.count().label("jobs"),
+        sa.func.avg(ranked.c.value).label("mean_s"),
+        *columns,
+        sa.func.max(ranked.c.value).label("max_s"),
+    ).group_by(ranked.c.metric)
+
+
+def _samples(metric: str, wanted: JobFilter) -> AnyQuery:  # Any: as above
+    column = jobs.c[metric]
+    return sa.select(sa.literal(metric).label("metric"), column.label("value")).where(
+        jobs.c.state == "done", column.is_not(None), *wanted.clauses()
+    )
+
+
+def _percentile(ranked: sa.Subquery, percent: int) -> sa.ColumnElement[float]:
+    """With n values in order, percentile p lies at place p (n - 1): its two neighbours share it by their distance."""
+    distance = sa.func.abs(ranked.c.place - percent / 100 * ranked.c.last)
+    return sa.func.sum(sa.case((distance < 1, ranked.c.value * (1 - distance)), else_=0.0))
+
+
+def newest_jobs(url: str, *, queue: str, batch: str | None, state: str | None, limit: int) -> list[JobRow]:
+    """Open the history, and ask it for the newest jobs of a queue.
+
+    Raises:
+        HistoryUnavailable: it cannot be read.
+    """
+    with History(url) as history:
+        return history.jobs(JobFilter(queue=queue, batch=batch, state=state), limit=limit)
