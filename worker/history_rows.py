@@ -123,14 +123,14 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     row = _blank_job_like(change.job, event, JobState.QUEUED)
     row |= {
         "submitted_ms": event.at_ms,
-        "priority": fields.get("priority"),
-        "estimated_prompt_tokens": fields.get("prompt_tokens"),
-        "cost": fields.get("cost"),
+        "priority": _whole(fields.get("priority")),
+        "estimated_prompt_tokens": _whole(fields.get("prompt_tokens")),
+        "cost": _whole(fields.get("cost")),
         "seed": _text(fields.get("seed")),
         "batch": _text(fields.get("batch")),
-        "not_before_ms": fields.get("not_before_ms"),
-        "deadline_ms": fields.get("deadline_ms"),
-        "ttl_ms": fields.get("ttl_ms"),
+        "not_before_ms": _whole(fields.get("not_before_ms")),
+        "deadline_ms": _whole(fields.get("deadline_ms")),
+        "ttl_ms": _whole(fields.get("ttl_ms")),
     }
     _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
     if keep_prompts != "none":
@@ -141,7 +141,7 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
 def _started(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
     fields = event.fields
     row = _blank_job_like(change.job, event, JobState.RUNNING)
-    incarnation, attempt = _text(fields.get("incarnation")), fields.get("attempt")
+    incarnation, attempt = _text(fields.get("incarnation")), _whole(fields.get("attempt"))
     row |= {"worker": incarnation, "pulled_ms": event.at_ms, "attempts": attempt}
     change.job = merge(change.job, row)
     started: Row = {"attempt": attempt, "incarnation": incarnation, "started_ms": event.at_ms}
@@ -169,14 +169,14 @@ def _ended(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
         "error_code": _text(fields.get("error_code")),
         "worker": incarnation,
         "finished_ms": event.at_ms,
-        "scheduled_ms": fields.get("first_scheduled_ms"),
-        "first_token_ms": fields.get("first_token_ms"),
-        "attempts": fields.get("attempt"),
+        "scheduled_ms": _whole(fields.get("first_scheduled_ms")),
+        "first_token_ms": _whole(fields.get("first_token_ms")),
+        "attempts": _whole(fields.get("attempt")),
     }
     _read_into(row, fields.get("record"), lambda data: _record_columns(decode_record(data)))
     _read_result(change, row, event)
     change.job = merge(change.job, row)
-    attempt: Row = {"attempt": fields.get("attempt"), "incarnation": incarnation}
+    attempt: Row = {"attempt": row["attempts"], "incarnation": incarnation}
     why = row["error_code"] or row["reason"]
     attempt |= {"end_version": event.version, "ended_ms": event.at_ms, "outcome": state, "why": why}
     _merge_attempt_into(change, event, attempt)
@@ -321,6 +321,13 @@ def _version(row: Row) -> int:
 
 def _seconds(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
+
+
+def _whole(value: bytes | int | None) -> int | None:
+    """A whole number; a script writes some as text. None for what is none."""
+    if isinstance(value, bytes):
+        return int(value) if value.isdigit() else None
+    return value
 
 
 def _text(value: bytes | int | None) -> str | None:

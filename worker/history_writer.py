@@ -37,8 +37,8 @@ MAX_TEXT_CHARS = 1_000_000
 # Either dialect's INSERT; they share what is used here, but no typed base.
 Upsert = postgresql.Insert | sqlite.Insert
 
-_SQLSTATES_OF_ROWS = ("22", "23", "54")
-"""PostgreSQL's classes: data exception, integrity, program limit (a text too long for an index)."""
+_SQLSTATES_OF_ROWS = ("22", "23", "54", "42804", "42846")
+"""PostgreSQL's words: data exception, integrity, program limit (a text too long for an index), wrong type (two)."""
 
 # What a driver raises for a value it cannot send is its own: OverflowError, UnicodeEncodeError, TypeError …
 _REFUSALS = (SQLAlchemyError, ValueError, TypeError, ArithmeticError, RecursionError)
@@ -229,7 +229,7 @@ def _is_rows_fault(error: SQLAlchemyError) -> bool:
         return False
     sqlstate = getattr(error.orig, "sqlstate", None)
     if isinstance(sqlstate, str):
-        return sqlstate[:2] in _SQLSTATES_OF_ROWS
+        return sqlstate.startswith(_SQLSTATES_OF_ROWS)
     if isinstance(error, InterfaceError):
         return isinstance(error.orig, sqlite3.Error)
     return not isinstance(error, OperationalError)

@@ -26,7 +26,7 @@ import structlog
 from producer.contract import limits
 from producer.contract.database import HistoryError, open_database
 from producer.contract.keys import QueueKeys
-from producer.contract.wire import OutboxEvent, WireError, decode_events
+from producer.contract.wire import OutboxEvent, WireError, decode_events, split_job_id
 from worker.connections import Client, connect, redacted
 from worker.errors import ExitCode
 from worker.history_rows import JobChange, changes_of
@@ -252,12 +252,15 @@ class Recorder:
         if data is None:
             return []
         try:
-            return decode_events(data)
+            events = decode_events(data)
+            for event in events:
+                split_job_id(event.job_id)
         except WireError as error:
             self._log.warning("foreign entry in the outbox", entry=entry_id.decode(), error=str(error))
-            kept = {"from": "outbox", "why": str(error)[:500], "entry": data[: limits.GARBAGE_ENTRY_BYTES]}
+            kept = {"where": outbox.key, "what": data[: limits.GARBAGE_ENTRY_BYTES]}
             self._client.xadd(outbox.keys.key("garbage"), kept, maxlen=limits.GARBAGE_MAXLEN)
             return []
+        return events
 
     def _acknowledge(self, outbox: _Outbox, entries: Sequence[Entry]) -> None:
         ids = [entry_id for entry_id, _ in entries]

@@ -1,6 +1,7 @@
 """A migrated, empty history on each database, and the outbox of a real Valkey."""
 
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,30 @@ def sqlite_url(tmp_path: Path, _migrated_file: bytes) -> str:
     return f"sqlite:///{path}"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def history_url(request: pytest.FixtureRequest) -> str:
-    """A migrated, empty history on each database in turn."""
-    return str(request.getfixturevalue(f"{request.param}_url"))
+@contextmanager
+def _opened(url: str) -> Generator[Engine]:
+    engine = open_database(url, is_writer=True)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 @pytest.fixture
-def history(history_url: str) -> Generator[Engine]:
+def sqlite_history(sqlite_url: str) -> Generator[Engine]:
     """The same, opened for writing."""
-    engine = open_database(history_url, is_writer=True)
-    yield engine
-    engine.dispose()
+    with _opened(sqlite_url) as engine:
+        yield engine
+
+
+@pytest.fixture
+def postgres_history(postgres_url: str) -> Generator[Engine]:
+    """The same, opened for writing."""
+    with _opened(postgres_url) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def history(request: pytest.FixtureRequest) -> Engine:
+    """A migrated, empty history on each database in turn, opened for writing."""
+    return request.getfixturevalue(f"{request.param}_history")

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgpack
-
 from producer.contract.keys import QueueKeys
+from producer.contract.packing import pack_for_script
 from producer.contract.wire import (
     ChoiceResult,
     JobOptions,
@@ -81,7 +80,7 @@ def prompt(text: str) -> bytes:
 
 def pack(events: Iterable[Packed]) -> bytes:
     """One outbox entry's field, as the scripts pack it."""
-    return msgpack.packb(list(events), use_bin_type=False)
+    return pack_for_script(list(events))
 
 
 def unpacked(events: Iterable[Packed]) -> list[OutboxEvent]:

@@ -11,15 +11,15 @@ from sqlalchemy.engine import Engine
 
 from producer.contract.tables import attempts, jobs, results
 from tests.history import events as e
-from worker.history_rows import changes_of
+from worker.history_rows import KeepPrompts, changes_of
 from worker.history_writer import HistoryWriter
 
 JOB = "0.acme.k3j9x2"
 
 
-def write(history: Engine, packed: list[e.Packed], keep_prompts: str = "full") -> None:
+def write(history: Engine, packed: list[e.Packed], keep_prompts: KeepPrompts = "full") -> None:
     """Record events as one transaction."""
-    changes = changes_of(e.QUEUE, e.unpacked(packed), keep_prompts=keep_prompts)  # pyright: ignore[reportArgumentType]
+    changes = changes_of(e.QUEUE, e.unpacked(packed), keep_prompts=keep_prompts)
     HistoryWriter(history).write(changes.values())
 
 
@@ -57,7 +57,9 @@ class TestGivenAJobThatRanOnce:
         write(history, [e.submitted(JOB)])
 
         found = row(history)
-        assert found["options"] == found["options"] | {"max_tokens": 64, "temperature": 0.5, "n": 1, "stop": []}
+        expected: dict[str, object] = {"max_tokens": 64, "temperature": 0.5, "n": 1, "stop": []}
+        assert isinstance(found["options"], dict)
+        assert {name: found["options"][name] for name in expected} == expected
         assert found["metadata"] == {"custom_id": "line-9x2"}
 
     def test_when_only_the_submit_is_recorded_then_the_job_is_queued(self, history: Engine) -> None:
