@@ -1,0 +1,97 @@
+"""What held jobs say to the queue in one round trip: news of their choices as `Progress`, cut into calls that fit.
+
+Pure: no I/O, no clock.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from producer.contract.calls import EndCall, Progress
+from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL
+from producer.contract.states import JobState
+from producer.contract.wire import End, encode_entry, encode_record
+from worker.leases import HeldJob
+from worker.results import Origin, record_of, result_of
+
+_OVERHEAD_BYTES = 200
+"""What a Progress takes beside its opaque parts, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One Progress and what it was made of, to understand its answer."""
+
+    job: HeldJob
+    choice: int
+    progress: Progress
+    announces: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much of a call it takes."""
+        end = self.progress.end
+        return _OVERHEAD_BYTES + len(self.progress.entry) + (len(end.record) + len(end.result or b"") if end else 0)
+
+
+def news_of(job: HeldJob, origin: Origin) -> Iterator[Said]:
+    """What the job's channels lack, one Progress for each choice that has news."""
+    for index, choice in enumerate(job.choices):
+        if choice.has_news:
+            yield _say(job, index, origin)
+
+
+def _say(job: HeldJob, index: int, origin: Origin) -> Said:
+    choice, measures = job.choices[index], job.measures
+    entry = choice.entry()
+    announces = not job.is_announced
+    progress = Progress(
+        job_id=job.id,
+        epoch=job.leased.epoch,
+        choice=index,
+        start=entry.start,
+        num_tokens=len(entry.token_ids),
+        entry=encode_entry(entry),
+        first_scheduled_ms=measures.first_scheduled_ms if announces else None,
+        first_token_ms=measures.first_token_ms if announces else None,
+        prompt_tokens=measures.prompt_tokens if announces else None,
+        fingerprint=origin.fingerprint if announces and job.is_admitted else None,
+        end=_end_call(job, entry.end, origin) if entry.end else None,
+    )
+    return Said(job, index, progress, announces and measures.first_token_ms is not None)
+
+
+def _end_call(job: HeldJob, end: End, origin: Origin) -> EndCall:
+    # While another choice still runs this is not the job's end, and the queue does not look at result and state.
+    # Once all have ended each end carries the result, whichever of them the queue happens to take last.
+    decisive = _worst([choice.end for choice in job.choices if choice.end]) if job.has_ended else end
+    return EndCall(
+        state=decisive.state,
+        reason=decisive.finish_reason,
+        error=decisive.error,
+        error_code=decisive.error_code,
+        result=result_of(origin, job.measures, job.choices) if job.has_ended else None,
+        record=encode_record(record_of(origin, job.measures, job.choices)),
+        output_tokens=sum(len(choice.token_ids) for choice in job.choices),
+    )
+
+
+_WORST_FIRST = (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.DONE)
+
+
+def _worst(ends: list[End]) -> End:
+    """The end that decides the job's: one failed choice makes a failed job."""
+    return min(ends, key=lambda end: _WORST_FIRST.index(end.state))
+
+
+def calls_of(said: Iterable[Said]) -> Iterator[list[Said]]:
+    """Cut what is said into calls within the contract's bounds; a single larger Progress travels alone."""
+    call: list[Said] = []
+    num_bytes = 0
+    for one in said:
+        if call and (len(call) >= MAX_JOBS_PER_CALL or num_bytes + one.num_bytes > MAX_CALL_BYTES):
+            yield call
+            call, num_bytes = [], 0
+        call.append(one)
+        num_bytes += one.num_bytes
+    if call:
+        yield call

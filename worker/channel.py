@@ -1,0 +1,180 @@
+"""What one choice has said, and how much of it its channel has: deltas in, entries out, and back again to resume.
+
+Whatever the channel lacks is one slice of what was said, so output merges by itself while a round trip is under way or
+Redis is away, and "send again from N" is the same slice from another place. Knows no scripts and no engine state.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.request import ChoiceProgress, TokenDelta
+from producer.contract.states import JobState
+from producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry
+from worker.connections import Client
+from worker.errors import JobRejected
+
+PAGE_ENTRIES = 512
+"""Entries of a channel read in one round trip when a job is resumed."""
+
+CHECKPOINT_TOKENS = 64
+CHECKPOINT_S = 1.0
+"""A job that nobody streams puts an entry on its channel after this many tokens, or this long."""
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceOutput:
+    """Everything one choice has said so far, of all attempts. Grows with each step."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    pieces: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Text, each with the number of tokens after which it was visible; ascending."""
+
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    """One per token, or empty where not asked for."""
+
+    tail: str = ""
+    """Text that only the end released."""
+
+    end: End | None = None
+    published: int = 0
+    """Tokens that the channel is known to have."""
+
+    has_end: bool = False
+    """The channel is known to have the end."""
+
+    gaps_ms: list[float] = field(default_factory=list[float])
+    """Between one token and the next, within attempts only."""
+
+    last_s: float | None = None
+    """When the last token of this attempt was drawn, on the monotonic clock."""
+
+    last_ms: int = 0
+    """When the last token was drawn, on the server's clock."""
+
+    sent_s: float = 0.0
+
+    def extend(self, delta: TokenDelta, *, now_s: float, now_ms: int) -> None:
+        """Take what a step added, its end excepted."""
+        assert delta.start == len(self.token_ids), f"a delta from {delta.start} after {len(self.token_ids)} tokens"
+        num_new = len(delta.token_ids)
+        if num_new:
+            self._note_time(num_new, now_s)
+            self.last_ms = now_ms
+            self.token_ids.extend(delta.token_ids)
+            if delta.text:
+                self.pieces.append((len(self.token_ids), delta.text))
+            if delta.logprobs is not None:
+                self.logprobs.extend(TokenLogprobs(chosen=one.chosen, top=one.top) for one in delta.logprobs)
+        else:
+            self.tail += delta.text
+
+    def _note_time(self, num_new: int, now_s: float) -> None:
+        if self.last_s is not None:
+            self.gaps_ms.extend([(now_s - self.last_s) * 1000 / num_new] * num_new)
+        self.last_s = now_s
+
+    def finish(self, end: End, *, now_ms: int) -> None:
+        """Say how it ended; the first end stands."""
+        if self.end is not None:
+            return
+        if len(self.token_ids) < self.published:
+            # What the channel lost was generated again, and ended before what readers already have.
+            message = f"channel lost at {len(self.token_ids)}: generating it again ended before token {self.published}"
+            end = End(state=JobState.FAILED, error=message, error_code="channel_lost", usage=end.usage)
+        self.end = end
+        self.last_ms = self.last_ms or now_ms
+
+    @property
+    def text(self) -> str:
+        """All visible text."""
+        return "".join([text for _, text in self.pieces]) + self.tail
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the channel lacks something."""
+        return len(self.token_ids) > self.published or (self.end is not None and not self.has_end)
+
+    def is_checkpoint(self, now_s: float) -> bool:
+        """Whether a choice that nobody streams should be written now."""
+        num_unsent = len(self.token_ids) - self.published
+        return self.end is not None or num_unsent >= CHECKPOINT_TOKENS or now_s - self.sent_s >= CHECKPOINT_S
+
+    def entry(self) -> ChannelEntry:
+        """All that the channel lacks, as its next entry."""
+        start = self.published
+        return ChannelEntry(
+            start=start,
+            token_ids=tuple(self.token_ids[start:]),
+            text=self._text_after(start),
+            logprobs=tuple(self.logprobs[start:]) if self.logprobs else None,
+            time_ms=self.last_ms,
+            end=self.end,
+        )
+
+    def _text_after(self, start: int) -> str:
+        texts = [self.tail]
+        for offset, text in reversed(self.pieces):
+            if offset <= start:
+                break
+            texts.append(text)
+        return "".join(reversed(texts))
+
+    def acknowledge(self, offset: int, *, has_end: bool) -> None:
+        """The channel has all tokens before `offset`, and the end if so said."""
+        self.published = offset
+        self.has_end = has_end
+
+    def as_progress(self) -> ChoiceProgress:
+        """What the engine replays instead of generating it again."""
+        return ChoiceProgress(token_ids=tuple(self.token_ids), is_finished=self.has_end)
+
+    def replay(self, entry: ChannelEntry) -> None:
+        """Take one entry that an earlier attempt published.
+
+        Raises:
+            ChannelLost: tokens before this entry are missing.
+        """
+        if entry.start != len(self.token_ids):
+            raise ChannelLost(len(self.token_ids))
+        num_new = len(entry.token_ids)
+        if num_new and self.token_ids:
+            self.gaps_ms.extend([(entry.time_ms - self.last_ms) / num_new] * num_new)
+        self.token_ids.extend(entry.token_ids)
+        self.logprobs.extend(entry.logprobs or ())
+        if num_new and entry.text:
+            self.pieces.append((len(self.token_ids), entry.text))
+        elif entry.text:
+            self.tail += entry.text
+        self.last_ms = entry.time_ms
+        self.end = entry.end
+
+
+class ChannelLost(Exception):
+    """Tokens that were published are no longer on the channel."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"channel lost at {offset}")
+
+
+def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> ChoiceOutput:
+    """Rebuild what a choice has said from its channel, page by page.
+
+    A channel that lost its beginning or its end gives what is there up to the first gap: fewer tokens than `published`.
+
+    Raises:
+        JobRejected: an entry cannot be read.
+    """
+    output = ChoiceOutput(published=published, has_end=has_end)
+    after = "-"
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)
+        try:
+            for _, fields in page:
+                output.replay(decode_entry(next(iter(fields.values()))))
+        except ChannelLost:
+            return output
+        except WireError as error:
+            raise JobRejected("channel_damaged", f"its channel has an entry that cannot be read: {error}") from error
+        if len(page) < PAGE_ENTRIES:
+            return output
+        after = "(" + page[-1][0].decode()

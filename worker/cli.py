@@ -1,0 +1,177 @@
+"""The `worker` command. Results go to stdout, everything else to stderr; exit codes are those of `worker.errors`."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
+from worker.errors import ConfigError, ExitCode, WorkerError
+
+Command = TypeVar("Command", bound=Callable[..., Any])  # click passes options by name
+
+_DEVICE_FLAGS = "device"
+_SERVERS = ("redis", "history", "log")
+
+
+def _options(*sections: str) -> Callable[[Command], Command]:
+    """Give a command a flag for each setting of these sections (all, if none is named), and `--config`."""
+
+    def decorate(command: Command) -> Command:
+        for leaf in reversed(SETTINGS):
+            if (not sections or leaf.section in sections) and leaf.name != _DEVICE_FLAGS:
+                command = _option(leaf)(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            envvar=CONFIG_FILE_NAME,
+            show_envvar=True,
+            help="TOML file with the same settings, as `[section]` and `name = value`.",
+        )(command)
+
+    return decorate
+
+
+def _option(leaf: Setting) -> Callable[[Command], Command]:
+    shown = "" if leaf.default is None or leaf.is_switch else f"; default: {leaf.default}"
+    help_text = f"{leaf.help}  [env var: {leaf.env_name}{shown}]"
+    # What is given is read by `load_config`, together with file and environment, so that all problems are told at once.
+    name = leaf.key.replace(".", "__")
+    if leaf.is_switch:
+        return click.option(f"{leaf.flag}/--no-{leaf.flag[2:]}", name, default=None, help=help_text)
+    return click.option(leaf.flag, name, metavar=leaf.metavar, default=None, help=help_text)
+
+
+def _config_of(config_file: Path | None, given: Mapping[str, object], **own: object) -> WorkerConfig:
+    flags = {name.replace("__", "."): value for name, value in given.items() if value is not None}
+    flags |= {name.replace("__", "."): value for name, value in own.items() if value is not None}
+    return load_config(os.environ, file=config_file, flags=flags)
+
+
+class _Commands(click.Group):
+    """Turns our errors into one sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # as in click
+        """Run the command; never show a traceback for what the operator can mend."""
+        try:
+            return super().invoke(ctx)
+        except WorkerError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="sluice", message="%(version)s")
+def main() -> None:
+    """Serve a queue of generation jobs with a model on this machine."""
+
+
+@main.command()
+@click.option("--gpu", metavar="NUMBER", type=click.IntRange(min=0), help="Run on this GPU.")
+@click.option("--cpu", is_flag=True, help="Run on the CPU, as without --gpu.")
+@_options()
+def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
+    """Drain a queue into a model until told to stop.
+
+    Without --redis-url a server on a unix socket is found or started, with a SQLite history beside it.
+
+    \b
+    Signals: TERM (or INT) drains, a second one hands everything back at once, TSTP stops pulling and CONT pulls
+    again, USR1 logs what every sequence is doing.
+    Exit codes: 0 stopped as asked; 1 broken, restart; 2 settings are wrong, do not restart; 3 Redis away, restart
+    later.
+
+    \b
+    Example:
+        worker start --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+    """
+    if gpu is not None and cpu:
+        raise click.UsageError("--gpu and --cpu exclude each other")
+    device = f"cuda:{gpu}" if gpu is not None else "cpu" if cpu else None
+    config = _config_of(config_file, given, model__device=device)
+    # Only now: help and misuse should answer at once.
+    from worker.start import start as start_worker
+
+    sys.exit(start_worker(config, os.environ))
+
+
+@main.command()
+@_options()
+def doctor(config_file: Path | None, **given: object) -> NoReturn:
+    """Check everything that a worker depends on, and say what to do.
+
+    \b
+    Example:
+        worker doctor --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+    """
+    from worker.doctor import examine
+
+    try:
+        config = _config_of(config_file, given)
+    except ConfigError as error:
+        click.echo(str(error))
+        sys.exit(ExitCode.BROKEN)
+    findings = examine(config, os.environ)
+    for finding in findings:
+        click.echo(f"{'ok   ' if finding.is_well else 'WRONG'}  {finding.what}: {finding.found}")
+        if finding.advice:
+            click.echo(f"       {finding.advice}")
+    sys.exit(ExitCode.DONE if all(finding.is_well for finding in findings) else ExitCode.BROKEN)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_options("redis", "queue")
+def status(as_json: bool, config_file: Path | None, **given: object) -> None:
+    """Show the living workers of a queue.
+
+    \b
+    Example:
+        worker status --queue default --json
+    """
+    from worker.status import living_workers, table_of
+
+    workers = living_workers(_config_of(config_file, given), os.environ)
+    click.echo(json.dumps(workers, indent=2) if as_json else table_of(workers))
+
+
+@main.command()
+@click.option("--to", "revision", metavar="REVISION", help="Revision to reach; the newest by default.")
+@_options(*_SERVERS)
+def migrate(revision: str | None, config_file: Path | None, **given: object) -> NoReturn:
+    """Bring the history's tables to this version.
+
+    SQLite migrates itself when a worker starts; PostgreSQL is migrated by this command only.
+
+    \b
+    Example:
+        worker migrate --database-url postgresql+psycopg://sluice@db/sluice
+    """
+    from worker.migrate import main as run_migrate
+    from worker.start import database_url_of
+
+    url = database_url_of(_config_of(config_file, given), os.environ)
+    sys.exit(
+        run_migrate(url, say=click.echo) if revision is None else run_migrate(url, revision=revision, say=click.echo)
+    )
+
+
+@main.command()
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as when started by a worker.")
+@_options("redis", "history", "queue", "log")
+def record(until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
+    """Write what happens to jobs into the history; `worker start` runs this beside itself.
+
+    \b
+    Example:
+        worker record --redis-url redis://queue:6379/0 --database-url postgresql+psycopg://sluice@db/sluice
+    """
+    from worker.start import run_recorder
+
+    sys.exit(run_recorder(_config_of(config_file, given), os.environ, until_eof=until_eof))

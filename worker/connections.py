@@ -1,0 +1,81 @@
+"""Connections to Redis that never retry by themselves: whether a call may be repeated is for its caller to know.
+
+Knows no scripts and no keys.
+"""
+
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from worker.errors import ConfigError
+
+SENTINEL_PORT = 26379
+
+Client = Any  # redis-py's clients share no typed base
+"""A Redis client whose replies are bytes."""
+
+
+def connect(url: str, *, timeout_s: float) -> Client:
+    """A client of its own for one thread; nothing is sent yet.
+
+    URLs: `redis://`, `rediss://`, `unix://`, and `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`.
+
+    Raises:
+        ConfigError: the URL cannot be one (its secrets are not repeated).
+    """
+    options: dict[str, Any] = {  # redis-py's options are untyped
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+        "health_check_interval": 0,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    try:
+        if "+sentinel://" in url:
+            return _behind_sentinels(url, options)
+        if url.startswith("unix://"):
+            options.pop("socket_keepalive")
+        return redis.Redis.from_url(url, **options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+
+
+def _behind_sentinels(url: str, options: dict[str, Any]) -> Client:  # as above
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    credentials, _, hosts = authority.rpartition("@")
+    name, _, tail = path.partition("/")
+    database, _, query = tail.partition("?")
+    if not name or not hosts:
+        raise ValueError("expected redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB")
+    username, _, password = credentials.rpartition(":")
+    sentinel = Sentinel(
+        [_address(host) for host in hosts.split(",")],
+        sentinel_kwargs={"socket_timeout": options["socket_timeout"], **dict(parse_qsl(query))},
+    )
+    return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
+        name,
+        db=int(database or 0),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        ssl=scheme == "rediss+sentinel",
+        **options,
+    )
+
+
+def _address(host: str) -> tuple[str, int]:
+    name, _, port = host.partition(":")
+    return name, int(port or SENTINEL_PORT)
+
+
+def redacted(url: str) -> str:
+    """`url` without its password and query, for logs."""
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit((parts.scheme, f"{user}:***{at}{hosts}" if at else hosts, parts.path, "", ""))

@@ -1,0 +1,103 @@
+"""Is the Redis behind a URL one that we can trust with jobs? Asked at start and by `worker doctor`. Changes nothing."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from worker.clock import monotonic_s
+from worker.connections import Client, redacted
+from worker.errors import ConfigError, NotReady
+from worker.log import Log
+
+OLDEST_VERSION = (6, 2)
+POLL_S = 0.2
+_REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM", "invalid username-password")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What INFO says, as far as it matters here."""
+
+    name: str
+    version: str
+    maxmemory: int
+    maxmemory_policy: str
+    is_appending: bool
+    is_replica: bool
+    uptime_s: int
+
+    def problems(self) -> list[str]:
+        """Why jobs would not be safe here; each with what to do."""
+        problems: list[str] = []
+        parts = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
+        if parts < OLDEST_VERSION:
+            problems.append(f"{self.name} {self.version} is too old: Redis 6.2, Valkey 7.2 or later is needed")
+        if self.maxmemory_policy not in ("noeviction", "unknown"):
+            problems.append(
+                f"maxmemory-policy is {self.maxmemory_policy}: the server may throw jobs away when it is full; "
+                f"set it to noeviction"
+            )
+        if self.is_replica:
+            problems.append("the server is a read-only replica: give the primary's URL, or its Sentinels'")
+        return problems
+
+
+def read_facts(client: Client) -> ServerFacts:
+    """Ask the server about itself.
+
+    Raises:
+        RedisError: it does not answer.
+    """
+    info: dict[str, Any] = client.info()  # redis-py's replies are untyped
+    return ServerFacts(
+        name="Valkey" if "valkey_version" in info else "Redis",
+        version=str(info.get("valkey_version") or info.get("redis_version", "0")),
+        maxmemory=int(info.get("maxmemory", 0)),
+        maxmemory_policy=str(info.get("maxmemory_policy", "unknown")),
+        is_appending=bool(info.get("aof_enabled", 0)),
+        is_replica=info.get("role") == "slave",
+        uptime_s=int(info.get("uptime_in_seconds", 0)),
+    )
+
+
+def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) -> ServerFacts:
+    """Wait for the server, and check that it can be trusted with jobs.
+
+    Raises:
+        ConfigError: it refuses this user, or it would lose jobs.
+        NotReady: it did not answer in time.
+    """
+    deadline_s = monotonic_s() + patience_s
+    has_complained = False
+    while True:
+        try:
+            facts = read_facts(client)
+        except (RedisError, OSError) as error:
+            raise_if_refused(error, url)
+            if monotonic_s() >= deadline_s:
+                raise NotReady(
+                    f"redis at {redacted(url)} did not answer within {patience_s:g} s: {error}. "
+                    f"Check the URL and that the server runs."
+                ) from error
+            if not has_complained:
+                log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)
+            has_complained = True
+            time.sleep(POLL_S)
+        else:
+            if problems := facts.problems():
+                raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
+            return facts
+
+
+def raise_if_refused(error: BaseException, url: str) -> None:
+    """Tell wrong credentials from a server that is away.
+
+    Raises:
+        ConfigError: the server is there, and refuses this user.
+    """
+    if isinstance(error, AuthenticationError | NoPermissionError) or str(error).startswith(_REFUSALS):
+        raise ConfigError(
+            [f"redis at {redacted(url)} refuses this user: check the name and password in the URL"]
+        ) from error

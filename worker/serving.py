@@ -1,0 +1,179 @@
+"""Which model, by what name: a folder, a Hugging Face name, the small model that ships, or the null model.
+
+Torch is imported only where a real model is loaded; transformers never.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from engine.config import EngineConfig
+from engine.errors import ModelFolderError, NotEnoughMemory
+from engine.executor import Executor, TextDecoder
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from worker.chat import ChatTemplate, compile_template
+from worker.config import ModelConfig, WorkerConfig
+from worker.errors import ConfigError
+from worker.translate import Encoder
+
+NULL = "null"
+"""The name of the model that computes nothing; options follow as in `null?step_s=0.01&mean_output_tokens=50`."""
+
+SMALL_MODEL = Path(__file__).parent / "small_model"
+_GPU_BLOCK_SIZE = 16
+_NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model, loaded: what the daemon and the translator need of it."""
+
+    name: str
+    engine: LLMEngine
+    executor: Executor
+    encode: Encoder
+    template: ChatTemplate | None
+
+    @property
+    def max_job_tokens(self) -> int:
+        """Longest prompt and output together that this worker can take."""
+        limits = self.executor.limits
+        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
+def load(config: WorkerConfig) -> Served:
+    """Load the model that the configuration names, onto its device.
+
+    Raises:
+        ConfigError: it cannot be loaded as asked.
+    """
+    path = config.model.path
+    try:
+        if path is not None and path.partition("?")[0] == NULL:
+            return _load_null(config, path.partition("?")[2])
+        return _load_folder(config, find_folder(path))
+    except ModelFolderError as error:
+        raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+    except NotEnoughMemory as error:
+        raise ConfigError([f"SLUICE_MEMORY_FRACTION: {error}"]) from error
+
+
+def find_folder(path: str | None) -> Path:
+    """The folder of a model: the one that ships, one on this machine, or a snapshot of a Hugging Face repository.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if path is None:
+        if not (SMALL_MODEL / "config.json").is_file():
+            raise ConfigError([f"SLUICE_MODEL: not given, and the small model is not at {SMALL_MODEL}"])
+        return SMALL_MODEL
+    folder = Path(path).expanduser()
+    if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") != 1:
+        if not (folder / "config.json").is_file():
+            why = "has no config.json" if folder.is_dir() else "is not a folder"
+            raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
+        return folder
+    return _download(path)
+
+
+def _download(name: str) -> Path:
+    try:
+        # Only needed for names; slow to import.
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
+    except ImportError as error:
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is no folder here; `pip install huggingface_hub` to download it"]
+        ) from error
+    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # it raises whatever its network stack raises
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is no folder here and could not be downloaded ({type(error).__name__}): "
+             f"check the name and the network, or give a folder"]
+        ) from error  # fmt: skip
+
+
+def engine_config(config: WorkerConfig) -> EngineConfig:
+    """The engine's settings.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    batching = config.batching
+    made = EngineConfig(
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        long_prefill_token_threshold=batching.long_prefill_token_threshold,
+        enable_prefix_caching=batching.enable_prefix_caching,
+        policy=batching.policy,
+    )
+    if problems := made.problems():
+        raise ConfigError(problems)
+    return made
+
+
+def _load_null(config: WorkerConfig, query: str) -> Served:
+    tokenizer = NullTokenizer()
+    executor = NullModel(_null_config(config.model, query))
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        del add_special_tokens  # bytes have none
+        return tokenizer.encode(text)
+
+    return _served(NULL, executor, tokenizer, config, encode, compile_template(_NULL_TEMPLATE, {}))
+
+
+def _null_config(model: ModelConfig, query: str) -> NullModelConfig:
+    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(NullModelConfig)}  # int, float
+    options: dict[str, Any] = {}  # whole numbers and fractions, each checked by its field's kind
+    for name, text in parse_qsl(query):
+        try:
+            options[name] = kinds[name](text)
+        except (KeyError, ValueError):
+            raise ConfigError([f"SLUICE_MODEL: the null model has no option {name}={text}"]) from None
+    for name in ("max_model_len", "num_blocks", "block_size"):
+        if (value := getattr(model, name)) is not None:
+            options[name] = value
+    return NullModelConfig(**options)
+
+
+def _load_folder(config: WorkerConfig, folder: Path) -> Served:
+    # Torch takes seconds to import, and the null model does without.
+    from engine.model_runner import ModelOptions, load_model_runner
+    from engine.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    model, batching = config.model, engine_config(config)
+    executor = load_model_runner(
+        ModelOptions(
+            path=folder,
+            device=model.device,
+            dtype=model.dtype,
+            block_size=model.block_size or _GPU_BLOCK_SIZE,
+            num_blocks=model.num_blocks,
+            memory_fraction=model.memory_fraction,
+            max_model_len=model.max_model_len,
+            max_num_seqs=batching.max_num_seqs,
+            max_num_batched_tokens=batching.max_num_batched_tokens,
+        )
+    )
+    facts = tokenizer.facts
+    template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
+    name = config.model.path or folder.name
+    return _served(name, executor, tokenizer, config, tokenizer.encode, template)
+
+
+def _served(
+    name: str,
+    executor: Executor,
+    decoder: TextDecoder,
+    config: WorkerConfig,
+    encode: Encoder,
+    template: ChatTemplate | None,
+) -> Served:
+    engine = LLMEngine(executor, decoder, engine_config(config))
+    return Served(name=name, engine=engine, executor=executor, encode=encode, template=template)

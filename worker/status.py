@@ -1,0 +1,50 @@
+"""Who serves a queue: what living workers say of themselves in their beats. Reads only."""
+
+from collections.abc import Mapping, Sequence
+
+from redis.exceptions import RedisError
+
+from producer.contract.calls import inspect
+from producer.contract.running import run
+from worker.config import WorkerConfig
+from worker.connections import connect, redacted
+from worker.errors import NotReady
+from worker.server import raise_if_refused
+from worker.start import partitions_of, redis_url_of
+
+COLUMNS = ("worker", "host", "pid", "device", "model", "state", "held", "running", "waiting", "tokens_per_s")
+
+
+def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """What each living worker says of itself, by incarnation.
+
+    Raises:
+        NotReady: Redis does not answer.
+    """
+    url = redis_url_of(config, environ)
+    client = connect(url, timeout_s=config.redis.timeout_s)
+    found: dict[str, dict[str, str]] = {}
+    try:
+        for keys in partitions_of(config):
+            for incarnation, about in run(client, inspect(keys)).workers.items():
+                found[incarnation] = {"worker": incarnation, **about}
+    except (RedisError, OSError) as error:
+        raise_if_refused(error, url)
+        raise NotReady(f"redis at {redacted(url)} does not answer: {error}") from error
+    return list(found.values())
+
+
+def table_of(workers: Sequence[Mapping[str, str]]) -> str:
+    """A table for people."""
+    if not workers:
+        return "no living workers"
+    rows = [COLUMNS, *([_cell(worker, name) for name in COLUMNS] for worker in workers)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _cell(worker: Mapping[str, str], name: str) -> str:
+    value = worker.get(name, "-")
+    return value[:8] if name == "worker" else value
