@@ -4,14 +4,17 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
 
+from producer.contract import limits
 from producer.contract.keys import QueueKeys
+from producer.contract.packing import pack_for_script
 from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from producer.contract.wire import JobId, decode_entry, encode_entry, split_job_id
 
 Reply = TypeVar("Reply")
+Raw = Any  # a script's reply has no type until it is read
 Argument = str | bytes | int | float
 
 
@@ -24,7 +27,7 @@ class Call(Generic[Reply]):
 
     keys: tuple[str, ...]
     args: tuple[Argument, ...]
-    parse: Callable[[object], Reply]
+    parse: Callable[[Raw], Reply]
 
 
 # ---------------------------------------------------------------- submit
@@ -58,6 +61,8 @@ class NewJob:
     """Wall-clock time by which the job must have ended."""
 
     wants_callback: bool = False
+    features: tuple[str, ...] = ()
+    """What a worker must be able to do for it, in the words of `QueueSettings.features`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,15 @@ class Refused:
     """The queue does not take it; nothing of it was written."""
 
     reason: Literal[
-        "full_jobs", "full_tokens", "full_bytes", "outbox_full", "too_large", "feature", "paused", "wrong_type"
+        "full_jobs",
+        "full_tokens",
+        "full_bytes",
+        "outbox_full",
+        "too_large",
+        "feature",
+        "paused",
+        "wrong_type",
+        "batch_closed",
     ]
     waiting_jobs: int
     waiting_tokens: int
@@ -104,9 +117,65 @@ SubmitAnswer = Accepted | Duplicate | Conflict | Refused
 def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitAnswer]]:
     """Put up to `MAX_JOBS_PER_CALL` jobs on their lanes, each answered apart.
 
-    From the first over a bound on, all new ones are refused, so that order is kept.
+    From the first over a bound on, all new ones are refused, so that order is kept. More than `MAX_CALL_BYTES` in one
+    call holds the server for long: cut there (a single larger job travels alone).
+
+    Raises:
+        ValueError: too many jobs, or one of another partition.
     """
-    raise NotImplementedError
+    if len(jobs) > limits.MAX_JOBS_PER_CALL:
+        raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
+    rows = [_job_row(keys, job) for job in jobs]
+    return Call("submit", keys.fixed(), (pack_for_script(rows),), _read_submit)
+
+
+def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
+    """The order of `unpacked` in submit.lua."""
+    if split_job_id(job.id)[0] != keys.partition:
+        raise ValueError(f"job {job.id} belongs to another partition than {keys.partition}")
+    return (
+        job.id,
+        job.spec,
+        job.payload,
+        str(job.seed),
+        job.priority,
+        job.prompt_tokens,
+        job.prompt_bytes,
+        job.max_tokens,
+        job.choices,
+        job.idempotency_key,
+        job.digest,
+        job.batch,
+        job.not_before_ms,
+        job.ttl_ms,
+        job.deadline_ms,
+        1 if job.wants_callback else None,
+        job.features or None,
+    )
+
+
+def _read_submit(reply: Raw) -> list[SubmitAnswer]:
+    return [_SUBMIT_ANSWERS[row[0]](row) for row in reply]
+
+
+def _read_refused(row: Raw) -> Refused:
+    _, reason, jobs, tokens, num_bytes, bound, message = row
+    return Refused(
+        reason=reason.decode(),
+        waiting_jobs=jobs,
+        waiting_tokens=tokens,
+        waiting_bytes=num_bytes,
+        bound=bound,
+        message=message.decode(errors="replace"),
+    )
+
+
+_SUBMIT_ANSWERS: Mapping[bytes, Callable[[Raw], SubmitAnswer]] = {
+    b"accepted": lambda row: Accepted(JobId(row[1].decode()), row[2], row[3]),
+    b"duplicate": lambda row: Duplicate(JobId(row[1].decode()), JobState(row[2].decode())),
+    b"conflict": lambda row: Conflict(JobId(row[1].decode())),
+    b"refused": _read_refused,
+}
 
 
 # ---------------------------------------------------------------- pull
@@ -199,7 +268,59 @@ class PullReply:
 
 def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
     """Take the first jobs that fit, leased, in one step; reclaim the dead's; fire due timers."""
-    raise NotImplementedError
+    args = (
+        request.incarnation,
+        request.number,
+        request.kv_tokens,
+        request.prefill_tokens,
+        request.sequences,
+        request.cache_tokens,
+        int(request.is_empty),
+        int(request.holds_oversized),
+        int(request.may_reclaim),
+        request.reserve_tokens,
+    )
+    return Call("pull", keys.fixed(), args, _read_pull)
+
+
+def _read_pull(reply: Raw) -> PullReply:
+    number, jobs, bell, has_more, is_paused, drain, now, next_timer = reply
+    return PullReply(
+        number=number,
+        jobs=tuple(map(_read_leased, jobs)),
+        bell=bell.decode(),
+        has_more=bool(has_more),
+        is_paused=bool(is_paused),
+        drain_for_suspects=bool(drain),
+        server_ms=now,
+        next_timer_ms=next_timer,
+    )
+
+
+def _read_leased(row: Raw) -> LeasedJob:
+    """The order of `told` in pull.lua."""
+    return LeasedJob(
+        id=JobId(row[0].decode()),
+        epoch=row[1],
+        attempt=row[2],
+        priority=row[3],
+        spec=row[4],
+        payload=row[5],
+        seed=int(row[6]),
+        choices=row[7],
+        submitted_ms=row[8],
+        pulled_ms=row[9],
+        deadline_ms=row[10],
+        prompt_tokens=row[11],
+        published=tuple(row[12]),
+        ended=tuple(map(bool, row[13])),
+        fingerprint=_text(row[14]),
+        was_reclaimed=bool(row[15]),
+        fits=bool(row[16]),
+        first_scheduled_ms=row[17],
+        first_token_ms=row[18],
+        resumed_from=_text(row[19]),
+    )
 
 
 # ---------------------------------------------------------------- advance
@@ -226,6 +347,14 @@ class EndCall:
 
     retry_in_ms: int | None = None
     """Failed but retryable: return to the stream after this long instead of ending."""
+
+    entry: bytes | None = None
+    """Encoded ChannelEntry of the end itself: no tokens, `start` = offset after the last one, the text that only the
+    end releases, and its `End`. None: `Progress.entry` carries the end, and is taken apart where it has tokens too (all
+    its text then stays with the tokens)."""
+
+    result_bytes: int | None = None
+    """Length of a result that was written in parts (`put_result`); `result` is None then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +416,78 @@ AdvanceAnswer = Ok | Already | SendFrom | Replaced | Broken
 
 
 def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> Call[list[AdvanceAnswer]]:
-    """Append tokens and ends of one step, fenced by (incarnation, epoch), each choice answered apart."""
-    raise NotImplementedError
+    """Append tokens and ends of one step, fenced by (incarnation, epoch), each choice answered apart.
+
+    Raises:
+        ValueError: too many in one call.
+    """
+    if len(progress) > limits.MAX_JOBS_PER_CALL:
+        raise ValueError(f"{len(progress)} in one call; at most {limits.MAX_JOBS_PER_CALL}")
+    rows = [_progress_row(one) for one in progress]
+    return Call("advance", keys.fixed(), (incarnation, pack_for_script(rows)), _read_advance)
+
+
+def _progress_row(one: Progress) -> tuple[object, ...]:
+    """The order of `advance` in advance.lua; what most steps do not have is left out at the end."""
+    row = (one.job_id, one.epoch, one.choice, one.start, one.num_tokens, one.entry)
+    extras = (one.first_scheduled_ms, one.first_token_ms, one.prompt_tokens, one.fingerprint)
+    has_extras = extras != _NO_EXTRAS
+    if one.end is None:
+        return (*row, extras) if has_extras else row
+    entry, end_entry = _entries(one, one.end)
+    return (*row[:5], entry, extras if has_extras else None, _end_row(one.end, end_entry))
+
+
+_NO_EXTRAS = (None, None, None, None)
+
+
+def _entries(one: Progress, end: EndCall) -> tuple[bytes, bytes]:
+    """The entry of the tokens and that of the end: two, so that a requeue can take back the end alone."""
+    if end.entry is not None:
+        return one.entry, end.entry
+    if one.num_tokens == 0:
+        return b"", one.entry
+    both = decode_entry(one.entry)
+    bare = replace(both, start=one.start + one.num_tokens, token_ids=(), text="", logprobs=None)
+    return encode_entry(replace(both, end=None)), encode_entry(bare)
+
+
+def _end_row(end: EndCall, entry: bytes) -> tuple[object, ...]:
+    """The order of `how_of` in advance.lua."""
+    return (
+        str(end.state),
+        end.reason,
+        end.error,
+        end.error_code,
+        end.result,
+        end.record,
+        end.output_tokens,
+        end.retry_in_ms,
+        entry,
+        end.result_bytes,
+    )
+
+
+def _read_advance(reply: Raw) -> list[AdvanceAnswer]:
+    return [_OK if word == b"ok" else _read_answer(word.decode(errors="replace")) for word in reply]
+
+
+_OK = Ok()
+
+
+def _read_answer(word: str) -> AdvanceAnswer:
+    kind, _, rest = word.partition(" ")
+    match kind:
+        case "ok":
+            return Ok(JobState(rest))
+        case "already":
+            return Already(JobState(rest) if rest else None)
+        case "at":
+            return SendFrom(int(rest))
+        case "replaced":
+            return Replaced()
+        case _:
+            return Broken(rest)
 
 
 # ---------------------------------------------------------------- life
@@ -325,7 +524,21 @@ class BeatReply:
 
 def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
     """Renew this incarnation's life, fire due timers, give back leases whose pull reply was lost."""
-    raise NotImplementedError
+    about = [text for pair in beat.about.items() for text in pair]
+    args = (beat.incarnation, beat.processed_pull, beat.life_ms, pack_for_script(beat.held), *about)
+    return Call("beat", keys.fixed(), args, _read_beat)
+
+
+def _read_beat(reply: Raw) -> BeatReply:
+    now, was_dead, stops, lost = reply
+    words = [one.decode() for one in stops]
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return BeatReply(
+        server_ms=now,
+        was_dead=bool(was_dead),
+        stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
+        lost=tuple(JobId(one.decode()) for one in lost),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,8 +552,20 @@ class Returned:
 
 
 def give_back(keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, farewell: bool) -> Call[list[bool]]:
-    """Return jobs to the head of the queue, where they go on at their next token; `farewell` ends the incarnation."""
-    raise NotImplementedError
+    """Return jobs to the head of the queue, where they go on at their next token; `farewell` ends the incarnation.
+
+    At most `MAX_JOBS_PER_CALL` a call. False for a job that is not this incarnation's any more.
+    """
+    rows = [(job.job_id, job.epoch) for job in jobs]
+    return Call("give_back", keys.fixed(), (incarnation, int(farewell), pack_for_script(rows)), _read_truths)
+
+
+def _read_truths(reply: Raw) -> list[bool]:
+    return [bool(one) for one in reply]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 # ---------------------------------------------------------------- control
@@ -439,6 +664,12 @@ class JobView:
 
     ahead_tokens: int | None
     has_result: bool
+    first_scheduled_ms: int | None = None
+    """As the worker said with its first advance; so the next two. They make the latency table without a history."""
+
+    first_token_ms: int | None = None
+    output_tokens: int | None = None
+    """Of all choices, of an ended job."""
 
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:

@@ -20,6 +20,9 @@ from producer.contract.tables import SCHEMA_REVISION
 BUSY_TIMEOUT_MS = 10_000
 """How long a connection to SQLite waits for another writer."""
 
+# JSON as small as it gets; refuses what JSON has no word for (NaN). One encoder: making one costs more than it does.
+_compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
@@ -101,11 +104,6 @@ def check_schema(connection: Connection) -> None:
         )
     if found > SCHEMA_REVISION:
         raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")
-
-
-def _compact_json(value: object) -> str:
-    """JSON as small as it gets; refuses what JSON has no word for (NaN) with a ValueError."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:

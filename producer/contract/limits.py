@@ -44,9 +44,13 @@ MAX_BITE = 32
 
 MAX_LANES_PER_PULL = 16
 MAX_SUSPECTS_PER_PULL = 8
+MAX_DEAD_PER_PULL = 4
 
 BEAT_EVERY_S = 1.0
 LIFE_S = 4.0
+WORKER_KEPT_S = 3600.0
+"""What an incarnation said about itself is kept this long after its last beat."""
+
 CHANNEL_TTL_S = 600.0
 """A channel is kept this long after its job ended; then readers get the rest from the result."""
 
@@ -55,6 +59,9 @@ IDEMPOTENCY_TTL_S = 86_400.0
 """An idempotency key is kept this long after its job ended."""
 
 DEAD_SET_MAX = 10_000
+DEAD_TTL_S = 14 * 86_400.0
+"""A failed job is kept whole this long, for a person to look at and requeue."""
+
 BELL_MAXLEN = 64
 GARBAGE_MAXLEN = 1000
 """Foreign entries kept for a person to look at."""
@@ -65,5 +72,15 @@ DEFAULT_MAX_WAITING_JOBS = 1_000_000
 DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
 DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
 DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
+DEFAULT_BYTES_PER_TOKEN = 4.0
+DEFAULT_RESERVE_TOKENS = 256
+"""Most output tokens of one choice that are counted in a job's cost."""
+
+DEFAULT_MAX_ATTEMPTS = 3
+"""A job that fails with a retryable error this often ends failed; deaths of workers are not counted here."""
+
+SUSPECT_WAIT_S = 30.0
+"""A suspect that has waited this long makes the next worker that pulls drain for it."""
+
 DEFAULT_AGE_STEP_S = 60.0
 """Waiting this long lifts a lane by one priority class."""

@@ -21,13 +21,20 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Read a script by its file name without ending."""
-    parts = [_limits(), _transitions(), _read("lib"), _read(name)]
-    source = "\n".join(parts)
+    own = _read(name)
+    included = [_read(library) for library in _included(own)]
+    source = "\n".join([_limits(), _transitions(), _read("lib"), *included, own])
     return Script(name=name, source=source, sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
 def _read(name: str) -> str:
     return files("producer.contract.scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _included(source: str) -> list[str]:
+    """Names on a first line `-- include: …`: what only some scripts share."""
+    first = source.partition("\n")[0]
+    return first.removeprefix("-- include:").split() if first.startswith("-- include:") else []
 
 
 def _limits() -> str:

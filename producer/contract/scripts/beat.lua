@@ -1,0 +1,106 @@
+-- include: lib_timers lib_deaths
+-- Renew an incarnation's life, tell it what became of its jobs, give back what it never heard of, fire due timers.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: incarnation, number of the last pull processed, life in ms, packed array of the job ids held, then name and value
+--   of what it says about itself.
+-- Reply: {now, 1 if its life had run out, {job, state asked, …}, {job lost …}}.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local me, processed, life = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local listed = cmsgpack.unpack(ARGV[4])
+local stops, lost, is_listed = {}, {}, {}
+
+local function renew()
+  local key = worker_key(me)
+  local expiry = call('ZSCORE', ALIVE, me)
+  local was_known = call('EXISTS', key) == 1
+  call('ZADD', ALIVE, NOW + life, me)
+  local about = { 'beaten', NOW, 'life', life }
+  for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
+  call('HSET', key, unpack(about))
+  -- It lives: should it die again, mates are counted anew.
+  call('HDEL', key, 'mates')
+  call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
+  if expiry then return tonumber(expiry) <= NOW end
+  return was_known and call('HEXISTS', key, 'pull') == 1
+end
+
+-- It was only slow: the death that was listed for it did not happen. A suspect for that reason alone waits as others do.
+local function take_back(id)
+  local job = load_job(id)
+  if not job or not job.deaths then return end
+  local before, kept = #deaths_of(job), take_back_death(job, me)
+  if #kept == before or #kept >= 2 or job.state ~= 'queued' then return end
+  if call('ZREM', SUSPECTS, id) == 0 then return end
+  local lease, prompt = read_lease(id), job.prompt
+  job.prompt = prompt + published_tokens(lease)
+  add_entry(job, RETURNED, job.submitted)
+  call('HSET', job.hash, 'entry', job.entry, 'lane', job.lane, 'number', job.number, 'before', job.before)
+end
+
+-- Its own end may be on its way to it: only an end by another means that the job is lost.
+local function was_ended_by_me(id)
+  local _, suffix = names_of(id)
+  local ended_by = suffix and try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')
+  return type(ended_by) == 'string' and string.sub(ended_by, 1, #me + 1) == me .. ':'
+end
+
+local function look_at(id, packed)
+  local lease = packed and cmsgpack.unpack(packed)
+  if lease and lease[OWNER] == me then
+    if lease[FLAG] ~= '' then stops[#stops + 1], stops[#stops + 2] = id, lease[FLAG] end
+  elseif lease or not was_ended_by_me(id) then
+    lost[#lost + 1] = id
+    take_back(id)
+  end
+end
+
+local function look_at_all()
+  for from = 1, #listed, 1000 do
+    local to = math.min(from + 999, #listed)
+    local packed = call('HMGET', LEASES, unpack(listed, from, to))
+    for i = from, to do
+      is_listed[listed[i]] = true
+      look_at(listed[i], packed[i - from + 1])
+    end
+  end
+end
+
+-- A lease of a pull that was processed before the list was made, and is not in the list, was never heard of.
+local function is_orphan(id, value)
+  local number = tonumber(string.match(value, '^%d+') or '')
+  return not is_listed[id] and number and number <= processed
+end
+
+local function give_back_orphan(id)
+  local lease, job = read_lease(id), load_job(id)
+  if not lease or lease[OWNER] ~= me or not job or job.state ~= 'running' then
+    call('HDEL', held_key(me), id)
+  elseif lease[FLAG] ~= '' then
+    end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]])
+  else
+    return_job(job, lease, 'lost_reply')
+  end
+end
+
+local function give_back_orphans()
+  local num_given = 0
+  local flat = call('HGETALL', held_key(me))
+  for i = 1, #flat, 2 do
+    if num_given < LIMITS.MAX_BITE and is_orphan(flat[i], flat[i + 1]) then
+      num_given = num_given + 1
+      give_back_orphan(flat[i])
+    end
+  end
+end
+
+local was_dead = renew()
+look_at_all()
+give_back_orphans()
+fire_timers()
+finish()
+return { NOW, was_dead and 1 or 0, stops, lost }

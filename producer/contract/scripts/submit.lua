@@ -1,0 +1,185 @@
+-- Put jobs on their lanes: each with its hash, payload, idempotency key, entry (or timer), and event, or nothing of it.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of jobs, each an array in the order of `unpacked` below.
+-- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
+--   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, bound, sentence}.
+--
+-- It is the one script that Redis may refuse at maxmemory: it makes no write before its first growing one.
+
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local function unpacked(row)
+  return {
+    id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
+    max_tokens = row[8], choices = row[9], key = row[10], digest = row[11], batch = row[12], not_before = row[13],
+    ttl = row[14], deadline = row[15], callback = row[16], features = row[17],
+  }
+end
+
+-- ---------------------------------------------------------------- bounds
+
+local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes')
+local waiting = { jobs = tonumber(totals[1] or '') or 0, tokens = tonumber(totals[2] or '') or 0, bytes = tonumber(totals[3] or '') or 0 }
+local BOUNDS = {
+  jobs = setting('max_waiting_jobs', LIMITS.DEFAULT_MAX_WAITING_JOBS),
+  tokens = setting('max_waiting_tokens', LIMITS.DEFAULT_MAX_WAITING_TOKENS),
+  bytes = setting('max_waiting_bytes', LIMITS.DEFAULT_MAX_WAITING_BYTES),
+}
+local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
+local OUTBOX_LENGTH = call('XLEN', OUTBOX)
+local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
+local full  -- the first refusal for fullness: all new jobs after it get the same, so that order is kept
+
+local function refused(reason, bound, sentence)
+  return { 'refused', reason, waiting.jobs, waiting.tokens, waiting.bytes, bound, sentence }
+end
+
+local function refusal_for_fullness(job)
+  if OUTBOX_LENGTH >= OUTBOX_BOUND then
+    return refused('outbox_full', OUTBOX_BOUND, 'the history is not being written: its outbox is full')
+  end
+  local after = { jobs = waiting.jobs + 1, tokens = waiting.tokens + job.cost, bytes = waiting.bytes + job.bytes }
+  for _, unit in ipairs({ 'jobs', 'tokens', 'bytes' }) do
+    if after[unit] > BOUNDS[unit] then
+      return refused('full_' .. unit, BOUNDS[unit], string.format('the queue holds %d %s and takes %d', waiting[unit], unit, BOUNDS[unit]))
+    end
+  end
+end
+
+local function lacks_feature(job)
+  for _, feature in ipairs(job.features or {}) do
+    if not string.find(',' .. (SETTINGS.features or '') .. ',', ',' .. feature .. ',', 1, true) then return feature end
+  end
+end
+
+local function refusal_of_job(job)
+  if job.is_exact and job.prompt + job.max_tokens > MAX_JOB_TOKENS then
+    return refused('too_large', MAX_JOB_TOKENS, string.format(
+      'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens, job.prompt + job.max_tokens, MAX_JOB_TOKENS))
+  end
+  local feature = lacks_feature(job)
+  if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
+end
+
+-- ---------------------------------------------------------------- seen before
+
+local function seen_by_id(job)
+  local seen = try('HMGET', job.hash, 'digest', 'state')
+  if failed(seen) then return refused('wrong_type', 0, job.hash .. ' holds something else') end
+  if not seen[2] then return nil end
+  if seen[1] ~= job.digest then return { 'conflict', job.id } end
+  return { 'duplicate', job.id, seen[2] }
+end
+
+local function seen_by_key(job)
+  if not job.key then return nil end
+  local value = try('GET', idem_key(job.key))
+  if failed(value) then return refused('wrong_type', 0, idem_key(job.key) .. ' holds something else') end
+  if not value then return nil end
+  local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
+  if digest ~= job.digest then return { 'conflict', id or '' } end
+  local _, suffix = names_of(id)
+  return { 'duplicate', id, suffix and call('HGET', PREFIX .. 'job:' .. suffix, 'state') or state }
+end
+
+-- ---------------------------------------------------------------- taking it
+
+local function prepare(job)
+  job.tenant, job.suffix = names_of(job.id)
+  job.hash = PREFIX .. 'job:' .. job.suffix
+  job.is_exact = job.prompt ~= nil
+  job.prompt = job.prompt or math.ceil(job.prompt_bytes / setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN))
+  job.cost = cost_of(job, 0)
+  job.bytes = #job.payload + #job.spec
+  job.submitted = NOW
+  job.version = 1
+  job.ttl = job.ttl and NOW + job.ttl
+end
+
+local function refusal_of_keys(job)
+  if not open_lane(job.class, job.tenant).is_sound then
+    return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' holds something else')
+  end
+  if not job.batch then return nil end
+  local closed = try('HGET', batch_key(job.batch), 'closed')
+  if failed(closed) then return refused('wrong_type', 0, batch_key(job.batch) .. ' holds something else') end
+  if closed == '1' then return refused('batch_closed', 0, 'the batch ' .. job.batch .. ' is closed') end
+end
+
+local function write_timers(job)
+  if job.not_before then add_timer('not_before', job, job.not_before) end
+  if job.ttl then add_timer('ttl', job, job.ttl) end
+  if job.deadline then add_timer('deadline', job, job.deadline) end
+end
+
+local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback' }
+
+-- The hash is the first growing write of a job: at maxmemory it is refused, and nothing of the job has been written.
+local function write_hash(job)
+  local fields = {
+    'state', 'queued', 'version', 1, 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens, 'choices',
+    job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed, 'digest', job.digest,
+    'submitted', NOW, 'entry', job.entry or '', 'lane', job.lane or '', 'number', job.number or 0, 'before', job.before or 0,
+  }
+  for _, name in ipairs(OPTIONAL) do
+    if job[name] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = job[name]
+    end
+  end
+  call('HSET', job.hash, unpack(fields))
+end
+
+local function write_event(job)
+  emit('submitted', job, {
+    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed, batch = job.batch,
+    not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl, digest = job.digest,
+    prompt = SETTINGS.keep_prompts == 'full' and job.payload or nil,
+  })
+end
+
+local function join_batch(job)
+  if not job.batch then return end
+  call('HINCRBY', batch_key(job.batch), 'total', 1)
+  call('PERSIST', batch_key(job.batch))
+end
+
+local function accept(job)
+  if job.not_before and job.not_before > NOW then
+    call('ZADD', DELAYED, 0, job.id)
+  else
+    job.not_before = nil
+    add_entry(job, job.class, NOW)
+  end
+  write_hash(job)
+  call('SET', payload_key(job), job.payload)
+  if job.key then call('SET', idem_key(job.key), job.id .. ' queued ' .. job.digest) end
+  write_timers(job)
+  join_batch(job)
+  count_waiting(job, 1)
+  count('submitted', 1)
+  waiting.jobs, waiting.tokens, waiting.bytes = waiting.jobs + 1, waiting.tokens + job.cost, waiting.bytes + job.bytes
+  write_event(job)
+  if not job.entry then return { 'accepted', job.id, 0, 0 } end
+  local lane = open_lane(job.class, job.tenant)
+  return { 'accepted', job.id, math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens) }
+end
+
+local function answer(job)
+  if not names_of(job.id) then return refused('wrong_type', 0, 'not a job id: ' .. job.id) end
+  prepare(job)
+  local seen = seen_by_id(job) or seen_by_key(job)
+  if seen then return seen end
+  if full then return full end
+  local no = refusal_of_job(job) or refusal_of_keys(job)
+  if no then return no end
+  full = refusal_for_fullness(job)
+  return full or accept(job)
+end
+
+local answers = {}
+for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = answer(unpacked(row)) end
+finish()
+return answers
