@@ -257,17 +257,16 @@ def _choose_kernel(
     tl.store(out_ptr + row * out_stride, tl.where(best > float("-inf"), token_id, -1).to(tl.int64))
 
 
-def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
-    """As `kernels.sample.sample`."""
+def find_kept_sets(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor]:
+    """Where each row's kept set ends.
+
+    Returns:
+        The key of the last kept value, `[S]` int64 (values in order, as unsigned 32-bit numbers), and the last kept id
+        among the tokens of that value, `[S]` int32.
+    """
     num_sequences, vocab_size = logits.shape
-    if num_sequences == 0:
-        return
-    device = logits.device
-    num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
-    cut_keys = torch.empty(num_sequences, dtype=torch.int64, device=device)
-    cut_ids = torch.empty(num_sequences, dtype=torch.int32, device=device)
-    best_scores = torch.empty(num_sequences, num_blocks, dtype=torch.float32, device=device)
-    best_ids = torch.empty(num_sequences, num_blocks, dtype=torch.int32, device=device)
+    cut_keys = torch.empty(num_sequences, dtype=torch.int64, device=logits.device)
+    cut_ids = torch.empty(num_sequences, dtype=torch.int32, device=logits.device)
     _kept_set_kernel[(num_sequences,)](
         cut_keys,
         cut_ids,
@@ -281,6 +280,18 @@ def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> Non
         BLOCK=SCAN_BLOCK,
         num_warps=16,
     )
+    return cut_keys, cut_ids
+
+
+def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
+    """As `kernels.sample.sample`."""
+    num_sequences, vocab_size = logits.shape
+    if num_sequences == 0:
+        return
+    num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
+    cut_keys, cut_ids = find_kept_sets(logits, options)
+    best_scores = torch.empty(num_sequences, num_blocks, dtype=torch.float32, device=logits.device)
+    best_ids = torch.empty(num_sequences, num_blocks, dtype=torch.int32, device=logits.device)
     _draw_kernel[(num_sequences, num_blocks)](
         best_scores,
         best_ids,

@@ -1,0 +1,350 @@
+"""Random inputs for the kernels, what float64 says of them, and how far rounding may take a kernel from that.
+
+Shared by the kernels' tests (small, interpreted) and `benchmarks/gpu.py` (on a card). Every byte that a kernel has no
+business reading is NaN, or an id far outside.
+
+A bound counts roundings, from the *same rounded inputs*: two in the output's dtype, plus 8 * sqrt(n) float32 roundings
+of a sum of n terms, relative to the sum of their magnitudes (not to the sum, which may cancel).
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.gated_activation import Activation
+from kernels.gated_activation.reference import gated_activation_reference
+from kernels.paged_attention.layout import KVCache
+from kernels.paged_attention.reference import paged_attention_reference
+from kernels.rms_norm.reference import rms_norm_reference
+from kernels.rope.reference import rope_reference
+from kernels.sample import SampleOptions
+from kernels.sample.reference import kept_set_reference
+from kernels.write_kv import HeadNorm
+from kernels.write_kv.reference import write_kv_reference
+
+FLOAT32_UNIT = 2.0**-24
+UNITS = {torch.float32: FLOAT32_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Largest relative error of rounding to a dtype."""
+
+NO_BLOCK = 2**30
+"""In a block table: an entry that must not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How close a result came."""
+
+    worst: float
+    """The largest error, as a fraction of what rounding allows. Over 1, or NaN, is wrong."""
+
+    rms: float
+    """RMS of the error over RMS of the reference: shows a bias that every single error hides."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every element is within its bound."""
+        return self.worst <= 1.0
+
+    def and_also(self, other: "Agreement") -> "Agreement":
+        """The worse of both."""
+        return Agreement(_worse(self.worst, other.worst), _worse(self.rms, other.rms))
+
+
+EXACT = Agreement(0.0, 0.0)
+
+
+def _worse(a: float, b: float) -> float:
+    return a if a != a or a > b else b
+
+
+def agreement(actual: Tensor, expected: Tensor, slack: Tensor | float) -> Agreement:
+    """Compare with a float64 `expected`; `slack` is what float32 arithmetic inside may add to two output roundings."""
+    if actual.numel() == 0:
+        return EXACT
+    smallest = torch.finfo(actual.dtype).smallest_normal * 2.0**-8
+    error = (actual.double() - expected).abs()
+    bound = 2 * UNITS[actual.dtype] * expected.abs() + slack + smallest
+    rms = error.square().mean().sqrt() / expected.square().mean().sqrt().clamp(min=1e-30)
+    return Agreement(float((error / bound).max()), float(rms))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bytes: NaN equals NaN, and -0 is not 0."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def random_tensor(*shape: int, dtype: torch.dtype, generator: torch.Generator, spread: float = 1.0) -> Tensor:
+    """Normal numbers, rounded to `dtype`, on the generator's device."""
+    return (torch.randn(shape, generator=generator, device=generator.device) * spread).to(dtype)
+
+
+def generator_on(device: str, seed: int = 0) -> torch.Generator:
+    """A generator of random tensors on `device`."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+# Paged attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCase:
+    """One batch: sequence s computes the last `query_lens[s]` of its `context_lens[s]` tokens."""
+
+    query_lens: Sequence[int]
+    context_lens: Sequence[int]
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int = 16
+    sliding_window: int = 0
+    num_padding: int = 0
+    """Rows of queries after those of the last sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionInputs:
+    """The tensors of a case."""
+
+    query: Tensor
+    kv_cache: KVCache
+    block_tables: Tensor
+    query_start_locs: Tensor
+    context_lens: Tensor
+    scale: float
+    max_query_len: int
+    max_context_len: int
+    sliding_window: int
+
+
+def make_attention(
+    case: AttentionCase, kv_cache: KVCache, dtype: torch.dtype, generator: torch.Generator
+) -> AttentionInputs:
+    """Fill `kv_cache` with NaN, then the slots that `case` may see, in blocks dealt at random."""
+    device = generator.device
+    contexts = torch.tensor(case.context_lens, dtype=torch.int64)
+    num_blocks = -(-contexts // case.block_size)
+    table = torch.full((len(contexts), int(num_blocks.max()) + 1), NO_BLOCK, dtype=torch.int32)
+    dealt = torch.randperm(kv_cache.num_blocks, generator=torch.Generator().manual_seed(1))
+    kv_cache.keys.fill_(float("nan"))
+    kv_cache.values.fill_(float("nan"))
+    ends = num_blocks.cumsum(0)
+    for s, (query_len, context_len) in enumerate(zip(case.query_lens, case.context_lens, strict=True)):
+        first_seen = max(0, context_len - query_len - case.sliding_window + 1) if case.sliding_window else 0
+        blocks = dealt[int(ends[s] - num_blocks[s]) : int(ends[s])]
+        table[s, first_seen // case.block_size : len(blocks)] = blocks[first_seen // case.block_size :]
+        slots = torch.arange(first_seen, context_len)
+        at = (blocks[slots // case.block_size].to(device), (slots % case.block_size).to(device))
+        shape = (len(slots), case.num_kv_heads, case.head_size)
+        kv_cache.keys[at] = random_tensor(*shape, dtype=dtype, generator=generator)
+        kv_cache.values[at] = random_tensor(*shape, dtype=dtype, generator=generator)
+    starts = torch.tensor([0, *case.query_lens]).cumsum(0)
+    num_tokens = int(starts[-1])
+    # A slice of a wider row, as the query is of a fused product.
+    wide = random_tensor(
+        num_tokens + case.num_padding, case.num_heads + 2, case.head_size, dtype=dtype, generator=generator
+    )
+    wide[num_tokens:] = float("nan")
+    wide[:, case.num_heads :] = float("nan")
+    return AttentionInputs(
+        query=wide[:, : case.num_heads],
+        kv_cache=kv_cache,
+        block_tables=table.to(device),
+        query_start_locs=starts.to(device, torch.int32),
+        context_lens=contexts.to(device, torch.int32),
+        scale=case.head_size**-0.5,
+        max_query_len=max(case.query_lens),
+        max_context_len=max(case.context_lens),
+        sliding_window=case.sliding_window,
+    )
+
+
+def blocks_needed(case: AttentionCase) -> int:
+    """Blocks that a cache for `case` must have."""
+    return sum(-(-length // case.block_size) for length in case.context_lens)
+
+
+def attention_agreement(inputs: AttentionInputs, out: Tensor) -> Agreement:
+    """Compare `out` with dense attention in float64."""
+    cache = inputs.kv_cache
+    tables = (inputs.block_tables, inputs.query_start_locs, inputs.context_lens)
+    scale, window = inputs.scale, inputs.sliding_window
+    query = torch.nan_to_num(inputs.query.double())
+    expected = paged_attention_reference(query, cache, *tables, scale=scale, sliding_window=window)
+    absolute = KVCache(
+        keys=cache.keys,
+        values=cache.values.abs(),
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        num_kv_heads=cache.num_kv_heads,
+        head_size=cache.head_size,
+        layout=cache.layout,
+    )
+    magnitude = paged_attention_reference(query, absolute, *tables, scale=scale, sliding_window=window)  # sum p * |v|
+    head_size = query.shape[-1]
+    largest_score = scale * query.norm(dim=-1).max() * torch.nan_to_num(cache.keys.double()).norm(dim=-1).max()
+    sum_error = 8 * inputs.max_context_len**0.5 * FLOAT32_UNIT
+    score_error = 8 * head_size**0.5 * FLOAT32_UNIT * float(largest_score)
+    weight_error = 0.0 if out.dtype == torch.float32 else UNITS[out.dtype]
+    return agreement(out, expected, (sum_error + 2 * score_error + weight_error) * magnitude)
+
+
+# Norm, rotation, gate
+
+
+def norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float) -> Agreement:
+    """Compare `out` with the norm of `total` in float64."""
+    expected = rms_norm_reference(total.double(), weight.double(), eps=eps)
+    return agreement(out, expected, (8 * total.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT * expected.abs())
+
+
+def gate_agreement(out: Tensor, gate_up: Tensor, activation: Activation) -> Agreement:
+    """Compare `out` with the gate in float64."""
+    expected = gated_activation_reference(gate_up.double(), activation=activation)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    # The argument of exp, up to 88 before the gate is 0, has its own rounding; the reference's 1 + tanh cancels.
+    return agreement(out, expected, 512 * FLOAT32_UNIT * expected.abs() + 1e-15 * (gate * up).abs())
+
+
+def make_cos_sin(num_positions: int, rotary_size: int, device: torch.device) -> Tensor:
+    """A table of plain angles, `[P, R]` float32."""
+    rates = 10000.0 ** -(torch.arange(0, rotary_size, 2, dtype=torch.float64) / max(rotary_size, 1))
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float().to(device)
+
+
+def rope_agreement(out: Tensor, x: Tensor, positions: Tensor, cos_sin: Tensor) -> Agreement:
+    """Compare `out` with the rotation in float64; what is not rotated must be the same bits."""
+    expected = rope_reference(x.double(), positions, cos_sin)
+    rotary_size = cos_sin.shape[1]
+    compared = agreement(out, expected, 8 * FLOAT32_UNIT * _pair_size(expected, rotary_size))
+    passed = same_bits(out[..., rotary_size:], x[..., rotary_size:])
+    return compared if passed else Agreement(float("inf"), compared.rms)
+
+
+def _pair_size(rotated: Tensor, rotary_size: int) -> Tensor:
+    """Length of each rotated pair, at both of its elements; of the others, the element's own."""
+    first, second = rotated[..., :rotary_size].chunk(2, dim=-1)
+    length = torch.hypot(first, second)
+    return torch.cat([length, length, rotated[..., rotary_size:].abs()], dim=-1)
+
+
+# Write of keys and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteInputs:
+    """The tensors of one write."""
+
+    qkv: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    cos_sin: Tensor
+    head_norm: HeadNorm | None
+    num_heads: int
+
+
+def make_write(
+    kv_cache: KVCache, *, num_tokens: int, num_heads: int, rotary_size: int, has_norm: bool, generator: torch.Generator
+) -> WriteInputs:
+    """Fill `kv_cache` with NaN; every third token has no slot, the others one each, at random."""
+    device, dtype = generator.device, kv_cache.keys.dtype
+    head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
+    kv_cache.keys.fill_(float("nan"))
+    kv_cache.values.fill_(float("nan"))
+    width = (num_heads + 2 * num_kv_heads) * head_size
+    qkv = random_tensor(num_tokens, width + 3, dtype=dtype, generator=generator)[:, :width]
+    slots = torch.randperm(kv_cache.num_blocks * kv_cache.block_size, generator=torch.Generator().manual_seed(2))
+    slots = slots[:num_tokens].clone()
+    # The first and the last slot of all are where a wrong sign or an off-by-one shows.
+    slots[:2] = torch.tensor([0, kv_cache.num_blocks * kv_cache.block_size - 1])[: len(slots[:2])]
+    slots[2::3] = -1
+    head_norm = None
+    if has_norm:
+        query_weight, key_weight = random_tensor(2, head_size, dtype=dtype, generator=generator).unbind()
+        head_norm = HeadNorm(query_weight, key_weight, 1e-6)
+    positions = torch.randint(0, 512, (num_tokens,), generator=torch.Generator().manual_seed(3))
+    return WriteInputs(
+        qkv=qkv,
+        positions=positions.to(device),
+        slot_mapping=_distinct(slots).to(device),
+        cos_sin=make_cos_sin(512, rotary_size, device),
+        head_norm=head_norm,
+        num_heads=num_heads,
+    )
+
+
+def _distinct(slots: Tensor) -> Tensor:
+    """`slots` with -1 for each that came before."""
+    seen: set[int] = set()
+    return torch.tensor([-1 if s in seen or seen.add(s) else s for s in slots.tolist()], dtype=torch.int64)
+
+
+def write_agreement(inputs: WriteInputs, kv_cache: KVCache, out: Tensor) -> Agreement:
+    """Compare queries, keys and values with the steps one after another; unnamed slots must still be NaN."""
+    expected_cache = KVCache(
+        keys=torch.full_like(kv_cache.keys, float("nan")),
+        values=torch.full_like(kv_cache.values, float("nan")),
+        num_blocks=kv_cache.num_blocks,
+        block_size=kv_cache.block_size,
+        num_kv_heads=kv_cache.num_kv_heads,
+        head_size=kv_cache.head_size,
+        layout=kv_cache.layout,
+    )
+    query = write_kv_reference(
+        inputs.qkv, inputs.positions, inputs.slot_mapping, inputs.cos_sin, expected_cache, head_norm=inputs.head_norm
+    )
+    rotary_size = inputs.cos_sin.shape[1]
+    # The norm may round to a neighbour before the rotation: one more rounding of each element of the pair.
+    unit = UNITS[out.dtype] * (4 if inputs.head_norm else 1)
+    result = agreement(out, query.double(), unit * _pair_size(query.double(), rotary_size))
+    written = ~expected_cache.keys.isnan()
+    keys, expected_keys = torch.nan_to_num(kv_cache.keys), torch.nan_to_num(expected_cache.keys.double())
+    result = result.and_also(agreement(keys, expected_keys, unit * _pair_size(expected_keys, rotary_size)))
+    untouched = torch.equal(~kv_cache.keys.isnan(), written)
+    if not (untouched and same_bits(kv_cache.values, expected_cache.values)):
+        return Agreement(float("inf"), result.rms)
+    return result
+
+
+# Sampling
+
+
+def make_options(rows: Sequence[dict[str, float]], device: torch.device | str, position: int = 0) -> SampleOptions:
+    """Options of rows given as names and values; what a row leaves out is off."""
+
+    def column(name: str, off: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([row.get(name, off) for row in rows], dtype=dtype, device=device)
+
+    return SampleOptions(
+        temperature=column("temperature", 1.0, torch.float32),
+        top_k=column("top_k", 0, torch.int32),
+        top_p=column("top_p", 1.0, torch.float32),
+        min_p=column("min_p", 0.0, torch.float32),
+        seed=torch.tensor([int(row.get("seed", i)) for i, row in enumerate(rows)], dtype=torch.int64, device=device),
+        position=torch.full((len(rows),), position, dtype=torch.int32, device=device),
+        counter_2=torch.zeros(len(rows), dtype=torch.int32, device=device),
+    )
+
+
+def kept_set_differs(logits: Tensor, options: SampleOptions, row: int, kept: Tensor) -> str | None:
+    """Why `kept` (`[V]` bool) is not the row's kept set, or None.
+
+    A device's exp may differ from the reference's in the last place: where the mass of what both keep is `top_p` within
+    1e-5, the next token may be kept or not.
+    """
+    z = logits[row].float() / options.temperature[row]
+    top_k, top_p, min_p = int(options.top_k[row]), float(options.top_p[row]), float(options.min_p[row])
+    before = kept_set_reference(z, top_k=top_k, min_p=min_p)
+    expected = torch.zeros_like(kept)
+    expected[kept_set_reference(z, top_k=top_k, top_p=top_p, min_p=min_p)] = True
+    num_differing = int((expected != kept).sum())
+    mass = torch.exp((z - z.max()).double())
+    reached = float(mass[expected & kept].sum() / mass[before].sum())
+    if num_differing == 0 or (num_differing == 1 and top_p < 1 and abs(reached - top_p) < 1e-5):
+        return None
+    return f"row {row}: {num_differing} tokens differ; what both keep has {reached:.7f} of the mass"

@@ -1,0 +1,139 @@
+"""The elementwise kernels against float64."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import pytest
+import torch
+
+from benchmarks.kernel_cases import (
+    gate_agreement,
+    generator_on,
+    make_cos_sin,
+    norm_agreement,
+    random_tensor,
+    rope_agreement,
+    same_bits,
+)
+from kernels.gated_activation import Activation
+from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from kernels.rope.kernel import rope_triton
+from tests.kernels_triton.devices import DEVICES
+
+EPS = 1e-6
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenRows:
+    @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 1), (2, 60), (7, 64), (3, 576), (2, 2048), (0, 64)])
+    def test_when_they_are_normalised_then_each_is_within_rounding_of_float64(
+        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int
+    ) -> None:
+        generator = generator_on(device)
+        x = random_tensor(num_tokens, hidden_size + 5, dtype=dtype, generator=generator, spread=3)[:, :hidden_size]
+        weight = random_tensor(hidden_size, dtype=dtype, generator=generator)
+        out = torch.full((num_tokens, hidden_size), float("nan"), dtype=dtype, device=device)
+
+        rms_norm_triton(x, weight, eps=EPS, out=out)
+
+        assert norm_agreement(out, x, weight, EPS).holds
+
+    @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 64), (5, 60), (3, 896), (0, 64)])
+    def test_when_a_residual_is_added_then_it_is_stored_and_its_norm_returned(
+        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int
+    ) -> None:
+        generator = generator_on(device)
+        x, residual = (random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in range(2))
+        weight = random_tensor(hidden_size, dtype=dtype, generator=generator)
+        total = residual + x
+
+        add_rms_norm_triton(x, residual, weight, eps=EPS, out=x)
+
+        assert same_bits(residual, total)
+        assert norm_agreement(x, total, weight, EPS).holds
+
+    def test_when_a_row_is_zero_or_huge_then_its_norm_is_finite(self, device: str, dtype: torch.dtype) -> None:
+        x = torch.zeros(3, 64, dtype=dtype, device=device)
+        x[1] = 1e4  # its square is beyond float16
+        x[2, 3] = 6e4
+        weight = torch.ones(64, dtype=dtype, device=device)
+
+        out = torch.empty_like(x)
+        rms_norm_triton(x, weight, eps=EPS, out=out)
+
+        assert norm_agreement(out, x, weight, EPS).holds
+
+    def test_when_rows_lie_in_a_wider_buffer_then_nothing_beside_them_is_touched(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        generator = generator_on(device)
+        x = random_tensor(4, 60, dtype=dtype, generator=generator)
+        buffer = torch.full((4, 70), float("nan"), dtype=dtype, device=device)
+        residuals = torch.full((4, 70), float("nan"), dtype=dtype, device=device)
+        residuals[:, 5:65] = 1
+
+        add_rms_norm_triton(x, residuals[:, 5:65], x[0].contiguous(), eps=EPS, out=buffer[:, 5:65])
+
+        for guarded in (buffer, residuals):
+            assert guarded[:, :5].isnan().all()
+            assert guarded[:, 65:].isnan().all()
+            assert not guarded[:, 5:65].isnan().any()
+
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize(("num_tokens", "intermediate_size"), [(1, 1), (3, 60), (2, 1100), (5, 128), (0, 16)])
+    def test_when_they_are_gated_then_each_is_within_rounding_of_float64(
+        self, device: str, dtype: torch.dtype, activation: Activation, num_tokens: int, intermediate_size: int
+    ) -> None:
+        generator = generator_on(device)
+        width = 2 * intermediate_size
+        gate_up = random_tensor(num_tokens, width + 3, dtype=dtype, generator=generator, spread=4)[:, :width]
+        out = torch.full((num_tokens, intermediate_size + 2), float("nan"), dtype=dtype, device=device)
+
+        gated_activation_triton(gate_up, activation=activation, out=out[:, :intermediate_size])
+
+        assert gate_agreement(out[:, :intermediate_size], gate_up, activation).holds
+        assert out[:, intermediate_size:].isnan().all()
+
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+    def test_when_a_gate_is_far_from_zero_then_it_is_open_or_shut_and_never_nan(
+        self, device: str, dtype: torch.dtype, activation: Activation
+    ) -> None:
+        gate = torch.tensor([-6e4, -300.0, 300.0, 6e4], dtype=dtype, device=device)
+        gate_up = torch.cat([gate, torch.ones_like(gate)]).unsqueeze(0)
+
+        out = torch.empty(1, 4, dtype=dtype, device=device)
+        gated_activation_triton(gate_up, activation=activation, out=out)
+
+        assert torch.equal(out, gate.clamp(min=0).unsqueeze(0))
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenHeads:
+    @pytest.mark.parametrize(
+        ("num_tokens", "num_heads", "head_size", "rotary_size"),
+        [(1, 1, 16, 16), (3, 5, 64, 64), (2, 9, 80, 80), (4, 2, 64, 16), (2, 3, 24, 0), (0, 2, 16, 16)],
+    )
+    def test_when_they_are_rotated_then_each_is_within_rounding_and_the_rest_is_passed(
+        self, device: str, dtype: torch.dtype, num_tokens: int, num_heads: int, head_size: int, rotary_size: int
+    ) -> None:
+        generator = generator_on(device)
+        x = random_tensor(num_tokens, num_heads + 1, head_size, dtype=dtype, generator=generator)[:, :num_heads]
+        positions = torch.arange(num_tokens, device=device) * 97 % 300
+        cos_sin = make_cos_sin(300, rotary_size, torch.device(device))
+        out = torch.full((num_tokens, num_heads, head_size), float("nan"), dtype=dtype, device=device)
+
+        rope_triton(x, positions, cos_sin, out=out)
+
+        assert rope_agreement(out, x, positions, cos_sin).holds
+
+    def test_when_they_are_rotated_in_place_then_the_result_is_the_same(self, device: str, dtype: torch.dtype) -> None:
+        x = random_tensor(3, 4, 32, dtype=dtype, generator=generator_on(device))
+        positions = torch.tensor([0, 5, 299], device=device)
+        cos_sin = make_cos_sin(300, 32, torch.device(device))
+        apart = torch.empty_like(x)
+
+        rope_triton(x, positions, cos_sin, out=apart)
+        rope_triton(x, positions, cos_sin, out=x)
+
+        assert same_bits(x, apart)

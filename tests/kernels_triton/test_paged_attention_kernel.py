@@ -1,0 +1,299 @@
+"""Paged attention against dense attention in float64, with NaN wherever nothing may be read."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases import (
+    AttentionCase,
+    AttentionInputs,
+    attention_agreement,
+    blocks_needed,
+    generator_on,
+    make_attention,
+    same_bits,
+)
+from kernels.paged_attention import kernel
+from kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
+from kernels.paged_attention.layout import KVCache, Layout
+from tests.kernels_triton.devices import DEVICES, ON_CPU
+
+SEGMENT = 64
+"""Keys of a segment in these tests: contexts that the interpreter can afford are split too."""
+
+
+@contextmanager
+def short_segments(tokens: int = SEGMENT) -> Generator[None]:
+    """Let a decode be split from `tokens` keys on."""
+    usual = kernel.SEGMENT_TOKENS
+    kernel.SEGMENT_TOKENS = tokens
+    try:
+        yield
+    finally:
+        kernel.SEGMENT_TOKENS = usual
+
+
+def case_with(query_lens: list[int], context_lens: list[int], **changes: int) -> AttentionCase:
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_size": 16} | changes
+    return AttentionCase(query_lens=query_lens, context_lens=context_lens, **sizes)
+
+
+def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> AttentionInputs:
+    cache = allocate_cuda(
+        blocks_needed(case) + 2,
+        case.block_size,
+        case.num_kv_heads,
+        case.head_size,
+        dtype=dtype,
+        device=torch.device(device),
+    )
+    return make_attention(case, cache, dtype, generator_on(device))
+
+
+def attend(inputs: AttentionInputs) -> Tensor:
+    """The kernel's output, into memory that was NaN."""
+    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
+    paged_attention_triton(
+        inputs.query,
+        inputs.kv_cache,
+        inputs.block_tables,
+        inputs.query_start_locs,
+        inputs.context_lens,
+        scale=inputs.scale,
+        max_query_len=inputs.max_query_len,
+        max_context_len=inputs.max_context_len,
+        sliding_window=inputs.sliding_window,
+        out=out,
+    )
+    return out
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenDecodes:
+    """One new token per sequence."""
+
+    @pytest.mark.parametrize("context_len", [1, 15, 16, 17, 63, 64, 65, 200])
+    def test_when_contexts_end_anywhere_in_a_block_then_they_agree(
+        self, device: str, dtype: torch.dtype, context_len: int
+    ) -> None:
+        inputs = inputs_for(case_with([1, 1], [context_len, 7]), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    @pytest.mark.parametrize(
+        ("num_heads", "num_kv_heads", "head_size"),
+        [(2, 2, 64), (3, 1, 16), (5, 1, 24), (7, 1, 32), (8, 1, 80), (16, 1, 16), (24, 1, 16)],
+    )
+    def test_when_heads_share_keys_in_any_number_then_they_agree(
+        self, device: str, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_size: int
+    ) -> None:
+        sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        inputs = inputs_for(case_with([1, 1], [33, 80], **sizes), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    @pytest.mark.parametrize("block_size", [8, 32, 128])
+    def test_when_blocks_are_smaller_or_larger_than_a_tile_then_they_agree(
+        self, device: str, dtype: torch.dtype, block_size: int
+    ) -> None:
+        inputs = inputs_for(case_with([1, 1, 1], [130, 5, 64], block_size=block_size), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+    @pytest.mark.parametrize("window", [1, 16, 99, 100, 101])
+    def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
+        self, device: str, dtype: torch.dtype, window: int
+    ) -> None:
+        inputs = inputs_for(case_with([1, 1], [100, 20], sliding_window=window), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    def test_when_a_decode_verifies_drafts_then_the_split_serves_it_too(self, device: str, dtype: torch.dtype) -> None:
+        inputs = inputs_for(case_with([8, 1, 3], [150, 90, 3]), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    def test_when_it_is_split_then_unused_scratch_does_not_matter(self, device: str, dtype: torch.dtype) -> None:
+        """The shorter sequence leaves most segments empty; fresh memory is full of NaN."""
+        inputs = inputs_for(case_with([1, 1], [4 * SEGMENT + 1, SEGMENT], sliding_window=SEGMENT), device, dtype)
+
+        torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+        try:
+            with short_segments():
+                out = attend(inputs)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+        assert attention_agreement(inputs, out).holds
+
+    def test_when_others_join_the_batch_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
+        inputs = inputs_for(case_with([1, 1, 1], [150, 40, 300]), device, dtype)
+        alone = replace(
+            inputs,
+            query=inputs.query[1:2],
+            block_tables=inputs.block_tables[1:2],
+            query_start_locs=inputs.query_start_locs[:2],
+            context_lens=inputs.context_lens[1:2],
+            max_context_len=40,
+        )
+
+        with short_segments():
+            together, apart = attend(inputs), attend(alone)
+
+        assert same_bits(together[1:2], apart)
+
+    def test_when_the_batch_is_permuted_then_the_output_is_permuted_bit_by_bit(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        inputs = inputs_for(case_with([1, 1, 1, 1], [9, 150, 1, 64]), device, dtype)
+        order = torch.tensor([2, 0, 3, 1], device=device)
+        permuted = replace(
+            inputs,
+            query=inputs.query[order],
+            block_tables=inputs.block_tables[order],
+            context_lens=inputs.context_lens[order],
+        )
+
+        with short_segments():
+            first, second = attend(inputs), attend(permuted)
+
+        assert same_bits(first[order], second)
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenAMixedBatch:
+    """Chunks of prompts, with and without context before them, and decodes, in one launch."""
+
+    @pytest.mark.parametrize(
+        ("query_lens", "context_lens"),
+        [
+            ([40], [40]),
+            ([1, 40, 1], [90, 40, 5]),
+            ([20, 33, 2], [70, 33, 64]),
+            ([17, 0, 0, 16], [17, 5, 0, 200]),
+        ],
+    )
+    def test_when_it_runs_then_every_row_agrees(
+        self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int]
+    ) -> None:
+        inputs = inputs_for(case_with(query_lens, context_lens), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+    @pytest.mark.parametrize(
+        ("num_heads", "num_kv_heads", "head_size"), [(3, 3, 16), (3, 1, 64), (7, 1, 80), (20, 1, 16)]
+    )
+    def test_when_heads_share_keys_in_any_number_then_they_agree(
+        self, device: str, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_size: int
+    ) -> None:
+        sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        inputs = inputs_for(case_with([25, 1, 9], [30, 70, 9], **sizes), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+    @pytest.mark.parametrize("window", [1, 15, 16, 40])
+    def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
+        self, device: str, dtype: torch.dtype, window: int
+    ) -> None:
+        inputs = inputs_for(case_with([25, 1, 40], [100, 100, 40], sliding_window=window), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+    @pytest.mark.parametrize("query_lens", [[1, 1], [30, 1]])
+    def test_when_rows_are_padding_then_they_become_zeros(
+        self, device: str, dtype: torch.dtype, query_lens: list[int]
+    ) -> None:
+        """Of two kinds: rows past the last sequence's, and rows of a sequence without context."""
+        inputs = inputs_for(case_with(query_lens, [200, 0], num_padding=5), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+        assert torch.equal(out[-6:], torch.zeros_like(out[-6:]))
+
+    def test_when_there_are_no_sequences_then_all_rows_become_zeros(self, device: str, dtype: torch.dtype) -> None:
+        inputs = inputs_for(case_with([2], [2]), device, dtype)
+        empty = replace(
+            inputs,
+            block_tables=inputs.block_tables[:0],
+            query_start_locs=inputs.query_start_locs[:1],
+            context_lens=inputs.context_lens[:0],
+        )
+
+        assert torch.equal(attend(empty), torch.zeros_like(empty.query))
+        assert attend(replace(empty, query=empty.query[:0])).shape[0] == 0
+
+
+@pytest.mark.parametrize(("device", "dtype"), ON_CPU[1:])
+class TestGivenAPoolOfMoreThanTwoToThe31Elements:
+    def test_when_a_sequence_lies_at_its_end_then_it_is_found(self, device: str, dtype: torch.dtype) -> None:
+        """Memory that is never touched costs nothing: the pool is made, only its end is used."""
+        small = inputs_for(case_with([1, 3], [20, 40], num_heads=2, num_kv_heads=1), device, dtype)
+        cache = small.kv_cache
+        block_elements = 2 * cache.block_size * cache.head_size
+        first_block = 2**31 // block_elements + 3
+        memory = torch.empty((first_block + cache.num_blocks) * block_elements, dtype=dtype)
+        shape = (first_block + cache.num_blocks, cache.block_size, 1, cache.head_size)
+        strides = (block_elements, cache.head_size, block_elements // 2, 1)
+        keys = memory.as_strided(shape, strides)
+        values = memory.as_strided(shape, strides, block_elements // 2)
+        keys[first_block:], values[first_block:] = cache.keys, cache.values
+        large = KVCache(
+            keys=keys,
+            values=values,
+            num_blocks=shape[0],
+            block_size=cache.block_size,
+            num_kv_heads=1,
+            head_size=cache.head_size,
+            layout=Layout.PLAIN,
+        )
+
+        out = attend(replace(small, kv_cache=large, block_tables=small.block_tables + first_block))
+
+        assert same_bits(out, attend(small))
+
+
+class TestGivenTheConfigurations:
+    @pytest.mark.parametrize("element_bytes", [2, 4])
+    @pytest.mark.parametrize("max_query_len", [1, 2, 8, 40, 4096])
+    def test_when_one_is_chosen_then_it_holds_a_group_and_its_tiles_fill_a_segment(
+        self, element_bytes: int, max_query_len: int
+    ) -> None:
+        for head_size, group in product([16, 64, 80, 96, 128, 256], [1, 2, 3, 5, 7, 8, 16, 24, 71]):
+            config = attention_config(
+                element_bytes=element_bytes, head_size=head_size, group=group, max_query_len=max_query_len
+            )
+
+            assert config.block_rows >= max(16, group)
+            assert config.block_rows & (config.block_rows - 1) == 0
+            assert kernel.SEGMENT_TOKENS % config.tile == 0
+
+
+class TestGivenTheLayout:
+    def test_when_a_cache_is_allocated_then_a_heads_keys_of_a_block_are_one_run(self) -> None:
+        cache = allocate_cuda(3, 16, 2, 32, dtype=torch.float16, device=torch.device("cpu"))
+
+        assert cache.keys.shape == cache.values.shape == (3, 16, 2, 32)
+        assert cache.keys.stride() == cache.values.stride() == (2 * 2 * 16 * 32, 32, 16 * 32, 1)
+        assert not cache.keys.any()

@@ -1,0 +1,153 @@
+"""Sampling against the reference: the same kept set, the same token."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases import generator_on, kept_set_differs, make_options, random_tensor
+from kernels.sample import SampleOptions
+from kernels.sample.kernel import find_kept_sets, sample_triton
+from kernels.sample.reference import sample_reference
+from tests.kernels_triton.devices import DEVICES
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 7, "temperature": 0.3},
+    {"top_k": 10**6},
+    {"top_p": 0.01},
+    {"top_p": 0.5, "temperature": 1.7},
+    {"top_p": 0.999},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.7, "min_p": 0.01},
+    {"top_k": 3, "top_p": 0.9, "temperature": 5.0},
+]
+
+
+def draw(logits: Tensor, options: SampleOptions) -> Tensor:
+    out = torch.full(logits.shape[:1], -7, dtype=torch.int64, device=logits.device)
+    sample_triton(logits, options, out=out)
+    return out
+
+
+def kept_rows(logits: Tensor, options: SampleOptions) -> Tensor:
+    """`[S, V]` bool: what the kernel keeps, from its cuts."""
+    cut_keys, cut_ids = find_kept_sets(logits, options)
+    z = logits.float() / options.temperature[:, None] + 0.0
+    bits = z.view(torch.int32)
+    keys = torch.where(bits < 0, ~bits, bits ^ -(2**31)).long() & 0xFFFFFFFF
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenLogits:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("vocab_size", [1, 33, 5003])
+    def test_when_rows_are_filtered_in_every_way_then_each_keeps_its_set_and_draws_its_token(
+        self, device: str, dtype: torch.dtype, vocab_size: int
+    ) -> None:
+        # A slice of a wider buffer, of odd width.
+        wide = random_tensor(len(FILTERS), vocab_size + 5, dtype=dtype, generator=generator_on(device), spread=4)
+        wide[:, vocab_size:] = float("nan")
+        logits = wide[:, :vocab_size]
+        options = make_options(FILTERS, device)
+
+        kept, tokens = kept_rows(logits, options), draw(logits, options)
+
+        assert [d for row in range(len(FILTERS)) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
+        assert tokens.tolist() == sample_reference(logits, options).tolist()
+
+    @pytest.mark.parametrize("batch", [1, 9])
+    def test_when_values_tie_then_the_lowest_ids_are_kept_whatever_the_batch(
+        self, device: str, dtype: torch.dtype, batch: int
+    ) -> None:
+        logits = random_tensor(batch, 700, dtype=dtype, generator=generator_on(device), spread=2)
+        logits = (logits * 2).round() / 2
+        logits[:, 5] = -0.0
+        options = make_options(([{"top_k": 9}] if batch == 1 else [{"top_k": k} for k in range(1, 10)]), device)
+
+        kept = kept_rows(logits, options)
+
+        assert [d for row in range(batch) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
+        assert kept.sum(dim=1).tolist() == options.top_k.tolist()
+
+    def test_when_values_tie_at_the_end_of_the_mass_then_the_lowest_ids_are_kept(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = torch.zeros(3, 40, dtype=dtype, device=device)
+        options = make_options([{"top_p": 0.5}, {"top_k": 32, "top_p": 0.125}, {"top_p": 0.024}], device)
+
+        kept = kept_rows(logits, options)
+
+        assert kept.sum(dim=1).tolist() == [20, 4, 1]
+        assert kept[0, :20].all()
+
+    def test_when_tokens_are_banned_then_they_are_never_kept(self, device: str, dtype: torch.dtype) -> None:
+        logits = torch.full((3, 50), float("-inf"), dtype=dtype, device=device)
+        logits[:, [7, 30]] = 1.0
+        options = make_options([{"top_k": 40}, {"top_p": 0.999}, {"min_p": 1e-30}], device)
+
+        kept = kept_rows(logits, options)
+
+        assert [row.nonzero().flatten().tolist() for row in kept] == [[7, 30]] * 3
+        assert set(draw(logits, options).tolist()) <= {7, 30}
+
+    def test_when_a_row_is_greedy_then_it_takes_the_lowest_of_the_largest(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = random_tensor(4, 3000, dtype=dtype, generator=generator_on(device))
+        logits[0, [2999, 1700, 1701]] = 50.0
+        logits[1, [0, 2999]] = 50.0
+        logits[2, 2999] = 50.0
+        options = make_options([{"temperature": 0.0, "top_k": 1, "top_p": 0.1, "min_p": 0.5}] * 4, device)
+
+        tokens = draw(logits, options).tolist()
+
+        assert tokens[:3] == [1700, 0, 2999]
+        assert tokens == sample_reference(logits, options).tolist()
+
+    @pytest.mark.slow
+    def test_when_a_row_is_broken_then_it_says_so_and_its_neighbours_do_not_notice(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = random_tensor(10, 2500, dtype=dtype, generator=generator_on(device))
+        whole = make_options([{"temperature": float(row % 2), "top_p": 0.9} for row in range(10)], device)
+        undisturbed = draw(logits, whole)
+        logits[2, 2400] = logits[3, 0] = float("nan")
+        logits[4:6] = float("-inf")
+        logits[6, 2499] = logits[7, 17] = float("inf")
+        logits[8:, 3] = float("-inf")
+
+        tokens = draw(logits, whole)
+
+        assert tokens[2:8].tolist() == [-1] * 6
+        assert tokens[:2].tolist() == undisturbed[:2].tolist()
+        assert tokens.tolist() == sample_reference(logits, whole).tolist()
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES[:1] + DEVICES[2:3])
+class TestGivenARowWithASeed:
+    def test_when_its_neighbours_and_its_place_change_then_its_token_does_not(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = random_tensor(5, 1500, dtype=dtype, generator=generator_on(device))
+        mine: dict[str, float] = {"temperature": 0.8, "top_p": 0.95, "seed": 99}
+        others: list[dict[str, float]] = [
+            {"temperature": 0.0},
+            {"top_k": 3},
+            {"top_p": 0.2, "seed": 99},
+            {"min_p": 0.3},
+        ]
+
+        alone = draw(logits[:1], make_options([mine], device))
+        first = draw(logits, make_options([mine, *others], device))
+        order = [4, 3, 0, 1, 2]
+        third = draw(logits[order], make_options([*others[:2], mine, *others[2:]], device))
+
+        assert first[0] == alone[0]
+        assert third[2] == alone[0]
