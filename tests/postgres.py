@@ -61,8 +61,8 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Generator[PostgresServer]:
-    """A running server in a fresh folder."""
+def postgres_server(*, is_durable: bool = False) -> Generator[PostgresServer]:
+    """A running server in a fresh folder; not `is_durable`: it survives being killed, but not a power cut."""
     with warnings.catch_warnings():
         # The package says so where there is no session's runtime folder; it then takes another.
         warnings.simplefilter("ignore")
@@ -70,8 +70,9 @@ def postgres_server() -> Generator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="sluice-pg-", ignore_cleanup_errors=True) as folder:
         handle = get_server(Path(folder) / "data", start=False)
         handle.ensure_pgdata_inited()
-        with (handle.pgdata / "postgresql.conf").open("a") as settings:
-            settings.write("fsync = off\nfull_page_writes = off\n")
+        if not is_durable:
+            with (handle.pgdata / "postgresql.conf").open("a") as settings:
+                settings.write("fsync = off\nfull_page_writes = off\n")
         server = PostgresServer(handle)
         server.start()
         try:

@@ -93,6 +93,8 @@ def changes_of(
 
 def merge(old: Row, new: Row) -> Row:
     """The job row that two rows of the same job make, in either order."""
+    if _version(old) == _NOTHING_YET:
+        return new
     newest = new if _version(new) > _version(old) else old
     return {
         **{name: old[name] for name in IDENTITY},
@@ -279,6 +281,7 @@ def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row])
 
 # ---------------------------------------------------------------- small things
 
+_NOTHING_YET = -1
 _OPTIONS = tuple(option.name for option in fields(JobOptions))
 _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
@@ -287,7 +290,7 @@ _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
 def _blank_job(queue: str, event: OutboxEvent) -> Row:
     partition, tenant, _ = split_job_id(event.job_id)
     identity: Row = {"id": event.job_id, "queue": queue, "partition": partition, "tenant": tenant}
-    return _BLANK | identity | {"version": -1, "state": JobState.QUEUED}
+    return _BLANK | identity | {"version": _NOTHING_YET, "state": JobState.QUEUED}
 
 
 def _blank_job_like(job: Row, event: OutboxEvent, state: str) -> Row:
