@@ -1,0 +1,146 @@
+"""Every configuration compiled for Hopper, in bfloat16: what the interpreter does not check (types, sizes, spills)."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import pytest
+import torch
+
+from benchmarks.kernel_cases import make_options
+from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from kernels.rope.kernel import rope_triton
+from kernels.sample.kernel import sample_triton
+from kernels.write_kv import HeadNorm
+from kernels.write_kv.kernel import write_kv_triton
+from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
+
+RUNS_COMPILED = True
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton has no NVIDIA compiler"),
+    pytest.mark.filterwarnings("default"),  # a compiler's advice is not an error of ours
+]
+
+
+def check_fits(compiled: list[Compiled]) -> None:
+    """No register spills, and shared memory for at least one block."""
+    assert compiled
+    for one in compiled:
+        assert one.stack_bytes == 0, one.name
+        assert one.shared_bytes <= SHARED_MEMORY_BYTES, one.name
+
+
+def compile_attention(
+    dtype: torch.dtype, *, head_size: int, max_query_len: int, max_context_len: int, sliding_window: int = 0
+) -> list[Compiled]:
+    cache = allocate_cuda(4, 16, 8, head_size, dtype=dtype, device=torch.device("cpu"))
+    query = torch.zeros(64, 48, head_size, dtype=dtype)[:, :32]
+    lengths = torch.zeros(5, dtype=torch.int32)
+    with CompileInstead() as compiled:
+        paged_attention_triton(
+            query,
+            cache,
+            torch.zeros(4, 32, dtype=torch.int32),
+            lengths,
+            lengths[:-1],
+            scale=0.1,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+            sliding_window=sliding_window,
+            out=torch.zeros(64, 32, head_size, dtype=dtype),
+        )
+    return compiled
+
+
+class TestGivenPagedAttention:
+    @pytest.mark.parametrize("head_size", [64, 128, 256])
+    def test_when_a_decode_is_compiled_then_it_fits_and_keeps_two_tiles_in_flight(self, head_size: int) -> None:
+        compiled = compile_attention(torch.bfloat16, head_size=head_size, max_query_len=1, max_context_len=9000)
+
+        check_fits(compiled)
+        assert [one.name for one in compiled] == ["_paged_attention_kernel", "_merge_segments_kernel"]
+        assert "cp.async" in compiled[0].ptx
+
+    @pytest.mark.parametrize(("head_size", "max_query_len"), [(128, 500), (256, 500), (128, 16)])
+    def test_when_a_prefill_is_compiled_then_it_fits_and_uses_the_large_matrix_unit(
+        self, head_size: int, max_query_len: int
+    ) -> None:
+        compiled = compile_attention(
+            torch.bfloat16, head_size=head_size, max_query_len=max_query_len, max_context_len=9000
+        )
+
+        check_fits(compiled)
+        assert "wgmma.mma_async" in compiled[0].ptx
+
+    @pytest.mark.parametrize("max_query_len", [1, 500])
+    def test_when_a_window_is_compiled_then_it_fits(self, max_query_len: int) -> None:
+        check_fits(
+            compile_attention(
+                torch.bfloat16,
+                head_size=128,
+                max_query_len=max_query_len,
+                max_context_len=9000,
+                sliding_window=4096,
+            )
+        )
+
+    @pytest.mark.parametrize("max_query_len", [1, 500])
+    def test_when_it_is_compiled_in_float32_then_it_fits_and_has_no_tf32(self, max_query_len: int) -> None:
+        compiled = compile_attention(torch.float32, head_size=128, max_query_len=max_query_len, max_context_len=9000)
+
+        check_fits(compiled)
+        assert "tf32" not in compiled[0].ptx
+
+
+class TestGivenTheOtherKernels:
+    def test_when_the_norms_are_compiled_then_they_fit(self) -> None:
+        x = torch.zeros(8, 8192, dtype=torch.bfloat16)
+
+        with CompileInstead() as compiled:
+            rms_norm_triton(x, x[0], eps=1e-6, out=x)
+            add_rms_norm_triton(x, x, x[0], eps=1e-6, out=x)
+
+        check_fits(compiled)
+
+    def test_when_gate_and_rotation_are_compiled_then_they_fit(self) -> None:
+        gate_up = torch.zeros(8, 2 * 1408, dtype=torch.bfloat16)
+        heads, positions = torch.zeros(8, 48, 128, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)
+
+        with CompileInstead() as compiled:
+            gated_activation_triton(gate_up, activation="silu", out=gate_up[:, :1408])
+            gated_activation_triton(gate_up, activation="gelu_tanh", out=gate_up[:, :1408])
+            rope_triton(heads, positions, torch.zeros(100, 128), out=heads)
+            rope_triton(heads, positions, torch.zeros(100, 64), out=heads)
+
+        check_fits(compiled)
+
+    @pytest.mark.parametrize(("has_norm", "rotary_size"), [(False, 128), (True, 128), (True, 64)])
+    def test_when_the_write_is_compiled_then_it_fits(self, has_norm: bool, rotary_size: int) -> None:
+        cache = allocate_cuda(4, 16, 8, 128, dtype=torch.bfloat16, device=torch.device("cpu"))
+        qkv, integers = torch.zeros(8, 48 * 128, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)
+        head_norm = HeadNorm(qkv[0, :128], qkv[0, :128], 1e-6) if has_norm else None
+
+        with CompileInstead() as compiled:
+            write_kv_triton(
+                qkv,
+                integers,
+                integers,
+                torch.zeros(100, rotary_size),
+                cache,
+                head_norm=head_norm,
+                out=torch.zeros(8, 32, 128, dtype=torch.bfloat16),
+            )
+
+        check_fits(compiled)
+
+    def test_when_sampling_is_compiled_then_it_fits(self) -> None:
+        options = make_options([{}] * 4, "cpu")
+
+        with CompileInstead() as compiled:
+            sample_triton(torch.zeros(4, 128256, dtype=torch.bfloat16), options, out=torch.zeros(4, dtype=torch.int64))
+
+        check_fits(compiled)
+        assert [one.name for one in compiled] == ["_kept_set_kernel", "_draw_kernel", "_choose_kernel"]
