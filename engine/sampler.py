@@ -26,6 +26,7 @@ from kernels.penalties import Penalties, add_bias, apply_penalties
 from kernels.philox import counter_2
 from kernels.sample import SampleOptions, sample
 
+_LEAST_TEMPERATURE = 1e-5
 _NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
 
 
@@ -99,7 +100,7 @@ class Sampler:
     def _make_options(self, sequences: Items[Sequence]) -> SampleOptions:
         params = [sequence.sampling for sequence in sequences]
         return SampleOptions(
-            temperature=self._tensor(np.array([p.temperature for p in params], dtype=np.float32)),
+            temperature=self._tensor(np.array([_temperature(p) for p in params], dtype=np.float32)),
             top_k=self._tensor(np.array([min(p.top_k, self._vocab_size) for p in params], dtype=np.int32)),
             top_p=self._tensor(np.array([p.top_p for p in params], dtype=np.float32)),
             min_p=self._tensor(np.array([p.min_p for p in params], dtype=np.float32)),
@@ -183,3 +184,8 @@ class Sampler:
 
 def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+def _temperature(params: SamplingParams) -> float:
+    """0 where the temperature is too small to divide by: the most likely token is all that is left."""
+    return params.temperature if params.temperature >= _LEAST_TEMPERATURE else 0.0

@@ -1,4 +1,4 @@
-"""oneDNN's prepacked product behind two functions: the operators are torch's own but private, so nothing else uses them.
+"""oneDNN's prepacked product behind two functions: the operators are private to torch, so nothing else uses them.
 
 They are what torch's compiler emits for frozen weights (torch 2.11 to 2.13).
 """

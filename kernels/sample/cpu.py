@@ -1,11 +1,49 @@
-"""Sampling on the CPU."""
+"""Sampling on the CPU: native.c, or torch where there is no library."""
 
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from functools import cache
+
+import torch
 from torch import Tensor
 
+from kernels.native import DTYPE_CODES, native_function
 from kernels.sample import SampleOptions
 from kernels.sample.reference import sample_reference
+
+SIGNATURE = ("sluice_sample", "iplppppppppplli")
+_CANDIDATE_PADDING = 16
 
 
 def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
     """Write one token per row of `logits` `[S, V]` to `out` `[S]`."""
-    out.copy_(sample_reference(logits, options))
+    dtype, native = DTYPE_CODES.get(logits.dtype), native_function(*SIGNATURE)
+    if dtype is None or native is None:
+        out.copy_(sample_reference(logits, options))
+        return
+    num_rows, vocab_size = logits.shape
+    num_threads = torch.get_num_threads()
+    native(
+        dtype,
+        logits.data_ptr(),
+        logits.stride(0),
+        options.temperature.data_ptr(),
+        options.top_k.data_ptr(),
+        options.top_p.data_ptr(),
+        options.min_p.data_ptr(),
+        options.seed.data_ptr(),
+        options.position.data_ptr(),
+        options.counter_2.data_ptr(),
+        out.data_ptr(),
+        _scratch(num_threads, vocab_size).data_ptr(),
+        num_rows,
+        vocab_size,
+        num_threads,
+    )
+
+
+@cache
+def _scratch(num_threads: int, vocab_size: int) -> Tensor:
+    """Room for every token of a row as a candidate, for each thread: 8 bytes a token."""
+    return torch.empty(num_threads, vocab_size + _CANDIDATE_PADDING, dtype=torch.int64)

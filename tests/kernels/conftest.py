@@ -1,0 +1,50 @@
+"""Each CPU kernel test runs on every path that this machine has: torch, and native for several instruction sets."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import gettempdir
+
+import pytest
+
+from kernels.gated_activation import cpu as gated_activation_cpu
+from kernels.native import declare, load_library
+from kernels.paged_attention import cpu as paged_attention_cpu
+from kernels.rms_norm import cpu as rms_norm_cpu
+from kernels.sample import cpu as sample_cpu
+from kernels.write_kv import cpu as write_kv_cpu
+
+MODULES = (gated_activation_cpu, paged_attention_cpu, rms_norm_cpu, sample_cpu, write_kv_cpu)
+
+NEEDED_FLAGS = {
+    "x86-64-v3": "avx2",
+    "x86-64-v4": "avx512vl",
+    "cooperlake": "avx512_bf16",
+}
+"""Instruction sets to build for, besides this machine's own, and what a processor needs to run them."""
+
+
+@cache
+def _native(march: str, name: str, arguments: str) -> Callable[..., None]:
+    folder = Path(gettempdir()) / "sluice-test-kernels"
+    folder.mkdir(exist_ok=True)
+    return declare(load_library(march, folder), name, arguments)
+
+
+def _no_native(_name: str, _arguments: str) -> None:
+    return None
+
+
+@pytest.fixture(params=["torch", "native", *NEEDED_FLAGS])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path that the kernels take in this test."""
+    march: str = request.param
+    if march in NEEDED_FLAGS and NEEDED_FLAGS[march] not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {NEEDED_FLAGS[march]}")
+
+    def native_function(name: str, arguments: str) -> Callable[..., None]:
+        return _native(march, name, arguments)
+
+    for module in MODULES:
+        monkeypatch.setattr(module, "native_function", _no_native if march == "torch" else native_function)
+    return march

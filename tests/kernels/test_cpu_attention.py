@@ -1,0 +1,311 @@
+"""KV write and paged attention on the CPU against their references, on every path."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.paged_attention import KVCache, allocate_kv_cache, paged_attention
+from kernels.paged_attention.layout import Layout, unpacked
+from kernels.paged_attention.reference import paged_attention_reference
+from kernels.write_kv import HeadNorm, write_kv
+from kernels.write_kv.reference import write_kv_reference
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
+
+
+def nan_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> KVCache:
+    """A cache whose every byte is NaN: whatever is read must have been written before."""
+    cache = allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=CPU)
+    cache.keys.fill_(NAN)
+    cache.values.fill_(NAN)
+    return cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One mixed batch: per sequence, its new tokens and its whole context."""
+
+    lengths: tuple[tuple[int, int], ...]
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_size: int = 16
+    block_size: int = 4
+    window: int = 0
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A case's tensors. The cache holds each context, and NaN elsewhere; unused table entries point at block 0."""
+
+    query: Tensor
+    cache: KVCache
+    block_tables: Tensor
+    query_start_locs: Tensor
+    context_lens: Tensor
+
+
+def make(case: Case, seed: int = 0) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [-(-context // case.block_size) for _, context in case.lengths]
+    num_blocks = sum(blocks) + 3
+    cache = nan_cache(num_blocks, case.block_size, case.num_kv_heads, case.head_size, case.dtype)
+    ids = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    tables = torch.zeros(len(blocks), max(blocks, default=0) + 2, dtype=torch.int32)
+    for s, (num_new, context) in enumerate(case.lengths):
+        table = [ids.pop() for _ in range(blocks[s])]
+        tables[s, : len(table)] = torch.tensor(table, dtype=torch.int32)
+        oldest = max(0, context - num_new - case.window + 1) if case.window else 0
+        _fill(cache, table, range(oldest, context), generator)
+    starts = torch.tensor([0] + [new for new, _ in case.lengths]).cumsum(0).int()
+    num_tokens = int(starts[-1])
+    return Given(
+        query=torch.randn(num_tokens, case.num_heads, case.head_size, generator=generator).to(case.dtype),
+        cache=cache,
+        block_tables=tables,
+        query_start_locs=starts,
+        context_lens=torch.tensor([context for _, context in case.lengths], dtype=torch.int32),
+    )
+
+
+def _fill(cache: KVCache, table: list[int], positions: range, generator: torch.Generator) -> None:
+    """Random keys and values at some positions of one sequence."""
+    slots = torch.tensor([table[p // cache.block_size] * cache.block_size + p % cache.block_size for p in positions])
+    qkv = torch.randn(len(positions), (1 + 2 * cache.num_kv_heads) * cache.head_size, generator=generator)
+    no_rotation = torch.zeros(1, 0)
+    write_kv(qkv.to(cache.keys.dtype), torch.zeros(len(positions), dtype=torch.int64), slots.long(), no_rotation, cache)
+
+
+def attend(given: Given, case: Case) -> Tensor:
+    return paged_attention(
+        given.query,
+        given.cache,
+        given.block_tables,
+        given.query_start_locs,
+        given.context_lens,
+        scale=case.head_size**-0.5,
+        max_query_len=max((new for new, _ in case.lengths), default=0),
+        max_context_len=max((context for _, context in case.lengths), default=0),
+        sliding_window=case.window,
+        out=torch.full_like(given.query, NAN),
+    )
+
+
+def attend_reference(given: Given, case: Case) -> Tensor:
+    plain = unpacked(given.cache)
+    cache = replace(plain, keys=plain.keys.double(), values=plain.values.double())
+    return paged_attention_reference(
+        given.query.double(),
+        cache,
+        given.block_tables,
+        given.query_start_locs,
+        given.context_lens,
+        scale=case.head_size**-0.5,
+        sliding_window=case.window,
+    )
+
+
+def check(case: Case, seed: int = 0) -> None:
+    given = make(case, seed)
+
+    actual = attend(given, case)
+
+    tolerance = TOLERANCES[case.dtype]
+    torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
+
+
+MIXED = ((1, 1), (1, 40), (9, 9), (1, 17), (30, 33), (5, 64), (1, 200), (2, 16))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+class TestGivenAMixedBatch:
+    """Decodes, whole prompts and chunks of prompts together; NaN wherever nothing was written."""
+
+    @pytest.mark.parametrize("block_size", [1, 4, 5, 16, 24, 32])
+    def test_when_blocks_are_of_any_size_then_it_equals_the_reference(
+        self, block_size: int, dtype: torch.dtype
+    ) -> None:
+        check(Case(lengths=MIXED, block_size=block_size, dtype=dtype))
+
+    @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (2, 1), (4, 4), (5, 1), (14, 2), (8, 1), (20, 1)])
+    def test_when_heads_share_keys_in_any_way_then_it_equals_the_reference(
+        self, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+    ) -> None:
+        check(Case(lengths=MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype))
+
+    @pytest.mark.parametrize("head_size", [2, 8, 20, 64, 80, 96, 128, 256])
+    def test_when_heads_are_of_any_size_then_it_equals_the_reference(self, head_size: int, dtype: torch.dtype) -> None:
+        check(Case(lengths=MIXED, head_size=head_size, block_size=16, dtype=dtype))
+
+    @pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 100])
+    @pytest.mark.parametrize("block_size", [4, 16])
+    def test_when_tokens_see_a_window_then_what_is_before_it_is_not_read(
+        self, window: int, block_size: int, dtype: torch.dtype
+    ) -> None:
+        check(Case(lengths=MIXED, window=window, block_size=block_size, dtype=dtype))
+
+    def test_when_there_is_no_sequence_then_there_is_no_output(self, dtype: torch.dtype) -> None:
+        assert attend(make(Case(lengths=(), dtype=dtype)), Case(lengths=(), dtype=dtype)).shape == (0, 6, 16)
+
+    def test_when_a_sequence_has_no_new_tokens_then_the_others_are_right(self, dtype: torch.dtype) -> None:
+        check(Case(lengths=((1, 9), (0, 12), (3, 7)), dtype=dtype))
+
+    def test_when_rows_belong_to_no_sequence_then_they_become_zero(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=((1, 9), (3, 7)), dtype=dtype)
+        given = make(case)
+        padded = torch.cat([given.query, torch.full((5, 6, 16), NAN, dtype=dtype)])
+
+        actual = attend(replace(given, query=padded), case)
+
+        assert torch.equal(actual[:4], attend(given, case))
+        assert torch.equal(actual[4:], torch.zeros(5, 6, 16, dtype=dtype))
+
+    def test_when_a_context_is_empty_then_its_rows_become_zero(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=((1, 9), (2, 5)), dtype=dtype)
+        given = make(case)
+        given.context_lens[1] = 0
+
+        actual = attend(given, case)
+
+        assert torch.equal(actual[1:], torch.zeros(2, 6, 16, dtype=dtype))
+        assert actual[:1].isfinite().all()
+
+    def test_when_the_query_is_a_slice_of_a_wider_tensor_then_it_is_read_in_place(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=MIXED, dtype=dtype)
+        given = make(case)
+        wide = torch.full((given.query.shape[0], 11, 16), NAN, dtype=dtype)
+        wide[:, 3:9] = given.query
+
+        assert torch.equal(attend(replace(given, query=wide[:, 3:9]), case), attend(given, case))
+
+    def test_when_a_key_is_nan_then_only_its_own_sequence_suffers(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=((1, 20), (1, 20)), dtype=dtype)
+        given = make(case)
+        slot = int(given.block_tables[1, 2]) * case.block_size
+        qkv = torch.full((1, 5 * 16), NAN, dtype=dtype)
+        write_kv(qkv, torch.zeros(1, dtype=torch.int64), torch.tensor([slot]), torch.zeros(1, 0), given.cache)
+
+        actual = attend(given, case)
+
+        assert actual[0].isfinite().all()
+        assert actual[1].isnan().all()
+
+    def test_when_scores_are_far_apart_then_nothing_overflows(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=((1, 50), (7, 50)), dtype=dtype)
+        given = make(case)
+        given.query.mul_(300)
+
+        actual = attend(given, case)
+
+        tolerance = TOLERANCES[dtype] * 4
+        torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("path")
+class TestGivenTheSameSequenceInOtherBatches:
+    @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+    def test_when_it_has_neighbours_then_its_bits_do_not_change(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=MIXED, dtype=dtype)
+        given = make(case)
+        together = attend(given, case)
+
+        for s, (new, context) in enumerate(case.lengths):
+            start = int(given.query_start_locs[s])
+            alone = replace(
+                given,
+                query=given.query[start : start + new],
+                block_tables=given.block_tables[s : s + 1],
+                query_start_locs=torch.tensor([0, new], dtype=torch.int32),
+                context_lens=given.context_lens[s : s + 1],
+            )
+            assert torch.equal(attend(alone, Case(lengths=((new, context),))), together[start : start + new])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 150)).map(lambda t: (t[0], t[0] + t[1])), min_size=1, max_size=5
+    ),
+    block_size=st.integers(1, 40),
+    group=st.integers(1, 9),
+    num_kv_heads=st.integers(1, 3),
+    window=st.one_of(st.just(0), st.integers(1, 60)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_attention_equals_its_reference_whatever_the_shapes(
+    lengths: list[tuple[int, int]],
+    block_size: int,
+    group: int,
+    num_kv_heads: int,
+    window: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    case = Case(
+        lengths=tuple(lengths),
+        num_heads=group * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        window=window,
+        dtype=dtype,
+    )
+    check(case, seed)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+class TestGivenANaNFilledCache:
+    @pytest.mark.parametrize("block_size", [3, 16, 20])
+    @pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (64, 64), (80, 32)])
+    @pytest.mark.parametrize("has_norm", [False, True])
+    def test_when_tokens_are_written_then_their_slots_alone_hold_what_the_reference_says(
+        self, block_size: int, head_size: int, rotary_size: int, has_norm: bool, dtype: torch.dtype
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        cache = nan_cache(6, block_size, 2, head_size, dtype)
+        expected_cache = unpacked(nan_cache(6, block_size, 2, head_size, dtype))
+        qkv = torch.randn(7, 10 * head_size + 5, generator=generator).to(dtype)[:, : 10 * head_size]
+        before = qkv.clone()
+        positions = torch.randint(30, (7,), generator=generator)
+        slots = torch.randperm(6 * block_size, generator=generator)[:7]
+        slots[2] = -1
+        cos_sin = torch.randn(30, rotary_size, generator=generator)
+        query_weight, key_weight = torch.rand(2, head_size, generator=generator).to(dtype)
+        head_norm = HeadNorm(query_weight, key_weight, 1e-5) if has_norm else None
+
+        query = write_kv(qkv, positions, slots, cos_sin, cache, head_norm=head_norm)
+
+        expected = write_kv_reference(qkv, positions, slots, cos_sin, expected_cache, head_norm=head_norm)
+        tolerance = TOLERANCES[dtype]
+        torch.testing.assert_close(query, expected, rtol=tolerance, atol=tolerance)
+        written = unpacked(cache)
+        for actual, wanted in ((written.keys, expected_cache.keys), (written.values, expected_cache.values)):
+            torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert torch.equal(written.values.nan_to_num(), expected_cache.values.nan_to_num())
+        assert torch.equal(qkv, before)
+
+    def test_when_every_slot_is_negative_then_the_cache_does_not_change(self, dtype: torch.dtype) -> None:
+        cache = nan_cache(3, 4, 2, 8, dtype)
+        nothing = torch.full((5,), -1)
+
+        write_kv(torch.ones(5, 80, dtype=dtype), torch.zeros(5, dtype=torch.int64), nothing, torch.ones(1, 8), cache)
+
+        assert cache.keys.isnan().all()
+        assert cache.values.isnan().all()
+
+
+def test_the_layout_follows_the_path(path: str) -> None:
+    cache = allocate_kv_cache(2, 16, 1, 8, dtype=torch.bfloat16, device=CPU)
+
+    assert cache.layout is (Layout.PLAIN if path == "torch" else Layout.PACKED)

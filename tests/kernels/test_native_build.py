@@ -1,0 +1,44 @@
+"""Building the native library: kept, rebuilt when sources change, and done without where there is no compiler."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.native import load_library
+
+
+class TestGivenAnEmptyFolder:
+    def test_when_the_library_is_loaded_twice_then_it_is_built_once(self, tmp_path: Path) -> None:
+        load_library("native", tmp_path)
+        (built,) = tmp_path.iterdir()
+        first = built.stat().st_mtime_ns
+
+        load_library("native", tmp_path)
+
+        assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [first]
+
+    def test_when_another_instruction_set_is_asked_for_then_both_are_kept(self, tmp_path: Path) -> None:
+        load_library("native", tmp_path)
+        load_library("x86-64", tmp_path)
+
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+class TestGivenNoCompiler:
+    def test_when_kernels_run_then_torch_does_the_work(self, tmp_path: Path) -> None:
+        code = (
+            "import torch; from kernels.rms_norm import rms_norm; from kernels.native import library;"
+            "print(library(), rms_norm(torch.ones(1, 4), torch.ones(4), eps=0.0).tolist())"
+        )
+        nowhere = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+
+        done = subprocess.run([sys.executable, "-c", code], env=nowhere, capture_output=True, text=True, check=False)
+
+        assert done.stdout.strip() == "None [[1.0, 1.0, 1.0, 1.0]]", done.stderr
+
+
+def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.SubprocessError, match="compiler failed"):
+        load_library("no-such-processor", tmp_path)
