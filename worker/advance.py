@@ -10,6 +10,7 @@ from producer.contract.calls import EndCall, Progress
 from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL
 from producer.contract.states import JobState
 from producer.contract.wire import End, encode_entry, encode_record
+from worker.channel import ChoiceOutput
 from worker.leases import HeldJob
 from worker.results import Origin, record_of, result_of
 
@@ -30,7 +31,8 @@ class Said:
     def num_bytes(self) -> int:
         """About how much of a call it takes."""
         end = self.progress.end
-        return _OVERHEAD_BYTES + len(self.progress.entry) + (len(end.record) + len(end.result or b"") if end else 0)
+        of_end = len(end.record) + len(end.result or b"") + len(end.entry or b"") if end else 0
+        return _OVERHEAD_BYTES + len(self.progress.entry) + of_end
 
 
 def news_of(job: HeldJob, origin: Origin) -> Iterator[Said]:
@@ -50,20 +52,21 @@ def _say(job: HeldJob, index: int, origin: Origin) -> Said:
         choice=index,
         start=entry.start,
         num_tokens=len(entry.token_ids),
-        entry=encode_entry(entry),
+        entry=encode_entry(entry) if entry.token_ids else b"",
         first_scheduled_ms=measures.first_scheduled_ms if announces else None,
         first_token_ms=measures.first_token_ms if announces else None,
         prompt_tokens=measures.prompt_tokens if announces else None,
         fingerprint=origin.fingerprint if announces and job.is_admitted else None,
-        end=_end_call(job, entry.end, origin) if entry.end else None,
+        end=_end_call(job, choice, origin) if choice.end else None,
     )
     return Said(job, index, progress, announces and measures.first_token_ms is not None)
 
 
-def _end_call(job: HeldJob, end: End, origin: Origin) -> EndCall:
+def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
     # While another choice still runs this is not the job's end, and the queue does not look at result and state.
     # Once all have ended each end carries the result, whichever of them the queue happens to take last.
-    decisive = _worst([choice.end for choice in job.choices if choice.end]) if job.has_ended else end
+    ends = [one.end for one in (job.choices if job.has_ended else [choice]) if one.end]
+    decisive = _worst(ends)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
@@ -71,7 +74,8 @@ def _end_call(job: HeldJob, end: End, origin: Origin) -> EndCall:
         error_code=decisive.error_code,
         result=result_of(origin, job.measures, job.choices) if job.has_ended else None,
         record=encode_record(record_of(origin, job.measures, job.choices)),
-        output_tokens=sum(len(choice.token_ids) for choice in job.choices),
+        output_tokens=sum(len(one.token_ids) for one in job.choices),
+        entry=encode_entry(choice.end_entry()),
     )
 
 

@@ -50,7 +50,8 @@ class ChoiceOutput:
     last_ms: int = 0
     """When the last token was drawn, on the server's clock."""
 
-    sent_s: float = 0.0
+    sent_s: float | None = None
+    """When the last entry was made, or the first token drawn, on the monotonic clock."""
 
     def extend(self, delta: TokenDelta, *, now_s: float, now_ms: int) -> None:
         """Take what a step added, its end excepted."""
@@ -95,11 +96,13 @@ class ChoiceOutput:
 
     def is_checkpoint(self, now_s: float) -> bool:
         """Whether a choice that nobody streams should be written now."""
+        if self.sent_s is None:
+            self.sent_s = now_s
         num_unsent = len(self.token_ids) - self.published
         return self.end is not None or num_unsent >= CHECKPOINT_TOKENS or now_s - self.sent_s >= CHECKPOINT_S
 
     def entry(self) -> ChannelEntry:
-        """All that the channel lacks, as its next entry."""
+        """All tokens that the channel lacks, as its next entry."""
         start = self.published
         return ChannelEntry(
             start=start,
@@ -107,11 +110,15 @@ class ChoiceOutput:
             text=self._text_after(start),
             logprobs=tuple(self.logprobs[start:]) if self.logprobs else None,
             time_ms=self.last_ms,
-            end=self.end,
         )
 
+    def end_entry(self) -> ChannelEntry:
+        """The end, and the text that only it released, as the channel's last entry."""
+        offset = max(len(self.token_ids), self.published)
+        return ChannelEntry(start=offset, token_ids=(), text=self.tail, time_ms=self.last_ms, end=self.end)
+
     def _text_after(self, start: int) -> str:
-        texts = [self.tail]
+        texts: list[str] = []
         for offset, text in reversed(self.pieces):
             if offset <= start:
                 break

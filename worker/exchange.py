@@ -43,6 +43,9 @@ from worker.life import StepWatch, hand_back
 from worker.results import usage_of
 from worker.translate import read_spec, room_of
 
+MODEL_WAIT_S = 10.0
+"""A job that waits for another model's worker goes back to the stream after this long here, and may come again."""
+
 FLUSH_S = 3.0
 """At the end, what was said is published for at most this long; the rest is generated again by whoever takes over."""
 
@@ -70,6 +73,8 @@ class Exchange:
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._closing = threading.Event()
         self._news: dict[str, HeldJob] = {}
+        self._oversized: set[str] = set()
+        self._waiting_for_model: list[tuple[float, HeldJob]] = []
         self._unreleased_bytes = 0
         self._connected_s: float | None = None
         self._returns_unstarted = False
@@ -145,6 +150,11 @@ class Exchange:
         """A job ended without the engine."""
         self._mailbox.put_ended(job.request_id)
 
+    def wait_for_model(self, job: HeldJob) -> None:
+        """A job that another model began: keep it for a while, then let the others have it."""
+        self._mailbox.forget([job.request_id])
+        self._waiting_for_model.append((monotonic_s() + MODEL_WAIT_S, job))
+
     def flagged(self, job: HeldJob, state: JobState) -> None:
         """The queue wants a job to end with `state`."""
         with self._leases.lock:
@@ -178,6 +188,8 @@ class Exchange:
             self._make_trip(legs)
         elif self._returns_unstarted:
             self._return_unstarted()
+        elif self._waiting_for_model and self._waiting_for_model[0][0] <= monotonic_s():
+            self._return_waiting()
         else:
             self._rest()
 
@@ -375,15 +387,21 @@ class Exchange:
             cache_tokens=self._cache_tokens,
             is_empty=self.is_drained,
             may_reclaim=self._connected_s is not None and now_s - self._connected_s > self._common.config.beat.life_s,
-            holds_oversized=any(not job.leased.fits and not job.has_begun for job in self._leases.all()),
+            holds_oversized=self._holds_oversized(),
         )
         if asked is not None:
             keys, request = asked
             yield Leg(pull(keys, request), _reader(self._hear_pull, keys))
 
+    def _holds_oversized(self) -> bool:
+        """Whether the job that may wait here for room has not reached the engine, which closes the room itself."""
+        self._oversized &= {job_id for job_id in self._oversized if self._mailbox.is_coming(job_id)}
+        return bool(self._oversized)
+
     def _hear_pull(self, keys: QueueKeys, reply: PullReply) -> None:
         jobs = [_held(leased, keys) for leased in reply.jobs]
         reserve_tokens = self._common.config.queue.reserve_tokens
+        self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
         self._mailbox.expect([(job.request_id, room_of(job, reserve_tokens=reserve_tokens)) for job in jobs])
         for older in self._leases.take(keys, reply.number, jobs):
             self._news.pop(older.request_id, None)
@@ -406,9 +424,19 @@ class Exchange:
 
     def _return_unstarted(self) -> None:
         """Hand back what has not begun; its place in the queue is its old one."""
-        self._returns_unstarted = False
+        self._returns_unstarted = not self._return(
+            [job for job in self._leases.all() if not job.has_begun and not job.has_ended]
+        )
+        self._mailbox.interrupt()
+
+    def _return_waiting(self) -> None:
+        waiting = self._waiting_for_model.pop(0)
+        if not self._return([waiting[1]]):
+            self._waiting_for_model.insert(0, waiting)
+
+    def _return(self, jobs: list[HeldJob]) -> bool:
+        """Hand jobs back; False if Redis did not hear it (what was not returned is still held)."""
         with self._leases.lock:
-            jobs = [job for job in self._leases.all() if not job.has_begun and not job.has_ended]
             for job in jobs:
                 job.is_returning = True
         self._mailbox.lose([job.request_id for job in jobs])
@@ -417,11 +445,10 @@ class Exchange:
                 mine = [job for job in jobs if job.keys == keys]
                 hand_back(self._client, keys, self._common.incarnation, self._leases, mine)
         except (RedisError, OSError) as error:
-            self._returns_unstarted = True
             self._away(error)
-        else:
-            self._common.log.info("unstarted jobs handed back", count=len(jobs))
-            self._mailbox.interrupt()
+            return False
+        self._common.log.info("jobs handed back", count=len(jobs))
+        return True
 
 
 def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:

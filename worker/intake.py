@@ -139,16 +139,23 @@ class _Ready:
     requests: list[Request] = field(default_factory=list[Request])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hearing:
+    """Where jobs go that do not go to the engine."""
+
+    ended: Callable[[HeldJob], None]
+    waits: Callable[[HeldJob], None]
+    """It was begun by another model, and waits for a worker that has it."""
+
+
 class Preparation:
     """The thread between pull and engine. A part: start, quiet, stop."""
 
-    def __init__(
-        self, client: Client, common: Common, translator: Translator, ended: Callable[[HeldJob], None]
-    ) -> None:
+    def __init__(self, client: Client, common: Common, translator: Translator, heard: Hearing) -> None:
         self._client = client
         self._common = common
         self._translator = translator
-        self._ended = ended
+        self._heard = heard
         self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
@@ -244,7 +251,9 @@ class Preparation:
                 message = "another model began this job, and this queue does not go on under a different one"
                 raise JobRejected("model_changed", message)
             case "wait":
-                raise JobRejected("wait_for_model", "this job waits for a worker with the model that began it")
+                self._common.log.info("job waits for its model", job_id=job.id, attempt=job.leased.attempt)
+                self._heard.waits(job)
+                raise _NotOurs
 
     def _check_channels(self, job: HeldJob, *, is_same: bool) -> None:
         for choice in job.choices:
@@ -266,7 +275,7 @@ class Preparation:
         now_ms = self._common.clock.ms(monotonic_s())
         job.end_all(end, now_ms=now_ms)
         self._common.mailbox.lose([job.request_id])
-        self._ended(job)
+        self._heard.ended(job)
 
     def _hand_over(self, ready: _Ready) -> None:
         """Give requests to the loop, unless their jobs were lost, handed back or flagged in the meantime."""
@@ -285,4 +294,4 @@ class Preparation:
 
 
 class _NotOurs(Exception):
-    """The job was lost or the worker stops while it was being prepared."""
+    """The job was lost, waits for another worker, or the worker stops while it was being prepared."""

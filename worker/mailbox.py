@@ -165,6 +165,10 @@ class Mailbox:
         with self._exchange_wakes:
             self._coming.update(coming)
 
+    def is_coming(self, request_id: str) -> bool:
+        """Whether a request is on its way to the engine, or not yet counted in the room it states."""
+        return request_id in self._coming
+
     def room(self) -> Room:
         """What the engine said it can take, less what is on its way to it."""
         with self._exchange_wakes:

@@ -12,6 +12,7 @@ from producer import config as producer_config
 from producer.contract.calls import QueueSettings, QueueView, configure, inspect
 from producer.contract.keys import QueueKeys
 from producer.contract.running import run
+from worker import intake
 from worker.bell import Bell
 from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
@@ -22,7 +23,6 @@ from worker.daemon import Daemon, Part
 from worker.errors import ConfigError, ExitCode
 from worker.exchange import Exchange
 from worker.health import RedisHealth
-from worker.intake import Preparation
 from worker.leases import Leases
 from worker.life import Hearing, Life
 from worker.log import Log, configure_logs, get_log
@@ -173,7 +173,8 @@ def build(  # the one place that knows every part
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )
     exchange = Exchange(client(), bell, common, life.watch)
-    preparation = Preparation(client(), common, translator, exchange.ended)
+    heard = intake.Hearing(ended=exchange.ended, waits=exchange.wait_for_model)
+    preparation = intake.Preparation(client(), common, translator, heard)
     exchange.connect(preparation.put, cache_tokens=served.engine.stats.kv_tokens_total)
     about = About(common, served, life, exchange, client())
     hearing = Hearing(flagged=exchange.flagged, lost=exchange.drop, died=common.mailbox.fail)
