@@ -1,0 +1,95 @@
+"""Read a stream through a consumer group, so that each entry is handled at least once, whoever dies meanwhile.
+
+Knows nothing of what entries mean. A reader has a name that stays the same after a restart: it first gets what it read
+and did not acknowledge, then what another reader has left lying too long, then what is new.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import redis
+
+from worker.connections import Client
+
+PAGE_ENTRIES = 100
+
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+"""(id, fields); no fields when the entry was deleted while it was pending."""
+
+
+class StreamGroup:
+    """One stream as one reader of a group sees it. Changes as it is read."""
+
+    def __init__(self, client: Client, key: str, *, group: str, name: str, claim_after_s: float) -> None:
+        self.key = key
+        self._client = client
+        self._group = group
+        self._name = name
+        self._claim_after_s = claim_after_s
+        self._has_group = False
+        self._own_cursor: bytes | None = b"0"
+        self._claim_cursor: bytes = b"0-0"
+        self._claim_at_s = 0.0
+
+    def read(self, *, block_s: float, max_bytes: int, max_pages: int) -> list[Entry]:
+        """Entries to handle now; waits up to `block_s` for new ones if there are no others.
+
+        Raises:
+            redis.RedisError: the server does not answer as it should; call `recover` before reading again.
+        """
+        if not self._has_group:
+            self._create_group()
+        entries = self._read_own() if self._own_cursor is not None else []
+        if not entries and time.monotonic() >= self._claim_at_s:
+            entries = self._claim()
+        return entries or self._read_new(block_s, max_bytes, max_pages)
+
+    def acknowledge(self, ids: Sequence[bytes]) -> None:
+        """Mark entries as handled and delete them, in one step."""
+        with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.xack(self.key, self._group, *ids)
+            pipeline.xdel(self.key, *ids)
+            pipeline.execute()
+
+    def recover(self) -> None:
+        """After an error: the group may be gone, and entries may have been delivered in a reply that was lost."""
+        self._has_group, self._own_cursor = False, b"0"
+
+    def _create_group(self) -> None:
+        try:
+            # From the beginning: what was written before the first reader ran counts too.
+            self._client.xgroup_create(self.key, self._group, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._has_group = True
+
+    def _read_own(self) -> list[Entry]:
+        entries = self._read_group(self._own_cursor or b"0", block_ms=None)
+        self._own_cursor = entries[-1][0] if entries else None
+        return entries
+
+    def _claim(self) -> list[Entry]:
+        idle_ms = int(self._claim_after_s * 1000)
+        self._claim_cursor, found, *_ = self._client.xautoclaim(
+            self.key, self._group, self._name, idle_ms, self._claim_cursor, count=PAGE_ENTRIES
+        )
+        if self._claim_cursor == b"0-0":
+            self._claim_at_s = time.monotonic() + self._claim_after_s / 2
+        # Before Redis 7.0 an entry that is pending but deleted is answered as nothing.
+        return [(entry_id, fields or {}) for entry_id, fields in found if entry_id is not None]
+
+    def _read_new(self, block_s: float, max_bytes: int, max_pages: int) -> list[Entry]:
+        entries: list[Entry] = []
+        size_bytes = 0
+        for _ in range(max_pages):
+            page = self._read_group(b">", block_ms=None if entries else int(block_s * 1000) or None)
+            entries += page
+            size_bytes += sum(len(value) for _, fields in page for value in fields.values())
+            if len(page) < PAGE_ENTRIES or size_bytes > max_bytes:
+                break
+        return entries
+
+    def _read_group(self, after: bytes, *, block_ms: int | None) -> list[Entry]:
+        reply = self._client.xreadgroup(self._group, self._name, {self.key: after}, count=PAGE_ENTRIES, block=block_ms)
+        return [(entry_id, fields or {}) for _, entries in reply for entry_id, fields in entries]
