@@ -1,0 +1,177 @@
+"""Jobs for tests of the worker: submitted by the contract's own calls, checked from outside.
+
+The checker reads channels and results as any reader would, and compares with what the bare engine says to the same
+request: that engine never saw Redis, another worker or a crash.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from engine.request import Request, TokenDelta
+from producer.contract.calls import Accepted, NewJob, submit
+from producer.contract.keys import QueueKeys
+from producer.contract.running import run
+from producer.contract.states import JobState
+from producer.contract.wire import (
+    ChannelEntry,
+    JobId,
+    JobOptions,
+    JobResult,
+    JobSpec,
+    Prompt,
+    decode_entry,
+    decode_result,
+    encode_prompt,
+    encode_spec,
+    new_job_id,
+)
+from worker.translate import sampling_of
+
+KEYS = QueueKeys("default")
+PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a test asks for."""
+
+    prompt: Prompt = "tell me"
+    options: JobOptions = field(default_factory=JobOptions)
+    seed: int = 7
+    stream: bool = True
+    priority: int = 0
+    tenant: str = "t"
+    deadline_ms: int | None = None
+    not_before_ms: int | None = None
+    model: str | None = None
+
+
+def new_job(ask: Ask, *, partition: int = 0) -> NewJob:
+    """As a producer would encode it."""
+    spec = encode_spec(JobSpec(options=ask.options, stream=ask.stream, model=ask.model))
+    payload = encode_prompt(ask.prompt)
+    return NewJob(
+        id=new_job_id(ask.tenant, partition),
+        spec=spec,
+        payload=payload,
+        seed=ask.seed,
+        priority=ask.priority,
+        prompt_tokens=None if isinstance(ask.prompt, str) else len(ask.prompt),
+        prompt_bytes=len(ask.prompt) if isinstance(ask.prompt, str) else len(payload),
+        max_tokens=ask.options.max_tokens,
+        choices=ask.options.n,
+        digest=blake2b(spec + payload, digest_size=16).digest(),
+        deadline_ms=ask.deadline_ms,
+        not_before_ms=ask.not_before_ms,
+    )
+
+
+def submit_all(client: Any, asks: list[Ask], *, keys: QueueKeys = KEYS) -> list[JobId]:  # Any: a redis-py client
+    """Submit, and insist on acceptance."""
+    jobs = [new_job(ask, partition=keys.partition) for ask in asks]
+    for answer in run(client, submit(keys, jobs)):
+        assert isinstance(answer, Accepted), answer
+    return [job.id for job in jobs]
+
+
+def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tuple[list[int], str]]:
+    """(tokens, text) of each choice, as an undisturbed engine says them."""
+    engine = LLMEngine(NullModel(config), NullTokenizer(), EngineConfig())
+    prompt = NullTokenizer().encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
+    request = Request(
+        id="r",
+        prompt_token_ids=tuple(one for one in prompt if isinstance(one, int)),
+        sampling=sampling_of(ask.options, ask.seed),
+        num_choices=ask.options.n,
+        tenant=ask.tenant,
+        cache_salt=ask.tenant,
+    )
+    engine.add([request])
+    said: list[TokenDelta] = []
+    while not engine.is_idle:
+        said += engine.step()
+    return [
+        (
+            [one for delta in said if delta.choice == choice for one in delta.token_ids],
+            "".join(delta.text for delta in said if delta.choice == choice),
+        )
+        for choice in range(ask.options.n)
+    ]
+
+
+def read_channel(client: Any, job_id: JobId, choice: int = 0, *, keys: QueueKeys = KEYS) -> list[ChannelEntry]:
+    """Every entry, each checked to begin where the one before ended."""
+    offset, entries = 0, list[ChannelEntry]()
+    for entry_id, fields in client.xrange(keys.channel(job_id, choice)):
+        entry = decode_entry(next(iter(fields.values())))
+        assert entry.start == offset, f"{job_id}: an entry from {entry.start} after {offset} tokens"
+        offset += len(entry.token_ids)
+        assert entry_id.decode().split("-")[0] == str(offset)
+        entries.append(entry)
+    return entries
+
+
+def num_on_channel(client: Any, job_id: JobId, choice: int = 0, *, keys: QueueKeys = KEYS) -> int:
+    """Tokens on a channel now."""
+    last = client.xrevrange(keys.channel(job_id, choice), count=1)
+    return int(last[0][0].split(b"-")[0]) if last else 0
+
+
+def state_of(client: Any, job_id: JobId, *, keys: QueueKeys = KEYS) -> JobState | None:
+    """The job's state."""
+    found = client.hget(keys.job(job_id), "state")
+    return JobState(found.decode()) if found else None
+
+
+def wait_until(is_so: Callable[[], object], what: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Poll until something holds."""
+    deadline_s = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"waited {patience_s:g} s in vain until {what}"
+        time.sleep(0.002)
+
+
+def wait_for_ends(client: Any, job_ids: list[JobId], *, keys: QueueKeys = KEYS, patience_s: float = PATIENCE_S) -> None:
+    """Wait until every job has ended."""
+    for job_id in job_ids:
+        wait_until(
+            lambda job_id=job_id: (state := state_of(client, job_id, keys=keys)) is not None and state.is_terminal,
+            f"{job_id} has ended",
+            patience_s=patience_s,
+        )
+
+
+def result_of(client: Any, job_id: JobId, *, keys: QueueKeys = KEYS) -> JobResult:
+    """The result that is kept."""
+    kept = client.get(keys.result(job_id))
+    assert kept is not None, f"{job_id} has no result"
+    return decode_result(kept)
+
+
+def check_every_token_once(client: Any, asks: dict[JobId, Ask], *, keys: QueueKeys = KEYS) -> None:
+    """Each job is done; its channels and its result have exactly the undisturbed tokens and text."""
+    for job_id, ask in asks.items():
+        assert state_of(client, job_id, keys=keys) is JobState.DONE, job_id
+        result = result_of(client, job_id, keys=keys)
+        for choice, (token_ids, text) in enumerate(expected_tokens(ask)):
+            entries = read_channel(client, job_id, choice, keys=keys)
+            assert [one for entry in entries for one in entry.token_ids] == token_ids, job_id
+            assert "".join(entry.text for entry in entries) == text, job_id
+            assert [entry.end is not None for entry in entries] == [False] * (len(entries) - 1) + [True]
+            assert list(result.choices[choice].token_ids) == token_ids
+            assert result.choices[choice].text == text
+
+
+def check_nothing_is_left(client: Any, *, keys: QueueKeys = KEYS) -> None:
+    """No lease, no waiting entry, no running job."""
+    assert client.hlen(keys.key("leases")) == 0
+    counters = client.hgetall(keys.key("counters"))
+    for name in (b"waiting_jobs", b"waiting_tokens", b"waiting_bytes", b"running_jobs"):
+        assert int(counters.get(name) or 0) == 0, counters
+    assert client.keys(keys.key("lane", "*")) == []

@@ -1,0 +1,58 @@
+"""Workers for tests: in this process, on a thread, with the null model."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from worker.config import load_config
+from worker.daemon import Daemon
+from worker.errors import ExitCode
+from worker.log import get_log
+from worker.serving import load
+from worker.start import Places, build
+
+FAST: dict[str, object] = {
+    "model.path": "null",
+    "history.recorder": False,
+    "metrics.enabled": False,
+    "beat.every_s": 0.1,
+    "beat.life_s": 0.4,
+    "log.level": "error",
+}
+
+
+class RunningWorker:
+    """A daemon on a thread. Changes: it can be asked to stop."""
+
+    def __init__(self, url: str, flags: dict[str, object]) -> None:
+        config = load_config({}, flags={"redis.url": url, **FAST, **flags})
+        self.incarnation = uuid4().hex
+        self.daemon: Daemon = build(config, Places(url, ""), load(config), {}, self.incarnation, get_log())
+        self.exit_code: ExitCode | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.exit_code = self.daemon.run()
+
+    def stop(self) -> ExitCode | None:
+        """Ask for a drain, and wait for the end."""
+        self.daemon.stop()
+        self._thread.join(30)
+        return self.exit_code
+
+    def hurry(self) -> None:
+        """Ask once more."""
+        self.daemon.stop()
+
+
+@contextmanager
+def running_worker(url: str, **flags: object) -> Generator[RunningWorker]:
+    """A worker that is drained at the end; flags by `section__name`."""
+    worker = RunningWorker(url, {name.replace("__", "."): value for name, value in flags.items()})
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.hurry()

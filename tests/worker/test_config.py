@@ -1,0 +1,110 @@
+"""Settings: one tree from defaults, file, environment and flags, with every problem told at once."""
+
+from pathlib import Path
+
+import pytest
+
+from worker.config import SETTINGS, load_config
+from worker.errors import ConfigError, ExitCode
+
+
+class TestGivenNothing:
+    """No file, no environment, no flags."""
+
+    def test_when_loaded_then_every_setting_has_its_default(self) -> None:
+        config = load_config({})
+
+        assert config.redis.url is None
+        assert config.queue.name == "default"
+        assert config.beat.every_s == 1.0
+        assert config.beat.life_s == 4.0
+
+    def test_when_the_environment_has_names_of_others_then_they_are_left_alone(self) -> None:
+        config = load_config({"PATH": "/bin", "SLUICE_STATE_DIR": "/tmp/state", "HOME": "/root"})
+
+        assert config.queue.name == "default"
+
+
+class TestGivenTheSameSettingInAllPlaces:
+    """A file, the environment and a flag name the queue."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "sluice.toml"
+        path.write_text('[queue]\nname = "from-file"\npartitions = 3\n[beat]\nlife_s = 9\n')
+        return path
+
+    def test_when_loaded_then_the_flag_wins_over_the_environment_over_the_file(self, file: Path) -> None:
+        environ = {"SLUICE_QUEUE": "from-env", "SLUICE_BEAT_LIFE_S": "8"}
+
+        config = load_config(environ, file=file, flags={"queue.name": "from-flag"})
+
+        assert config.queue.name == "from-flag"
+        assert config.beat.life_s == 8.0
+        assert config.queue.partitions == 3
+
+    def test_when_the_environment_names_the_file_then_it_is_read(self, file: Path) -> None:
+        assert load_config({"SLUICE_CONFIG": str(file)}).queue.name == "from-file"
+
+
+class TestGivenManyMistakes:
+    """Wrong kinds, unknown names and contradictions."""
+
+    def test_when_loaded_then_every_mistake_is_named_at_once(self, tmp_path: Path) -> None:
+        file = tmp_path / "sluice.toml"
+        file.write_text('[queue]\nnmae = "x"\n[metrics]\nport = "a lot"\n')
+
+        with pytest.raises(ConfigError) as caught:
+            load_config(
+                {"SLUICE_BEAT_LIFE_S": "30s", "SLUICE_QUEU": "x", "SLUICE_RECORDER": "perhaps", "SLUICE_DTYPE": "int4"},
+                file=file,
+            )
+
+        message = str(caught.value)
+        assert message.startswith("6 settings are wrong:")
+        assert "SLUICE_BEAT_LIFE_S: expected seconds as a number, got '30s'" in message
+        for name in ("SLUICE_QUEU", "SLUICE_RECORDER", "SLUICE_DTYPE", "queue.nmae", "metrics.port"):
+            assert name in message
+        assert caught.value.exit_code == ExitCode.MISUSED
+
+    def test_when_values_contradict_each_other_then_the_name_that_was_used_is_told(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load_config({"SLUICE_BEAT_EVERY_S": "2", "SLUICE_NUM_BLOCKS": "0"}, flags={"redis.url": "localhost:6379"})
+
+        message = str(caught.value)
+        assert "SLUICE_BEAT_EVERY_S: must be at most a third of BEAT_LIFE_S (4), got 2" in message
+        assert "SLUICE_NUM_BLOCKS: must be over 0, got 0" in message
+        assert "--redis-url: expected a URL that begins with redis://" in message
+
+    def test_when_the_file_is_not_toml_then_it_is_told(self, tmp_path: Path) -> None:
+        file = tmp_path / "sluice.toml"
+        file.write_text("queue = [")
+
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_config({}, file=file)
+
+
+class TestGivenSecrets:
+    """URLs with passwords."""
+
+    def test_when_shown_then_no_secret_is_in_it(self) -> None:
+        config = load_config(
+            {
+                "SLUICE_REDIS_URL": "redis://user:hunter2@host/0",
+                "SLUICE_DATABASE_URL": "postgresql://user:hunter3@host/db",
+                "SLUICE_CALLBACKS_SECRET": "hunter4",
+            }
+        )
+
+        assert "hunter" not in repr(config)
+
+    def test_when_a_wrong_url_is_told_then_its_password_is_not(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load_config({"SLUICE_REDIS_URL": "http://user:hunter2@host"})
+
+        assert "hunter2" not in str(caught.value)
+
+
+def test_names_of_settings_are_unique() -> None:
+    assert len({leaf.env_name for leaf in SETTINGS}) == len(SETTINGS)
+    assert len({leaf.flag for leaf in SETTINGS}) == len(SETTINGS)

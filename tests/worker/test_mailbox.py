@@ -1,0 +1,141 @@
+"""Where the loop meets the exchange: nothing waits that has something to do, and nothing is counted twice."""
+
+import threading
+
+import pytest
+
+from engine.request import Request, Room, SequenceStats, TokenDelta
+from worker.errors import PartDied
+from worker.mailbox import Mailbox, bytes_of
+
+STATS = SequenceStats(num_prompt_tokens=1)
+
+
+def room(size: int) -> Room:
+    return Room(kv_tokens=size, prefill_tokens=size, sequences=size)
+
+
+def request(name: str) -> Request:
+    return Request(id=name, prompt_token_ids=(1,))
+
+
+def delta(name: str) -> TokenDelta:
+    return TokenDelta(request_id=name, choice=0, start=0, token_ids=(1,), text="a", stats=STATS)
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox(max_buffered_bytes=10_000)
+
+
+class TestGivenJobsOnTheirWay:
+    """Room was stated; jobs were pulled into it."""
+
+    def test_when_pulled_then_the_room_shrinks_until_the_engine_counts_them_itself(self, mailbox: Mailbox) -> None:
+        mailbox.take_requests(room(100), wait=False)
+
+        mailbox.expect([("a", room(30)), ("b", room(20))])
+        assert mailbox.room() == room(50)
+
+        mailbox.deliver([request("a")])
+        assert [one.id for one in mailbox.take_requests(room(100), wait=False)] == ["a"]
+        # The room just stated does not know of `a` yet.
+        assert mailbox.room() == room(50)
+
+        mailbox.take_requests(room(70), wait=False)
+        assert mailbox.room() == room(50)
+
+    def test_when_one_never_reaches_the_engine_then_its_room_is_free_again(self, mailbox: Mailbox) -> None:
+        mailbox.take_requests(room(100), wait=False)
+        mailbox.expect([("a", room(30)), ("b", room(20))])
+
+        mailbox.lose(["a"])
+        mailbox.forget(["b"])
+
+        assert mailbox.room() == room(100)
+
+    def test_when_one_is_lost_after_it_was_delivered_then_the_loop_does_not_get_it(self, mailbox: Mailbox) -> None:
+        mailbox.deliver([request("a"), request("b")])
+
+        mailbox.lose(["a"])
+
+        assert [one.id for one in mailbox.take_requests(room(1), wait=False)] == ["b"]
+        assert mailbox.take_lost() == ["a"]
+
+    def test_when_more_is_on_its_way_than_fits_then_there_is_no_room(self, mailbox: Mailbox) -> None:
+        mailbox.take_requests(room(10), wait=False)
+        mailbox.expect([("a", room(30))])
+
+        assert mailbox.room() == room(0)
+
+
+class TestGivenAnIdleLoop:
+    """It waits in `take_requests`."""
+
+    @pytest.mark.parametrize("what", ["deliver", "cancel", "lose", "interrupt"])
+    def test_when_something_comes_then_it_wakes(self, mailbox: Mailbox, what: str) -> None:
+        woken = threading.Event()
+
+        def loop() -> None:
+            mailbox.take_requests(room(1), wait=True)
+            woken.set()
+
+        thread = threading.Thread(target=loop, daemon=True)
+        thread.start()
+        match what:
+            case "deliver":
+                mailbox.deliver([request("a")])
+            case "cancel":
+                mailbox.cancel(["a"])
+            case "lose":
+                mailbox.lose(["a"])
+            case _:
+                mailbox.interrupt()
+
+        assert woken.wait(5)
+        thread.join()
+
+    def test_when_a_part_dies_then_the_loop_hears_it(self, mailbox: Mailbox) -> None:
+        threading.Timer(0.01, lambda: mailbox.fail(PartDied("exchange", ValueError("no")))).start()
+
+        with pytest.raises(PartDied, match="the exchange ended with ValueError: no"):
+            mailbox.take_requests(room(1), wait=True)
+
+    def test_when_interrupted_once_then_it_returns_once(self, mailbox: Mailbox) -> None:
+        mailbox.interrupt()
+        assert mailbox.take_requests(room(1), wait=True) == []
+
+        threading.Timer(0.01, lambda: mailbox.deliver([request("a")])).start()
+        assert [one.id for one in mailbox.take_requests(room(1), wait=True)] == ["a"]
+
+
+class TestGivenABufferAtItsBound:
+    """Redis has been away for long."""
+
+    def test_when_the_loop_says_more_then_it_stands_still_until_redis_took_it(self) -> None:
+        deltas = [delta("a")]
+        mailbox = Mailbox(max_buffered_bytes=bytes_of(deltas))
+        mailbox.put_deltas(deltas)
+        stood = threading.Event()
+
+        def loop() -> None:
+            mailbox.put_deltas(deltas)
+            stood.set()
+
+        thread = threading.Thread(target=loop, daemon=True)
+        thread.start()
+        assert not stood.wait(0.05)
+        _, num_bytes = mailbox.take_steps()
+        mailbox.release(num_bytes)
+
+        assert stood.wait(5)
+        thread.join()
+
+    def test_when_asked_to_stop_then_it_stands_still_no_longer(self) -> None:
+        deltas = [delta("a")]
+        mailbox = Mailbox(max_buffered_bytes=0)
+        threading.Timer(0.01, mailbox.interrupt).start()
+
+        mailbox.put_deltas(deltas)
+
+        assert len(mailbox.take_steps()[0]) == 1
