@@ -48,7 +48,7 @@ class Fault:
     """Happen so many times, then be well; a resumed sequence has had it once. None: always."""
 
 
-_MARK = re.compile(r"\[\[(\w+)@(\d+)(?:x(\d+))?\]\]")
+_MARK = re.compile(rf"\[\[({'|'.join(FaultKind)})@(\d+)(?:x(\d+))?\]\]")
 
 
 def faults_in(prompt: str) -> list[Fault]:
@@ -56,7 +56,6 @@ def faults_in(prompt: str) -> list[Fault]:
     return [
         Fault(kind=FaultKind(kind), at=int(at), times=int(times) if times else None)
         for kind, at, times in _MARK.findall(prompt)
-        if kind in FaultKind
     ]
 
 

@@ -148,6 +148,10 @@ class WindowDetokenizer:
         is_open = text.endswith(_OPEN) or len(text) <= len(shown)
         if is_open and num_open < _LONGEST_CHARACTER:
             return ""
+        if len(text) <= len(shown):
+            # They have no text: keep what is before them as the context of what comes.
+            del self._tokens[self._before :]
+            return ""
         del self._tokens[: self._before]
         self._before = num_open
         return text[len(shown) :]

@@ -132,7 +132,8 @@ def _read_facts(folder: Path, backend: Backend, config: Mapping[str, object]) ->
     settings = _read_json(folder / "tokenizer_config.json")
     special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
     own_eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
-    declared = _read_json(folder / "generation_config.json").get("eos_token_id") or config.get("eos_token_id")
+    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
+    declared = config.get("eos_token_id") if declared is None else declared
     return TokenizerFacts(
         eos_token_ids=frozenset(_ids(declared) + _ids(own_eos)),
         special_tokens=special_tokens,

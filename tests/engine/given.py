@@ -1,0 +1,138 @@
+"""What the engine's tests start from: small engines, requests, and a model that checks what it is told to compute."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.batch import Batch, Sampled
+from engine.config import EngineConfig
+from engine.executor import Executor, ModelLimits
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from engine.request import Finish, Request, SamplingParams, TokenDelta
+from engine.sequence import Sequence
+
+JUNK = b"ab .\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xff"
+"""Bytes of one, two, three and four byte characters, drawn in any order: most of it is not UTF-8."""
+
+
+class CheckingModel:
+    """A null model with a memory: it keeps what each slot of the cache stands for, and looks before it draws.
+
+    A slot stands for a token and everything before it, under the sequence's salt, as keys and values do. A sequence
+    that would attend to a slot with anything else in it is a bug of whoever planned the step.
+    """
+
+    def __init__(self, config: NullModelConfig, *, alphabet: bytes = b"") -> None:
+        self._model = NullModel(config)
+        self._alphabet = alphabet
+        self._slots: dict[int, int] = {}
+        self.num_computed_tokens = 0
+        self.largest_batch = 0
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._model.limits
+
+    @property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        written: set[int] = set()
+        for sequence, start, num_tokens, samples in batch.sequences:
+            assert samples == (start + num_tokens == sequence.num_tokens)
+            contents, slots = list(self._contents(sequence)), self._slots_of(sequence)
+            end = start + num_tokens
+            assert [self._slots.get(slot) for slot in slots[:start]] == contents[:start], "a slot holds something else"
+            assert written.isdisjoint(slots[start:end]), "two sequences write the same slot"
+            written |= set(slots[start:end])
+            self._slots |= zip(slots[start:end], contents[start:end], strict=True)
+        self.num_computed_tokens += batch.num_tokens
+        self.largest_batch = max(self.largest_batch, batch.num_tokens)
+        return [self._translate(row) for row in self._model.execute(batch)]
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        self._model.forget(sequence_ids)
+
+    def _translate(self, row: Sampled) -> Sampled:
+        if not self._alphabet or row.token_ids[0] > 255:
+            return row
+        return Sampled(tuple(self._alphabet[token_id % len(self._alphabet)] for token_id in row.token_ids))
+
+    def _contents(self, sequence: Sequence) -> Iterator[int]:
+        content = hash(sequence.cache_salt)
+        for token_id in sequence.token_ids:
+            content = hash((content, token_id))
+            yield content
+
+    def _slots_of(self, sequence: Sequence) -> list[int]:
+        size = self.limits.block_size
+        return [block_id * size + offset for block_id in sequence.block_table for offset in range(size)]
+
+
+@dataclass(slots=True, eq=False)
+class Transcript:
+    """All that was said of one choice."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    text: str = ""
+    finish: Finish | None = None
+    deltas: list[TokenDelta] = field(default_factory=list[TokenDelta])
+
+    def note(self, delta: TokenDelta) -> None:
+        assert self.finish is None, "something was said after the end"
+        assert delta.start == len(self.token_ids), "a token is missing, or was said twice"
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self.finish = delta.finish
+        self.deltas.append(delta)
+
+
+Transcripts = dict[tuple[str, int], Transcript]
+
+
+def note(transcripts: Transcripts, deltas: Iterable[TokenDelta]) -> None:
+    """Add what a step said to what was said before."""
+    for delta in deltas:
+        transcripts.setdefault((delta.request_id, delta.choice), Transcript()).note(delta)
+
+
+def request(request_id: str, prompt: str | bytes = "hello", **options: Any) -> Request:  # options go where they belong
+    """A request for the null model; what is no field of a request is a sampling parameter."""
+    names = ("num_choices", "priority", "arrival_s", "tenant", "cache_salt", "progress")
+    own = {name: options.pop(name) for name in names if name in options}
+    prompt_bytes = prompt.encode() if isinstance(prompt, str) else prompt
+    return Request(id=request_id, prompt_token_ids=tuple(prompt_bytes), sampling=SamplingParams(**options), **own)
+
+
+def checking_model(
+    *, num_blocks: int = 64, block_size: int = 4, alphabet: bytes = b"", **options: Any
+) -> CheckingModel:
+    """A small model that checks; `options` are those of `NullModelConfig`."""
+    return CheckingModel(NullModelConfig(num_blocks=num_blocks, block_size=block_size, **options), alphabet=alphabet)
+
+
+def engine_over(executor: Executor, **options: Any) -> LLMEngine:
+    """An engine with small limits; `options` are those of `EngineConfig`."""
+    small: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    return LLMEngine(executor, NullTokenizer(), EngineConfig(**small | options))
+
+
+def run(engine: LLMEngine, *, max_steps: int = 10_000) -> Transcripts:
+    """Step until nothing is left to do, with the books checked after every step."""
+    transcripts: Transcripts = {}
+    for _ in range(max_steps):
+        if engine.is_idle:
+            assert engine.stats.kv_tokens_used == 0, "an idle engine holds blocks"
+            return transcripts
+        note(transcripts, engine.step())
+        engine.check_invariants()
+    raise AssertionError(f"still busy after {max_steps} steps:\n" + "\n".join(engine.describe()))
+
+
+def undisturbed(asked: Request, *, alphabet: bytes = b"", **options: Any) -> Transcripts:
+    """What `asked` gives when it has an engine with plenty of everything to itself."""
+    engine = engine_over(checking_model(num_blocks=1024, alphabet=alphabet, **options), max_num_batched_tokens=4096)
+    engine.add([asked])
+    return run(engine)

@@ -1,0 +1,173 @@
+"""The cache's blocks: held, free, known."""
+
+from engine.block_manager import BlockManager, FreeBlocks, block_hash, blocks_needed, root_hash
+from engine.request import SamplingParams
+from engine.sequence import Sequence
+
+
+def sequence_of(token_ids: list[int], *, salt: str = "") -> Sequence:
+    return Sequence(
+        id=0,
+        request_id="r",
+        choice=0,
+        sampling=SamplingParams(),
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        cache_salt=salt,
+    )
+
+
+def manager_with(num_blocks: int, *, block_size: int = 4, caches: bool = True) -> BlockManager:
+    return BlockManager(num_blocks, block_size, enable_prefix_caching=caches)
+
+
+def computed(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequence:
+    """A sequence that holds its blocks, with all its tokens computed and published."""
+    sequence = sequence_of(token_ids, salt=salt)
+    assert manager.try_hold(sequence, num_spare=0) is not None
+    sequence.num_computed_tokens = sequence.num_tokens
+    manager.publish(sequence)
+    return sequence
+
+
+class TestGivenNumbersOfTokens:
+    def test_when_blocks_are_counted_then_a_partial_block_counts_whole(self) -> None:
+        assert [blocks_needed(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+class TestGivenAFreeList:
+    def test_when_blocks_leave_from_anywhere_and_come_back_at_both_ends_then_the_order_is_kept(self) -> None:
+        free = FreeBlocks(5)
+
+        free.remove(2)
+        first = free.pop()
+        free.push_back(2)
+        free.push_front(first)
+        free.remove(4)
+
+        assert list(free) == [0, 1, 3, 2]
+        assert len(free) == 4
+
+    def test_when_it_has_no_blocks_then_it_is_empty(self) -> None:
+        assert list(FreeBlocks(0)) == []
+
+
+class TestGivenAnEmptyCache:
+    def test_when_a_sequence_is_too_large_then_nothing_changes(self) -> None:
+        manager = manager_with(2)
+        sequence = sequence_of(list(range(9)))
+
+        assert manager.try_hold(sequence, num_spare=0) is None
+
+        assert sequence.block_table == []
+        assert manager.num_free_blocks == 2
+
+    def test_when_spare_blocks_must_stay_then_they_do(self) -> None:
+        manager = manager_with(3)
+
+        assert manager.try_hold(sequence_of(list(range(8))), num_spare=2) is None
+        assert manager.try_hold(sequence_of(list(range(8))), num_spare=1) == 0
+
+    def test_when_a_sequence_grows_then_it_gets_only_the_blocks_that_it_lacks(self) -> None:
+        manager = manager_with(3)
+        sequence = sequence_of([1, 2, 3])
+        manager.try_hold(sequence, num_spare=0)
+
+        assert manager.try_grow(sequence, 4)
+        assert len(sequence.block_table) == 1
+        assert manager.try_grow(sequence, 12)
+        assert (len(sequence.block_table), sequence.num_slots) == (3, 12)
+        assert not manager.try_grow(sequence, 13)
+        assert len(sequence.block_table) == 3
+
+
+class TestGivenAComputedPrefix:
+    """Ten tokens in blocks of four: two full blocks and a partial one."""
+
+    def test_when_another_sequence_begins_alike_then_it_shares_the_full_blocks(self) -> None:
+        manager = manager_with(8)
+        first = computed(manager, list(range(10)))
+        second = sequence_of([*range(8), 99, 98])
+
+        assert manager.try_hold(second, num_spare=0) == 8
+
+        assert second.block_table[:2] == first.block_table[:2]
+        assert second.block_table[2] != first.block_table[2]
+        assert manager.num_free_blocks == 4
+        manager.check_invariants([first, second])
+
+    def test_when_the_same_tokens_come_again_then_one_block_at_least_is_computed_for_its_logits(self) -> None:
+        manager = manager_with(8)
+        computed(manager, list(range(8)))
+
+        assert manager.try_hold(sequence_of(list(range(8))), num_spare=0) == 4
+
+    def test_when_a_block_in_the_middle_differs_then_what_follows_is_not_shared(self) -> None:
+        manager = manager_with(8)
+        computed(manager, [*range(12), 0])
+
+        assert manager.try_hold(sequence_of([*range(4), 99, *range(5, 12), 0]), num_spare=0) == 4
+
+    def test_when_the_salt_differs_then_nothing_is_shared(self) -> None:
+        manager = manager_with(8)
+        computed(manager, list(range(10)), salt="one tenant")
+
+        assert manager.try_hold(sequence_of(list(range(10)), salt="another"), num_spare=0) == 0
+
+    def test_when_caching_is_off_then_nothing_is_shared(self) -> None:
+        manager = manager_with(8, caches=False)
+        computed(manager, list(range(10)))
+
+        assert manager.try_hold(sequence_of(list(range(10))), num_spare=0) == 0
+
+    def test_when_the_step_has_not_succeeded_yet_then_nothing_is_found(self) -> None:
+        manager = manager_with(8)
+        manager.try_hold(sequence_of(list(range(10))), num_spare=0)
+
+        assert manager.known_prefix(sequence_of(list(range(10)))) == []
+
+    def test_when_its_sequence_has_gone_then_it_is_still_found_and_counts_as_free(self) -> None:
+        manager = manager_with(8)
+        first = computed(manager, list(range(10)))
+        blocks = list(first.block_table)
+        manager.release(first)
+
+        again = sequence_of(list(range(10)))
+
+        assert manager.num_free_blocks == 8
+        assert manager.try_hold(again, num_spare=0) == 8
+        assert again.block_table[:2] == blocks[:2]
+
+    def test_when_idle_known_blocks_are_all_that_is_left_then_sharing_them_does_not_count_twice(self) -> None:
+        manager = manager_with(3)
+        manager.release(computed(manager, list(range(10))))
+        again = sequence_of(list(range(10)))
+
+        assert manager.try_hold(again, num_spare=1) is None
+        assert manager.try_hold(again, num_spare=0) == 8
+
+    def test_when_blocks_run_out_then_the_partial_one_goes_first_and_the_beginning_last(self) -> None:
+        manager = manager_with(3)
+        manager.release(computed(manager, list(range(10))))
+
+        one_block = sequence_of([50])
+        manager.try_hold(one_block, num_spare=0)
+        assert len(manager.known_prefix(sequence_of(list(range(10))))) == 2
+        manager.try_grow(one_block, 8)
+        assert len(manager.known_prefix(sequence_of(list(range(10))))) == 1
+
+    def test_when_it_is_retracted_then_it_is_not_found_again(self) -> None:
+        manager = manager_with(8)
+        first = computed(manager, list(range(10)))
+
+        manager.retract(first)
+        manager.release(first)
+
+        assert manager.known_prefix(sequence_of(list(range(10)))) == []
+        manager.check_invariants([])
+
+
+class TestGivenHashes:
+    def test_when_they_are_made_in_any_process_then_they_are_the_same(self) -> None:
+        assert root_hash("") == 0x2B2B001D68CE0378311369F123C779F7
+        assert block_hash(root_hash("salt"), [1, 2, 3, 4]) == 0xB4ABAE21451EC1FBAF81161E5393A944

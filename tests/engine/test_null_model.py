@@ -1,0 +1,98 @@
+"""The model that computes nothing, and the faults that can be put around it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from engine.batch import Batch
+from engine.chaos import ChaoticExecutor, Fault, FaultKind, faults_in
+from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from engine.request import FinishReason
+from tests.engine.given import engine_over, request, run, undisturbed
+
+
+class TestGivenTheNullModel:
+    def test_when_seed_choice_or_prompt_differ_then_so_do_the_tokens(self) -> None:
+        outputs = [
+            undisturbed(request("r", prompt, seed=seed, num_choices=2, max_tokens=30))["r", choice].text
+            for prompt in ("one", "other")
+            for seed in (0, 2**64 - 1)
+            for choice in (0, 1)
+        ]
+
+        assert len(set(outputs)) == 8
+
+    def test_when_it_runs_in_another_process_then_it_says_the_same(self) -> None:
+        assert undisturbed(request("r", "hello", max_tokens=12))["r", 0].text == "kxduzdda.cmf"
+
+    def test_when_it_takes_time_then_it_sleeps_for_each_step_and_token(self) -> None:
+        slept: list[float] = []
+        model = NullModel(NullModelConfig(step_s=1.0, token_s=0.25), sleep=slept.append)
+        engine = engine_over(model)
+        engine.add([request("r", b"pppp", max_tokens=2)])
+
+        run(engine)
+
+        assert slept == [2.0, 1.25]
+
+    def test_when_it_ends_sequences_then_their_mean_length_is_as_asked(self) -> None:
+        model = NullModel(NullModelConfig(mean_output_tokens=20))
+        engine = engine_over(model, max_num_seqs=64)
+        engine.add([request(f"r{n}", seed=n, max_tokens=1000) for n in range(200)])
+
+        lengths = [len(t.token_ids) for t in run(engine).values()]
+
+        assert 15 < sum(lengths) / len(lengths) < 25
+
+    def test_when_nothing_is_scheduled_then_it_draws_nothing(self) -> None:
+        assert NullModel().execute(Batch(())) == []
+
+
+class TestGivenTheNullTokenizer:
+    def test_when_text_is_encoded_then_it_decodes_to_the_same(self) -> None:
+        tokenizer = NullTokenizer()
+
+        assert tokenizer.decode(tokenizer.encode("naïve €"), skip_special_tokens=True) == "naïve €"
+
+
+class TestGivenPromptsThatAskForFaults:
+    def test_when_they_are_read_then_each_fault_is_found(self) -> None:
+        assert faults_in("say [[kill@7]] or [[fail@3x2]] but [[sing@1]]") == [
+            Fault(kind=FaultKind.KILL, at=7),
+            Fault(kind=FaultKind.FAIL, at=3, times=2),
+        ]
+
+    def test_when_one_runs_then_it_goes_wrong_where_it_asked_for_it(self) -> None:
+        tokenizer = NullTokenizer()
+        executor = ChaoticExecutor(
+            NullModel(), read_prompt=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True)
+        )
+        engine = engine_over(executor)
+        engine.add([request("bad", "[[nan@2]]", max_tokens=5), request("good", "hello", max_tokens=5)])
+
+        transcripts = run(engine)
+
+        assert len(transcripts["bad", 0].token_ids) == 2
+        finish = transcripts["good", 0].finish
+        assert finish is not None
+        assert finish.reason is FinishReason.LENGTH
+
+    @pytest.mark.slow
+    def test_when_it_asks_for_death_then_the_process_dies(self) -> None:
+        code = """
+from engine.chaos import *
+from engine.null_model import NullModel
+from tests.engine.given import engine_over, request, run
+engine = engine_over(ChaoticExecutor(NullModel(), [Fault(kind=FaultKind.KILL, at=1)]))
+engine.add([request("r", max_tokens=3)])
+print([delta.token_ids for delta in engine.step()], flush=True)
+engine.step()
+print("still alive", flush=True)
+"""
+
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert done.returncode == -9
+        assert "still alive" not in done.stdout
+        assert done.stdout.startswith("[(")

@@ -1,0 +1,109 @@
+"""Any history of holding, growing, publishing and releasing keeps the books balanced and the cache truthful."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.block_manager import BlockManager, blocks_needed
+from engine.request import SamplingParams
+from engine.sequence import Sequence
+
+BLOCK_SIZE = 2
+NUM_BLOCKS = 7
+
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=10)
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Sequences over two tokens and two salts, so that prefixes meet often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True)
+        self.sequences: list[Sequence] = []
+        self.contents: dict[int, tuple[str, tuple[int, ...]]] = {}
+        """What was computed into each block: the salt and all tokens up to its end."""
+
+    @rule(token_ids=tokens, salt=st.sampled_from(["", "s"]), num_spare=st.integers(0, 2))
+    def hold(self, token_ids: list[int], salt: str, num_spare: int) -> None:
+        sequence = Sequence(
+            id=len(self.sequences),
+            request_id="r",
+            choice=0,
+            sampling=SamplingParams(),
+            token_ids=list(token_ids),
+            num_prompt_tokens=len(token_ids),
+            cache_salt=salt,
+        )
+        num_free = self.manager.num_free_blocks
+
+        num_cached = self.manager.try_hold(sequence, num_spare=num_spare)
+
+        if num_cached is None:
+            assert (sequence.block_table, self.manager.num_free_blocks) == ([], num_free)
+            assert blocks_needed(len(token_ids), BLOCK_SIZE) + num_spare > num_free - len(
+                self.manager.known_prefix(sequence)
+            )
+            return
+        assert num_cached < len(token_ids)
+        assert self.manager.num_free_blocks >= num_spare
+        sequence.num_computed_tokens = num_cached
+        self.sequences.append(sequence)
+
+    @precondition(lambda self: bool(self.sequences))
+    @rule(data=st.data(), new=tokens)
+    def grow(self, data: st.DataObject, new: list[int]) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        before = list(sequence.block_table)
+
+        if self.manager.try_grow(sequence, sequence.num_tokens + len(new)):
+            sequence.token_ids += new
+        else:
+            assert sequence.block_table == before
+
+    @precondition(lambda self: bool(self.sequences))
+    @rule(data=st.data())
+    def compute_and_publish(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        start = sequence.num_computed_tokens
+        sequence.num_computed_tokens = data.draw(st.integers(start, sequence.num_tokens))
+        for index in range(start // BLOCK_SIZE, sequence.num_computed_tokens // BLOCK_SIZE):
+            self.contents[sequence.block_table[index]] = self.content(sequence, index)
+
+        self.manager.publish(sequence)
+
+    @precondition(lambda self: bool(self.sequences))
+    @rule(data=st.data(), is_suspect=st.booleans())
+    def release(self, data: st.DataObject, is_suspect: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if is_suspect:
+            self.manager.retract(sequence)
+
+        self.manager.release(sequence)
+
+        self.sequences.remove(sequence)
+        assert sequence.num_slots == 0
+
+    @invariant()
+    def every_block_is_either_free_or_held(self) -> None:
+        self.manager.check_invariants(self.sequences)
+
+    @invariant()
+    def what_is_computed_is_what_its_block_holds(self) -> None:
+        for sequence in self.sequences:
+            assert sequence.num_slots >= sequence.num_tokens
+            for index in range(sequence.num_computed_tokens // BLOCK_SIZE):
+                assert self.contents[sequence.block_table[index]] == self.content(sequence, index)
+
+    @invariant()
+    def what_is_found_is_what_was_computed(self) -> None:
+        for sequence in self.sequences:
+            for index, block_id in enumerate(self.manager.known_prefix(sequence)):
+                assert self.contents[block_id] == self.content(sequence, index)
+
+    def content(self, sequence: Sequence, index: int) -> tuple[str, tuple[int, ...]]:
+        return sequence.cache_salt, tuple(sequence.token_ids[: (index + 1) * BLOCK_SIZE])
+
+
+BlockManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockManagerMachine = BlockManagerMachine.TestCase

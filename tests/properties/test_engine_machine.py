@@ -1,0 +1,176 @@
+"""Requests that come, go, fail, are resumed and preempted in any order say what they would say undisturbed."""
+
+from typing import Any, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.batch import Batch, Sampled
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModelConfig
+from engine.request import ChoiceProgress, FinishReason, Request
+from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, note, request, undisturbed
+
+NUM_SLOTS = 36
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> bytes:
+    """Short ones that often begin alike."""
+    return draw(st.sampled_from([b"", b"aaaaaa", b"aaaabb"])) + draw(st.binary(min_size=1, max_size=4))
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> dict[str, Any]:
+    """Parameters of `SamplingParams`: all that ends an output, at the earliest and at the latest."""
+    max_tokens = draw(st.integers(1, 14))
+    return {
+        "max_tokens": max_tokens,
+        "seed": draw(st.integers(0, 3)),
+        "stop": draw(st.sampled_from([(), ("a ",), ("é", "€", "b."), ("\ufffd\ufffda",)])),
+        "ignore_eos": draw(st.booleans()),
+        "min_tokens": min(max_tokens, draw(st.sampled_from([0, 0, 6]))),
+    }
+
+
+class FlakyModel(CheckingModel):
+    """Fails the next attempts at more than one sequence when it is told to."""
+
+    num_failures = 0
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        if self.num_failures and len(batch.sequences) > 1:
+            self.num_failures -= 1
+            raise RuntimeError("told to fail")
+        return super().execute(batch)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """A tiny cache, a small budget, and everything that may happen to a request."""
+
+    @initialize(
+        num_spare_blocks=st.integers(0, 6),
+        block_size=st.sampled_from([1, 3, 4]),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(4, 20),
+        caching=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def start(
+        self, num_spare_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool, policy: str
+    ) -> None:
+        num_blocks = -(-NUM_SLOTS // block_size) + num_spare_blocks
+        pretended = NullModelConfig(num_blocks=num_blocks, block_size=block_size, mean_output_tokens=12)
+        self.model = FlakyModel(pretended, alphabet=JUNK)
+        self.engine: LLMEngine = engine_over(
+            self.model,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+            policy=policy,
+            max_step_retries=1,
+        )
+        self.asked: dict[str, Request] = {}
+        self.said: Transcripts = {}
+        self.expected: Transcripts = {}
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=prompts(),
+        num_choices=st.integers(1, 2),
+        salt=st.sampled_from(["", "s"]),
+        priority=st.integers(0, 2),
+        sampling=samplings(),
+    )
+    def add(self, prompt: bytes, num_choices: int, salt: str, priority: int, sampling: dict[str, Any]) -> None:
+        asked = request(
+            f"r{len(self.asked)}", prompt, num_choices=num_choices, cache_salt=salt, priority=priority, **sampling
+        )
+        self.asked[asked.id] = asked
+        self.expected |= undisturbed(asked, alphabet=JUNK, mean_output_tokens=12)
+        self.engine.add([asked])
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            note(self.said, self.engine.step())
+            self.engine.check_invariants()
+
+    @rule(num_failures=st.integers(1, 3))
+    def let_steps_fail(self, num_failures: int) -> None:
+        """One failure is retried; more make the engine divide the step."""
+        self.model.num_failures = num_failures
+
+    @precondition(lambda self: bool(self.asked))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.asked)))
+        self.engine.abort([request_id])
+        self.aborted.add(request_id)
+
+    @precondition(lambda self: bool(self.asked))
+    @rule(data=st.data(), is_known=st.booleans())
+    def resume(self, data: st.DataObject, is_known: bool) -> None:
+        """It was taken away, and comes back with what was said of it so far."""
+        request_id = data.draw(st.sampled_from(sorted(set(self.asked) - self.aborted) or ["none"]))
+        asked = self.asked.get(request_id)
+        if asked is None or not self.is_open(asked):
+            return
+        if is_known:
+            self.engine.drop([request_id])
+        said = [self.said.get((request_id, choice)) for choice in range(asked.num_choices)]
+        progress = tuple(
+            ChoiceProgress(token_ids=tuple(t.token_ids), is_finished=t.finish is not None) if t else ChoiceProgress()
+            for t in said
+        )
+        self.engine.add(
+            [
+                Request(
+                    id=asked.id,
+                    prompt_token_ids=asked.prompt_token_ids,
+                    num_choices=asked.num_choices,
+                    cache_salt=asked.cache_salt,
+                    priority=asked.priority,
+                    sampling=asked.sampling,
+                    progress=progress,
+                )
+            ]
+        )
+
+    def is_open(self, asked: Request) -> bool:
+        said = [self.said.get((asked.id, choice)) for choice in range(asked.num_choices)]
+        return any(transcript is None or transcript.finish is None for transcript in said)
+
+    @invariant()
+    def what_was_said_is_the_beginning_of_what_is_expected(self) -> None:
+        for key, transcript in getattr(self, "said", cast("Transcripts", {})).items():
+            assert self.expected[key].token_ids[: len(transcript.token_ids)] == transcript.token_ids
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.model.num_failures = 0
+        for _ in range(3000):
+            if self.engine.is_idle:
+                break
+            note(self.said, self.engine.step())
+            self.engine.check_invariants()
+        assert self.engine.is_idle, "starved"
+        assert self.engine.stats.kv_tokens_used == 0
+        for asked in self.asked.values():
+            self.check_end(asked)
+
+    def check_end(self, asked: Request) -> None:
+        for choice in range(asked.num_choices):
+            said = self.said[asked.id, choice]
+            whole = self.expected[asked.id, choice]
+            assert said.finish is not None
+            if said.finish.reason is FinishReason.ABORTED:
+                assert asked.id in self.aborted
+                continue
+            assert (said.token_ids, said.text, said.finish) == (whole.token_ids, whole.text, whole.finish)
+
+
+EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestEngineMachine = EngineMachine.TestCase

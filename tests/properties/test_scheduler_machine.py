@@ -1,0 +1,207 @@
+"""Whatever arrives and whenever: budgets hold, each token is computed once, nobody starves."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.batch import Batch, Sampled
+from engine.config import EngineConfig
+from engine.executor import ModelLimits
+from engine.policies import make_policy
+from engine.request import SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+
+BLOCK_SIZE = 3
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at_step: int
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    token: int
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        at_step=st.integers(0, 12),
+        num_prompt_tokens=st.integers(1, 14),
+        max_tokens=st.integers(1, 10),
+        priority=st.integers(0, 3),
+        token=st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn, policies: tuple[str, ...] = ("fcfs", "priority")) -> EngineConfig:
+    max_num_seqs = draw(st.integers(1, 5))
+    return EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 8)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 1, 3])),
+        enable_prefix_caching=draw(st.booleans()),
+        policy=draw(st.sampled_from(policies)),
+        priority_age_step_s=4.0,
+    )
+
+
+class Run:
+    """Drives a scheduler until all that arrive have drawn their tokens, and watches."""
+
+    def __init__(self, config: EngineConfig, planned: list[Arrival], num_blocks: int) -> None:
+        limits = ModelLimits(
+            max_model_len=10**6, vocab_size=9, eos_token_ids=frozenset(), num_blocks=num_blocks, block_size=BLOCK_SIZE
+        )
+        self.config = config
+        self.scheduler = Scheduler(config, limits, clock=lambda: 0.0)
+        self.order = make_policy(config).order
+        self.planned = sorted(planned, key=lambda arrival: arrival.at_step)
+        self.sequences = [self.sequence(n, arrival) for n, arrival in enumerate(self.planned)]
+        self.finished_at: dict[int, int] = {}
+        self.num_computed: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.num_steps = 0
+
+    def sequence(self, number: int, arrival: Arrival) -> Sequence:
+        return Sequence(
+            id=number,
+            request_id=f"r{number}",
+            choice=0,
+            sampling=SamplingParams(max_tokens=arrival.max_tokens),
+            priority=arrival.priority,
+            arrival_s=float(arrival.at_step),
+            token_ids=[arrival.token] * arrival.num_prompt_tokens,
+            num_prompt_tokens=arrival.num_prompt_tokens,
+        )
+
+    def to_the_end(self, watch: Callable[[Batch, list[Sequence]], None] = lambda batch, waited: None) -> None:
+        while len(self.finished_at) < len(self.sequences):
+            for sequence, arrival in zip(self.sequences, self.planned, strict=True):
+                if arrival.at_step == self.num_steps:
+                    self.scheduler.add(sequence)
+            waited = self.scheduler.waiting.in_order()
+            batch = self.scheduler.schedule()
+            watch(batch, waited)
+            self.commit(batch)
+            self.num_steps += 1
+            assert self.num_steps < 5000, "starved"
+
+    def commit(self, batch: Batch) -> None:
+        for sequence, start, num_tokens, _ in batch.sequences:
+            for position in range(start, start + num_tokens):
+                self.num_computed[sequence.id, position].append(sequence.num_preemptions)
+        self.scheduler.commit(
+            batch, [Sampled((sequence.id % 3,)) for sequence, *_, samples in batch.sequences if samples]
+        )
+        ended = [s for s, *_ in batch.sequences if s.num_output_tokens >= s.sampling.max_tokens]
+        self.scheduler.finish(ended)
+        self.finished_at |= {sequence.id: self.num_steps for sequence in ended}
+        self.scheduler.check_invariants()
+
+    def alone_steps(self, sequence: Sequence) -> int:
+        """Most steps that a sequence takes from when it is the first in the order."""
+        chunk = self.config.max_num_batched_tokens - self.config.max_num_seqs + 1
+        chunk = min(chunk, self.config.long_prefill_token_threshold or chunk)
+        num_tokens = sequence.num_prompt_tokens + sequence.sampling.max_tokens
+        return -(-num_tokens // chunk) + sequence.sampling.max_tokens
+
+
+def smallest_cache(planned: list[Arrival]) -> int:
+    return max(-(-(arrival.num_prompt_tokens + arrival.max_tokens - 1) // BLOCK_SIZE) for arrival in planned)
+
+
+@given(configs(), arrivals, st.integers(0, 12))
+@settings(max_examples=150, deadline=None)
+def test_budgets_hold_and_nobody_overtakes(config: EngineConfig, planned: list[Arrival], num_more_blocks: int) -> None:
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
+
+    def watch(batch: Batch, waited: list[Sequence]) -> None:
+        assert not batch.is_empty or not waited, "somebody waits and nobody runs"
+        assert batch.num_tokens <= config.max_num_batched_tokens
+        assert len(batch.sequences) <= config.max_num_seqs
+        joined = [scheduled.sequence for scheduled in batch.sequences[len(batch.sequences) - batch.num_joined :]]
+        left_behind = [sequence for sequence in waited if sequence not in joined]
+        assert all(run.order(s) < run.order(other) for s in joined for other in left_behind)
+        for scheduled in batch.sequences:
+            assert scheduled.num_tokens > 0
+
+    run.to_the_end(watch)
+
+    assert run.scheduler.blocks.num_free_blocks == smallest_cache(planned) + num_more_blocks
+
+
+@given(configs(), arrivals, st.integers(0, 12))
+@settings(max_examples=150, deadline=None)
+def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
+    config: EngineConfig, planned: list[Arrival], num_more_blocks: int
+) -> None:
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
+
+    run.to_the_end()
+
+    for sequence in run.sequences:
+        for position in range(sequence.num_tokens - 1):
+            lives = run.num_computed[sequence.id, position]
+            assert len(lives) == len(set(lives)), "computed twice in one life"
+            if not config.enable_prefix_caching:
+                assert sequence.num_preemptions in lives, "never computed in the last life"
+
+
+@given(configs(("fcfs",)), arrivals, st.integers(0, 12))
+@settings(max_examples=150, deadline=None)
+def test_first_come_first_served_ends_within_the_time_of_those_before(
+    config: EngineConfig, planned: list[Arrival], num_more_blocks: int
+) -> None:
+    """The bound that the scheduler states."""
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
+
+    run.to_the_end()
+
+    for sequence, arrival in zip(run.sequences, run.planned, strict=True):
+        bound = sum(run.alone_steps(other) for other in run.sequences[: sequence.id + 1])
+        assert run.finished_at[sequence.id] - arrival.at_step <= bound
+
+
+@given(arrivals, st.integers(0, 12))
+@settings(max_examples=100, deadline=None)
+def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
+    planned: list[Arrival], num_more_blocks: int
+) -> None:
+    """A sequence is first started later than another one only if the other one goes before it or came before it."""
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, policy="priority", priority_age_step_s=4.0)
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
+    began: dict[int, int] = {}
+
+    def watch(batch: Batch, waited: list[Sequence]) -> None:
+        for scheduled in batch.sequences:
+            began.setdefault(scheduled.sequence.id, run.num_steps)
+
+    run.to_the_end(watch)
+
+    for late in run.sequences:
+        for other in run.sequences:
+            came_long_after = other.arrival_s > late.arrival_s + 4.0 * (other.priority - late.priority)
+            if came_long_after and other.arrival_s > late.arrival_s:
+                assert began[other.id] >= began[late.id], "overtaken by more than the bound"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_stream_of_newcomers_starves_nobody(policy: str) -> None:
+    """Newcomers of the highest priority arrive for ever, faster than they are served."""
+    newcomers = [Arrival(n // 2, 6, 6, 3, 1) for n in range(400)]
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, policy=policy, priority_age_step_s=4.0)
+    run = Run(config, [Arrival(0, 6, 6, 0, 2), *newcomers], 8)
+    least = next(sequence for sequence in run.sequences if sequence.priority == 0)
+
+    run.to_the_end()
+
+    assert run.finished_at[least.id] < run.num_steps / 4

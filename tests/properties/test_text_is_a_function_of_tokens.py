@@ -1,0 +1,201 @@
+"""What is visible after k tokens depends on those tokens and the stop strings only, never on how steps cut them."""
+
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from engine.batch import Sampled
+from engine.detokenizer import Detokenizer, WindowDetokenizer
+from engine.executor import ModelLimits
+from engine.output import ChoiceOutput
+from engine.request import Finish, FinishReason, Request, SamplingParams, TokenDelta
+from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer, TokenizerFacts
+from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    backends: dict[str, Backend] = {
+        "byte-level": byte_level_backend(),
+        "sentence-piece": sentence_piece_backend(),
+        "other": metaspace_backend(),
+    }
+    return Tokenizer(backends[name], TokenizerFacts(special_tokens={}))
+
+
+@st.composite
+def outputs(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Tokenizer, list[int]]:
+    """A tokenizer and any of its tokens in any order, so mostly junk; some ids belong to no token."""
+    tokenizer = tokenizer_of(draw(st.sampled_from(names)))
+    return tokenizer, draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
+
+
+EXACT = ("byte-level", "sentence-piece")
+ALL = (*EXACT, "other")
+
+
+def streamed(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+@given(outputs(EXACT), st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_pieces_together_are_what_all_tokens_decode_to(output: tuple[Tokenizer, list[int]], skips: bool) -> None:
+    tokenizer, token_ids = output
+
+    pieces = streamed(tokenizer.stream(skip_special_tokens=skips), token_ids)
+
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=skips)
+
+
+@given(outputs(("byte-level",)), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_no_character_is_shown_before_it_is_sure(output: tuple[Tokenizer, list[int]], skips: bool) -> None:
+    """What is visible after k tokens is a prefix of whatever those k tokens and any others decode to."""
+    tokenizer, token_ids = output
+    whole = tokenizer.decode(token_ids, skip_special_tokens=skips)
+    stream = tokenizer.stream(skip_special_tokens=skips)
+    visible = ""
+
+    for count, token_id in enumerate(token_ids, 1):
+        visible += stream.push(token_id)
+
+        assert whole.startswith(visible)
+        alone = tokenizer.decode(token_ids[:count], skip_special_tokens=skips)
+        assert alone.startswith(visible)
+        assert set(alone[len(visible) :]) <= {"\ufffd"}, "more is held back than an open character"
+
+
+@given(st.lists(st.sampled_from(["a", " b", "é", "€ ", "日本", "\n", "😀"]), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_windows_show_what_bytes_show_where_the_text_is_sound(parts: list[str]) -> None:
+    tokenizer = tokenizer_of("byte-level")
+    token_ids = tokenizer.encode("".join(parts))
+
+    windows = streamed(WindowDetokenizer(tokenizer, skip_special_tokens=True), token_ids)
+
+    assert "".join(windows) == "".join(parts)
+
+
+@given(st.lists(st.integers(0, 4), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_windows_add_up_for_a_decoder_of_another_kind(token_ids: list[int]) -> None:
+    tokenizer = tokenizer_of("other")
+    # A text may begin with more tokens without text than a window holds: then a space is lost.
+    token_ids = [0, *token_ids]
+
+    pieces = streamed(tokenizer.stream(skip_special_tokens=True), token_ids)
+
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def choice_output(tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int) -> ChoiceOutput:
+    sampling = SamplingParams(max_tokens=1000, stop=stop, min_tokens=min_tokens)
+    limits = ModelLimits(max_model_len=2000, vocab_size=1000, eos_token_ids=frozenset({2}), num_blocks=1, block_size=1)
+    sequence = Sequence(id=0, request_id="r", choice=0, sampling=sampling, token_ids=[0], num_prompt_tokens=1)
+    return ChoiceOutput(Request(id="r", prompt_token_ids=(0,), sampling=sampling), sequence, tokenizer, limits)
+
+
+@st.composite
+def stopped_outputs(draw: st.DrawFn) -> tuple[Tokenizer, list[int], tuple[str, ...], int]:
+    """Tokens, and stop strings that are mostly cut from their own text."""
+    tokenizer, token_ids = draw(outputs(ALL))
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    cut = st.integers(0, max(0, len(text) - 1)).flatmap(
+        lambda begin: st.integers(1, 6).map(lambda length: text[begin : begin + length] or "x")
+    )
+    stops = draw(st.lists(st.one_of(cut, st.sampled_from(["the", "ab", "aab", " "])), max_size=3))
+    return tokenizer, token_ids, tuple(stops), draw(st.integers(0, 12))
+
+
+@given(stopped_outputs(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_steps_may_cut_the_tokens_anywhere(
+    case: tuple[Tokenizer, list[int], tuple[str, ...], int], data: st.DataObject
+) -> None:
+    tokenizer, token_ids, stop, min_tokens = case
+    one_by_one = choice_output(tokenizer, stop, min_tokens)
+    visible = [""]
+    for token_id in token_ids:
+        if one_by_one.finish is None:
+            visible.append(visible[-1] + one_by_one.accept(Sampled((token_id,))).text)
+
+    in_runs = choice_output(tokenizer, stop, min_tokens)
+    text, left = "", token_ids
+    while left and in_runs.finish is None:
+        size = data.draw(st.integers(1, len(left)))
+        delta = in_runs.accept(Sampled(tuple(left[:size])))
+        text, left = text + delta.text, left[size:]
+
+        assert text == visible[in_runs.num_tokens]
+    assert in_runs.finish == one_by_one.finish
+    assert in_runs.num_tokens == one_by_one.num_tokens
+
+
+@given(stopped_outputs(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_replay_goes_on_where_the_text_was(
+    case: tuple[Tokenizer, list[int], tuple[str, ...], int], data: st.DataObject
+) -> None:
+    tokenizer, token_ids, stop, min_tokens = case
+    whole = choice_output(tokenizer, stop, min_tokens)
+    deltas: list[TokenDelta] = []
+    for token_id in token_ids:
+        if whole.finish is None:
+            deltas.append(whole.accept(Sampled((token_id,))))
+    count = data.draw(st.integers(0, max(0, len(deltas) - 1)))
+
+    resumed = choice_output(tokenizer, stop, min_tokens)
+    resumed.replay(token_ids[:count])
+    rest = [resumed.accept(Sampled((token_id,))) for token_id in token_ids[count : len(deltas)]]
+
+    assert [(d.start, d.token_ids, d.text, d.finish) for d in rest] == [
+        (d.start, d.token_ids, d.text, d.finish) for d in deltas[count:]
+    ]
+
+
+@given(stopped_outputs())
+@settings(max_examples=500, deadline=None)
+def test_the_text_ends_where_reading_it_slowly_would_end_it(
+    case: tuple[Tokenizer, list[int], tuple[str, ...], int],
+) -> None:
+    """Against the obvious way: look at the whole text after every token, character by character."""
+    tokenizer, token_ids, stop, min_tokens = case
+    output = choice_output(tokenizer, stop, min_tokens)
+    stream, text, visible = tokenizer.stream(skip_special_tokens=True), "", ""
+
+    for count, token_id in enumerate(token_ids, 1):
+        visible += output.accept(Sampled((token_id,))).text
+
+        if token_id == 2 and count >= min_tokens:
+            assert output.finish is not None
+            assert output.finish.reason is FinishReason.STOP
+            assert visible == text + stream.flush()
+            return
+        old, text = text, text + stream.push(token_id)
+        found = first_stop(text, len(old), stop) if count >= min_tokens else None
+        if found is not None:
+            assert output.finish is not None
+            assert (output.finish.stop, visible) == (found, text[: text.index(found, len(visible))])
+            return
+        assert output.finish is None
+        assert visible == text[: len(text) - longest_beginning(text, stop)]
+    ended = output.end(Finish(reason=FinishReason.ABORTED))
+    assert visible + ended.text == text + stream.flush()
+
+
+def first_stop(text: str, num_old: int, stops: tuple[str, ...]) -> str | None:
+    for end in range(num_old + 1, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return stop
+    return None
+
+
+def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
+    """How much of the end of `text` could become a stop string."""
+    lengths = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return max(lengths, default=0)
