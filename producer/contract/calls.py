@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from producer.contract import limits
@@ -571,36 +571,114 @@ def _text(value: bytes | None) -> str | None:
 # ---------------------------------------------------------------- control
 
 
-class CancelOutcome(str):
-    """The state reached (a JobState), or `asked` for a running job, or `unknown`."""
-
-
 def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
     """Cancel jobs: a waiting one ends at once, a running one is flagged.
 
-    Answers one of JobState (the state reached), `asked` or `unknown` per job.
+    Answers one of JobState (the state reached), `asked` or `unknown` per job; at most `MAX_BITE` jobs a call.
     """
-    raise NotImplementedError
+    return Call("cancel", keys.fixed(), (reason or "", pack_for_script(_bite(job_ids))), _read_words)
+
+
+def _bite(job_ids: Sequence[JobId]) -> Sequence[JobId]:
+    if len(job_ids) > limits.MAX_BITE:
+        raise ValueError(f"{len(job_ids)} jobs in one call; at most {limits.MAX_BITE}")
+    return job_ids
+
+
+def _read_words(reply: Raw) -> list[str]:
+    return [one.decode() for one in reply]
 
 
 def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
-    """Send failed jobs from the dead set back to the stream; they go on after the tokens they have."""
-    raise NotImplementedError
+    """Send failed jobs from the dead set back to the stream; they go on after the tokens they have.
+
+    False for one that has not failed, or whose prompt is gone; at most `MAX_BITE` jobs a call.
+    """
+    return Call("requeue", keys.fixed(), (pack_for_script(_bite(job_ids)),), _read_truths)
 
 
 def pause(keys: QueueKeys, *, is_paused: bool) -> Call[None]:
-    """Stop or resume pull and reclaim."""
-    raise NotImplementedError
+    """Stop or resume pull and reclaim, and nothing else."""
+    return Call("configure", keys.fixed(), ("paused", "1" if is_paused else ""), _read_nothing)
+
+
+def _read_nothing(reply: Raw) -> None:
+    return None
 
 
 def purge(keys: QueueKeys, *, tenant: str | None = None) -> Call[tuple[int, bool]]:
     """Cancel one bite of waiting jobs: (how many, whether more are left)."""
-    raise NotImplementedError
+    return Call("purge", keys.fixed(), (tenant or "",), lambda reply: (reply[0], bool(reply[1])))
 
 
 def delete(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
-    """Remove every key of ended jobs; False for one that has not ended."""
-    raise NotImplementedError
+    """Remove every key of ended jobs; False for one that has not ended. At most `MAX_BITE` jobs a call."""
+    return Call("delete", keys.fixed(), (pack_for_script(_bite(job_ids)),), _read_truths)
+
+
+def fire_timers(keys: QueueKeys) -> Call[tuple[int, int | None]]:
+    """Fire one bite of due timers, as every pull and beat does: (how many, when the next is due)."""
+    return Call("timers", keys.fixed(), (), lambda reply: (reply[0], reply[1]))
+
+
+def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, offset: int, part: bytes) -> Call[str]:
+    """Write one part of a large result, in order from offset 0: `ok`, `replaced` or `too_large`.
+
+    The end then names its length (`EndCall.result_bytes`). An end whose parts are not all there is answered `SendFrom`
+    with the offset it was sent at: put them again first.
+    """
+    return Call("put_result", keys.fixed(), (incarnation, job_id, epoch, offset, part), lambda reply: reply.decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchView:
+    """Numbers of one batch in one partition."""
+
+    id: str
+    is_closed: bool
+    total: int
+    done: int
+    failed: int
+    cancelled: int
+    expired: int
+    completed_ms: int | None
+    """When the last of a closed batch ended."""
+
+    @property
+    def ended(self) -> int:
+        """Jobs of it that have ended."""
+        return self.done + self.failed + self.cancelled + self.expired
+
+
+def close_batch(keys: QueueKeys, batch: str, *, callback_url: str | None = None) -> Call[BatchView]:
+    """Close a batch: it takes no more jobs, and writes one callback when all of it has ended."""
+    return Call("close_batch", keys.fixed(), (batch, callback_url or ""), lambda reply: _read_batch(batch, reply))
+
+
+def inspect_batch(keys: QueueKeys, batch: str) -> Call[BatchView]:
+    """Look at a batch; one that is unknown here has no jobs."""
+    return Call("inspect_batch", keys.fixed(), (batch,), lambda reply: _read_batch(batch, reply))
+
+
+def _read_batch(batch: str, reply: Raw) -> BatchView:
+    numbers = _flat(reply)
+    completed = numbers.get("completed")
+    return BatchView(
+        id=batch,
+        is_closed=numbers.get("closed") == "1",
+        total=int(numbers.get("total", 0)),
+        done=int(numbers.get("done", 0)),
+        failed=int(numbers.get("failed", 0)),
+        cancelled=int(numbers.get("cancelled", 0)),
+        expired=int(numbers.get("expired", 0)),
+        completed_ms=int(completed) if completed else None,
+    )
+
+
+def _flat(reply: Raw) -> dict[str, str]:
+    """A map that came as name, value, name, value …"""
+    words = [one.decode(errors="replace") for one in reply]
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -629,11 +707,31 @@ class QueueSettings:
     keep_prompts: Literal["none", "hash", "full"] | None = None
     keep_results: bool | None = None
     max_attempts: int | None = None
+    """A job that fails with a retryable error this often ends failed. Deaths of workers are not counted here."""
+
+    reserve_tokens: int | None = None
+    """Most output tokens of one choice that are counted in a waiting job's cost."""
+
+    ms_per_token: float | None = None
+    """For mode deadline: what a token of cost is taken to need."""
+
+    dead_set_max: int | None = None
+    test_clock_offset_ms: int | None = None
+    """For tests alone: moves the queue's clock against the server's, so that no test waits."""
 
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
     """Write settings of a queue (a worker states max_job_tokens and features at start)."""
-    raise NotImplementedError
+    pairs = [(one.name, getattr(settings, one.name)) for one in fields(settings) if one.name != "weights"]
+    pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
+    flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
+    return Call("configure", keys.fixed(), tuple(flat), _read_nothing)
+
+
+def _setting(value: Raw) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, (int, float, str)) else ",".join(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -671,10 +769,53 @@ class JobView:
     output_tokens: int | None = None
     """Of all choices, of an ended job."""
 
+    asked: JobState | None = None
+    """The end that a running job was asked to come to."""
+
+    requeues: int = 0
+
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
-    """Look at jobs; None for one that is unknown (or forgotten)."""
-    raise NotImplementedError
+    """Look at jobs; None for one that is unknown (or forgotten). At most `MAX_JOBS_PER_CALL` a call."""
+    return Call("status", keys.fixed(), (pack_for_script(job_ids),), _read_status)
+
+
+def _read_status(reply: Raw) -> list[JobView | None]:
+    return [None if row is None else _read_view(row) for row in reply]
+
+
+def _read_view(row: Raw) -> JobView:
+    """The order of `look` in status.lua."""
+    asked = _text(row[24])
+    return JobView(
+        id=JobId(row[0].decode()),
+        state=JobState(row[1].decode()),
+        version=row[2],
+        priority=row[3],
+        submitted_ms=row[4],
+        started_ms=row[5],
+        ended_ms=row[6],
+        attempt=row[7],
+        owner=_text(row[8]),
+        prompt_tokens=row[9],
+        cost=row[10],
+        choices=row[11],
+        published=tuple(row[12]),
+        error=_text(row[13]),
+        error_code=_text(row[14]),
+        finish_reason=_text(row[15]),
+        batch=_text(row[16]),
+        spec=row[17],
+        seed=int(row[18]),
+        ahead_jobs=row[19],
+        ahead_tokens=row[20],
+        has_result=bool(row[21]),
+        first_scheduled_ms=row[22],
+        first_token_ms=row[23],
+        asked=None if asked is None else JobState(asked),
+        requeues=row[25],
+        output_tokens=row[26],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -704,9 +845,39 @@ class QueueView:
     settings: Mapping[str, str]
     server_ms: int
     tokens_per_s: float | None
-    """Output tokens per second of all living workers, as they say; for the estimate of a start."""
+    """Output tokens per second of all living workers, as they say (`tokens_per_s` in `Beat.about`); None when none
+    says; for the estimate of a start."""
 
 
 def inspect(keys: QueueKeys) -> Call[QueueView]:
-    """Look at a queue."""
-    raise NotImplementedError
+    """Look at a queue; reading never writes."""
+    return Call("inspect", keys.fixed(), (), _read_queue)
+
+
+def _read_queue(reply: Raw) -> QueueView:
+    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes = reply
+    numbers = {name: int(value) for name, value in _flat(counters).items()}
+    living = {name.decode(): _flat(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
+    known = _flat(settings)
+    return QueueView(
+        waiting_jobs=numbers.pop("waiting_jobs", 0),
+        waiting_tokens=numbers.pop("waiting_tokens", 0),
+        waiting_bytes=numbers.pop("waiting_bytes", 0),
+        running_jobs=numbers.pop("running_jobs", 0),
+        oldest_ms=oldest,
+        is_paused=known.get("paused") == "1",
+        totals=numbers,
+        dead=dead,
+        suspects=suspects,
+        outbox_entries=outbox,
+        workers=living,
+        lanes=tuple((lane[0].decode(), lane[1].decode(), lane[2], lane[3]) for lane in lanes),
+        settings=known,
+        server_ms=now,
+        tokens_per_s=_sum_of_rates(living),
+    )
+
+
+def _sum_of_rates(workers: Mapping[str, Mapping[str, str]]) -> float | None:
+    rates = [about["tokens_per_s"] for about in workers.values() if "tokens_per_s" in about]
+    return sum(map(float, rates)) if rates else None

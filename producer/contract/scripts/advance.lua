@@ -73,7 +73,7 @@ local function end_choice(job, lease, choice, how)
     retry(job, lease, how)
     return forget_lease(job.id)
   end
-  if how.entry then write_end(job, lease, choice, how.entry) end
+  write_end(job, lease, choice, how.state, how.entry)
   if how.retry_in or all_ended(lease) then
     end_job(job, lease, how)
     return forget_lease(job.id)
@@ -83,9 +83,14 @@ end
 
 -- ---------------------------------------------------------------- one choice
 
--- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason.
-local function broken(job, lease, reason)
-  forget_lease(job.id)
+-- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason. When
+-- its hash is what is wrong, there is nothing left that could end: the lease goes.
+local function broken(id, job, lease, reason)
+  forget_lease(id)
+  if not job then
+    forget_lease_of_nothing(id, lease, reason)
+    return 'broken ' .. reason
+  end
   end_job(job, lease, { state = 'failed', error = reason, error_code = 'broken_key', incarnation = incarnation })
   return 'broken ' .. reason
 end
@@ -97,11 +102,20 @@ local function without_lease(id, epoch)
   return ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
 end
 
-local function note_extras(job_hash, extras)
-  if extras[1] then call('HSETNX', job_hash, 'scheduled', extras[1]) end
-  if extras[2] then call('HSETNX', job_hash, 'first_token', extras[2]) end
-  if extras[3] then call('HSET', job_hash, 'prompt', extras[3]) end
-  if extras[4] then call('HSETNX', job_hash, 'fingerprint', extras[4]) end
+local function note_extras(job, extras)
+  if extras[1] then call('HSETNX', job.hash, 'scheduled', extras[1]) end
+  if extras[2] then call('HSETNX', job.hash, 'first_token', extras[2]) end
+  if extras[4] then call('HSETNX', job.hash, 'fingerprint', extras[4]) end
+  if extras[3] then
+    job.prompt = extras[3]
+    call('HSET', job.hash, 'prompt', extras[3])
+  end
+end
+
+-- A result that was written in parts must be there whole before the end may name it.
+local function has_all_parts(job, end_row)
+  local num_bytes = end_row[10]
+  return not num_bytes or try('STRLEN', result_key(job)) == num_bytes
 end
 
 -- Progress forgives: a job that got further has not killed the process at the same place again.
@@ -123,7 +137,7 @@ end
 -- Where the choice stands against what was sent: nil when it is next in line.
 local function out_of_line(lease, at, from, tokens, has_end)
   local offset = lease[at]
-  if lease[at + 1] == 1 then return stop_word('already', lease) end
+  if lease[at + 1] ~= 0 then return stop_word('already', lease) end
   if from == offset then return nil end
   if from + tokens <= offset and not has_end then return stop_word('already', lease) end
   return 'at ' .. offset
@@ -138,20 +152,20 @@ local function advance(row)
   local elsewhere = out_of_line(lease, at, from, tokens, row[8])
   if elsewhere then return elsewhere end
 
-  local job
+  local job, why
   if row[7] or row[8] then
-    local why
     job, why = load_job(id)
-    if not job then return 'replaced' end
+    if not job then return broken(id, nil, lease, 'job hash: ' .. why) end
   end
+  if row[8] and not has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
   if tokens > 0 then
     local added = append(id, lease, choice, from + tokens, row[6])
-    if failed(added) then return broken(job or load_job(id), lease, 'channel ' .. choice .. ': ' .. added.err) end
+    if failed(added) then return broken(id, load_job(id), lease, 'channel ' .. choice .. ': ' .. added.err) end
     lease[at] = from + tokens
     changed[id] = lease
     if lease[DEATHS] == 1 then forgive(id, lease) end
   end
-  if row[7] then note_extras(job.hash, row[7]) end
+  if row[7] then note_extras(job, row[7]) end
   local word = stop_word('ok', lease)
   if row[8] then end_choice(job, lease, choice, how_of(row[8])) end
   return word

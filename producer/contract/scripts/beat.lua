@@ -36,10 +36,7 @@ local function take_back(id)
   local before, kept = #deaths_of(job), take_back_death(job, me)
   if #kept == before or #kept >= 2 or job.state ~= 'queued' then return end
   if call('ZREM', SUSPECTS, id) == 0 then return end
-  local lease, prompt = read_lease(id), job.prompt
-  job.prompt = prompt + published_tokens(lease)
-  add_entry(job, RETURNED, job.submitted)
-  call('HSET', job.hash, 'entry', job.entry, 'lane', job.lane, 'number', job.number, 'before', job.before)
+  enqueue_again(job, read_lease(id))
 end
 
 -- Its own end may be on its way to it: only an end by another means that the job is lost.

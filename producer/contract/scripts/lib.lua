@@ -64,7 +64,8 @@ local function read_clock()
 end
 local NOW = read_clock()
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
-local MODE = SETTINGS.mode or 'fair'
+local DEFAULT_MODE = 'fair'
+local MODE = SETTINGS.mode or DEFAULT_MODE
 
 -- ---------------------------------------------------------------- names
 
@@ -96,16 +97,22 @@ local function emit(kind, job, fields)
   events[#events + 1] = { kind, job.id, job.version, NOW, fields }
 end
 
+-- A foreign entry, or a key of the wrong type, noted for a person to look at: cut, and the newest so many.
+local function to_garbage(where, what)
+  call('XADD', GARBAGE, 'MAXLEN', '~', LIMITS.GARBAGE_MAXLEN, '*', 'where', where, 'what',
+    string.sub(what, 1, LIMITS.GARBAGE_ENTRY_BYTES))
+end
+
 -- ---------------------------------------------------------------- jobs
 
 local TEXTS = {
   'state', 'spec', 'seed', 'entry', 'lane', 'batch', 'key', 'digest', 'fingerprint', 'deaths', 'ended_by', 'error',
-  'error_code', 'reason', 'published', 'callback',
+  'error_code', 'reason', 'published', 'callback', 'asked',
 }
 local NUMBERS = {
   'version', 'class', 'prompt', 'max_tokens', 'choices', 'cost', 'bytes', 'epoch', 'attempt', 'failures', 'requeues',
   'charged', 'number', 'before', 'submitted', 'not_before', 'ttl', 'deadline', 'retry', 'started', 'scheduled',
-  'first_token', 'ended',
+  'first_token', 'ended', 'output',
 }
 local JOB_FIELDS = {}
 for _, name in ipairs(TEXTS) do JOB_FIELDS[#JOB_FIELDS + 1] = name end
@@ -139,7 +146,7 @@ end
 -- ---------------------------------------------------------------- leases
 
 -- A lease is an array: owner ('' when given back), epoch, flag ('' or the state asked for), the owner before, 1 if the job
--- has deaths listed, then offset and 1-if-ended for each choice.
+-- has deaths listed, then for each choice its offset and whether it ended: 0 no, 1 yes, 2 well (`done`).
 local OWNER, EPOCH, FLAG, PREVIOUS, DEATHS, FIRST = 1, 2, 3, 4, 5, 6
 
 local function new_lease(choices)
@@ -166,11 +173,21 @@ local function published_tokens(lease)
   return total
 end
 
--- Offsets of all choices as text, `12,7`: how a job that has no lease any more remembers them.
+-- Offset and end of all choices as text, `12:2,7:1`: how a job that has no lease any more remembers them.
 local function offsets_of(lease)
   local offsets = {}
-  for i = FIRST, #lease, 2 do offsets[#offsets + 1] = string.format('%d', lease[i]) end
+  for at = FIRST, #lease, 2 do offsets[#offsets + 1] = string.format('%d:%d', lease[at], lease[at + 1]) end
   return table.concat(offsets, ',')
+end
+
+-- A lease whose job is gone or is no job any more: nothing is left that could end.
+local function forget_lease_of_nothing(id, lease, why)
+  call('HDEL', LEASES, id)
+  if lease[OWNER] ~= '' then
+    call('HDEL', held_key(lease[OWNER]), id)
+    count('running_jobs', -1)
+  end
+  to_garbage(LEASES, id .. ': ' .. why)
 end
 
 -- ---------------------------------------------------------------- lanes
@@ -237,8 +254,9 @@ local function unlist_lane(lane)
   call('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
 end
 
--- Put a job's one valid entry at the end of a lane; `at` is the time it is ordered by. The caller writes the job.
-local function add_entry(job, class, at)
+-- Put a job's one valid entry at the end of a lane; `at` is the time it is ordered by, and what was published must be
+-- computed again like prompt. The caller writes the job (`write_place`).
+local function add_entry(job, class, at, published)
   local lane = open_lane(class, job.tenant)
   local is_first = not lane.has_entries and not call('ZSCORE', PREFIX .. 'heads:' .. class, job.tenant)
   if is_first then
@@ -248,7 +266,8 @@ local function add_entry(job, class, at)
   lane.has_entries = true
   job.lane = lane.name
   job.entry = call(
-    'XADD', lane.key, '*', 'job', job.id, 'prompt', job.prompt, 'cost', job.cost, 'choices', job.choices, 'at', at
+    'XADD', lane.key, '*', 'job', job.id, 'prompt', job.prompt + published, 'cost', job.cost, 'choices', job.choices,
+    'at', at
   )
   lane.added = lane.added + 1
   lane.jobs = lane.jobs + 1
@@ -272,12 +291,6 @@ local function remove_entry(job, is_taken)
   end
   lane.is_changed, lane.has_lost = true, true
   job.entry, job.lane = nil, nil
-end
-
--- A foreign entry, or a key of the wrong type, noted for a person to look at: cut, and the newest so many.
-local function to_garbage(where, what)
-  call('XADD', GARBAGE, 'MAXLEN', '~', LIMITS.GARBAGE_MAXLEN, '*', 'where', where, 'what',
-    string.sub(what, 1, LIMITS.GARBAGE_ENTRY_BYTES))
 end
 
 local function head_time(entry)
@@ -332,11 +345,23 @@ local function remove_timers(job)
   call('ZREM', TIMERS, 'not_before|' .. id, 'ttl|' .. id, 'deadline|' .. id, 'retry|' .. id)
 end
 
+-- Where a queued job waits, as its hash tells.
+local function write_place(job)
+  call('HSET', job.hash, 'state', 'queued', 'version', job.version, 'cost', job.cost, 'entry', job.entry or '', 'lane',
+    job.lane or '', 'number', job.number or 0, 'before', job.before or 0)
+end
+
 -- Let a lease go without ending the job: the owner's list forgets it, offsets stay.
 local function let_go(job, lease)
   call('HDEL', held_key(lease[OWNER]), job.id)
   lease[PREVIOUS], lease[OWNER], lease[FLAG] = lease[OWNER], '', ''
   write_lease(job.id, lease)
+end
+
+-- A fresh entry with the submit time, in the class that is served first.
+local function enqueue_again(job, lease)
+  add_entry(job, RETURNED, job.submitted, published_tokens(lease))
+  write_place(job)
 end
 
 -- Running -> queued: with a fresh entry at its submit time in the class that is served first, or among the suspects, or
@@ -347,6 +372,7 @@ local function return_job(job, lease, why, retry_at)
   count('running_jobs', -1)
   job.cost = cost_of(job, published_tokens(lease))
   count_waiting(job, 1)
+  emit('returned', job, { why = why, epoch = lease[EPOCH] })
   if why == 'suspect' then
     call('ZADD', SUSPECTS, NOW, job.id)
     ring()
@@ -355,14 +381,9 @@ local function return_job(job, lease, why, retry_at)
     call('ZADD', DELAYED, 0, job.id)
     add_timer('retry', job, retry_at)
   else
-    local prompt = job.prompt
-    job.prompt = prompt + published_tokens(lease)
-    add_entry(job, RETURNED, job.submitted)
-    job.prompt = prompt
+    return enqueue_again(job, lease)
   end
-  call('HSET', job.hash, 'state', 'queued', 'version', job.version, 'cost', job.cost, 'entry', job.entry or '', 'lane',
-    job.lane or '', 'number', job.number or 0, 'before', job.before or 0)
-  emit('returned', job, { why = why, epoch = lease[EPOCH] })
+  write_place(job)
 end
 
 -- ---------------------------------------------------------------- ends
@@ -375,18 +396,18 @@ local function end_entry(offset, how)
 end
 
 -- The end of one choice on its channel. Its id is the server's own wall against a second one.
-local function write_end(job, lease, choice, packed)
+local function write_end(job, lease, choice, state, packed)
   local at = FIRST + 2 * choice
   local id = string.format('%d-%d', lease[at], 1 + (job.requeues or 0))
   local added = try('XADD', channel_key(job, choice), id, 'e', packed)
   if failed(added) then to_garbage(channel_key(job, choice), added.err) end
-  lease[at + 1] = 1
+  lease[at + 1] = state == 'done' and 2 or 1
 end
 
 local function close_channels(job, lease, how, keep_ms)
   for choice = 0, job.choices - 1 do
     if lease[FIRST + 2 * choice + 1] == 0 then
-      write_end(job, lease, choice, end_entry(lease[FIRST + 2 * choice], how))
+      write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
     end
     call('PEXPIRE', channel_key(job, choice), keep_ms)
   end
@@ -443,6 +464,7 @@ local function emit_end(job, lease, how)
     -- A large one is read from its key: an outbox entry must stay small enough to travel.
     if #how.result <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = #how.result end
   end
+  fields.result_bytes = fields.result_bytes or how.result_bytes
   emit('ended', job, fields)
   if job.callback then
     call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
@@ -469,14 +491,18 @@ local function end_job(job, lease, how)
   call('HDEL', LEASES, job.id)
   if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), job.id) end
 
+  if how.state == 'cancelled' then how.error = job.asked or how.error end
   local is_dead = how.state == 'failed'
   local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
   close_channels(job, lease, how, is_dead and keep_ms or setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
-  if how.result then call('SET', result_key(job), how.result) end
+  -- Parts that were written for an end that never came would be taken for the result.
+  if how.result then call('SET', result_key(job), how.result)
+  elseif not how.result_bytes then call('DEL', result_key(job)) end
   if not is_dead then call('DEL', payload_key(job)) end
   call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),
     'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
-    'error_code', how.error_code or '', 'entry', '', 'lane', '')
+    'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
+    'lane', '')
   expire_keys(job, keep_ms)
   if is_dead then bury(job) end
   keep_idempotency(job)

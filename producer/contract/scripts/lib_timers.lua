@@ -12,13 +12,9 @@ end
 -- A job whose time has come gets its entry; until then it had none and counted as waiting.
 local function make_due(job, class, at)
   if job.state ~= 'queued' or job.entry then return end
-  local lease = read_lease(job.id)
-  local prompt = job.prompt
-  job.prompt = prompt + published_tokens(lease)
-  add_entry(job, class, at)
-  job.prompt = prompt
   call('ZREM', DELAYED, job.id)
-  call('HSET', job.hash, 'entry', job.entry, 'lane', job.lane, 'number', job.number, 'before', job.before)
+  add_entry(job, class, at, published_tokens(read_lease(job.id)))
+  write_place(job)
 end
 
 local TIMER_EFFECTS = {

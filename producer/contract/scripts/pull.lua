@@ -293,13 +293,6 @@ local function about_death(incarnation)
   }
 end
 
-local function forget_lease_of_nothing(id, incarnation, why)
-  call('HDEL', LEASES, id)
-  call('HDEL', held_key(incarnation), id)
-  count('running_jobs', -1)
-  to_garbage(LEASES, id .. ': ' .. why)
-end
-
 -- Deaths since the job last made progress, with this one, which is listed once however often the job is looked at.
 local function deaths_with(job, lease, death)
   local deaths = deaths_of(job)
@@ -350,7 +343,7 @@ local function reclaim_job(id, death)
   local lease = read_lease(id)
   if not lease or lease[OWNER] ~= death.incarnation then return call('HDEL', held_key(death.incarnation), id) end
   local job, why = load_job(id)
-  if not job then return forget_lease_of_nothing(id, death.incarnation, why) end
+  if not job then return forget_lease_of_nothing(id, lease, why) end
   if lease[FLAG] ~= '' then return end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]]) end
   if is_settled_by_death(job, lease, death) then return end
   move_to_me(job, lease, death)

@@ -137,6 +137,7 @@ local function write_event(job)
     queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed, batch = job.batch,
     not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl, digest = job.digest,
     prompt = SETTINGS.keep_prompts == 'full' and job.payload or nil,
+    prompt_to_hash = SETTINGS.keep_prompts == 'hash' and job.payload or nil,
   })
 end
 
@@ -151,7 +152,7 @@ local function accept(job)
     call('ZADD', DELAYED, 0, job.id)
   else
     job.not_before = nil
-    add_entry(job, job.class, NOW)
+    add_entry(job, job.class, NOW, 0)
   end
   write_hash(job)
   call('SET', payload_key(job), job.payload)

@@ -1,0 +1,32 @@
+-- Cancel jobs: a waiting one ends at once, a running one is flagged for its owner. The first terminal script wins.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: reason or '', packed array of job ids.
+-- Reply: for each the state reached, 'asked', or 'unknown'.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local reason = ARGV[1] ~= '' and ARGV[1] or SAID.cancelled.error
+
+local function ask(job, lease)
+  call('HSET', job.hash, 'asked', reason)
+  flag(job, lease, 'cancelled')
+  return 'asked'
+end
+
+local function cancel(id)
+  local job = load_job(id)
+  if not job then return 'unknown' end
+  if job.state ~= 'queued' and job.state ~= 'running' then return job.state end
+  local lease = read_lease(id)
+  if job.state == 'running' and lease then return ask(job, lease) end
+  end_unheard(job, lease, 'cancelled', { error = reason, error_code = SAID.cancelled.error_code })
+  return 'cancelled'
+end
+
+local answers = {}
+for i, id in ipairs(cmsgpack.unpack(ARGV[2])) do answers[i] = cancel(id) end
+finish()
+return answers

@@ -1,0 +1,32 @@
+-- Write settings of a queue; an empty value removes one.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: name, value, name, value …
+-- Reply: 'ok'.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local before = MODE
+
+local function write(name, value)
+  if value == '' then call('HDEL', KEYS[1], name) else call('HSET', KEYS[1], name, value) end
+  SETTINGS[name] = value ~= '' and value or nil
+end
+
+-- Another order: every lane that waits gets its score in it. The one act whose work grows with the number of lanes.
+local function rescore(class)
+  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
+  for _, tenant in ipairs(heads) do relist(open_lane(class, tenant)) end
+end
+
+for i = 1, #ARGV, 2 do write(ARGV[i], ARGV[i + 1]) end
+MODE = SETTINGS.mode or DEFAULT_MODE
+if MODE ~= before then
+  for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
+end
+-- A resumed pause, or wider bounds, may make something ready.
+ring()
+finish()
+return 'ok'

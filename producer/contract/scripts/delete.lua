@@ -1,0 +1,31 @@
+-- Remove every key of ended jobs.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of job ids.
+-- Reply: for each 1 (nothing of it is left), or 0 where it has not ended.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local function forget_key(job)
+  if not job.key then return end
+  local value = try('GET', idem_key(job.key))
+  if type(value) == 'string' and string.sub(value, 1, #job.id + 1) == job.id .. ' ' then call('DEL', idem_key(job.key)) end
+end
+
+local function delete(id)
+  local job, why = load_job(id)
+  if not job then return why == 'unknown' and 1 or 0 end
+  if job.state == 'queued' or job.state == 'running' then return 0 end
+  forget_key(job)
+  for choice = 0, job.choices - 1 do call('DEL', channel_key(job, choice)) end
+  call('DEL', job.hash, payload_key(job), result_key(job))
+  call('ZREM', DEAD, id)
+  return 1
+end
+
+local answers = {}
+for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = delete(id) end
+finish()
+return answers

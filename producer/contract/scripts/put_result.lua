@@ -1,0 +1,15 @@
+-- Write one part of a large result to its key, fenced by the lease; the end then names the whole length.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: incarnation, job, epoch, offset, bytes.
+-- Reply: 'ok', 'replaced', or 'too_large'.
+
+write_even_when_full()
+
+local me, id, epoch, offset, part = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local lease, tenant, suffix = read_lease(id), names_of(id)
+if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 'replaced' end
+if offset + #part > LIMITS.MAX_RESULT_BYTES then return 'too_large' end
+local key = result_key({ suffix = suffix })
+if offset == 0 then call('SET', key, part) else call('SETRANGE', key, offset, part) end
+return 'ok'

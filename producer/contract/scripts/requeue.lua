@@ -1,0 +1,80 @@
+-- Send failed jobs from the dead set back to the stream: each goes on after the tokens it has.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of job ids.
+-- Reply: for each 1, or 0 where it has not failed or its prompt is gone.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+-- The lease as it was at the end: offsets stay; of the choices, those that ended well stay ended.
+local function lease_again(job)
+  local lease, choice = new_lease(job.choices), 0
+  for offset, ended in string.gmatch(job.published or '', '(%d+):(%d)') do
+    lease[FIRST + 2 * choice] = tonumber(offset)
+    lease[FIRST + 2 * choice + 1] = ended == '2' and 2 or 0
+    choice = choice + 1
+  end
+  lease[EPOCH] = job.epoch or 0
+  return lease
+end
+
+-- The old end goes, the tokens stay. Its id stays the stream's last one, so the next end counts on from it.
+local function reopen_channels(job, lease)
+  for choice = 0, job.choices - 1 do
+    local key, at = channel_key(job, choice), FIRST + 2 * choice
+    if lease[at + 1] == 0 then
+      try('XDEL', key, string.format('%d-%d', lease[at], 1 + (job.requeues or 0)))
+    end
+    call('PERSIST', key)
+  end
+end
+
+local function reopen_keys(job)
+  call('PERSIST', job.hash)
+  call('PERSIST', payload_key(job))
+  call('DEL', result_key(job))
+  call('ZREM', DEAD, job.id)
+  if job.key then call('SET', idem_key(job.key), job.id .. ' queued ' .. (job.digest or '')) end
+  if job.batch and not failed(try('HINCRBY', batch_key(job.batch), 'failed', -1)) then
+    call('HDEL', batch_key(job.batch), 'completed')
+    call('PERSIST', batch_key(job.batch))
+  end
+end
+
+-- A deadline that has passed does not hold for a second life that a person gave.
+local function renew_timers(job)
+  if job.deadline and job.deadline > NOW then
+    add_timer('deadline', job, job.deadline)
+  else
+    call('HDEL', job.hash, 'deadline')
+  end
+  call('HDEL', job.hash, 'ttl', 'not_before', 'retry', 'deaths', 'failures', 'ended', 'ended_by', 'error', 'error_code',
+    'reason', 'asked', 'published')
+end
+
+local function requeue(id)
+  local job = load_job(id)
+  if not job or job.state ~= 'failed' or not open_lane(RETURNED, job.tenant).is_sound then return 0 end
+  if call('TYPE', payload_key(job)).ok ~= 'string' then return 0 end
+  local lease = lease_again(job)
+  enter(job, 'queued')
+  reopen_channels(job, lease)
+  reopen_keys(job)
+  renew_timers(job)
+  write_lease(id, lease)
+  job.cost = cost_of(job, published_tokens(lease))
+  count('failed', -1)
+  count('requeued', 1)
+  count_waiting(job, 1)
+  enqueue_again(job, lease)
+  call('HSET', job.hash, 'requeues', (job.requeues or 0) + 1)
+  emit('returned', job, { why = 'requeue', epoch = lease[EPOCH] })
+  return 1
+end
+
+local answers = {}
+for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = requeue(id) end
+finish()
+return answers

@@ -1,0 +1,42 @@
+-- Look at jobs. Writes nothing.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of job ids.
+-- Reply: for each false (unknown), or an array in the order below.
+
+local function offsets(job, lease)
+  local published = {}
+  if lease then
+    for at = FIRST, #lease, 2 do published[#published + 1] = lease[at] end
+  else
+    for offset in string.gmatch(job.published or '', '(%d+):%d') do published[#published + 1] = tonumber(offset) end
+  end
+  return published
+end
+
+-- An upper bound: jobs that were cancelled ahead of it are still counted.
+local function ahead_of(job)
+  if not job.entry then return 0, 0 end
+  local class, tenant = string.match(job.lane, '^([^:]+):(.+)$')
+  local lane = open_lane(class, tenant)
+  return math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens)
+end
+
+local function look(id)
+  local job = load_job(id)
+  if not job then return false end
+  local lease = read_lease(id)
+  local jobs, tokens = false, false
+  if job.state == 'queued' then jobs, tokens = ahead_of(job) end
+  return {
+    job.id, job.state, job.version, job.class, job.submitted, job.started or false, job.ended or false, job.attempt or 0,
+    lease and lease[OWNER] ~= '' and lease[OWNER] or false, job.prompt, job.cost, job.choices, offsets(job, lease),
+    job.error or false, job.error_code or false, job.reason or false, job.batch or false, job.spec or false, job.seed,
+    jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
+    lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues or 0, job.output or false,
+  }
+end
+
+local answers = {}
+for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = look(id) end
+return answers

@@ -1,0 +1,13 @@
+-- include: lib_timers
+-- Fire one bite of due timers. Pull and beat do the same; this is for a queue without workers.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- Reply: {how many fired, when the next is due or false}.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local num_fired = fire_timers()
+finish()
+return { num_fired, next_timer() or false }
