@@ -1,0 +1,103 @@
+"""Running requests through an engine over a real model, with the disturbances that it should not be able to notice."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from engine.config import EngineConfig
+from engine.llm_engine import LLMEngine
+from engine.model_runner import ModelOptions, load_model_runner
+from engine.null_model import NullTokenizer
+from engine.request import Request, TokenDelta, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How the engine batches, and what happens around the requests."""
+
+    block_size: int = 16
+    num_blocks: int = 256
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    arrivals: int = 1
+    """Requests come over this many steps, at random."""
+
+    abort: frozenset[str] = frozenset()
+    """Requests that are aborted after a random number of steps."""
+
+    seed: int = 0
+
+
+CALM = Setting()
+DISTURBED: Mapping[str, Setting] = {
+    "together": Setting(),
+    "one by one": Setting(max_num_seqs=1, enable_prefix_caching=False),
+    "tiny blocks": Setting(block_size=1, num_blocks=600, arrivals=9),
+    "chunks of three": Setting(block_size=4, max_num_batched_tokens=3, max_num_seqs=3, arrivals=20),
+    "short prefills": Setting(long_prefill_token_threshold=7, max_num_batched_tokens=24, arrivals=15, block_size=5),
+    "preemption": Setting(block_size=4, num_blocks=18, max_num_batched_tokens=40, arrivals=3),
+    "preemption, no prefix cache": Setting(
+        block_size=2, num_blocks=36, max_num_batched_tokens=16, enable_prefix_caching=False
+    ),
+    "aborts": Setting(block_size=4, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What a run said, by (request, choice)."""
+
+    token_ids: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
+    logprobs: dict[tuple[str, int], list[TokenLogprobs]] = field(
+        default_factory=dict[tuple[str, int], list[TokenLogprobs]]
+    )
+    errors: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+
+    def note(self, delta: TokenDelta) -> None:
+        key = (delta.request_id, delta.choice)
+        tokens = self.token_ids.setdefault(key, [])
+        tokens += delta.token_ids
+        self.logprobs.setdefault(key, []).extend(delta.logprobs or ())
+        if delta.finish is not None and delta.finish.error is not None:
+            self.errors[key] = delta.finish.error
+
+
+def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, dtype: str = "auto") -> Outcome:
+    """Run `requests` to their ends, checking the engine's books after every step."""
+    options = ModelOptions(
+        path=folder,
+        dtype=dtype,
+        block_size=setting.block_size,
+        num_blocks=setting.num_blocks,
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+    )
+    config = EngineConfig(
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        long_prefill_token_threshold=setting.long_prefill_token_threshold,
+        enable_prefix_caching=setting.enable_prefix_caching,
+    )
+    return _run(LLMEngine(load_model_runner(options), NullTokenizer(), config), requests, setting)
+
+
+def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> Outcome:
+    random = Random(setting.seed)
+    arrivals = {request.id: random.randrange(setting.arrivals) for request in requests}
+    aborts = {request_id: arrivals[request_id] + random.randrange(1, 12) for request_id in sorted(setting.abort)}
+    outcome, step = Outcome(), 0
+    while step <= max(arrivals.values(), default=0) or not engine.is_idle:
+        engine.add([request for request in requests if arrivals[request.id] == step])
+        engine.abort([request_id for request_id, when in aborts.items() if when == step])
+        for delta in engine.step():
+            outcome.note(delta)
+        engine.check_invariants()
+        step += 1
+    outcome.num_preemptions = engine.stats.num_preemptions
+    outcome.num_cached_tokens = engine.stats.num_cached_tokens
+    return outcome

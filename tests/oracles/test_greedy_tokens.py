@@ -1,0 +1,91 @@
+"""The whole engine against transformers' generate: the same greedy tokens, however requests arrive and are batched."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine.request import Request, SamplingParams
+from tests.oracles.engines import DISTURBED, Setting, run
+from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
+
+MODELS = ["llama-llama3", "llama-tied", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
+MAX_TOKENS = 20
+
+
+def requests() -> list[Request]:
+    """Nine requests; some share a prefix, one is a single token, some ignore the end of the sequence."""
+    random = Random(5)
+    shared = [random.randrange(2, VOCAB_SIZE) for _ in range(24)]
+    prompts = [[random.randrange(2, VOCAB_SIZE) for _ in range(n)] for n in (1, 2, 13, 37, 50, 16)]
+    prompts += [shared + [random.randrange(2, VOCAB_SIZE)] * n for n in (1, 3, 9)]
+    return [
+        Request(
+            id=str(i),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=i % 2 == 0),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@cache
+def folder_and_expected(name: str) -> tuple[Path, dict[str, list[int]]]:
+    """A saved model, and the tokens that transformers generates for each request."""
+    folder = Path(mkdtemp(prefix="sluice-tiny-"))
+    # generate is typed for many kinds of model.
+    model = cast("Any", TINY_MODELS[name].save(folder))
+    expected: dict[str, list[int]] = {}
+    for request in requests():
+        prompt = torch.tensor([request.prompt_token_ids])
+        ends = {} if request.sampling.ignore_eos else {"eos_token_id": 1}
+        model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            output = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+                **ends,
+            )
+        expected[request.id] = output[0, prompt.shape[1] :].tolist()
+    return folder, expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("setting", DISTURBED.values(), ids=DISTURBED.keys())
+def test_greedy_tokens_equal_those_of_transformers(name: str, setting: Setting) -> None:
+    folder, expected = folder_and_expected(name)
+
+    outcome = run(folder, requests(), setting)
+
+    for request in requests():
+        actual = outcome.token_ids.get((request.id, 0), [])
+        if request.id in setting.abort:
+            assert actual == expected[request.id][: len(actual)]
+        else:
+            assert actual == expected[request.id]
+    assert outcome.errors == {}
+
+
+class TestGivenTheSettings:
+    """What their names promise does happen."""
+
+    def test_when_the_pool_is_tiny_then_sequences_are_preempted(self) -> None:
+        folder, _ = folder_and_expected("llama-llama3")
+
+        assert run(folder, requests(), DISTURBED["preemption"]).num_preemptions > 0
+        assert run(folder, requests(), DISTURBED["preemption, no prefix cache"]).num_preemptions > 0
+
+    def test_when_prompts_share_a_prefix_then_it_is_computed_once(self) -> None:
+        folder, _ = folder_and_expected("llama-llama3")
+
+        assert run(folder, requests(), DISTURBED["tiny blocks"]).num_cached_tokens > 0

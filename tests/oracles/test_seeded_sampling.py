@@ -1,0 +1,134 @@
+"""Sampled tokens are a function of the request alone: not of neighbours, chunks, preemption, attempt or process."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from engine.request import ChoiceProgress, Request, SamplingParams
+from tests.oracles.engines import CALM, DISTURBED, Outcome, Setting, run
+from tests.oracles.tiny_models import TINY_MODELS
+
+PARAMS = {
+    "plain": SamplingParams(temperature=1.0, seed=1),
+    "cold": SamplingParams(temperature=0.4, seed=2**64 - 1),
+    "top-k": SamplingParams(temperature=0.9, top_k=5, seed=3),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.7, seed=4),
+    "min-p": SamplingParams(min_p=0.05, seed=5),
+    "all": SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=6),
+    "greedy": SamplingParams(temperature=0, seed=7),
+    "penalties": SamplingParams(
+        repetition_penalty=1.4, frequency_penalty=0.7, presence_penalty=-0.3, seed=8, logit_bias={5: 3.0, 9: -100.0}
+    ),
+    "greedy, penalties": SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=1.5, min_tokens=12),
+    "logprobs": SamplingParams(logprobs=3, seed=9),
+}
+
+
+def requests() -> list[Request]:
+    """One request per way of sampling, two choices each for some."""
+    return [
+        Request(
+            id=name,
+            prompt_token_ids=tuple((7 * i + 3 * j) % 90 + 2 for j in range(5 + 4 * i)),
+            sampling=replace(params, max_tokens=16),
+            num_choices=2 if i % 3 == 0 else 1,
+        )
+        for i, (name, params) in enumerate(PARAMS.items())
+    ]
+
+
+@cache
+def folder() -> Path:
+    path = Path(mkdtemp(prefix="sluice-tiny-"))
+    TINY_MODELS["qwen3"].save(path)
+    return path
+
+
+@cache
+def alone() -> Outcome:
+    """Each request in an engine of its own."""
+    outcome = Outcome()
+    for request in requests():
+        single = run(folder(), [request])
+        outcome.token_ids |= single.token_ids
+        outcome.logprobs |= single.logprobs
+    return outcome
+
+
+@pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
+def test_tokens_are_the_same_in_any_company(setting: Setting) -> None:
+    outcome = run(folder(), requests(), setting)
+
+    assert outcome.token_ids == alone().token_ids
+    for key, logprobs in alone().logprobs.items():
+        chosen = [entry.chosen for entry in outcome.logprobs[key]]
+        assert chosen == pytest.approx([entry.chosen for entry in logprobs], abs=1e-4)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 15])
+def test_tokens_go_on_where_an_earlier_attempt_stopped(cut: int) -> None:
+    resumed = [
+        replace(
+            request,
+            progress=tuple(
+                ChoiceProgress(token_ids=tuple(alone().token_ids[request.id, choice][:cut]))
+                for choice in range(request.num_choices)
+            ),
+        )
+        for request in requests()
+    ]
+
+    outcome = run(folder(), resumed, DISTURBED["preemption"])
+
+    for key, tokens in alone().token_ids.items():
+        assert outcome.token_ids.get(key, []) == tokens[cut:]
+
+
+def test_choices_and_seeds_draw_different_tokens() -> None:
+    request = Request(id="r", prompt_token_ids=(5, 6), sampling=SamplingParams(seed=1, max_tokens=16), num_choices=3)
+    other = replace(request, id="other", sampling=replace(request.sampling, seed=2), num_choices=1)
+
+    tokens = run(folder(), [request, other]).token_ids
+
+    assert len({tuple(choice) for choice in tokens.values()}) == 4
+
+
+def test_penalties_change_what_is_drawn() -> None:
+    calm = Request(
+        id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    )
+    penalised = replace(calm, id="p", sampling=replace(calm.sampling, frequency_penalty=2.0, repetition_penalty=2.0))
+
+    tokens = run(folder(), [calm, penalised], CALM).token_ids
+
+    assert len(set(tokens["p", 0])) > len(set(tokens["r", 0]))
+
+
+class TestGivenLogprobs:
+    def test_when_greedy_then_the_chosen_token_is_the_first_of_the_top(self) -> None:
+        request = Request(
+            id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=8, logprobs=4)
+        )
+
+        outcome = run(folder(), [request])
+
+        for token, entry in zip(outcome.token_ids["r", 0], outcome.logprobs["r", 0], strict=True):
+            assert len(entry.top) == 4
+            assert entry.top[0] == (token, pytest.approx(entry.chosen))
+            assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
+
+    def test_when_a_bias_forces_a_token_then_its_logprob_is_that_of_the_raw_logits(self) -> None:
+        request = Request(
+            id="r",
+            prompt_token_ids=(5, 6, 7),
+            sampling=SamplingParams(temperature=0, max_tokens=1, logprobs=0, logit_bias={33: 100.0}),
+        )
+
+        outcome = run(folder(), [request])
+
+        assert outcome.token_ids["r", 0] == [33]
+        assert outcome.logprobs["r", 0][0].top == ()
+        assert outcome.logprobs["r", 0][0].chosen < -0.5
