@@ -19,7 +19,7 @@ from worker.clock import monotonic_s
 from worker.common import Common
 from worker.config import BeatConfig
 from worker.connections import Client
-from worker.errors import ExitCode, PartDied
+from worker.errors import ExitCode, NotReady, PartDied
 from worker.health import Patience
 from worker.leases import HeldJob, HeldList, Leases
 
@@ -92,6 +92,7 @@ class Life:
         """Say who listens; before `start`."""
         self._hearing, self._about = hearing, about
         self._clock, self._health, self._log = common.clock, common.health, common.log
+        self._patience_s = common.config.redis.patience_s
 
     @property
     def age_s(self) -> float:
@@ -102,9 +103,12 @@ class Life:
         """Beat once, so that the incarnation lives before it pulls, then in the background.
 
         Raises:
-            RedisError: the first beat was not answered.
+            NotReady: the first beat was not answered in time.
         """
-        self._beat()
+        deadline_s = monotonic_s() + self._patience_s
+        while not self._try_beat():
+            if monotonic_s() > deadline_s:
+                raise NotReady(f"redis did not answer the first beat within {self._patience_s:g} s")
         self._thread.start()
 
     def quiet(self) -> None:
@@ -131,14 +135,18 @@ class Life:
         if self._silent_ticks:
             self._log.info("loop goes on", silent_s=round(self.age_s, 3))
         self._silent_ticks = 0
+        self._try_beat()
+
+    def _try_beat(self) -> bool:
         try:
             self._beat()
         except (RedisError, OSError) as error:
             self._health.failed("beat", error)
             self._closing.wait(min(self._patience.after(error), self._config.every_s))
-        else:
-            self._health.answered("beat")
-            self._patience.reset()
+            return False
+        self._health.answered("beat")
+        self._patience.reset()
+        return True
 
     def _fall_silent(self) -> None:
         """A hung loop is dead too: its jobs go to others. Counted in ticks: a process that was stopped has not hung."""

@@ -1,0 +1,82 @@
+"""A unix-socket proxy that cuts connections where a test says so: after a call was sent, before its reply came back."""
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+POLL_S = 0.05
+
+Cut = Callable[[bytes], bool]
+"""Whether the reply to these request bytes is to be lost."""
+
+
+class CuttingProxy:
+    """Stands before a server. Changes: each cut is counted."""
+
+    def __init__(self, listen: Path, target: Path, cut: Cut) -> None:
+        self._target = target
+        self._cut = cut
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._threads: list[threading.Thread] = []
+        self.num_cuts = 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(listen))
+        self._socket.listen()
+        self._socket.settimeout(POLL_S)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+        self.url = f"unix://{listen}"
+
+    def close(self) -> None:
+        """Take no more connections, and end those that stand."""
+        self._is_closing = True
+        for thread in (self._thread, *self._threads):
+            thread.join(5)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while not self._is_closing:
+            try:
+                client, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, client: socket.socket) -> None:
+        """Carry bytes both ways until one side ends, or a reply is to be lost."""
+        with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError):
+            client.settimeout(None)
+            server.connect(str(self._target))
+            is_cut = False
+            while not self._is_closing:
+                ready, _, _ = select.select([client, server], [], [], POLL_S)
+                for source in ready:
+                    data = source.recv(1 << 16)
+                    # A cut: the server has done what it was asked; only nobody hears of it.
+                    if not data or (source is server and is_cut):
+                        return
+                    is_cut = is_cut or (source is client and self._cut_now(data))
+                    (server if source is client else client).sendall(data)
+
+    def _cut_now(self, data: bytes) -> bool:
+        with self._lock:
+            is_now = self._cut(data)
+            self.num_cuts += is_now
+            return is_now
+
+
+@contextmanager
+def cutting_proxy(listen: Path, target: Path, cut: Cut) -> Generator[CuttingProxy]:
+    """A proxy for the time of a test."""
+    proxy = CuttingProxy(listen, target, cut)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,115 @@
+"""Worker processes for tests: real ones, started by the command, killed by signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+START_TIMEOUT_S = 30.0
+FAST = {
+    "SLUICE_MODEL": "null?step_s=0.01",
+    "SLUICE_RECORDER": "false",
+    "SLUICE_METRICS": "false",
+    "SLUICE_BEAT_EVERY_S": "0.1",
+    "SLUICE_BEAT_LIFE_S": "0.4",
+    "SLUICE_LOG_FORMAT": "json",
+}
+
+
+class WorkerProcess:
+    """One `python -m worker start`. Changes: it is stopped, continued, killed."""
+
+    def __init__(self, url: str, log: Path, **settings: str) -> None:
+        own = {name for name in os.environ if name.startswith("SLUICE_")}
+        environ = {name: value for name, value in os.environ.items() if name not in own}
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "worker", "start", "--redis-url", url],
+                cwd=ROOT,
+                env={**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"},
+                stderr=stream,
+                stdout=stream,
+            )
+
+    def wait_until_started(self) -> None:
+        """Until it says so in its log."""
+        self.wait_for_line("worker started")
+
+    def wait_for_line(self, words: str) -> None:
+        """Until its log has these words."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while words not in self.said:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline_s, self.said
+            time.sleep(0.005)
+
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text()
+
+    @property
+    def incarnation(self) -> str:
+        """The beginning of its incarnation, as its log tells it."""
+        found = re.search(r'"worker_id": "(\w+)"', self.said)
+        assert found is not None
+        return found[1]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for its end, and give its exit code."""
+        return self.process.wait(START_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Crew:
+    """Starts workers and kills whatever is left of them."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url = url
+        self._folder = folder
+        self._workers: list[WorkerProcess] = []
+
+    def start(self, **settings: str) -> WorkerProcess:
+        """Start one, without waiting for it; settings by their environment names without prefix."""
+        log = self._folder / f"worker-{len(self._workers)}.log"
+        worker = WorkerProcess(self._url, log, **{f"SLUICE_{name}": value for name, value in settings.items()})
+        self._workers.append(worker)
+        return worker
+
+    def start_all(self, count: int, **settings: str) -> list[WorkerProcess]:
+        """Start several, and wait for all."""
+        workers = [self.start(**settings) for _ in range(count)]
+        for worker in workers:
+            worker.wait_until_started()
+        return workers
+
+    def end(self) -> None:
+        """Kill all."""
+        for worker in self._workers:
+            worker.kill()
+
+
+@contextmanager
+def crew(url: str, folder: Path) -> Generator[Crew]:
+    """Workers that do not outlive the test."""
+    made = Crew(url, folder)
+    try:
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,170 @@
+"""Real worker processes, killed, stopped, drained; an outside checker finds every token once."""
+
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer.contract.states import JobState
+from producer.contract.wire import JobOptions
+from tests.end_to_end.processes import Crew, crew
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    num_on_channel,
+    state_of,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.servers import RedisServer
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:
+    with valkey.client() as client:
+        # A server refuses reclaim until it has been up for a life; the tests' queue lives an hour later.
+        client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+        yield client
+
+
+@pytest.fixture
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+    del client
+    with crew(valkey.url, tmp_path) as made:
+        yield made
+
+
+def long_jobs(count: int, *, tokens: int = 120) -> list[Ask]:
+    return [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=tokens, n=1 + i % 2), seed=i) for i in range(count)]
+
+
+class TestGivenTwoWorkers:
+    """Each has jobs in mid-generation, 10 ms a token."""
+
+    def test_when_one_is_killed_then_the_other_goes_on_at_the_next_token(self, workers: Crew, client: Any) -> None:
+        asks = long_jobs(12)
+        first, _ = workers.start_all(2, MAX_NUM_SEQS="16")
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 20 for one in job_ids), "all jobs speak")
+
+        first.signal(signal.SIGKILL)
+        wait_for_ends(client, job_ids)
+
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        check_nothing_is_left(client)
+        attempts = [int(client.hget(KEYS.job(one), "attempt")) for one in job_ids]
+        assert set(attempts) == {1, 2}, "some were the dead worker's, some were not"
+
+    def test_when_one_is_stopped_past_its_life_then_its_late_writes_are_refused(
+        self, workers: Crew, client: Any
+    ) -> None:
+        asks = long_jobs(6, tokens=150)
+        zombie = workers.start_all(1)[0]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
+
+        zombie.signal(signal.SIGSTOP)
+        workers.start_all(1)
+        wait_until(lambda: all(int(client.hget(KEYS.job(one), "epoch")) == 2 for one in job_ids), "all are taken over")
+        zombie.signal(signal.SIGCONT)
+        zombie.wait_for_line("job lost")
+        wait_for_ends(client, job_ids)
+
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        check_nothing_is_left(client)
+
+    def test_when_one_is_told_to_hand_over_then_the_other_goes_on(self, workers: Crew, client: Any) -> None:
+        asks = long_jobs(8, tokens=100)
+        leaver = workers.start_all(1, DRAIN="hand-over")[0]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
+        workers.start_all(1)
+
+        leaver.signal(signal.SIGTERM)
+        assert leaver.wait() == 0
+        wait_for_ends(client, job_ids)
+
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        check_nothing_is_left(client)
+
+
+class TestGivenOneWorkerWithMoreThanItRuns:
+    """Two run, others wait in the queue."""
+
+    def test_when_told_to_stop_then_it_finishes_what_runs_and_leaves_the_rest(self, workers: Crew, client: Any) -> None:
+        asks = long_jobs(6, tokens=40)
+        worker = workers.start_all(1, MAX_NUM_SEQS="2")[0]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: num_on_channel(client, job_ids[0]) >= 3, "it runs")
+
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+        states = [state_of(client, one) for one in job_ids]
+        assert states[0] is JobState.DONE
+        assert states[-1] is JobState.QUEUED
+        assert set(states) == {JobState.DONE, JobState.QUEUED}
+        assert client.zcard(KEYS.key("alive")) == 0, "it said farewell"
+        workers.start_all(1)
+        wait_for_ends(client, job_ids)
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+
+    def test_when_told_twice_then_it_hands_everything_back_at_once(self, workers: Crew, client: Any) -> None:
+        ask = Ask(options=JobOptions(max_tokens=3000))
+        worker = workers.start_all(1)[0]
+        (job_id,) = submit_all(client, [ask])
+        wait_until(lambda: num_on_channel(client, job_id) >= 3, "it runs")
+
+        worker.signal(signal.SIGTERM)
+        worker.wait_for_line("draining")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+        assert state_of(client, job_id) is JobState.QUEUED
+        assert num_on_channel(client, job_id) < 3000
+
+    def test_when_quieted_then_it_takes_nothing_until_continued(self, workers: Crew, client: Any) -> None:
+        ask = Ask(options=JobOptions(max_tokens=5))
+        worker = workers.start_all(1)[0]
+        worker.signal(signal.SIGTSTP)
+        worker.wait_for_line("quiet: pulling no more")
+        (job_id,) = submit_all(client, [ask])
+        worker.signal(signal.SIGUSR1)
+        worker.wait_for_line('"event": "sequences"')
+        assert state_of(client, job_id) is JobState.QUEUED
+
+        worker.signal(signal.SIGCONT)
+        wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: ask})
+
+
+class TestGivenARedisThatRestarts:
+    """It keeps an append-only file; one worker has jobs in mid-generation."""
+
+    def test_when_it_comes_back_then_the_same_worker_goes_on_and_no_lease_moved(
+        self, durable_valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        asks = long_jobs(6, tokens=200)
+        client: Any = durable_valkey.client()  # redis-py types it in part
+        with client, crew(durable_valkey.url, tmp_path) as workers:
+            # Appended at once: the test is about leases, not about a lost second.
+            client.config_set("appendfsync", "always")
+            first, second = workers.start_all(2)
+            job_ids = submit_all(client, asks)
+            wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
+
+            durable_valkey.restart(crash=True)
+            wait_for_ends(client, job_ids)
+
+            check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+            check_nothing_is_left(client)
+            assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+            for worker in (first, second):
+                assert worker.said.count("redis unreachable") == 1
+                assert worker.said.count("redis reachable again") == 1
