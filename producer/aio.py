@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from producer import commands, config, following
 from producer.client import AnyJob, server_url
 from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
-from producer.contract.calls import QueueSettings, QueueView
+from producer.contract.calls import JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
 from producer.following import Place, Reader, StreamEvent
@@ -98,10 +98,12 @@ class AsyncProducer:
 
     # ------------------------------------------------------------ follow
 
-    def stream(self, job: AnyJob, offset: Place = 0, *, choice: int = 0) -> AsyncIterator[StreamEvent]:
+    def stream(
+        self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
+    ) -> AsyncIterator[StreamEvent]:
         """As `Producer.stream`."""
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader))
+        return self._events(following.stream(self._queue, reader, timeout_s))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """As `Producer.stream_many`."""
@@ -122,6 +124,10 @@ class AsyncProducer:
     async def status(self, job: AnyJob) -> JobStatus:
         """As `Producer.status`."""
         return await self._run(commands.status(self._queue, JobId(str(job))))
+
+    async def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
+        """As `Producer.views`."""
+        return await self._run(commands.views(self._queue, [JobId(str(job)) for job in jobs]))
 
     async def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """As `Producer.cancel`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, embedded, following
 from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
-from producer.contract.calls import QueueSettings, QueueView
+from producer.contract.calls import JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
 from producer.following import Place, Reader, StreamEvent
@@ -126,22 +126,26 @@ class Producer:
 
     # ------------------------------------------------------------ follow
 
-    def stream(self, job: AnyJob, offset: Place = 0, *, choice: int = 0) -> Iterator[StreamEvent]:
+    def stream(
+        self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
+    ) -> Iterator[StreamEvent]:
         """Yield what a job generates, from a place on, until its end; outlives lost connections and dead workers.
 
         Args:
             job: The job.
             offset: Tokens that the reader has, or the `cursor` of the last event it saw (which also knows the text).
             choice: Which of the job's `n` choices.
+            timeout_s: How long the whole may take.
 
         Raises:
             JobFailed, JobCancelled, JobExpired: after the last event, where the job ended so.
             JobNotFound, BadOffset: there is no such job or place.
             ResultExpired, ChannelExpired: what follows the place is no longer kept.
+            ResultTimeout: it has not ended within `timeout_s`; it goes on.
             QueueUnreachable: the server stayed away; stream again from the last event's cursor.
         """
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader))
+        return self._events(following.stream(self._queue, reader, timeout_s))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield what many jobs generate, in the order it arrives, over one connection.
@@ -165,9 +169,15 @@ class Producer:
         """
         return self._run(commands.result(self._queue, JobId(str(job)), timeout_s))
 
-    def results(self, jobs: Iterable[AnyJob]) -> Iterator[Outcome]:
-        """Yield the outcome of each job, as they end; nothing is raised for a job that did not get done."""
-        return self._events(outcomes(self._queue, (JobId(str(job)) for job in jobs)))
+    def results(self, jobs: Iterable[AnyJob], *, with_entries: bool = False) -> Iterator[Outcome]:
+        """Yield the outcome of each job, as they end; nothing is raised for a job that did not get done.
+
+        Args:
+            jobs: Jobs.
+            with_entries: Read each first choice's channel too, which has the time of each token.
+        """
+        ids = [JobId(str(job)) for job in jobs]
+        return self._events(outcomes(self._queue, ids, with_entries=with_entries))
 
     # ------------------------------------------------------------ look and change
 
@@ -178,6 +188,10 @@ class Producer:
             JobNotFound: it is unknown.
         """
         return self._run(commands.status(self._queue, JobId(str(job))))
+
+    def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
+        """What the queue knows of each job; None for an unknown one."""
+        return self._run(commands.views(self._queue, [JobId(str(job)) for job in jobs]))
 
     def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """Cancel a job; returns the state reached, or `asked` where a worker is told to stop.

@@ -202,6 +202,10 @@ JOB_OVERHEAD_BYTES = 256
 """Of one job's arguments in a call beside spec and payload."""
 
 
+Group: TypeAlias = tuple[Call[list[calls.SubmitAnswer]], list[int]]
+"""A call, and the places of its jobs in their chunk."""
+
+
 @dataclass(slots=True, eq=False)
 class Chunk:
     """Jobs that travel together: at most `MAX_JOBS_PER_CALL` and `MAX_CALL_BYTES`. Filled, sent, then answered."""
@@ -214,6 +218,7 @@ class Chunk:
     """Places of jobs whose id the caller chose. A drawn id that is a duplicate is our own, sent twice."""
 
     num_bytes: int = 0
+    _calls: list[Group] = field(default_factory=list[Group])
 
     def takes(self, job: NewJob) -> bool:
         """Whether this job still fits; a single large one travels alone."""
@@ -230,13 +235,14 @@ class Chunk:
             self.num_bytes += _size(job)
 
     def ask(self) -> Ask:
-        """What to send: one call for each partition that has jobs in it."""
-        return Ask(tuple(command_of(call) for call, _ in self._calls()))
+        """What to send: one call for each partition that has jobs in it. Nothing is added after this."""
+        self._calls = self._grouped()
+        return Ask(tuple(command_of(call) for call, _ in self._calls))
 
     def answers(self, replies: Sequence[Reply]) -> list[SubmitAnswer]:
         """What became of each, in the caller's order."""
         found: dict[int, SubmitAnswer] = {}
-        for (call, places), reply in zip(self._calls(), replies, strict=True):
+        for (call, places), reply in zip(self._calls, replies, strict=True):
             for place, answer in zip(places, call.parse(reply), strict=True):
                 job = self.jobs[place]
                 assert isinstance(job, NewJob)
@@ -247,14 +253,15 @@ class Chunk:
         """The answers where the server refused the whole call."""
         return [job if isinstance(job, ProducerError) else error for job in self.jobs]
 
-    def _calls(self) -> list[tuple[Call[list[calls.SubmitAnswer]], list[int]]]:
-        places: dict[int, list[int]] = {}
+    def _grouped(self) -> list[Group]:
+        groups: dict[int, list[int]] = {}
         for i, job in enumerate(self.jobs):
             if isinstance(job, NewJob):
-                places.setdefault(partition_in(job.id), []).append(i)
+                # A new job's id is known to be one: no need to look closer at each.
+                groups.setdefault(int(job.id.partition(".")[0]), []).append(i)
         return [
-            (calls.submit(self.queue.keys(partition), [cast(NewJob, self.jobs[i]) for i in here]), here)
-            for partition, here in places.items()
+            (calls.submit(self.queue.keys(partition), [cast("NewJob", self.jobs[i]) for i in places]), places)
+            for partition, places in groups.items()
         ]
 
 
@@ -330,7 +337,7 @@ def _refusal(job: NewJob, refused: Refused) -> ProducerError:
             return JobTooLarge(refused.message)
         case "feature":
             return InvalidJob(refused.message)
-        case "paused" | "wrong_type":
+        case _:
             return QueueRefused(f"job {job.id}: {refused.message}")
 
 
@@ -461,6 +468,34 @@ def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
 # ---------------------------------------------------------------- results
 
 
+class Countdown:
+    """Time left for something, or no bound."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._begin_s = monotonic()
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since it began."""
+        return monotonic() - self._begin_s
+
+    def check(self, what: str) -> None:
+        """Give up when the time is over.
+
+        Raises:
+            ResultTimeout: it is.
+        """
+        if self.timeout_s is not None and self.passed_s >= self.timeout_s:
+            raise ResultTimeout(f"{what} not ended after {self.timeout_s:g} s; the job goes on. Ask again later.")
+
+    def block_ms(self, most_ms: int) -> int:
+        """How long to block: what is left, at most `most_ms`, at least 1 (0 would be for ever)."""
+        if self.timeout_s is None:
+            return most_ms
+        return max(1, min(most_ms, round((self.timeout_s - self.passed_s) * 1000)))
+
+
 def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[JobResult]:
     """Wait for a job's end and return its output.
 
@@ -470,8 +505,7 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[Jo
         ResultExpired: it is done, but its output is no longer kept.
         JobNotFound: it is unknown.
     """
-    begin_s = monotonic()
-    view = None
+    clock = Countdown(timeout_s)
     while True:
         view, data = yield from _look(queue, job_id)
         if view is None:
@@ -480,12 +514,8 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[Jo
             raise JobNotFound(job_id)
         if view.state.is_terminal:
             return outcome(view, data)
-        left_s = None if timeout_s is None else begin_s + timeout_s - monotonic()
-        if left_s is not None and left_s <= 0:
-            raise ResultTimeout(
-                f"job {job_id} is still {view.state} after {timeout_s:g} s; it goes on. Ask again later."
-            )
-        yield from _wait_for_end(queue.keys_of(job_id), view, begin_s, left_s)
+        clock.check(f"job {job_id} is still {view.state},")
+        yield from _wait_for_end(queue.keys_of(job_id), view, clock)
 
 
 def _look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
@@ -518,23 +548,22 @@ def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerErro
     return kind(view.id, view.error or "no reason was given", code=view.error_code, partial=partial)
 
 
-def _wait_for_end(keys: QueueKeys, view: JobView, begin_s: float, left_s: float | None) -> Operation[None]:
+def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown) -> Operation[None]:
     """Let the channels wake us until every choice has its end, or it is time to look at the state again."""
-    cursors = {
-        keys.channel(view.id, c): f"{view.published[c] if c < len(view.published) else 0}-0"
-        for c in range(view.choices)
-    }
-    until_s = monotonic() + (WAIT_BLOCK_MS / 1000 if left_s is None else min(left_s, WAIT_BLOCK_MS / 1000))
-    while cursors and (rest_s := until_s - monotonic()) > 0:
-        [reply] = yield Ask((xread(cursors, block_ms=max(1, round(rest_s * 1000))),))
+    offsets = [*view.published, *[0] * view.choices]
+    cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
+    until_s = clock.passed_s + WAIT_BLOCK_MS / 1000
+    while cursors and clock.passed_s < until_s:
+        [reply] = yield Ask((xread(cursors, block_ms=clock.block_ms(WAIT_BLOCK_MS)),))
+        if not reply:
+            return
         for key, entries in channel_entries(reply):
-            last_id = entries[-1][0]
-            cursors[key] = last_id
-            if is_end_id(last_id):
+            cursors[key] = entries[-1][0]
+            if is_end_id(cursors[key]):
                 del cursors[key]
         if cursors:
             # Tokens wake us too: look ever more rarely, so that waiting costs little and never adds much to the wait.
-            yield Pause(min(MAX_WAIT_S, WAIT_SHARE * (monotonic() - begin_s)))
+            yield Pause(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))
 
 
 # ---------------------------------------------------------------- reading channels
@@ -552,8 +581,13 @@ def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
 def channel_entries(reply: Reply) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """(key, [(entry id, encoded ChannelEntry)]) of an XREAD's reply."""
     # Redis's own reply: [[key, [[id, [field, value]], …]], …], or nil.
-    for key, entries in cast("list[tuple[bytes, list[tuple[bytes, list[bytes]]]]]", reply or []):
-        yield key.decode(), [(entry_id.decode(), fields[1]) for entry_id, fields in entries]
+    for key, entries in cast("list[tuple[bytes, Reply]]", reply or []):
+        yield key.decode(), channel_rows(entries)
+
+
+def channel_rows(reply: Reply) -> list[tuple[str, bytes]]:
+    """(entry id, encoded ChannelEntry) of an XRANGE's reply."""
+    return [(entry_id.decode(), fields[1]) for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
 
 
 def is_end_id(entry_id: str) -> bool:

@@ -13,10 +13,12 @@ from producer.commands import (
     WAIT_BLOCK_MS,
     Ask,
     Command,
+    Countdown,
     Pause,
     Queue,
     Reply,
     channel_entries,
+    channel_rows,
     ended_badly,
     views,
     xread,
@@ -254,31 +256,34 @@ def _max_tokens(view: JobView) -> int:
     return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
 
 
-def follow(queue: Queue, readers: Sequence[Reader]) -> Follow:
+def follow(queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None) -> Follow:
     """Yield the events of any number of channels, on one connection, until each has ended.
 
     Raises:
         JobNotFound, BadOffset, ResultExpired, ChannelExpired: one of them cannot be read from its place.
+        ResultTimeout: not all have ended within `timeout_s`.
     """
+    clock = Countdown(timeout_s)
     open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
     while open_readers:
         # The state first: what a terminal job has on its channel is there when we read it.
         yield from _look(queue, open_readers)
         while open_readers:
-            [reply] = yield Ask((xread(_places(open_readers), block_ms=WAIT_BLOCK_MS),))
+            clock.check(f"{len(open_readers)} of {len(readers)} channels")
+            [reply] = yield Ask((xread(_places(open_readers), block_ms=clock.block_ms(WAIT_BLOCK_MS)),))
             if not reply:
                 break
             yield from _feed(open_readers, reply)
 
 
-def stream(queue: Queue, reader: Reader) -> Follow:
+def stream(queue: Queue, reader: Reader, timeout_s: float | None = None) -> Follow:
     """Yield the events of one channel; after the last, raise where the job ended otherwise than done.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: it did.
-        JobNotFound, BadOffset, ResultExpired, ChannelExpired: as in `follow`.
+        JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
     """
-    yield from follow(queue, [reader])
+    yield from follow(queue, [reader], timeout_s)
     if reader.end is not None and reader.end.state is not JobState.DONE:
         [view] = yield from views(queue, [reader.job_id])
         if view is not None and view.state is reader.end.state:
@@ -305,16 +310,11 @@ def _feed(open_readers: dict[str, Reader], reply: Reply) -> Follow:
         reader = open_readers[key]
         if reader.overlaps(entries):
             [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
-            yield reader.reread(_rows(whole))
+            yield reader.reread(channel_rows(whole))
         else:
             yield from reader.feed(entries)
         if reader.is_finished:
             del open_readers[key]
-
-
-def _rows(reply: Reply) -> Iterator[tuple[str, bytes]]:
-    for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
-        yield entry_id.decode(), fields[1]
 
 
 def _places(open_readers: dict[str, Reader]) -> dict[str, str]:

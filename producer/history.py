@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from producer.contract.database import HistoryError, check_schema, open_database
+from producer.contract.states import JobState
 from producer.contract.tables import batch_progress, jobs, results, timeline
+from producer.contract.wire import JobId, split_job_id
 from producer.errors import HistoryUnavailable
 
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
@@ -87,6 +90,16 @@ class LatencyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A job whose data is to go."""
+
+    id: JobId
+    queue: str
+    state: JobState | None
+    """As the queue knew it; None where only the history may know the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """Which jobs; None means any."""
 
@@ -126,6 +139,14 @@ class History:
     def __init__(self, url: str, *, is_writer: bool = False) -> None:
         with _explained():
             self._engine = open_database(url, is_writer=is_writer)
+        path = self._engine.url.database
+        # SQLite would make an empty file of a path that is not there.
+        if (
+            self._engine.dialect.name == "sqlite"
+            and path not in (None, "", ":memory:")
+            and not Path(str(path)).exists()
+        ):
+            raise HistoryUnavailable(f"there is no job history at {path} yet. A worker with --database-url writes it.")
 
     def __enter__(self) -> Self:
         with self._connection() as connection:
@@ -173,17 +194,23 @@ class History:
         """Mean, percentiles (interpolated, as numpy's) and maximum of each metric over the done jobs."""
         return [LatencyRow(**row) for row in self._rows(_latency_query(wanted))]
 
-    def forget(self, job_ids: Sequence[str]) -> int:
-        """Remove what the history holds of these jobs, but for the fact that they were; how many were known.
+    def forget(self, jobs_to_forget: Sequence[Forgotten]) -> int:
+        """Remove what the history holds of these jobs, but for the fact that they were; how many had a row.
 
-        Their rows keep id, queue, tenant, state and times, so that totals stay right, and take nothing in any more.
+        Their rows keep id, queue, tenant, state and times, so that totals stay right, and take nothing in any more. One
+        that has no row yet gets an empty one: what is still on its way to the history then finds it closed.
         """
         known = 0
-        for at in range(0, len(job_ids), FORGET_BITE):
-            bite = job_ids[at : at + FORGET_BITE]
+        for at in range(0, len(jobs_to_forget), FORGET_BITE):
+            bite = jobs_to_forget[at : at + FORGET_BITE]
+            ids = [job.id for job in bite]
             with self._connection() as connection:
-                connection.execute(results.delete().where(results.c.job_id.in_(bite)))
-                known += connection.execute(_forgotten().where(jobs.c.id.in_(bite))).rowcount
+                have = set(connection.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(ids))))
+                connection.execute(results.delete().where(results.c.job_id.in_(ids)))
+                connection.execute(_forgotten().where(jobs.c.id.in_(ids)))
+                if tombs := [_tomb(job) for job in bite if job.id not in have and job.state is not None]:
+                    connection.execute(jobs.insert(), tombs)
+            known += len(have)
         return known
 
     def _rows(self, query: AnyQuery) -> list[dict[str, Any]]:  # Any: a row's values are as its columns say
@@ -209,6 +236,12 @@ def _explained() -> Generator[None]:
 
 
 _JOB_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
+
+
+def _tomb(job: Forgotten) -> dict[str, object]:
+    partition, tenant, _ = split_job_id(job.id)
+    own = {"id": job.id, "queue": job.queue, "partition": partition, "tenant": tenant, "version": 0}
+    return {**own, "state": job.state, "deleted_ms": round(time.time() * 1000)}
 
 
 def _forgotten() -> sa.Update:

@@ -137,13 +137,13 @@ class Template:
             InvalidJob: the prompt is empty, too large, not UTF-8 or of no kind that is known.
         """
         payload, prompt_bytes, prompt_tokens = encoded_prompt(prompt)
-        job_id = job_id or self.job_id or self._new_id()
+        drawn = os.urandom(20)
         seed = seed if seed is not None else self.seed
         return NewJob(
-            id=job_id,
+            id=job_id or self.job_id or self._new_id(drawn[:12].hex()),
             spec=self.spec,
             payload=payload,
-            seed=int.from_bytes(os.urandom(8)) if seed is None else seed,
+            seed=int.from_bytes(drawn[12:]) if seed is None else seed,
             priority=self.priority,
             prompt_tokens=prompt_tokens,
             prompt_bytes=prompt_bytes,
@@ -158,8 +158,7 @@ class Template:
             wants_callback=self.wants_callback,
         )
 
-    def _new_id(self) -> JobId:
-        name = os.urandom(12).hex()
+    def _new_id(self, name: str) -> JobId:
         # The same key must find the same partition, or it would not find its first job.
         spread = name if self.idempotency_key is None else self.idempotency_key
         return JobId(f"{partition_of(spread, self.partitions)}.{self.tenant}.{name}")
@@ -267,7 +266,7 @@ def _size(prompt: Prompt) -> tuple[int, int | None]:
 
 def partition_of(name: str, partitions: int) -> int:
     """The partition that a job (by the last part of its id, or by its idempotency key) belongs to."""
-    return crc32(name.encode()) % partitions
+    return crc32(name.encode()) % partitions if partitions > 1 else 0
 
 
 def _check_whole(name: str, value: object, most: int) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from producer.commands import Ask, Pause, Queue, Reply, outcome, views
+from producer.commands import Ask, Command, Pause, Queue, Reply, channel_rows, outcome, views
 from producer.contract.calls import JobView
-from producer.contract.wire import JobId, JobResult
-from producer.errors import JobNotFound, ProducerError
+from producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry
+from producer.errors import JobNotDone, JobNotFound, ProducerError, ResultExpired
 
 MAX_WATCHED = 2048
 """Jobs asked about in one round; the oldest first, since they end first."""
@@ -30,41 +30,49 @@ class Outcome:
     error: ProducerError | None
     """JobFailed, JobCancelled, JobExpired, ResultExpired or JobNotFound."""
 
-    entries: tuple[bytes, ...] = ()
+    entries: tuple[ChannelEntry, ...] = ()
+    """Of its first choice's channel, where that was asked for and is still there."""
 
 
 Outcomes: TypeAlias = Generator[Ask | Pause | Outcome, list[Reply], None]
 
 
-def outcomes(queue: Queue, job_ids: Iterable[JobId]) -> Outcomes:
+def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
     """Yield the outcome of each job, as they end; looks less often while none does."""
     watched = list(job_ids)
     pause_s = MIN_PAUSE_S
     while watched:
         now = watched[:MAX_WATCHED]
         found = yield from views(queue, now)
-        ended = {
-            job_id: view for job_id, view in zip(now, found, strict=True) if view is None or view.state.is_terminal
-        }
-        yield from _ended(queue, ended)
-        watched = [job_id for job_id in now if job_id not in ended] + watched[MAX_WATCHED:]
+        looks = list(zip(now, found, strict=True))
+        ended = {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
+        yield from _ended(queue, ended, with_entries=with_entries)
+        # What is still on its way goes to the back: among many, each is looked at in turn.
+        watched = watched[MAX_WATCHED:] + [job_id for job_id in now if job_id not in ended]
         pause_s = MIN_PAUSE_S if ended else min(pause_s * 1.5, MAX_PAUSE_S)
         if watched:
             yield Pause(pause_s)
 
 
-def _ended(queue: Queue, ended: dict[JobId, JobView | None]) -> Outcomes:
+def _ended(queue: Queue, ended: dict[JobId, JobView | None], *, with_entries: bool) -> Outcomes:
     if not ended:
         return
-    replies = yield Ask(tuple(("GET", queue.keys_of(job_id).result(job_id)) for job_id in ended))
-    for (job_id, view), data in zip(ended.items(), replies, strict=True):
-        yield _outcome(job_id, view, cast("bytes | None", data))
+    commands: list[Command] = [("GET", queue.keys_of(job_id).result(job_id)) for job_id in ended]
+    if with_entries:
+        commands += [("XRANGE", queue.keys_of(job_id).channel(job_id), "-", "+") for job_id in ended]
+    replies = yield Ask(tuple(commands))
+    channels = replies[len(ended) :] or [[]] * len(ended)
+    for (job_id, view), data, channel in zip(ended.items(), replies, channels, strict=False):
+        entries = tuple(decode_entry(entry) for _, entry in channel_rows(channel)) if view is not None else ()
+        yield _outcome(job_id, view, cast("bytes | None", data), entries)
 
 
-def _outcome(job_id: JobId, view: JobView | None, data: bytes | None) -> Outcome:
+def _outcome(job_id: JobId, view: JobView | None, data: bytes | None, entries: tuple[ChannelEntry, ...]) -> Outcome:
     if view is None:
         return Outcome(job_id=job_id, view=None, result=None, error=JobNotFound(job_id))
     try:
-        return Outcome(job_id=job_id, view=view, result=outcome(view, data), error=None)
-    except ProducerError as error:
-        return Outcome(job_id=job_id, view=view, result=getattr(error, "partial", None), error=error)
+        return Outcome(job_id=job_id, view=view, result=outcome(view, data), error=None, entries=entries)
+    except JobNotDone as error:
+        return Outcome(job_id=job_id, view=view, result=error.partial, error=error, entries=entries)
+    except ResultExpired as error:
+        return Outcome(job_id=job_id, view=view, result=None, error=error, entries=entries)

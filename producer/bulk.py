@@ -1,0 +1,370 @@
+"""Submit a file of jobs, once, and write what became of them.
+
+A job's id is drawn from what its line asks for, its custom id (or how often the same was asked before in the file), the
+batch and the run. So whoever reads the same file again, here or elsewhere, submits the same jobs, and the queue takes
+each once. The journal beside that spares the second asking and outlives the queue's memory. Prints nothing.
+"""
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from producer.bulk_input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
+from producer.bulk_output import bad_line, encoded, error_line, output_line
+from producer.client import Producer
+from producer.contract.calls import NewJob
+from producer.contract.wire import JobId
+from producer.errors import InvalidJob, ProducerError, QueueFull
+from producer.jobs import Options, Prepared, Template, partition_of, template
+from producer.journal import Journal
+from producer.outcomes import Outcome
+from producer.summary import Summary
+
+NAME_BYTES = 12
+MAX_TEMPLATES = 1024
+"""Options kept encoded: most files have few kinds of lines."""
+
+REPORT_EVERY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSettings:
+    """What to do with a file."""
+
+    path: str
+    """`-` for standard input."""
+
+    batch: str
+    endpoint: Endpoint | None = None
+    model: str | None = None
+    defaults: Options = field(default_factory=Options)
+    partitions: int = 1
+    is_again: bool = False
+    """Run it anew, deliberately."""
+
+    is_strict: bool = False
+    """Submit nothing if any line is bad."""
+
+    is_ordered: bool = False
+    """Write output lines in the order of the input."""
+
+    output: Path | None = None
+    errors: Path | None = None
+    journal: Path | None = None
+
+
+def default_batch(path: str) -> str:
+    """A name for the batch of a file: its own, and a hash of where it is."""
+    where = str(Path(path).absolute()) if path != STDIN else str(time.time_ns())
+    stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(path).name.split(".")[0])
+    return f"{(stem or 'batch')[:48]}-{blake2b(where.encode(), digest_size=4).hexdigest()}"
+
+
+class Sent(NamedTuple):
+    """What is remembered of a line until its job has ended. One for each line: a named tuple is small."""
+
+    number: int
+    custom_id: str
+    endpoint: Endpoint
+    model: str | None
+
+
+@dataclass(slots=True, eq=False)
+class Counts:
+    """How far a run is. Changes with every line."""
+
+    lines: int = 0
+    accepted: int = 0
+    before: int = 0
+    """Submitted before, by this file or another copy of it."""
+
+    bad: int = 0
+    ended: int = 0
+    written_before: int = 0
+    """Already in the output or error file."""
+
+    full: QueueFull | None = None
+    """The queue is full, and the run waits."""
+
+
+Listener = Callable[[Counts], None]
+
+
+class BadFile(ProducerError):
+    """Lines are bad, and the run is strict: nothing was submitted."""
+
+
+class BulkRun:
+    """One run of one file: `submit`, then `wait` for what became of it."""
+
+    def __init__(self, producer: Producer, settings: BulkSettings, listener: Listener) -> None:
+        self._producer = producer
+        self._settings = settings
+        self._listener = listener
+        self._templates: dict[str, Template] = {}
+        self._asked: Counter[bytes] = Counter()
+        self._sent: dict[JobId, Sent] = {}
+        self._bad: list[BadLine] = []
+        self._written: set[str] = set()
+        self._run = 0
+        self.counts = Counts()
+        self.summary = Summary()
+        self.first_bad: list[BadLine] = []
+
+    # ------------------------------------------------------------ submit
+
+    def submit(self) -> None:
+        """Submit every line that has not been submitted yet.
+
+        Raises:
+            OSError: the file cannot be read.
+            BadFile: strict, and a line is bad.
+            QueueUnreachable, QueueRefused: the queue does not take jobs now; run again to go on.
+        """
+        settings = self._settings
+        self._written = self._already_written()
+        with Journal(settings.journal, is_new_run=settings.is_again) as journal, self._error_file() as errors:
+            self._run = journal.run
+            self._submit_all(journal, errors)
+        self._listener(self.counts)
+
+    def _submit_all(self, journal: Journal, errors: "IO[str] | None") -> None:
+        pending: deque[tuple[JobId, NewJob]] = deque()
+        refused: deque[NewJob] = deque()
+        new = self._new_jobs(journal, errors)
+
+        def feed() -> Iterator[Prepared]:
+            for job in self._until_room(refused, new):
+                pending.append((job.id, job))
+                yield job, True
+
+        while True:
+            for answer in self._producer.submit_prepared(feed()):
+                _, job = pending.popleft()
+                self._answered(job, answer, refused, journal, errors)
+            if not refused:
+                return
+
+    def _until_room(self, refused: deque[NewJob], new: Iterator[NewJob]) -> Iterator[NewJob]:
+        """What to send next: first, after a pause, what the full queue refused."""
+        while True:
+            if refused:
+                time.sleep(self.counts.full.retry_after_s if self.counts.full else 0)
+                self.counts.full = None
+                again = list(refused)
+                refused.clear()
+                yield from again
+            elif (job := next(new, None)) is not None:
+                yield job
+            else:
+                return
+
+    def _answered(
+        self,
+        job: NewJob,
+        answer: object,
+        refused: deque[NewJob],
+        journal: Journal,
+        errors: "IO[str] | None",
+    ) -> None:
+        if isinstance(answer, QueueFull):
+            refused.append(job)
+            self.counts.full = answer
+            self._listener(self.counts)
+            return
+        sent = self._sent[job.id]
+        if isinstance(answer, ProducerError):
+            del self._sent[job.id]
+            self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)), name_of(job.id), errors)
+            return
+        journal.add(name_of(job.id))
+        if getattr(answer, "is_duplicate", False):
+            self.counts.before += 1
+        else:
+            self.counts.accepted += 1
+        if self.counts.accepted % REPORT_EVERY == 0:
+            self._listener(self.counts)
+
+    def _new_jobs(self, journal: Journal, errors: "IO[str] | None") -> Iterator[NewJob]:
+        """The file's jobs that were not submitted before."""
+        for line in self._lines():
+            self.counts.lines += 1
+            if isinstance(line, BadLine):
+                self._refuse(line, self._bad_name(line), errors)
+                continue
+            try:
+                job = self._job(line)
+            except InvalidJob as error:
+                bad = BadLine(line.number, line.custom_id, "invalid_request", str(error))
+                self._refuse(bad, self._bad_name(bad), errors)
+                continue
+            if name_of(job.id) in self._written:
+                self.counts.written_before += 1
+                continue
+            custom_id = line.custom_id or f"line-{line.number}"
+            self._sent[job.id] = Sent(line.number, custom_id, line.endpoint, line.options.get("model"))
+            if name_of(job.id) in journal:
+                self.counts.before += 1
+                continue
+            yield job
+
+    def _lines(self) -> Iterator[Line | BadLine]:
+        reader = LineReader(
+            endpoint=self._settings.endpoint, model=self._settings.model, defaults=self._settings.defaults
+        )
+        with opened(self._settings.path) as file:
+            found = (reader.read(number, line) for number, line in lines(file))
+            yield from self._all_or_nothing(found) if self._settings.is_strict else found
+
+    def _all_or_nothing(self, found: Iterator[Line | BadLine]) -> list[Line | BadLine]:
+        kept = [self._looked_at(line) for line in found]
+        bad = [line for line in kept if isinstance(line, BadLine)]
+        if bad:
+            self.first_bad = bad
+            raise BadFile(f"{len(bad)} lines are bad and nothing was submitted (--strict). The first: "
+                          f"line {bad[0].number}: {bad[0].message}")  # fmt: skip
+        return kept
+
+    def _looked_at(self, line: Line | BadLine) -> Line | BadLine:
+        if isinstance(line, Line):
+            try:
+                self._template(line.options).new_job(line.prompt)
+            except InvalidJob as error:
+                return BadLine(line.number, line.custom_id, "invalid_request", str(error))
+        return line
+
+    def _job(self, line: Line) -> NewJob:
+        made = self._template(line.options).new_job(line.prompt)
+        which = line.custom_id
+        if which is None:
+            which = f"#{self._asked[made.digest]}"
+            self._asked[made.digest] += 1
+        identity = json.dumps([self._settings.batch, self._run, which]).encode() + made.digest
+        drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
+        name = drawn[:NAME_BYTES].hex()
+        tenant = made.id.split(".")[1]
+        # The seed too: the same line, submitted twice, is the same job in everything.
+        seed = made.seed if line.options.get("seed") is not None else int.from_bytes(drawn[NAME_BYTES:])
+        return replace(made, id=JobId(f"{partition_of(name, self._settings.partitions)}.{tenant}.{name}"), seed=seed)
+
+    def _template(self, options: Options) -> Template:
+        key = repr(options)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            options = {"stream": False, **options, "batch": self._settings.batch}
+            found = self._templates[key] = template(options, partitions=self._settings.partitions)
+        return found
+
+    def _bad_name(self, bad: BadLine) -> str:
+        identity = json.dumps([self._settings.batch, self._run, bad.number, bad.message]).encode()
+        return blake2b(identity, digest_size=NAME_BYTES).hexdigest()
+
+    def _refuse(self, bad: BadLine, name: str, errors: "IO[str] | None") -> None:
+        self.counts.bad += 1
+        self.summary.bad_lines += 1
+        if len(self.first_bad) < 20:
+            self.first_bad.append(bad)
+        if errors is not None and name not in self._written:
+            errors.write(encoded(bad_line(name, bad)))
+
+    # ------------------------------------------------------------ wait
+
+    def wait(self) -> None:
+        """Wait for every job of the file, and write its line as it ends (or in the input's order).
+
+        Raises:
+            OSError: a file cannot be written.
+            QueueUnreachable: the server stayed away; run again to go on.
+        """
+        with self._output_file() as output, self._error_file() as errors:
+            outcomes = self._producer.results(list(self._sent), with_entries=True)
+            for outcome in self._in_order(outcomes) if self._settings.is_ordered else outcomes:
+                self._ended(outcome, output, errors)
+        self._listener(self.counts)
+
+    def _in_order(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+        early: dict[JobId, Outcome] = {}
+        for job_id in list(self._sent):
+            while job_id not in early:
+                outcome = next(outcomes)
+                early[outcome.job_id] = outcome
+            yield early.pop(job_id)
+
+    def _ended(self, outcome: Outcome, output: "IO[str] | None", errors: "IO[str] | None") -> None:
+        self.counts.ended += 1
+        sent, name = self._sent[outcome.job_id], name_of(outcome.job_id)
+        if outcome.error is not None or outcome.result is None or outcome.view is None:
+            self.summary.failed += 1
+            if errors is not None and outcome.error is not None:
+                errors.write(encoded(error_line(name, sent.custom_id, outcome.error)))
+        else:
+            self.summary.add(outcome.view, outcome.result, outcome.entries)
+            if output is not None:
+                line = output_line(name, sent.custom_id, sent.endpoint, outcome.result, model=sent.model)
+                output.write(encoded(line))
+        self._listener(self.counts)
+
+    # ------------------------------------------------------------ files
+
+    def _already_written(self) -> set[str]:
+        """Names of lines that an earlier run wrote; a line that it could not finish is cut off."""
+        if self._settings.is_again:
+            for path in (self._settings.output, self._settings.errors):
+                if path is not None:
+                    path.unlink(missing_ok=True)
+            return set()
+        return _names_in(self._settings.output) | _names_in(self._settings.errors)
+
+    @contextmanager
+    def _output_file(self) -> "Generator[IO[str] | None]":
+        with _appending(self._settings.output) as file:
+            yield file
+
+    @contextmanager
+    def _error_file(self) -> "Generator[IO[str] | None]":
+        with _appending(self._settings.errors) as file:
+            yield file
+
+
+def name_of(job_id: JobId) -> str:
+    """The last part of an id."""
+    return job_id.rpartition(".")[2]
+
+
+@contextmanager
+def _appending(path: Path | None) -> "Generator[IO[str] | None]":
+    if path is None:
+        yield None
+        return
+    with path.open("a", encoding="utf-8") as file:
+        yield file
+
+
+def _names_in(path: Path | None) -> set[str]:
+    if path is None or not path.is_file():
+        return set()
+    names: set[str] = set()
+    whole = 0
+    with path.open("rb+") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.truncate(whole)
+                break
+            whole += len(line)
+            names.add(_name_in(line))
+    return names
+
+
+def _name_in(line: bytes) -> str:
+    try:
+        return str(json.loads(line)["id"]).removeprefix("batch_req_")
+    except (ValueError, KeyError, TypeError):
+        return ""

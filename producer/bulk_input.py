@@ -1,0 +1,363 @@
+"""Read a bulk file: JSON lines, plain or in OpenAI's batch format, into jobs; a bad line becomes a sentence.
+
+Knows no server. One bad line never stops the rest, and no line is held that is longer than any prompt may be.
+"""
+
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+import zstandard
+
+from producer.contract.limits import MAX_PROMPT_BYTES
+from producer.errors import InvalidJob
+from producer.jobs import OPTION_NAMES, Options, PromptLike
+
+MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
+"""JSON escapes may swell a prompt; more than this cannot be one."""
+
+READ_BYTES = 1024 * 1024
+UTF8_BOM = b"\xef\xbb\xbf"
+GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+STDIN = "-"
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One job of the file."""
+
+    number: int
+    """Counted from 1, blank lines too."""
+
+    custom_id: str | None
+    endpoint: Endpoint
+    """What the answer should look like."""
+
+    prompt: PromptLike
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no job, and why."""
+
+    number: int
+    custom_id: str | None
+    code: str
+    """A constant word: invalid_json, invalid_request, unsupported, duplicate_custom_id, too_large …"""
+
+    message: str
+    param: str | None = None
+
+
+class _Refused(Exception):
+    """A line is no job."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+# ---------------------------------------------------------------- bytes
+
+
+@contextmanager
+def opened(path: str) -> Generator[BinaryIO]:
+    """Open a file, or standard input for `-`; gzip and zstandard are known by their first bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path == STDIN:
+        yield _plain(sys.stdin.buffer)
+        return
+    with Path(path).open("rb") as file:
+        yield _plain(file)
+
+
+def _plain(file: BinaryIO) -> BinaryIO:
+    # Both a file opened for reading and standard input are BufferedReaders; their type does not say so.
+    buffered = cast("io.BufferedReader[Any]", file)
+    magic = buffered.peek(4)[:4]
+    if magic.startswith(GZIP_MAGIC):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=buffered))
+    if magic == ZSTD_MAGIC:
+        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
+        return cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", reader), READ_BYTES))
+    return cast("BinaryIO", buffered)
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Number and bytes of each line that is not blank; None stands for one over `MAX_LINE_BYTES`."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(UTF8_BOM)
+        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield number, None
+        elif stripped := line.strip():
+            yield number, stripped
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (piece := file.readline(READ_BYTES)) and not piece.endswith(b"\n"):
+        pass
+
+
+# ---------------------------------------------------------------- lines
+
+
+class LineReader:
+    """Turns lines into jobs. Remembers the custom ids it has seen, since they must be unique in a file.
+
+    Args:
+        endpoint: What lines without a `url` are meant for; None takes plain lines by what they hold.
+        model: The model that lines must ask for, if they ask for one.
+        defaults: Options that a line may override.
+    """
+
+    def __init__(self, *, endpoint: Endpoint | None, model: str | None, defaults: Options) -> None:
+        self._endpoint: Endpoint | None = endpoint
+        self._model = model
+        self._defaults = defaults
+        self._seen: set[str] = set()
+
+    def read(self, number: int, line: bytes | None) -> Line | BadLine:
+        """One line, as a job or as what is wrong with it."""
+        custom_id = None
+        try:
+            fields = _parsed(line)
+            custom_id = self._custom_id(fields)
+            endpoint, prompt, options = self._job(fields)
+            return Line(number, custom_id, endpoint, prompt, cast("Options", {**self._defaults, **options}))
+        except _Refused as refused:
+            return BadLine(number, custom_id, refused.code, refused.message, refused.param)
+        except InvalidJob as error:
+            return BadLine(number, custom_id, "invalid_request", str(error))
+
+    def _custom_id(self, fields: dict[str, Any]) -> str | None:  # Any: JSON, in all that follows
+        custom_id = fields.get("custom_id")
+        if custom_id is None:
+            if "body" in fields:
+                raise _Refused("missing_custom_id", "custom_id is missing", "custom_id")
+            return None
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
+            raise _Refused("invalid_custom_id", "custom_id must be a string of 1 to 512 characters", "custom_id")
+        if custom_id in self._seen:
+            raise _Refused("duplicate_custom_id", f"custom_id {custom_id!r} was used before in this file", "custom_id")
+        self._seen.add(custom_id)
+        return custom_id
+
+    def _job(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        if "body" in fields:
+            return self._openai(self._url(fields), fields["body"])
+        rest = {name: value for name, value in fields.items() if name != "custom_id"}
+        if self._endpoint is not None:
+            return self._openai(self._endpoint, rest)
+        return self._plain(rest)
+
+    def _url(self, fields: dict[str, Any]) -> Endpoint:
+        if unknown := fields.keys() - {"custom_id", "method", "url", "body"}:
+            raise _Refused("invalid_request", f"unknown field {min(unknown)!r} beside body", min(unknown))
+        if fields.get("method", "POST") != "POST":
+            raise _Refused("invalid_method", f"method must be POST, got {fields['method']!r}", "method")
+        url = fields.get("url", self._endpoint)
+        for endpoint in ENDPOINTS:
+            if url == endpoint:
+                return endpoint
+        if url is None:
+            raise _Refused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
+        raise _Refused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
+
+    def _openai(self, endpoint: Endpoint, body: object) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        if not isinstance(body, dict):
+            raise _Refused("invalid_request", "body must be an object", "body")
+        # A parameter that is null is one that is not given.
+        given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+        prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
+        return endpoint, prompt, self._with_model(_openai_options(endpoint, given))
+
+    def _plain(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        prompts = {name: fields.pop(name) for name in ("prompt", "messages", "token_ids") if name in fields}
+        if len(prompts) != 1:
+            raise _Refused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
+        if unknown := fields.keys() - (OPTION_NAMES - {"job_id"}):
+            raise _Refused(
+                "unknown_parameter", f"unknown option {min(unknown)!r}; what is yours belongs in metadata", min(unknown)
+            )
+        for name in ("deadline", "not_before"):
+            if name in fields:
+                fields[name] = _moment(name, fields[name])
+        options = {**fields, **_bias(fields)}
+        return CHAT if "messages" in prompts else COMPLETIONS, next(iter(prompts.values())), self._with_model(options)
+
+    def _with_model(self, options: dict[str, Any]) -> dict[str, Any]:
+        asked = options.get("model")
+        if self._model is None or asked in (None, self._model):
+            return options if self._model is None else {**options, "model": self._model}
+        raise _Refused("model_mismatch", f"the line asks for model {asked!r}; --model says {self._model!r}", "model")
+
+
+def _parsed(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise _Refused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        fields = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _Refused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise _Refused("invalid_json", f"the line is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise _Refused("invalid_json", f"the line must be a JSON object, not {type(fields).__name__}")
+    return cast("dict[str, Any]", fields)
+
+
+def _moment(name: str, value: object) -> datetime:
+    try:
+        return datetime.fromisoformat(cast("str", value))
+    except (ValueError, TypeError) as error:
+        raise _Refused(
+            "invalid_request", f"{name} must be a time in ISO 8601 with its zone, got {value!r}", name
+        ) from error
+
+
+# ---------------------------------------------------------------- OpenAI's parameters
+
+_SAME = frozenset(
+    {
+        "temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "model", "stop", "metadata",
+        "max_tokens", "min_tokens", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos",
+        "skip_special_tokens", "add_special_tokens", "priority",
+    }
+)  # fmt: skip
+"""Taken as they are: OpenAI's own, then those that open servers add to them."""
+
+_IGNORED = frozenset(
+    {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "stream_options", "messages", "prompt"}
+)
+"""Say nothing about the output (or were read before)."""
+
+# What may only be asked for in the one way that changes nothing.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "stream": lambda value: value is False,
+    "tools": lambda value: value == [],
+    "functions": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "function_call": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "best_of": lambda value: value == 1,
+    "reasoning_effort": lambda value: value == "none",
+}
+
+
+def _openai_options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _SAME:
+            options[name] = value
+        elif name not in _IGNORED and name not in _TRANSLATED:
+            _refuse_unless_harmless(name, value, body)
+    options |= _bias(body) | _logprobs(endpoint, body)
+    if "max_completion_tokens" in body:
+        options["max_tokens"] = body["max_completion_tokens"]
+    return options
+
+
+_TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+
+
+def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
+    is_harmless = _HARMLESS.get(name)
+    if is_harmless is None:
+        raise _Refused("unknown_parameter", f"unknown parameter {name!r}", name)
+    # `best_of` equal to `n` picks nothing either.
+    if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
+        raise _Refused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
+
+
+def _bias(body: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has text for keys; token ids are numbers."""
+    bias = body.get("logit_bias")
+    if bias is None:
+        return {}
+    if not isinstance(bias, dict):
+        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    pairs = cast("dict[str, Any]", bias)
+    if not all(token.isascii() and token.isdigit() for token in pairs):
+        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    return {"logit_bias": {int(token): value for token, value in pairs.items()}}
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if endpoint == COMPLETIONS:
+        return {} if asked is None else {"logprobs": asked}
+    if asked is not None and not isinstance(asked, bool):
+        raise _Refused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
+    if top is not None and not asked:
+        raise _Refused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
+    return {"logprobs": top or 0} if asked else {}
+
+
+def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _Refused("invalid_request", "messages must be a list with one message or more", "messages")
+    return [_chat_message(message) for message in cast("list[object]", messages)]
+
+
+def _chat_message(message: object) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise _Refused("invalid_request", "a message must be an object", "messages")
+    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
+    if unsupported := given.keys() - {"role", "content", "name"}:
+        raise _Refused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
+    if given.get("role") in ("tool", "function"):
+        raise _Refused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
+    return {**given, "content": _content(given.get("content"))}
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _Refused("invalid_request", "a message's content must be text", "messages")
+    parts = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _Refused("unsupported", f"content of type {part.get('type')!r} is not supported here", "messages")
+    return "".join(part["text"] for part in parts)
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        items = cast("list[object]", prompt)
+        if items and isinstance(items[0], (str, list)):
+            if len(items) > 1:
+                raise _Refused(
+                    "unsupported", "several prompts in one line are not supported: give each its own", "prompt"
+                )
+            return _completion_prompt({"prompt": items[0]})
+        return cast("list[int]", items)
+    if not isinstance(prompt, str):
+        raise _Refused("invalid_request", "prompt must be text or a list of token ids", "prompt")
+    return prompt

@@ -1,0 +1,225 @@
+"""The `producer` command: submit, follow, look at and change jobs. Each command only asks the client and prints."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+
+from producer.cli_bulk import submit
+from producer.cli_common import (
+    EXIT_CODES,
+    Values,
+    connection_options,
+    is_watched,
+    json_option,
+    note,
+    options_of,
+    producer_of,
+    sampling_options,
+    show_json,
+)
+from producer.cli_history import delete, jobs
+from producer.cli_queues import queues, server
+from producer.client import Producer
+from producer.commands import Receipt
+from producer.contract.wire import JobResult
+from producer.errors import BadOffset, InvalidJob, InvalidSetting, JobNotDone, ProducerError
+from producer.following import StreamEvent
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
+@click.version_option(package_name="sluice", prog_name="producer")
+def cli() -> None:
+    """Submit jobs to a queue of LLM generation, and follow them.
+
+    Without a URL, a real valkey-server is found or started on a unix socket in your state folder, and the worker does
+    the same: `worker start` in one terminal and `producer ask` in another need no configuration.
+    """
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option("--chat", "is_chat", is_flag=True, help="Send it as a user's message, through the model's chat template.")
+@click.option("--system", metavar="TEXT", help="A system message before it; implies --chat.")
+@click.option("--model", metavar="NAME", help="Model that the workers must serve.")
+@click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, help="Cancel after this long.")
+@json_option
+@sampling_options
+@connection_options
+def ask(
+    prompt: str, *, is_chat: bool, system: str | None, as_json: bool, timeout_s: float | None, **values: object
+) -> None:
+    """Submit PROMPT and print its completion as it is generated.
+
+    `-` reads the prompt from standard input. Press Ctrl-C to cancel the job.
+
+    \b
+    Example:
+        producer ask "Name three rivers." --max-tokens 40
+    """
+    text = _from_stdin() if prompt == "-" else prompt
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": "user", "content": text}] if is_chat or system else []
+    options = options_of(values)
+    with producer_of(values) as producer:
+        job = producer.submit(None if messages else text, messages=messages or None, **options)
+        try:
+            if as_json:
+                show_json(_result_object(job.id, producer.result(job, timeout_s)))
+            else:
+                _print_events(producer, job, timeout_s)
+        except (KeyboardInterrupt, TimeoutError):
+            producer.cancel(job, reason="the asker gave up")
+            note(f"job {job.id} is cancelled")
+            raise
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJob(f"standard input is not UTF-8 at byte {error.start}") from error
+
+
+def _print_events(producer: Producer, job: Receipt, timeout_s: float | None) -> None:
+    last = None
+    for event in producer.stream(job, timeout_s=timeout_s):
+        click.echo(event.text, nl=False)
+        last = event
+    click.echo()
+    if is_watched() and last is not None:
+        note(f"job {job.id}: {last.offset} tokens, {last.end.finish_reason if last.end else '?'}")
+
+
+@cli.command()
+@click.argument("job")
+@click.option("--offset", metavar="TOKENS", default="0", help="Go on after this place: tokens, or an event's cursor.")
+@click.option("--choice", metavar="INDEX", type=click.IntRange(0), default=0, help="Which of the job's choices.")
+@json_option
+@connection_options
+def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: object) -> None:
+    """Print what JOB generates, from any token on, until its end.
+
+    Stopping this does not stop the job.
+
+    \b
+    Example:
+        producer stream 0.default.1f0c6a --offset 120
+    """
+    with producer_of(values) as producer:
+        for event in producer.stream(job, offset, choice=choice):
+            if as_json:
+                show_json(_event_object(event))
+            else:
+                click.echo(event.text, nl=False)
+        if not as_json:
+            click.echo()
+
+
+@cli.command()
+@click.argument("job")
+@click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, help="Give up after this long; the job goes on.")
+@json_option
+@connection_options
+def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object) -> None:
+    """Wait for JOB's end and print its output.
+
+    \b
+    Example:
+        producer result 0.default.1f0c6a --json
+    """
+    with producer_of(values) as producer:
+        found = producer.result(job, timeout_s)
+    if as_json:
+        show_json(_result_object(job, found))
+        return
+    for choice in found.choices:
+        click.echo(choice.text)
+
+
+@cli.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@click.option("--reason", metavar="TEXT", help="Kept with the jobs.")
+@connection_options
+def cancel(job_ids: tuple[str, ...], *, reason: str | None, **values: object) -> None:
+    """Cancel jobs: a waiting one ends at once, a running one is told to stop.
+
+    Prints for each the state reached, or `asked`.
+
+    \b
+    Example:
+        producer cancel 0.default.1f0c6a
+    """
+    with producer_of(values) as producer:
+        answers = producer.cancel_many(job_ids, reason=reason)
+    _print_answers(job_ids, answers, is_bad=lambda answer: answer == "unknown")
+
+
+@cli.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@connection_options
+def requeue(job_ids: tuple[str, ...], **values: object) -> None:
+    """Send failed jobs back to the queue; they go on after the tokens they have.
+
+    \b
+    Example:
+        producer requeue 0.default.1f0c6a
+    """
+    with producer_of(values) as producer:
+        answers = ["requeued" if done else "not failed" for done in producer.requeue(job_ids)]
+    _print_answers(job_ids, answers, is_bad=lambda answer: answer != "requeued")
+
+
+def _print_answers(job_ids: tuple[str, ...], answers: list[str], *, is_bad: Callable[[str], bool]) -> None:
+    for job_id, answer in zip(job_ids, answers, strict=True):
+        click.echo(f"{job_id}\t{answer}")
+    if any(map(is_bad, answers)):
+        sys.exit(FAILED)
+
+
+def _result_object(job_id: str, found: JobResult) -> Values:
+    choices = [
+        {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+        for choice in found.choices
+    ]
+    return {"id": job_id, "model": found.model, "choices": choices, "usage": found.usage}
+
+
+def _event_object(event: StreamEvent) -> Values:
+    names = ("job_id", "choice", "start", "token_ids", "text", "time_ms", "end", "cursor")
+    return {name: getattr(event, name) for name in names}
+
+
+for command in (submit, jobs, queues, server, delete):
+    cli.add_command(command)
+
+
+def main() -> NoReturn:
+    """Run the command line: one sentence for whatever goes wrong, and an exit code that says whose turn it is."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as `head` does. Whatever Python still wants to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except (KeyboardInterrupt, click.Abort):
+        note("interrupted")
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = MISUSED
+    except (InvalidJob, InvalidSetting, BadOffset) as error:
+        code = _say(error, MISUSED)
+    except (JobNotDone, ProducerError, OSError) as error:
+        code = _say(error, FAILED)
+    sys.exit(code)
+
+
+def _say(error: Exception, code: int) -> int:
+    note(f"producer: {error}")
+    return code

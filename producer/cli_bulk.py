@@ -1,0 +1,166 @@
+"""The command `producer submit`: a file of jobs."""
+
+import shlex
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import click
+
+from producer import config
+from producer.bulk import BulkRun, BulkSettings, Counts, Listener, default_batch
+from producer.bulk_input import ENDPOINTS, STDIN, Endpoint
+from producer.cli_common import Values, connection_options, is_watched, note, options_of, producer_of, sampling_options
+
+SHOWN_BAD_LINES = 10
+
+
+@click.command()
+@click.argument("file", metavar="FILE.jsonl|-")
+@click.option("--wait", "is_waiting", is_flag=True, help="Wait for every job, then print figures.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write OpenAI batch output lines there; needs --wait.",
+)
+@click.option(
+    "--errors",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write bad and failed lines there. Default: OUTPUT.errors.jsonl, or stderr.",
+)
+@click.option("--ordered", "is_ordered", is_flag=True, help="Write output in the order of the input.")
+@click.option("--strict", "is_strict", is_flag=True, help="Submit nothing if any line is bad.")
+@click.option("--again", "is_again", is_flag=True, help="Run the file anew, deliberately, and write anew.")
+@click.option("--batch", metavar="NAME", help="Name of the batch. Default: from the file's name and place.")
+@click.option("--endpoint", type=click.Choice(ENDPOINTS), help="What lines without a url are meant for.")
+@click.option("--model", metavar="NAME", help="Model that the workers must serve, and lines must ask for.")
+@sampling_options
+@connection_options
+def submit(file: str, **values: object) -> None:
+    """Submit every line of a JSONL file as a job.
+
+    Lines are plain, `{"prompt": …}` or `{"messages": …}` or `{"token_ids": …}` with options inline, or OpenAI batch
+    lines for /v1/chat/completions and /v1/completions. gzip and zstandard are unpacked; `-` is standard input. A bad
+    line is reported with its number and does not stop the rest. Options given here hold for lines that do not say
+    otherwise.
+
+    Running the same file again submits nothing twice: after Ctrl-C, just repeat the command. Standard input has no
+    name, so give it a --batch for the same.
+
+    \b
+    Examples:
+        producer submit prompts.jsonl --max-tokens 64
+        producer submit batch.jsonl.gz --wait -o out.jsonl --errors errors.jsonl
+    """
+    settings = _settings(file, values)
+    is_waiting = bool(values.pop("is_waiting"))
+    if settings.output is not None and not is_waiting:
+        raise click.UsageError("-o needs --wait: there is nothing to write before the jobs have ended.")
+    begin_s = time.monotonic()
+    with producer_of(values) as producer, _listener() as listener:
+        run = BulkRun(producer, settings, listener)
+        _submit(run, settings)
+        if is_waiting:
+            run.wait()
+    _report(run, settings, is_waiting=is_waiting, duration_s=time.monotonic() - begin_s)
+    sys.exit(1 if run.counts.bad or run.summary.failed else 0)
+
+
+def _settings(file: str, values: Values) -> BulkSettings:
+    output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
+    named = batch or default_batch(file)
+    model, endpoint = values.pop("model"), values.pop("endpoint")
+    journal = config.state_dir() / "journals" / f"{values['queue']}-{named}.journal"
+    return BulkSettings(
+        path=file,
+        batch=named,
+        endpoint=cast("Endpoint | None", endpoint),
+        model=model,
+        defaults=options_of(values),
+        partitions=values["partitions"],
+        is_again=values.pop("is_again"),
+        is_strict=values.pop("is_strict"),
+        is_ordered=values.pop("is_ordered"),
+        output=output,
+        errors=errors or (output.with_name(f"{output.name}.errors.jsonl") if output else None),
+        journal=None if file == STDIN and batch is None else journal,
+    )
+
+
+def _submit(run: BulkRun, settings: BulkSettings) -> None:
+    try:
+        run.submit()
+    except KeyboardInterrupt:
+        note(
+            f"{run.counts.accepted + run.counts.before} jobs of batch {settings.batch} are submitted. "
+            "Run it again to go on."
+        )
+        raise
+
+
+def _report(run: BulkRun, settings: BulkSettings, *, is_waiting: bool, duration_s: float) -> None:
+    counts = run.counts
+    for bad in run.first_bad[:SHOWN_BAD_LINES] if settings.errors is None else ():
+        note(f"line {bad.number}: {bad.message}")
+    if counts.bad:
+        where = f", in {settings.errors}" if settings.errors else ""
+        note(f"{counts.bad} of {counts.lines} lines are bad{where}")
+    note(
+        f"{counts.accepted} jobs submitted, {counts.before + counts.written_before} submitted before; "
+        f"batch {settings.batch}"
+    )
+    if is_waiting:
+        if counts.written_before:
+            note(f"{counts.written_before} lines had been written before and are not in these figures")
+        for line in run.summary.lines(duration_s):
+            click.echo(line)
+    elif settings.path != STDIN:
+        note(f"Next: producer submit {shlex.quote(settings.path)} --batch {settings.batch} --wait -o out.jsonl")
+
+
+@contextmanager
+def _listener() -> Generator[Listener]:
+    """A progress bar with rate and time left where a person looks on, else nothing."""
+    if not is_watched():
+        yield lambda _counts: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("submitting", total=None, rate="")
+        begin_s = time.monotonic()
+
+        def show(counts: Counts) -> None:
+            sent = counts.accepted + counts.before
+            elapsed_s = max(time.monotonic() - begin_s, 1e-9)
+            if counts.full is not None:
+                progress.update(task, description="queue full, waiting", completed=sent)
+            elif counts.ended:
+                rate = f"{counts.ended / elapsed_s:.0f}/s"
+                progress.update(task, description="generating", completed=counts.ended, total=sent, rate=rate)
+            else:
+                progress.update(task, description="submitting", completed=sent, rate=f"{sent / elapsed_s:.0f}/s")
+
+        yield show

@@ -1,0 +1,242 @@
+"""The commands that ask the job history: `producer jobs …`, and `producer delete`, which also changes it."""
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from producer import config
+from producer.cli_common import (
+    Values,
+    connection_options,
+    database_option,
+    json_option,
+    note,
+    producer_of,
+    show_json,
+    show_table,
+    when,
+)
+from producer.client import Producer
+from producer.commands import JobStatus
+from producer.contract.states import JobState
+from producer.contract.wire import JobId
+from producer.errors import HistoryUnavailable, JobNotFound, QueueUnreachable
+
+if TYPE_CHECKING:
+    from producer.history import Forgotten, JobRow
+
+STATES = [state.value for state in JobState]
+LIST_HEADERS = ("id", "state", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
+
+
+@click.group()
+def jobs() -> None:
+    """Look at jobs, in the history and in the queue."""
+
+
+@jobs.command("list")
+@click.option("--batch", metavar="NAME", help="Only jobs of this batch.")
+@click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
+@click.option("--tenant", metavar="NAME", help="Only this tenant's jobs.")
+@click.option(
+    "--since", "since_s", metavar="SECONDS", type=float, help="Only jobs submitted in the last so many seconds."
+)
+@click.option(
+    "--limit", metavar="COUNT", type=click.IntRange(1), default=50, show_default=True, help="At most this many."
+)
+@json_option
+@database_option
+@connection_options
+def list_jobs(*, as_json: bool, limit: int, **values: object) -> None:
+    """List the newest jobs of a queue from the history.
+
+    Without a history, --batch still shows the totals that the queue keeps of a batch.
+
+    \b
+    Example:
+        producer jobs list --state failed --limit 20
+    """
+    try:
+        rows = _listed(values, limit)
+    except HistoryUnavailable:
+        if values["batch"] is None:
+            raise
+        return _show_batch(values, as_json=as_json)
+    if as_json:
+        return show_json([asdict(row) for row in rows])
+    return show_table(LIST_HEADERS, [_cells(row) for row in rows])
+
+
+def _listed(values: Values, limit: int) -> "list[JobRow]":
+    from producer.history import History, JobFilter
+
+    since_s = values["since_s"]
+    wanted = JobFilter(
+        queue=values["queue"],
+        batch=values["batch"],
+        state=values["state"],
+        tenant=values["tenant"],
+        since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
+    )
+    with History(config.database_url(values["database_url"])) as history:
+        return history.jobs(wanted, limit=limit)
+
+
+def _cells(row: "JobRow") -> list[object]:
+    why = row.error or row.reason
+    return [row.id, row.state, when(row.submitted_ms), row.queue_s, row.ttft_s, row.e2e_s, row.output_tokens, why]
+
+
+def _show_batch(values: Values, *, as_json: bool) -> None:
+    batch = values.pop("batch")
+    for name in ("state", "tenant", "since_s"):
+        del values[name]
+    with producer_of(values) as producer:
+        totals = producer.batch(batch)
+    if as_json:
+        show_json(totals)
+    else:
+        note("there is no history; these are the queue's own totals")
+        show_table(("state", "jobs"), list(totals.items()))
+
+
+@jobs.command("show")
+@click.argument("job")
+@json_option
+@database_option
+@connection_options
+def show_job(job: str, *, as_json: bool, **values: object) -> None:
+    """Show one job: its state, figures and timeline, from the history and from the queue.
+
+    \b
+    Example:
+        producer jobs show 0.default.1f0c6a
+    """
+    known = {**_in_history(job, cast("str | None", values["database_url"])), **_in_queue(job, values)}
+    if not known:
+        raise JobNotFound(JobId(job))
+    if as_json:
+        show_json(known)
+        return
+    facts: Values = known.get("history") or known.get("queue") or {}
+    show_table(("what", "value"), [(name, value) for name, value in facts.items() if value not in (None, {}, b"")])
+    if "timeline" in known:
+        rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
+        show_table(("at", "event", "epoch", "detail"), rows)
+
+
+def _in_history(job: str, database_url: str | None) -> Values:
+    from producer.history import History
+
+    try:
+        with History(config.database_url(database_url)) as history:
+            row = history.job(job)
+            if row is None:
+                return {}
+            return {"history": asdict(row), "timeline": [asdict(event) for event in history.timeline(job)]}
+    except HistoryUnavailable:
+        return {}
+
+
+def _in_queue(job: str, values: Values) -> Values:
+    try:
+        with producer_of(values) as producer:
+            return {"queue": _facts(producer.status(job))}
+    except (JobNotFound, QueueUnreachable):
+        return {}
+
+
+def _facts(status: JobStatus) -> Values:
+    facts = {name: getattr(status, name) for name in JobStatus.__dataclass_fields__ if name != "spec"}
+    return {**facts, **{name: when(facts[name]) for name in ("submitted_ms", "started_ms", "ended_ms")}}
+
+
+@jobs.command("latency")
+@click.option("--batch", metavar="NAME", help="Only jobs of this batch.")
+@click.option("--tenant", metavar="NAME", help="Only this tenant's jobs.")
+@click.option(
+    "--since", "since_s", metavar="SECONDS", type=float, help="Only jobs submitted in the last so many seconds."
+)
+@json_option
+@database_option
+@connection_options
+def latency(*, as_json: bool, **values: object) -> None:
+    """Print percentiles of queue time, TTFT, TPOT, ITL and E2E of done jobs.
+
+    \b
+    Example:
+        producer jobs latency --batch prompts-1f0c6a
+    """
+    from producer.history import History, JobFilter
+
+    since_s = cast("float | None", values["since_s"])
+    wanted = JobFilter(
+        queue=cast("str", values["queue"]),
+        batch=cast("str | None", values["batch"]),
+        tenant=cast("str | None", values["tenant"]),
+        since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
+    )
+    with History(config.database_url(cast("str | None", values["database_url"]))) as history:
+        rows = [asdict(row) for row in history.latency(wanted)]
+    if as_json:
+        show_json(rows)
+    else:
+        headers = ("metric", "jobs", "mean_s", "p50_s", "p90_s", "p95_s", "p99_s", "max_s")
+        show_table(headers, [[row[header] for header in headers] for row in rows])
+
+
+@click.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@database_option
+@connection_options
+def delete(job_ids: tuple[str, ...], **values: object) -> None:
+    """Delete the data of ended jobs: prompt, output and channel in Redis, and prompt, output and metadata in SQL.
+
+    The history keeps that there was a job, its state and its times. A job that has not ended is left alone.
+
+    \b
+    Example:
+        producer delete 0.default.1f0c6a
+    """
+    database_url, queue = cast("str | None", values["database_url"]), str(values["queue"])
+    with producer_of(values) as producer:
+        answers, forgotten = _deleted(producer, queue, job_ids)
+    known = _forget(database_url, forgotten)
+    for job_id, answer in answers.items():
+        found = answer or ("deleted" if known else "unknown")
+        click.echo(f"{job_id}\t{found}")
+    if any(answer == "not ended" for answer in answers.values()):
+        sys.exit(1)
+
+
+def _deleted(
+    producer: Producer, queue: str, job_ids: tuple[str, ...]
+) -> tuple[dict[str, str | None], "list[Forgotten]"]:
+    """What became of each in Redis (None: not there), and which the history may forget."""
+    from producer.history import Forgotten
+
+    views = producer.views(job_ids)
+    ended = [view.id for view in views if view is not None and view.state.is_terminal]
+    producer.delete(ended)
+    answers: dict[str, str | None] = {}
+    forgotten: list[Forgotten] = []
+    for job_id, view in zip(job_ids, views, strict=True):
+        has_ended = view is None or view.state.is_terminal
+        answers[job_id] = "not ended" if not has_ended else None if view is None else "deleted"
+        if has_ended:
+            forgotten.append(Forgotten(id=JobId(job_id), queue=queue, state=view.state if view else None))
+    return answers, forgotten
+
+
+def _forget(database_url: str | None, forgotten: "list[Forgotten]") -> int:
+    from producer.history import History
+
+    try:
+        with History(config.database_url(database_url), is_writer=True) as history:
+            return history.forget(forgotten)
+    except HistoryUnavailable as error:
+        note(f"the history was not changed: {error}")
+        return 0

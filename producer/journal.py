@@ -1,0 +1,77 @@
+"""Which lines of a bulk file the queue has acknowledged, on local disk: so that a rerun submits nothing twice.
+
+A file of lines: `run <n>` begins a run (a deliberate rerun begins the next), any other line is the name of a job that
+was acknowledged in it. A line cut short by a crash is no name that we would draw again, and does no harm.
+"""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+RUN = "run "
+
+
+class Journal:
+    """The acknowledged jobs of one batch. Grows with every acknowledgement. Use it in a `with`.
+
+    Args:
+        path: Its file; None keeps it in memory.
+        is_new_run: Whether this is a deliberate rerun, whose jobs are other jobs.
+    """
+
+    def __init__(self, path: Path | None, *, is_new_run: bool = False) -> None:
+        self.run = 0
+        self._names: set[str] = set()
+        self._path = path
+        self._is_torn = False
+        if path is not None and path.exists():
+            self._load(path)
+        if is_new_run:
+            self.run += 1
+            self._names.clear()
+        self._new: list[str] = [f"{RUN}{self.run}"] if is_new_run or path is None or not path.exists() else []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.flush()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str) -> None:
+        """The queue has acknowledged this job."""
+        self._names.add(name)
+        self._new.append(name)
+        if len(self._new) >= 1000:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is new, to disk."""
+        if self._path is not None and self._new:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                # After a line that a crash cut short, begin a new one.
+                file.write("\n" if self._is_torn else "")
+                self._is_torn = False
+                file.write("".join(f"{line}\n" for line in self._new))
+                file.flush()
+                os.fsync(file.fileno())
+        self._new = []
+
+    def _load(self, path: Path) -> None:
+        text = path.read_text()
+        self._is_torn = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
+            if line.startswith(RUN) and line[len(RUN) :].isdigit():
+                self.run = int(line[len(RUN) :])
+                self._names.clear()
+            else:
+                self._names.add(line)

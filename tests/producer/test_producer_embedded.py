@@ -1,0 +1,146 @@
+"""The embedded server: a real one, found or started, whoever comes first."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import redis
+
+from producer import embedded
+from producer.embedded import Embedded
+from producer.errors import EmbeddedServerError
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A state folder whose server is stopped with the test."""
+    with TemporaryDirectory(prefix="sluice-") as path:
+        state = Path(path) / "state"
+        try:
+            yield state
+        finally:
+            if state.exists():
+                embedded.stop(state)
+
+
+def client(server: Embedded) -> "redis.Redis[bytes]":
+    """A connection to it."""
+    return redis.Redis(unix_socket_path=str(server.socket_path))
+
+
+class TestGivenNoServerYet:
+    def test_when_it_is_asked_for_then_a_durable_private_one_runs(self, folder: Path) -> None:
+        server = embedded.ensure(folder)
+
+        with client(server) as connection:
+            settings = connection.config_get("*")
+        assert settings["appendonly"] == "yes"
+        assert settings["appendfsync"] == "everysec"
+        assert settings["maxmemory-policy"] == "noeviction"
+        assert settings["port"] == "0"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o600
+        assert server.url == f"unix://{server.socket_path}"
+
+    def test_when_many_ask_at_once_then_they_share_one(self, folder: Path) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            servers = list(threads.map(embedded.ensure, [folder] * 8))
+
+        pids = set()
+        for server in servers:
+            with client(server) as connection:
+                pids.add(connection.info("server")["process_id"])
+        assert len(pids) == 1
+
+    def test_when_the_process_that_started_it_is_killed_then_it_lives_on(self, folder: Path) -> None:
+        program = f"""
+import time
+from pathlib import Path
+from producer import embedded
+embedded.ensure(Path({str(folder)!r}))
+print("up", flush=True)
+time.sleep(60)
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
+        ) as starter:
+            assert starter.stdout is not None
+            assert starter.stdout.readline() == b"up\n"
+            os.killpg(starter.pid, signal.SIGKILL)
+
+        assert embedded.answers(Embedded(folder))
+
+    def test_when_the_path_is_too_long_for_a_socket_then_a_short_private_one_is_used(self, folder: Path) -> None:
+        deep = folder / ("d" * 90)
+
+        server = embedded.ensure(deep)
+
+        try:
+            assert embedded.answers(server)
+            assert len(str(server.socket_path)) < 100
+            assert stat.S_IMODE(server.socket_path.parent.stat().st_mode) == 0o700
+        finally:
+            embedded.stop(deep)
+
+
+class TestGivenAServerWithData:
+    def test_when_it_is_stopped_and_asked_for_again_then_the_data_is_there(self, folder: Path) -> None:
+        with client(embedded.ensure(folder)) as connection:
+            connection.set("kept", "yes")
+
+        assert embedded.stop(folder) is True
+        assert embedded.stop(folder) is False
+        with client(embedded.ensure(folder)) as connection:
+            kept = connection.get("kept")
+
+        assert kept == b"yes"
+
+    def test_when_it_is_killed_then_the_next_to_ask_starts_it_on_the_same_data(self, folder: Path) -> None:
+        server = embedded.ensure(folder)
+        with client(server) as connection:
+            connection.set("kept", "yes")
+            connection.execute_command("WAITAOF", 1, 0, 1000)
+        os.kill(int(server.pid_path.read_text()), signal.SIGKILL)
+        while embedded.answers(server):
+            time.sleep(0.01)
+
+        with client(embedded.ensure(folder)) as connection:
+            kept = connection.get("kept")
+
+        assert kept == b"yes"
+
+
+class TestGivenAMachineWithoutAServerProgram:
+    def test_when_it_is_asked_for_then_the_error_says_how_to_get_one(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+        with pytest.raises(EmbeddedServerError, match="pip install"):
+            embedded.ensure(folder)
+
+
+class TestGivenAFolderThatCannotBeUsed:
+    def test_when_a_file_is_in_its_place_then_the_error_names_the_setting(self, tmp_path: Path) -> None:
+        (tmp_path / "state").write_text("a file")
+
+        with pytest.raises(EmbeddedServerError, match="SLUICE_STATE_DIR"):
+            embedded.ensure(tmp_path / "state")
+
+    def test_when_the_servers_data_is_broken_then_the_error_shows_its_log(self, folder: Path) -> None:
+        embedded.ensure(folder)
+        embedded.stop(folder)
+        manifest = next((folder / "appendonlydir").glob("*.manifest"))
+        manifest.write_text("nonsense")
+
+        with pytest.raises(EmbeddedServerError, match="did not start; its log"):
+            embedded.ensure(folder)

@@ -1,0 +1,204 @@
+"""What callers hand over becomes a job, or a sentence that says what is wrong with it."""
+
+from datetime import UTC, datetime, timedelta
+from time import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producer.contract.calls import NewJob
+from producer.contract.wire import JobId, Message, decode_prompt, decode_spec, split_job_id
+from producer.errors import InvalidJob, ProducerError
+from producer.jobs import Job, Options, Workshop, job, only_prompt, partition_of, template
+
+
+def made(prompt: Any = "hello", **options: Any) -> NewJob:  # Any: tests hand over what is wrong, too
+    """One job."""
+    return template(Options(**options)).new_job(prompt)
+
+
+class TestGivenEachKindOfPrompt:
+    def test_when_it_is_text_then_its_bytes_are_counted_for_the_estimate(self) -> None:
+        new = made("Grüße")
+
+        assert decode_prompt(new.payload) == "Grüße"
+        assert (new.prompt_bytes, new.prompt_tokens) == (7, None)
+
+    def test_when_it_is_messages_then_dictionaries_and_values_are_the_same(self) -> None:
+        plain = made([{"role": "user", "content": "hi"}])
+        typed = made((Message(role="user", content="hi"),))
+
+        assert plain.payload == typed.payload
+        assert decode_prompt(plain.payload) == (Message(role="user", content="hi"),)
+        assert (plain.prompt_bytes, plain.prompt_tokens) == (2, None)
+
+    def test_when_it_is_token_ids_then_their_number_is_exact(self) -> None:
+        new = made([5, 6, 7])
+
+        assert decode_prompt(new.payload) == (5, 6, 7)
+        assert new.prompt_tokens == 3
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            "",
+            [],
+            "\ud800",
+            [-1],
+            [1.5],
+            [True],
+            [2**31],
+            b"bytes",
+            7,
+            None,
+            [{"role": "robot", "content": "hi"}],
+            [{"role": "user"}],
+            [{"role": "user", "content": "hi", "tool_calls": []}],
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            [{"role": "user", "content": "hi"}, 3],
+            [3, {"role": "user", "content": "hi"}],
+            "x" * (4 * 1024 * 1024),
+        ],
+        ids=lambda prompt: repr(prompt)[:40],
+    )
+    def test_when_it_is_wrong_then_it_is_an_invalid_job(self, prompt: object) -> None:
+        with pytest.raises(InvalidJob):
+            made(prompt)
+
+    def test_when_none_or_two_are_given_then_the_error_counts_them(self) -> None:
+        with pytest.raises(InvalidJob, match="not 0 of them"):
+            only_prompt(None, None, None)
+        with pytest.raises(InvalidJob, match="not 2 of them"):
+            only_prompt("text", None, [1])
+
+
+class TestGivenOptions:
+    def test_when_they_are_complete_then_the_spec_and_the_queue_get_theirs(self) -> None:
+        deadline = datetime(2031, 1, 1, tzinfo=UTC)
+
+        new = made(
+            max_tokens=7, temperature=0.5, stop="END", stop_token_ids=[3], n=2, logprobs=4, logit_bias={5: -1.0},
+            seed=2**64 - 1, priority=9, tenant="acme", ttl_s=1.5, deadline=deadline, idempotency_key="k", batch="b",
+            metadata={"user": "7"}, traceparent="00-1-2-01", callback_url="https://example.org/hook", stream=False,
+            model="m", add_special_tokens=False,
+        )  # fmt: skip
+
+        spec = decode_spec(new.spec)
+        assert (spec.options.max_tokens, spec.options.stop, spec.options.stop_token_ids) == (7, ("END",), (3,))
+        assert (spec.options.n, spec.options.logprobs, spec.options.logit_bias) == (2, 4, {5: -1.0})
+        assert (spec.model, spec.stream, spec.metadata, spec.batch) == ("m", False, {"user": "7"}, "b")
+        assert (new.seed, new.priority, new.ttl_ms, new.deadline_ms) == (2**64 - 1, 9, 1500, 1924992000000)
+        assert (new.max_tokens, new.choices, new.idempotency_key, new.wants_callback) == (7, 2, "k", True)
+        assert split_job_id(new.id)[1] == "acme"
+
+    def test_when_a_time_is_from_now_then_it_is_on_the_wall_clock(self) -> None:
+        new = made(not_before=timedelta(minutes=1))
+
+        assert new.not_before_ms == pytest.approx((time() + 60) * 1000, abs=5000)
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"temprature": 1.0}, "unknown option 'temprature'"),
+            ({"temperature": -1}, "temperature must be"),
+            ({"temperature": "hot"}, "temperature must be"),
+            ({"temperature": float("nan")}, "temperature must be"),
+            ({"top_p": 0}, "top_p must be"),
+            ({"max_tokens": 0}, "max_tokens must be"),
+            ({"max_tokens": 2.5}, "max_tokens must be"),
+            ({"n": 65}, "n must be"),
+            ({"stop": ["a", ""]}, "stop string"),
+            ({"stop": 5}, "stop must be"),
+            ({"seed": -1}, "seed must be a whole number in"),
+            ({"seed": 2**64}, "seed must be"),
+            ({"seed": True}, "seed must be"),
+            ({"priority": 10}, "priority must be a whole number in \\[0, 9\\]"),
+            ({"tenant": "Acme!"}, "tenant"),
+            ({"ttl_s": 0}, "ttl_s must be"),
+            ({"deadline": datetime(2031, 1, 1)}, "deadline must be a datetime with its time zone"),  # noqa: DTZ001
+            ({"not_before": 5}, "not_before must be"),
+            ({"idempotency_key": ""}, "idempotency_key must be"),
+            ({"idempotency_key": 5}, "idempotency_key must be"),
+            ({"metadata": {"k": "v" * 513}}, "metadata value"),
+            ({"metadata": {str(i): "" for i in range(17)}}, "metadata may have 16 pairs"),
+            ({"callback_url": "ftp://x"}, "callback_url"),
+            ({"batch": "a b"}, "batch must be"),
+            ({"job_id": "nonsense"}, "not a job id"),
+            ({"job_id": "0.acme.1"}, "another tenant"),
+        ],
+        ids=str,
+    )
+    def test_when_a_value_is_wrong_then_the_sentence_names_it(self, options: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(InvalidJob, match=sentence) as caught:
+            made(**options)
+
+        assert isinstance(caught.value, ProducerError)
+        assert isinstance(caught.value, ValueError)
+
+
+class TestGivenTheSameQuestionTwice:
+    def test_when_nothing_is_said_then_id_and_seed_are_drawn_and_the_digest_is_the_same(self) -> None:
+        one, two = made(), made()
+
+        assert one.id != two.id
+        assert one.seed != two.seed
+        assert one.digest == two.digest
+
+    def test_when_only_the_trace_differs_then_the_digest_is_the_same(self) -> None:
+        assert made(traceparent="00-1-2-01").digest == made(traceparent="00-3-4-01").digest == made().digest
+
+    @pytest.mark.parametrize(
+        "other", [{"max_tokens": 3}, {"seed": 3}, {"model": "m"}, {"metadata": {"a": "b"}}], ids=str
+    )
+    def test_when_something_else_differs_then_so_does_the_digest(self, other: dict[str, Any]) -> None:
+        assert made(**other).digest != made().digest
+
+    def test_when_the_prompt_differs_then_so_does_the_digest(self) -> None:
+        assert made("hello!").digest != made("hello").digest
+
+
+class TestGivenPartitions:
+    @given(key=st.text(min_size=1, max_size=20), partitions=st.integers(1, 16))
+    def test_when_the_key_is_the_same_then_so_is_the_partition(self, key: str, partitions: int) -> None:
+        jobs = [template(Options(idempotency_key=key), partitions=partitions).new_job("hi") for _ in range(3)]
+
+        found = {split_job_id(new.id)[0] for new in jobs}
+
+        assert found == {partition_of(key, partitions)}
+        assert max(found) < partitions
+
+    def test_when_there_are_many_jobs_then_every_partition_gets_its_share(self) -> None:
+        shared = template(Options(), partitions=4)
+
+        counts = [0] * 4
+        for _ in range(2000):
+            counts[split_job_id(shared.new_job("hi").id)[0]] += 1
+
+        assert min(counts) > 400
+
+
+class TestGivenAWorkshop:
+    def test_when_a_job_has_options_of_its_own_then_they_come_on_top_of_the_shared(self) -> None:
+        workshop = Workshop(Options(max_tokens=5, tenant="acme"), partitions=1)
+
+        own, _ = workshop.prepare(job("hi", max_tokens=6))
+
+        assert isinstance(own, NewJob)
+        assert (own.max_tokens, split_job_id(own.id)[1]) == (6, "acme")
+
+    def test_when_one_is_wrong_then_its_error_stands_in_its_place(self) -> None:
+        workshop = Workshop(Options(), partitions=1)
+
+        answers = [workshop.prepare(item)[0] for item in ("good", "", Job("bad", Options(top_p=9)))]
+
+        assert [type(answer) for answer in answers] == [NewJob, InvalidJob, InvalidJob]
+
+    def test_when_the_caller_chose_the_id_then_it_is_kept_and_said(self) -> None:
+        chosen = JobId("0.default.mine")
+
+        new, is_chosen = Workshop(Options(), partitions=1).prepare(job("hi", job_id=chosen))
+
+        assert isinstance(new, NewJob)
+        assert (new.id, is_chosen) == (chosen, True)

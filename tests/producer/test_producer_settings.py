@@ -1,0 +1,104 @@
+"""Where the queue and the history are looked for, and what a message may show of a URL."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producer import config
+from producer.commands import Queue
+from producer.errors import InvalidJob, InvalidSetting
+from producer.links import Link, LinkSettings
+
+# What may stand in a password without being escaped.
+secrets = st.text(alphabet="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP0123456789-._~", min_size=8, max_size=30)
+
+
+class TestGivenAnArgumentAndAnEnvironment:
+    def test_when_both_name_a_server_then_the_argument_wins(self) -> None:
+        url = config.redis_url("redis://argument", {config.REDIS_URL: "redis://environment"})
+
+        assert url == "redis://argument"
+
+    def test_when_only_the_environment_names_one_then_that_is_it(self) -> None:
+        url = config.redis_url(None, {config.REDIS_URL: "redis://environment"})
+
+        assert url == "redis://environment"
+
+    def test_when_neither_does_then_it_is_the_embedded_one(self) -> None:
+        assert config.redis_url(None, {}) is None
+        assert config.redis_url(None, {config.REDIS_URL: ""}) is None
+
+    @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis//x", "sentinel://a/b"])
+    def test_when_it_is_no_redis_url_then_the_error_names_the_setting_and_the_kinds(self, url: str) -> None:
+        with pytest.raises(InvalidSetting, match=r"SLUICE_REDIS_URL is not a Redis URL.*redis://HOST"):
+            config.redis_url(None, {config.REDIS_URL: url})
+
+
+class TestGivenTheStateFolder:
+    def test_when_nothing_is_set_then_it_is_the_users_state_home(self) -> None:
+        assert config.state_dir({}) == Path("~/.local/state/sluice").expanduser()
+
+    def test_when_the_state_home_is_set_then_it_is_in_there(self, tmp_path: Path) -> None:
+        assert config.state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "sluice"
+
+    def test_when_the_state_home_is_relative_then_it_is_ignored_as_the_specification_says(self) -> None:
+        assert config.state_dir({"XDG_STATE_HOME": "here"}) == Path("~/.local/state/sluice").expanduser()
+
+    def test_when_ours_is_set_then_it_is_taken_as_it_is(self, tmp_path: Path) -> None:
+        environ = {config.STATE_DIR: str(tmp_path), "XDG_STATE_HOME": "/elsewhere"}
+
+        assert config.state_dir(environ) == tmp_path
+        assert config.database_url(None, environ) == f"sqlite:///{tmp_path}/history.db"
+
+    def test_when_a_database_is_named_then_the_argument_wins_over_the_environment(self) -> None:
+        environ = {config.DATABASE_URL: "postgresql://environment"}
+
+        assert config.database_url(None, environ) == "postgresql://environment"
+        assert config.database_url("postgresql://argument", environ) == "postgresql://argument"
+
+
+class TestGivenAUrlWithASecret:
+    @given(secret=secrets)
+    def test_when_it_is_shown_then_the_secret_is_not(self, secret: str) -> None:
+        urls = [
+            f"redis://:{secret}@host:6379/0",
+            f"rediss://user:{secret}@host/0?ssl_ca_certs=/ca.pem",
+            f"unix:///run/redis.sock?password={secret}&db=1",
+            f"redis+sentinel://user:{secret}@one:1,two:2/service/0?sentinel_password={secret}",
+        ]
+
+        shown = [config.redacted(url) for url in urls]
+
+        assert not [text for text in shown if secret in text]
+        assert shown[0] == "redis://:***@host:6379/0"
+        assert shown[2] == "unix:///run/redis.sock?password=***&db=1"
+
+    def test_when_a_link_is_shown_then_the_secret_is_not(self) -> None:
+        link = Link(LinkSettings("redis://:opensesame@127.0.0.1:1/0"))
+
+        assert "opensesame" not in repr(link)
+
+
+class TestGivenASentinelUrl:
+    def test_when_it_is_read_then_addresses_service_database_and_passwords_are_known(self) -> None:
+        url = "redis+sentinel://bob:s%40cret@one:1,two/service/3?sentinel_password=other"
+
+        addresses, service, options = config.sentinel_parts(url)
+
+        assert addresses == [("one", 1), ("two", 26379)]
+        assert service == "service"
+        assert options == {"username": "bob", "password": "s@cret", "db": 3, "sentinel_password": "other"}
+
+    @pytest.mark.parametrize("url", ["redis+sentinel://one:1", "redis+sentinel://one:x/service", "redis+sentinel:///s"])
+    def test_when_a_part_is_missing_or_no_number_then_the_error_says_how_it_should_look(self, url: str) -> None:
+        with pytest.raises(InvalidSetting, match="redis\\+sentinel://HOST"):
+            Link(LinkSettings(url))
+
+
+class TestGivenAQueueName:
+    @pytest.mark.parametrize("name", ["", "a:b", "{a}", "a b", "x" * 65])
+    def test_when_it_cannot_be_part_of_a_key_then_it_is_refused(self, name: str) -> None:
+        with pytest.raises(InvalidJob, match="queue's name"):
+            Queue(name)
