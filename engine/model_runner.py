@@ -16,7 +16,7 @@ from engine.kv_cache import (
     free_memory_bytes,
     make_caches,
 )
-from engine.loader import open_model_folder
+from engine.loader import ModelFolder, open_model_folder
 from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
 from engine.models.load import load_decoder
@@ -34,7 +34,7 @@ class ModelOptions:
     """"cpu", or "cuda:0"."""
 
     dtype: str = "auto"
-    """float32, float16, bfloat16, or auto: as the weights are stored."""
+    """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
 
     block_size: int = 16
     """Token slots in a block of the KV cache."""
@@ -111,7 +111,8 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         torch.set_num_threads(options.num_threads)
     folder = open_model_folder(options.path)
     config = parse_config(folder.config)
-    dtype, device = folder.dtype(options.dtype), torch.device(options.device)
+    device = torch.device(options.device)
+    dtype = _dtype(folder, options)
     max_model_len = _max_model_len(config, options)
     with torch.inference_mode():
         decoder = load_decoder(
@@ -130,6 +131,14 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         block_size=options.block_size,
     )
     return ModelRunner(decoder, options, limits, folder.fingerprint(dtype))
+
+
+def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
+    dtype = folder.dtype(options.dtype)
+    # No CPU kernel is made for float16: its products would be widened one by one.
+    if options.dtype == "auto" and options.device == "cpu" and dtype == torch.float16:
+        return torch.bfloat16
+    return dtype
 
 
 def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
