@@ -119,6 +119,14 @@ class BlockManager:
             found.append(block_id)
         return found
 
+    def num_coming_tokens(self, sequence: Sequence, other: Sequence) -> int:
+        """Tokens that `sequence` lacks now and will find once `other`, which holds blocks, has computed its own."""
+        num_known = len(self.known_prefix(sequence))
+        lacking = sequence.block_hashes[num_known : (sequence.num_tokens - 1) // self.block_size]
+        # Hashes are chained: two that are equal stand for equal beginnings.
+        num_coming = sum(mine == theirs for mine, theirs in zip(lacking, other.block_hashes[num_known:], strict=False))
+        return num_coming * self.block_size
+
     def try_hold(self, sequence: Sequence, *, num_spare: int) -> int | None:
         """Give a sequence without blocks all that its known tokens need.
 

@@ -45,7 +45,7 @@ class ChoiceOutput:
         self._stop_ids = _stop_ids(request, limits)
         self._min_tokens = sampling.min_tokens
         self._max_tokens = min(sampling.max_tokens, limits.max_model_len - sequence.num_prompt_tokens)
-        self._stats = _stats(sequence)
+        self._stats: SequenceStats | None = None
 
     def replay(self, token_ids: list[int]) -> None:
         """Take tokens that were said before. Their text is not said again, but they may show that this is the end."""
@@ -57,27 +57,20 @@ class ChoiceOutput:
 
     def accept(self, row: Sampled) -> TokenDelta:
         """Take what a step drew and say what it added. Tokens after the end are dropped."""
-        if row.error is not None:
-            return self.end(Finish(reason=FinishReason.ERROR, error=row.error))
+        token_ids, logprobs, error = row
+        if error is not None:
+            return self.end(Finish(reason=FinishReason.ERROR, error=error))
         start = self.num_tokens
         text = ""
-        for token_id in row.token_ids:
+        for token_id in token_ids:
             text += self._take(token_id)
             if self.finish is not None:
                 text += self._release()
+                token_ids = token_ids[: self.num_tokens - start]
+                logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
                 break
-        num_taken = self.num_tokens - start
-        logprobs = row.logprobs
-        return TokenDelta(
-            self.request_id,
-            self.choice,
-            start,
-            row.token_ids[:num_taken],
-            text,
-            self.stats,
-            logprobs[:num_taken] if logprobs is not None else None,
-            self.finish,
-        )
+        # By place, not by name: it takes half the time.
+        return TokenDelta(self.request_id, self.choice, start, token_ids, text, self.stats, logprobs, self.finish)
 
     def end(self, finish: Finish) -> TokenDelta:
         """End the choice without a further token, releasing the text that was held back."""
@@ -100,12 +93,11 @@ class ChoiceOutput:
     @property
     def stats(self) -> SequenceStats:
         """The sequence's way so far; made again only when the scheduler has moved it."""
-        stats, sequence = self._stats, self.sequence
-        if (
-            stats.num_preemptions != sequence.num_preemptions
-            or stats.first_scheduled_s is not sequence.first_scheduled_s
-        ):
-            self._stats = stats = _stats(sequence)
+        stats = self._stats
+        if stats is None or stats.num_preemptions != self.sequence.num_preemptions:
+            stats = _stats(self.sequence)
+            # Until it is scheduled for the first time, more than preemptions can change.
+            self._stats = stats if stats.first_scheduled_s is not None else None
         return stats
 
     def _take(self, token_id: int) -> str:

@@ -27,6 +27,9 @@ from engine.executor import ModelLimits
 from engine.policies import Policy, make_policy
 from engine.sequence import Sequence, SequenceStatus
 
+_LEAST_SHARED_TOKENS = 32
+"""To share fewer is not worth a step of waiting."""
+
 
 @dataclass(slots=True, eq=False)
 class WaitingQueue:
@@ -100,7 +103,7 @@ class Scheduler:
         if not self.waiting or self.counters.num_preemptions > num_preemptions:
             return Batch(tuple(running))
         num_tokens = sum(scheduled.num_tokens for scheduled in running)
-        joined = self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens)
+        joined = self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens, running)
         return Batch((*running, *joined), num_joined=len(joined))
 
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
@@ -111,7 +114,8 @@ class Scheduler:
             sequence.num_computed_tokens = num_computed = start + num_tokens
             if samples:
                 sequence.token_ids += next(rows).token_ids
-            if num_computed - sequence.num_published_blocks * block_size >= block_size:
+            # One token fills a block at its end only.
+            if num_tokens > 1 or num_computed % block_size == 0:
                 self.blocks.publish(sequence)
 
     def finish(self, sequences: Iterable[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
@@ -169,10 +173,13 @@ class Scheduler:
             tokens_left -= num_tokens
         return scheduled
 
-    def _schedule_waiting(self, tokens_left: int) -> list[ScheduledSequence]:
+    def _schedule_waiting(self, tokens_left: int, running: list[ScheduledSequence]) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
+        computing = [sequence for sequence, _, num_tokens, _ in running if num_tokens > 1]
         while self.waiting and tokens_left > 0 and len(self.running) < self._config.max_num_seqs:
             sequence = self.waiting.head
+            if self._is_better_held_back(sequence, computing):
+                break
             # A block for each that runs: growing does not preempt at once the one that has just joined.
             num_cached = self.blocks.try_hold(sequence, num_spare=len(self.running))
             if num_cached is None:
@@ -180,9 +187,22 @@ class Scheduler:
             num_owed = sequence.num_tokens - num_cached
             num_tokens = self._chunk(num_owed, tokens_left)
             self._join(sequence, num_cached)
+            computing.append(sequence)
             scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
+
+    def _is_better_held_back(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """Whether at least half of what `sequence` would compute is being computed by another one, to be shared.
+
+        So the choices of a request, or a burst of requests with one system prompt, compute their prompt once
+        (in-batch prefix sharing: Zheng et al., SGLang, NeurIPS 2024). The wait is that of the other's prefill.
+        """
+        if not (computing and self._config.enable_prefix_caching):
+            return False
+        num_coming = max(self.blocks.num_coming_tokens(sequence, other) for other in computing)
+        num_owed = sequence.num_tokens - len(self.blocks.known_prefix(sequence)) * self.blocks.block_size
+        return num_coming >= max(_LEAST_SHARED_TOKENS, num_owed / 2)
 
     def _chunk(self, num_owed: int, tokens_left: int) -> int:
         threshold = self._config.long_prefill_token_threshold

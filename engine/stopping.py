@@ -12,6 +12,7 @@ class StopStrings:
         self.beginnings = frozenset(stop[:length] for stop in stops for length in range(1, len(stop)))
         """What may not be shown yet: every proper prefix of a stop string."""
 
+        self.first_characters = frozenset(stop[0] for stop in stops)
         self.max_held = max(map(len, stops), default=1) - 1
 
 
@@ -34,6 +35,9 @@ class StopMatcher:
             piece: the text that the token added, perhaps none.
             may_stop: whether a stop string that ends in `piece` counts.
         """
+        if not self._held and self._stops.first_characters.isdisjoint(piece):
+            # Nothing begins here, as in most pieces: a fourth of the time.
+            return piece
         text = self._held + piece
         begin = self._find(text) if may_stop and piece else None
         if begin is not None:

@@ -88,14 +88,15 @@ class TestGivenRequests:
 class TestGivenSeveralChoices:
     def test_when_they_run_then_each_says_its_own_and_they_share_the_prompt(self) -> None:
         model = checking_model()
-        engine = engine_over(model, max_num_batched_tokens=16)
-        engine.add([request("r", b"p" * 32, num_choices=3, max_tokens=4)])
+        engine = engine_over(model)
+        engine.add([request("r", b"p" * 40, num_choices=3, max_tokens=4)])
 
         transcripts = run(engine)
 
         assert sorted(transcripts) == [("r", 0), ("r", 1), ("r", 2)]
         assert len({tuple(t.token_ids) for t in transcripts.values()}) == 3
-        assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 28
+        assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 36
+        assert model.num_computed_tokens == 40 + 2 * 4 + 3 * 3
 
     def test_when_one_was_finished_before_then_only_the_others_go_on(self) -> None:
         asked = request(

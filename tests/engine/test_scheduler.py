@@ -207,6 +207,54 @@ class TestGivenASequenceThatFinishes:
         assert [sequence for sequence, _ in shares(step(scheduler))] == [second]
 
 
+class TestGivenAPromptThatIsBeingComputed:
+    """A hundred tokens, of which a step computes sixteen."""
+
+    def being_computed(self, **options: Any) -> tuple[Scheduler, Sequence]:
+        scheduler = scheduler_with(**{"enable_prefix_caching": True} | options)
+        first = added(scheduler, 100, token=5)
+        step(scheduler)
+        return scheduler, first
+
+    def test_when_the_same_comes_again_then_it_waits_and_computes_only_its_end(self) -> None:
+        scheduler, first = self.being_computed(long_prefill_token_threshold=8)
+        again = added(scheduler, 100, token=5)
+        while again.status is SequenceStatus.WAITING:
+            step(scheduler)
+
+        assert first.num_uncomputed_tokens < 32
+        assert 64 < again.num_cached_tokens <= 96
+
+    def test_when_another_prompt_comes_then_it_joins_at_once(self) -> None:
+        scheduler, first = self.being_computed(long_prefill_token_threshold=8)
+        other = added(scheduler, 100, token=6)
+
+        assert shares(step(scheduler)) == [(first, 8), (other, 8)]
+
+    def test_when_caching_is_off_then_nobody_waits_for_it(self) -> None:
+        scheduler, first = self.being_computed(long_prefill_token_threshold=8, enable_prefix_caching=False)
+        again = added(scheduler, 100, token=5)
+
+        assert shares(step(scheduler)) == [(first, 8), (again, 8)]
+
+    def test_when_less_than_half_of_a_prompt_is_shared_then_it_joins_at_once(self) -> None:
+        scheduler, first = self.being_computed(long_prefill_token_threshold=8)
+        other = added(scheduler, 100, token=5)
+        other.token_ids[40:] = [6] * 60
+
+        assert shares(step(scheduler)) == [(first, 8), (other, 8)]
+
+    def test_when_it_is_aborted_then_the_one_that_waited_for_it_joins(self) -> None:
+        scheduler, first = self.being_computed(long_prefill_token_threshold=8)
+        again = added(scheduler, 100, token=5)
+        step(scheduler)
+        assert again.status is SequenceStatus.WAITING
+
+        scheduler.finish([first])
+
+        assert [sequence for sequence, _ in shares(step(scheduler))] == [again]
+
+
 class TestGivenPrefixCaching:
     def test_when_a_prompt_was_computed_before_then_only_its_end_is_computed_again(self) -> None:
         scheduler = scheduler_with(enable_prefix_caching=True)

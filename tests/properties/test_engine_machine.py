@@ -12,13 +12,13 @@ from engine.null_model import NullModelConfig
 from engine.request import ChoiceProgress, FinishReason, Request
 from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, note, request, undisturbed
 
-NUM_SLOTS = 36
+NUM_SLOTS = 60
 
 
 @st.composite
 def prompts(draw: st.DrawFn) -> bytes:
     """Short ones that often begin alike."""
-    return draw(st.sampled_from([b"", b"aaaaaa", b"aaaabb"])) + draw(st.binary(min_size=1, max_size=4))
+    return draw(st.sampled_from([b"", b"aaaaaa", b"aaaabb", b"a" * 40])) + draw(st.binary(min_size=1, max_size=4))
 
 
 @st.composite

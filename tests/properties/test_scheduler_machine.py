@@ -32,7 +32,7 @@ arrivals = st.lists(
     st.builds(
         Arrival,
         at_step=st.integers(0, 12),
-        num_prompt_tokens=st.integers(1, 14),
+        num_prompt_tokens=st.one_of(st.integers(1, 14), st.integers(36, 44)),
         max_tokens=st.integers(1, 10),
         priority=st.integers(0, 3),
         token=st.integers(0, 2),

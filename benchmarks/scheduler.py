@@ -1,0 +1,111 @@
+"""What the engine's plain Python costs per step: everything in `LLMEngine.step` but the executor, over the null model.
+
+    python -m benchmarks.scheduler
+
+Decode steady state: all sequences run, each draws one token a step, a block fills every 16 steps. Prints the median and
+the best window of 20 steps; a busy machine shows in the first and not in the second.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from engine.batch import Batch, Sampled
+from engine.config import EngineConfig
+from engine.executor import TextDecoder
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from engine.request import Request, SamplingParams
+
+LIMITS_MS = {64: 0.5, 256: 1.0}
+"""What a step may cost, by sequences running."""
+
+_NUM_PROMPT_TOKENS = 64
+_WARM_STEPS = 20
+_STEPS_A_WINDOW = 20
+
+
+class _TimedModel(NullModel):
+    """A null model that knows how long it took."""
+
+    seconds = 0.0
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        begin = time.perf_counter()
+        rows = super().execute(batch)
+        self.seconds += time.perf_counter() - begin
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Milliseconds of one step."""
+
+    num_running: int
+    median_ms: float
+    best_ms: float
+    executor_ms: float
+    """What the null model takes, which is not counted."""
+
+
+def measure(
+    num_running: int, *, decoder: TextDecoder | None = None, stop: tuple[str, ...] = (), num_windows: int = 100
+) -> StepCost:
+    """Measure a step of `num_running` sequences that all generate.
+
+    Args:
+        num_running: sequences.
+        decoder: makes the text; the null model's tokenizer if not given.
+        stop: stop strings that each request has.
+        num_windows: how often 20 steps are measured.
+    """
+    model = _TimedModel(NullModelConfig(num_blocks=2**17))
+    engine = _full_engine(model, decoder or NullTokenizer(), num_running, stop)
+    windows: list[tuple[float, float]] = []
+    for _ in range(num_windows):
+        model.seconds = 0.0
+        begin = time.perf_counter()
+        for _ in range(_STEPS_A_WINDOW):
+            engine.step()
+        total_s = time.perf_counter() - begin
+        windows.append(((total_s - model.seconds) * 1e3 / _STEPS_A_WINDOW, model.seconds * 1e3 / _STEPS_A_WINDOW))
+    own = [own_ms for own_ms, _ in windows]
+    return StepCost(
+        num_running=num_running,
+        median_ms=statistics.median(own),
+        best_ms=min(own),
+        executor_ms=statistics.median(executor_ms for _, executor_ms in windows),
+    )
+
+
+def _full_engine(model: NullModel, decoder: TextDecoder, num_running: int, stop: tuple[str, ...]) -> LLMEngine:
+    config = EngineConfig(max_num_seqs=num_running, max_num_batched_tokens=num_running * _NUM_PROMPT_TOKENS)
+    engine = LLMEngine(model, decoder, config)
+    engine.add(
+        Request(
+            id=f"job {n}",
+            prompt_token_ids=tuple((n * 7 + k) % 256 for k in range(_NUM_PROMPT_TOKENS)),
+            sampling=SamplingParams(max_tokens=8000, seed=n, stop=stop),
+        )
+        for n in range(num_running)
+    )
+    for _ in range(_WARM_STEPS):
+        engine.step()
+    return engine
+
+
+def main() -> None:
+    """Print what a step costs."""
+    print(f"{'running':>8} {'text':<22} {'median ms':>10} {'best ms':>8} {'limit ms':>9} {'null model ms':>14}")
+    for num_running in (1, 64, 256):
+        for name, stop in (("bytes", ()), ("bytes, stop strings", ("\n###", "zebra crossing"))):
+            cost = measure(num_running, stop=stop)
+            limit = LIMITS_MS.get(num_running, "")
+            print(
+                f"{num_running:>8} {name:<22} {cost.median_ms:>10.3f} {cost.best_ms:>8.3f} {limit:>9} "
+                f"{cost.executor_ms:>14.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
