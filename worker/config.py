@@ -356,6 +356,7 @@ def load_config(
     problems: list[str] = []
     values: dict[str, object] = {}
     named: dict[str, str] = {}
+    unread: set[str] = set()
     for source in (_from_file(file or _file_in(environ)), _from_environment(environ), _from_flags(flags or {})):
         for leaf, given, shown in source(problems):
             named[leaf.key] = shown
@@ -363,10 +364,9 @@ def load_config(
                 values[leaf.key] = _read(leaf, given)
             except ValueError as error:
                 problems.append(f"{shown}: {error}")
-    if problems:
-        raise ConfigError(problems)
+                unread.add(leaf.section)
     config = WorkerConfig(**{section: _build(section, kind, values) for section, kind in _sections().items()})
-    problems.extend(_contradictions(config, named))
+    problems.extend(_contradictions(config, named, except_in=unread))
     if problems:
         raise ConfigError(problems)
     return config
@@ -477,9 +477,9 @@ def _build(section: str, kind: Any, values: Mapping[str, object]) -> Any:  # noq
     return kind(**{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)})
 
 
-def _contradictions(config: WorkerConfig, named: Mapping[str, str]) -> Iterator[str]:
+def _contradictions(config: WorkerConfig, named: Mapping[str, str], *, except_in: set[str]) -> Iterator[str]:
     names = {leaf.key: leaf.env_name for leaf in SETTINGS} | dict(named)
-    for section in _sections():
+    for section in [one for one in _sections() if one not in except_in]:
         part = getattr(config, section)
         for name, problem in part.problems() if hasattr(part, "problems") else ():
             yield f"{names[f'{section}.{name}']}: {problem}"

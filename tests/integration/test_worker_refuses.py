@@ -1,0 +1,139 @@
+"""What keeps a worker from starting: one sentence that says what to do, an exit code, no traceback, no secret."""
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.servers import RedisServer, redis_server
+from worker.cli import main
+from worker.errors import ExitCode
+
+
+def invoke(*arguments: str, **environ: str) -> Result:
+    """Run the command in this process; it must not get as far as serving."""
+    result = CliRunner().invoke(main, list(arguments), env=environ)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Generator[RedisServer]:
+    """A server with a password."""
+    with redis_server("valkey", with_tcp=True) as server:
+        with server.client() as client:
+            client.config_set("requirepass", "right")  # pyright: ignore[reportUnknownMemberType]  # partial types
+        yield server
+
+
+class TestGivenWrongSettings:
+    def test_when_started_then_every_problem_is_told(self) -> None:
+        result = invoke("start", "--redis-url", "localhost", "--block-size", "many", SLUICE_NUM_BLOKS="3")
+
+        assert result.exit_code == ExitCode.MISUSED
+        for words in ("--redis-url", "--block-size: expected tokens as a whole number", "SLUICE_NUM_BLOKS"):
+            assert words in result.output
+
+    def test_when_engine_settings_contradict_each_other_then_it_is_told(self, valkey: RedisServer) -> None:
+        result = invoke(
+            "start",
+            "--model",
+            "null",
+            "--redis-url",
+            valkey.url,
+            "--max-num-seqs",
+            "9",
+            "--max-num-batched-tokens",
+            "3",
+        )
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "max_num_batched_tokens (3) must be at least max_num_seqs (9)" in result.output
+
+    def test_when_both_devices_are_asked_for_then_it_is_misuse(self) -> None:
+        assert invoke("start", "--gpu", "0", "--cpu").exit_code == ExitCode.MISUSED
+
+
+class TestGivenARedisThatIsNotThere:
+    def test_when_started_then_it_waits_and_asks_to_be_started_later(self, tmp_path: Path) -> None:
+        url = f"unix://{tmp_path}/nobody.sock"
+        began_s = time.monotonic()
+
+        result = invoke("start", "--model", "null", "--redis-url", url, "--redis-patience", "0.3")
+
+        assert result.exit_code == ExitCode.NOT_READY
+        assert "did not answer within 0.3 s" in result.output
+        assert time.monotonic() - began_s >= 0.3
+
+    @pytest.mark.parametrize("command", ["doctor", "status"])
+    def test_when_looked_at_then_it_says_so(self, tmp_path: Path, command: str) -> None:
+        result = invoke(command, "--redis-url", f"unix://{tmp_path}/nobody.sock")
+
+        assert result.exit_code != 0
+        assert "does not answer" in result.output
+
+
+class TestGivenAServerThatIsNotForUs:
+    def test_when_the_password_is_wrong_then_it_is_said_and_not_shown(self, guarded: RedisServer) -> None:
+        url = f"redis://:hunter2@127.0.0.1:{guarded.port}"
+
+        result = invoke("start", "--model", "null", "--redis-url", url)
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "refuses this user" in result.output
+        assert "hunter2" not in result.output
+
+    def test_when_it_evicts_then_jobs_would_be_lost_and_it_is_refused(self, valkey: RedisServer) -> None:
+        with valkey.client() as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")  # pyright: ignore[reportUnknownMemberType]  # partial
+            try:
+                result = invoke("start", "--model", "null", "--redis-url", valkey.url)
+            finally:
+                client.config_set("maxmemory-policy", "noeviction")  # pyright: ignore[reportUnknownMemberType]  # partial
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "maxmemory-policy is allkeys-lru" in result.output
+
+
+class TestGivenAModelThatIsNotThere:
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            ("/nowhere/model", "is not a folder"),
+            ("null?speed=3", "has no option speed=3"),
+            ("plain", "is not a folder"),
+        ],
+    )
+    def test_when_started_then_it_is_said(self, valkey: RedisServer, model: str, words: str) -> None:
+        result = invoke("start", "--redis-url", valkey.url, "--model", model)
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert words in result.output
+
+    def test_when_its_folder_is_empty_then_it_is_said(self, valkey: RedisServer, tmp_path: Path) -> None:
+        result = invoke("start", "--redis-url", valkey.url, "--model", str(tmp_path))
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "has no config.json" in result.output
+
+
+class TestGivenAWellServer:
+    def test_when_the_doctor_looks_then_it_says_what_it_found(self, valkey: RedisServer, tmp_path: Path) -> None:
+        database = f"sqlite:///{tmp_path}/history.db"
+
+        result = invoke("doctor", "--redis-url", valkey.url, "--database-url", database, "--model", "null")
+
+        for words in (
+            "Valkey 9",
+            "noeviction",
+            "ms a round trip",
+            "will be made at the first start",
+            "cpu,",
+            "compiler",
+        ):
+            assert words in result.output
+        # The tests' server keeps nothing on disk, and the doctor must mind.
+        assert "no append-only file" in result.output
+        assert result.exit_code == ExitCode.BROKEN
