@@ -13,6 +13,7 @@ from benchmarks.kernel_cases import WriteInputs, generator_on, make_write, same_
 from kernels.paged_attention.kernel import allocate_cuda
 from kernels.paged_attention.layout import KVCache
 from kernels.write_kv.kernel import write_kv_triton
+from kernels.write_kv.reference import write_kv_reference
 from tests.kernels_triton.devices import DEVICES
 
 
@@ -74,6 +75,27 @@ class TestGivenACacheFullOfNaN:
         out = write(inputs, cache)
 
         assert write_agreement(inputs, cache, out).holds
+
+    def test_when_heads_are_normalised_then_they_are_rounded_before_they_are_rotated(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        """Which no tolerance shows; but nearly every bit is then the reference's."""
+        cache = cache_of(2, 64, device, dtype)
+        inputs = make_write(
+            cache, num_tokens=30, num_heads=4, rotary_size=64, has_norm=True, generator=generator_on(device)
+        )
+        expected = write_kv_reference(
+            inputs.qkv,
+            inputs.positions,
+            inputs.slot_mapping,
+            inputs.cos_sin,
+            cache_of(2, 64, device, dtype),
+            head_norm=inputs.head_norm,
+        )
+
+        out = write(inputs, cache)
+
+        assert dtype == torch.float32 or float((out == expected).double().mean()) > 0.99
 
     def test_when_no_token_has_a_slot_then_the_cache_stays_as_it_was(self, device: str, dtype: torch.dtype) -> None:
         cache = cache_of(2, 16, device, dtype)
