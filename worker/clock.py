@@ -8,6 +8,11 @@ def monotonic_s() -> float:
     return time.monotonic()
 
 
+def wall_ms() -> int:
+    """This machine's wall clock in milliseconds, for what is no time of a job; those are the server's."""
+    return time.time_ns() // 1_000_000
+
+
 class ServerClock:
     """The server's wall clock, read without asking it. Changes with each reply that carries the server's time.
 

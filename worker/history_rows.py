@@ -136,7 +136,9 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     }
     _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
     if keep_prompts != "none":
+        # The queue says by the field's name how much of its prompts may be kept.
         _read_into(row, fields.get("prompt"), lambda data: _prompt_columns(data, keep_prompts))
+        _read_into(row, fields.get("prompt_to_hash"), lambda data: _prompt_columns(data, "hash"))
     change.job = merge(change.job, row)
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.sql import ColumnElement
 
+from producer.contract.database import why
 from producer.contract.tables import attempts, batches, jobs, results
 from worker.history_rows import (
     ENDED_ATTEMPT,
@@ -236,10 +237,7 @@ def _is_rows_fault(error: SQLAlchemyError) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    # The first line: what follows in some drivers is the row itself, with its prompt.
-    lines = str(cause).splitlines() or [""]
-    return f"{type(cause).__name__}: {lines[0]}"[:500].replace("\0", "")
+    return why(error) if isinstance(error, SQLAlchemyError) else f"{type(error).__name__}: {error}"[:500]
 
 
 def _cleaned(change: JobChange, reason: str) -> JobChange:

@@ -4,27 +4,41 @@ SQLite is one program's file and migrates itself when a worker starts. PostgreSQ
 person says so: `worker migrate`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import SetColumnComment
 
 import migrations
 from producer.contract.database import (
     HistoryError,
     HistoryMissing,
+    HistoryUnreachable,
     SchemaTooNew,
     SchemaTooOld,
     check_schema,
     open_database,
     schema_revision,
+    why,
 )
 from producer.contract.tables import SCHEMA_REVISION, metadata
+from worker.errors import ExitCode
 
-__all__ = ["HistoryError", "HistoryMissing", "SchemaTooNew", "SchemaTooOld", "main", "migrate", "prepare"]
+__all__ = [
+    "HistoryError",
+    "HistoryMissing",
+    "HistoryUnreachable",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "main",
+    "migrate",
+    "prepare",
+]
 
 # Any number that all releases share: two migrations of one PostgreSQL database must not run at once.
 _POSTGRES_LOCK = 0x51_1C_E0
@@ -36,12 +50,13 @@ def prepare(engine: Engine) -> None:
     Raises:
         HistoryMissing, SchemaTooOld: PostgreSQL must be migrated by a person first.
         SchemaTooNew: a newer release has migrated the database.
+        HistoryUnreachable: the database does not answer.
     """
     if engine.dialect.name == "sqlite":
         migrate(engine)
-    else:
-        with engine.connect() as connection:
-            check_schema(connection)
+        return
+    with _reached(), engine.connect() as connection:
+        check_schema(connection)
 
 
 def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None, str | None]:
@@ -49,8 +64,9 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
 
     Raises:
         SchemaTooNew: the database is at a revision that this release does not know.
+        HistoryUnreachable: the database does not answer.
     """
-    with engine.begin() as connection:
+    with _reached(), engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_POSTGRES_LOCK})")
         before = schema_revision(connection)
@@ -60,6 +76,14 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
         if revision == SCHEMA_REVISION and connection.dialect.name == "postgresql":
             _comment(connection)
         return before, schema_revision(connection)
+
+
+@contextmanager
+def _reached() -> Generator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise HistoryUnreachable(f"the history's database does not do as asked: {why(error)}") from error
 
 
 def _move(connection: Connection, before: str | None, revision: str) -> None:
@@ -86,15 +110,19 @@ def _config(connection: Connection) -> Config:
     return config
 
 
-def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> int:
-    """Run `worker migrate`: 0 when the tables are at `revision`, 1 with a sentence when they cannot be."""
+def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> ExitCode:
+    """Run `worker migrate`, and say in a sentence what it did or why it could not."""
     try:
         engine = open_database(database_url, is_writer=True)
-        before, after = migrate(engine, revision)
+        try:
+            before, after = migrate(engine, revision)
+        finally:
+            engine.dispose()
+    except HistoryUnreachable as error:
+        say(str(error))
+        return ExitCode.NOT_READY
     except HistoryError as error:
         say(str(error))
-        return 1
-    say(
-        f"history at schema {after or 'none'} (was {before or 'none'})" if before != after else f"history is at {after}"
-    )
-    return 0
+        return ExitCode.MISUSED
+    say(f"The history is at schema {after or 'none'}" + (f", was at {before or 'none'}." if before != after else "."))
+    return ExitCode.DONE

@@ -20,11 +20,13 @@ from types import FrameType
 from typing import Literal
 
 import redis
+from sqlalchemy.engine import Engine
 
 from producer.contract import limits
-from producer.contract.database import HistoryError, open_database
+from producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import OutboxEvent, WireError, decode_events, split_job_id
+from worker.clock import wall_ms
 from worker.connections import Client, connect, redacted
 from worker.errors import ExitCode
 from worker.history_rows import JobChange, changes_of
@@ -80,7 +82,9 @@ class Outbox:
 class Recorder:
     """Moves events from the outboxes of one queue into one database."""
 
-    def __init__(self, client: Client, writer: HistoryWriter, settings: RecorderSettings) -> None:
+    def __init__(
+        self, client: Client, writer: HistoryWriter, settings: RecorderSettings, stopping: threading.Event | None = None
+    ) -> None:
         name = settings.name or socket.gethostname()
         self._client = client
         self._writer = writer
@@ -89,7 +93,7 @@ class Recorder:
         self._log = get_log(queue=settings.queue, recorder=name)
         self._redis_trouble = Trouble("redis", self._log)
         self._history_trouble = Trouble("history database", self._log)
-        self._stopping = threading.Event()
+        self._stopping = stopping or threading.Event()
         self._last_write_ms = wall_ms()
         self._refresh_at_s = 0.0
         self.num_recorded = 0
@@ -206,11 +210,6 @@ class Recorder:
         self._refresh_at_s = ended_s + max(cost_s, 0 if has_more else REFRESH_EVERY_S)
 
 
-def wall_ms() -> int:
-    """This machine's wall clock: when a batch was counted is no time of a job."""
-    return time.time_ns() // 1_000_000
-
-
 def _checked(data: bytes) -> list[OutboxEvent]:
     """The events of an entry.
 
@@ -229,26 +228,47 @@ def _checked(data: bytes) -> list[OutboxEvent]:
 def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until_eof: bool = False) -> ExitCode:
     """Run `worker record` until SIGTERM or SIGINT, or with `until_eof` until standard input ends."""
     log = get_log()
-    try:
-        engine = open_database(database_url, is_writer=True)
-        prepare(engine)
-    except HistoryError as error:
-        log.error("the history cannot be used", error=str(error))  # noqa: TRY400  # a sentence, no traceback
-        return ExitCode.MISUSED
-    recorder = Recorder(connect(redis_url, timeout_s=max(5.0, settings.block_s * 2)), HistoryWriter(engine), settings)
-    log.info("recorder started", redis=redacted(redis_url), database=engine.url.render_as_string(hide_password=True))
-    with _stopped_by_signals(recorder):
+    stopping = threading.Event()
+    with _stopped_by_signals(stopping):
         if until_eof:
-            threading.Thread(target=_stop_at_eof, args=(recorder,), daemon=True).start()
+            threading.Thread(target=_stop_at_eof, args=(stopping,), daemon=True).start()
+        try:
+            engine = open_database(database_url, is_writer=True)
+            _prepare_patiently(engine, stopping)
+        except HistoryError as error:
+            log.error("the history cannot be used", error=str(error))  # noqa: TRY400  # a sentence, no traceback
+            return ExitCode.MISUSED
+        client = connect(redis_url, timeout_s=max(5.0, settings.block_s * 2))
+        recorder = Recorder(client, HistoryWriter(engine), settings, stopping)
+        places = {"redis": redacted(redis_url), "database": engine.url.render_as_string(hide_password=True)}
+        log.info("recorder started", **places)
         recorder.run()
+        engine.dispose()
     log.info("recorder stopped", recorded=recorder.num_recorded)
     return ExitCode.DONE
 
 
+def _prepare_patiently(engine: Engine, stopping: threading.Event) -> None:
+    """Wait for the database to be there, then make it ready.
+
+    Raises:
+        HistoryError: it is there, but its schema is not what this release needs.
+    """
+    trouble = Trouble("history database", get_log())
+    while not stopping.is_set():
+        try:
+            prepare(engine)
+        except HistoryUnreachable as error:
+            stopping.wait(trouble.broke(error))
+        else:
+            trouble.healed()
+            return
+
+
 @contextlib.contextmanager
-def _stopped_by_signals(recorder: Recorder) -> Generator[None]:
+def _stopped_by_signals(stopping: threading.Event) -> Generator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
-        recorder.stop()
+        stopping.set()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -258,8 +278,8 @@ def _stopped_by_signals(recorder: Recorder) -> Generator[None]:
             signal.signal(number, handler)
 
 
-def _stop_at_eof(recorder: Recorder) -> None:
+def _stop_at_eof(stopping: threading.Event) -> None:
     """The worker that started this process holds the other end: it ends with the worker, however that dies."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdin.buffer.read()
-    recorder.stop()
+    stopping.set()

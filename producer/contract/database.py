@@ -2,6 +2,7 @@
 
 HistoryError
 ├── BadDatabaseUrl     the URL names no database that is known here
+├── HistoryUnreachable the server is away, or refuses this user: try again later
 ├── HistoryMissing     there are no tables yet
 ├── SchemaTooOld       `worker migrate` must run first
 └── SchemaTooNew       a newer release has migrated it; this one must be updated
@@ -13,7 +14,7 @@ import sqlite3
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.event import listen
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from producer.contract.tables import SCHEMA_REVISION
 
@@ -32,6 +33,10 @@ class HistoryError(Exception):
 
 class BadDatabaseUrl(HistoryError):
     """Not the URL of a SQLite or PostgreSQL database."""
+
+
+class HistoryUnreachable(HistoryError):
+    """The database does not answer."""
 
 
 class HistoryMissing(HistoryError):
@@ -80,6 +85,13 @@ def open_database(text: str, *, is_writer: bool = False) -> Engine:
     return sa.create_engine(
         url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args, json_serializer=_compact_json
     )
+
+
+def why(error: SQLAlchemyError) -> str:
+    """What the database said, without the statement and its values, which hold people's data."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"[:500].replace("\0", "")
 
 
 def schema_revision(connection: Connection) -> str | None:

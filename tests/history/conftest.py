@@ -36,6 +36,12 @@ def postgres_url(postgres: PostgresServer, _migrated_template: str) -> str:
     return postgres.url(postgres.create_database(template=_migrated_template))
 
 
+@pytest.fixture
+def postgres_empty_url(postgres: PostgresServer) -> str:
+    """A database on PostgreSQL without tables."""
+    return postgres.url(postgres.create_database())
+
+
 @pytest.fixture(scope="session")
 def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("history") / "template.db"
@@ -77,6 +83,13 @@ def postgres_history(postgres_url: str) -> Generator[Engine]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def history(request: pytest.FixtureRequest) -> Engine:
-    """A migrated, empty history on each database in turn, opened for writing."""
-    return request.getfixturevalue(f"{request.param}_history")
+def history_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty history on each database in turn."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def history(history_url: str) -> Generator[Engine]:
+    """The same, opened for writing."""
+    with _opened(history_url) as engine:
+        yield engine

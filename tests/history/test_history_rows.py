@@ -94,6 +94,12 @@ class TestGivenAPrompt:
         assert found["prompt"] is None
         assert found["prompt_sha256"] is not None
 
+    def test_when_the_queue_keeps_only_hashes_then_the_text_is_not_stored(self, history: Engine) -> None:
+        write(history, [e.submitted(JOB, prompt_to_hash=e.prompt("secret"))])
+
+        found = row(history)
+        assert (found["prompt"], found["prompt_sha256"]) == (None, hashlib.sha256(b"secret").hexdigest())
+
     def test_when_none_are_kept_then_nothing_of_it_is_stored(self, history: Engine) -> None:
         write(history, [e.submitted(JOB, prompt=e.prompt("secret"))], keep_prompts="none")
 

@@ -1,0 +1,312 @@
+"""Ends of jobs become webhooks, once each, through a real Valkey, real rq workers and a real receiver."""
+
+import json
+import multiprocessing
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rq import SimpleWorker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from sqlalchemy.engine import Engine
+
+from producer.contract.keys import QueueKeys
+from producer.contract.webhooks import verify
+from producer.contract.wire import JobSpec, encode_spec
+from tests.history import events as e
+from tests.history.probes import loaded
+from tests.history.receiver import Receiver, receiver
+from tests.history.test_recorder import client_of, until
+from tests.servers import RedisServer
+from worker import chores
+from worker.callbacks import CHORES_QUEUE, WEBHOOKS_QUEUE, CallbackSettings, Mover, main, rq_queue
+from worker.chores import ChoreSettings
+from worker.connections import Client
+from worker.history_rows import changes_of
+from worker.history_writer import HistoryWriter
+from worker.webhooks import parse_networks
+
+CALLBACKS = e.KEYS.key("callbacks")
+SECRET = "correct horse"
+
+
+@pytest.fixture
+def hook() -> Generator[Receiver]:
+    """A receiver."""
+    with receiver() as state:
+        yield state
+
+
+def settings_for(valkey: RedisServer, database_url: str = "sqlite://", **changes: Any) -> CallbackSettings:
+    """Callbacks of the queue, which may reach loopback."""
+    usual: dict[str, Any] = {
+        "redis_url": valkey.url, "rq_url": valkey.url, "database_url": database_url, "queue": e.QUEUE,
+        "name": "m1", "secret": SECRET, "networks": parse_networks("127.0.0.0/8"), "retry_after_s": (0, 0),
+        "block_s": 0.05,
+    }  # fmt: skip
+    return CallbackSettings(**usual | changes)
+
+
+def mover(valkey: RedisServer, **changes: Any) -> Mover:
+    """A mover of the queue's one partition."""
+    return Mover(client_of(valkey), client_of(valkey), settings_for(valkey, **changes))
+
+
+def end_job(client: Client, url: str | None, job_id: str = "0.acme.1", state: str = "done", version: int = 3) -> None:
+    """Write what the script writes when a job that wants a callback ends."""
+    spec = encode_spec(JobSpec(callback_url=url, metadata={"custom_id": "line-7"}, batch="nightly"))
+    fields = {
+        "kind": "job",
+        "id": job_id,
+        "at": e.NOON_MS,
+        "state": state,
+        "version": version,
+        "error": "",
+        "spec": spec,
+    }
+    client.xadd(CALLBACKS, fields)
+
+
+def complete_batch(client: Client, url: str) -> None:
+    """Write what the script writes when a batch completes."""
+    totals = {"total": 3, "done": 2, "failed": 1, "cancelled": 0, "expired": 0}
+    client.xadd(CALLBACKS, {"kind": "batch", "id": "nightly", "at": e.NOON_MS, "url": url, **totals})
+
+
+def work(client: Client, settings: CallbackSettings, queue: str = WEBHOOKS_QUEUE) -> None:
+    """Let an rq worker do all that is enqueued, in this process."""
+    chores.bind(ChoreSettings(database_url=settings.database_url, sender=settings.sender))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        worker = SimpleWorker([rq_queue(queue, client)], connection=client, serializer=JSONSerializer)
+        worker.work(burst=True, logging_level="CRITICAL")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class TestGivenAJobThatWantsAWebhook:
+    """It has ended."""
+
+    def test_when_moved_and_worked_then_the_receiver_gets_a_signed_event(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+
+        headers, body = hook.got[0]
+        event = json.loads(body)
+        assert verify(SECRET, headers, body) == event["id"]
+        assert (event["type"], event["created_at_ms"]) == ("job.done", e.NOON_MS)
+        assert event["data"] == {
+            "job_id": "0.acme.1", "queue": e.QUEUE, "state": "done", "error": None, "batch": "nightly", "model": None,
+            "metadata": {"custom_id": "line-7"},
+        }  # fmt: skip
+        assert client.xlen(CALLBACKS) == 0
+
+    def test_when_the_mover_died_before_it_acknowledged_then_the_receiver_gets_it_once(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+        end_job(client, hook.url)
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+
+        assert len(hook.got) == 1
+
+    def test_when_it_is_requeued_and_ends_again_then_that_is_another_event(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url, state="failed", version=3)
+        end_job(client, hook.url, state="done", version=6)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+
+        assert sorted(json.loads(body)["type"] for _, body in hook.got) == ["job.done", "job.failed"]
+        assert len({headers["webhook-id"] for headers, _ in hook.got}) == 2
+
+    def test_when_the_receiver_fails_at_first_then_it_is_tried_again_with_the_same_id(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        hook.answers += [500, 503]
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+
+        assert len(hook.got) == 3
+        assert len({headers["webhook-id"] for headers, _ in hook.got}) == 1
+
+    def test_when_a_try_must_wait_then_the_mover_brings_it_back_in_time(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        hook.answers.append(500)
+        end_job(client, hook.url)
+        first = mover(valkey, retry_after_s=(1,))
+        first.drain()
+        work(client, settings_for(valkey, retry_after_s=(1,)))
+        assert len(hook.got) == 1
+
+        until(lambda: first.drain() == 0 and rq_queue(WEBHOOKS_QUEUE, client).count == 1, "the second try is due")
+        work(client, settings_for(valkey, retry_after_s=(1,)))
+
+        assert len(hook.got) == 2
+
+    def test_when_the_url_is_private_then_it_is_refused_and_not_tried_again(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey, networks=()))
+
+        failed = rq_queue(WEBHOOKS_QUEUE, client).failed_job_registry.get_job_ids()
+        assert hook.got == []
+        assert len(failed) == 1
+        job: Any = rq_queue(WEBHOOKS_QUEUE, client).fetch_job(failed[0])
+        assert "not public" in job.latest_result().exc_string
+
+    def test_when_enqueued_then_the_secret_is_not_in_redis(self, valkey: RedisServer, hook: Receiver) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+
+        stored = [client.dump(key) or b"" for key in client.keys("*")]
+        assert stored
+        assert not any(SECRET.encode() in value for value in stored)
+
+    def test_when_the_entry_is_foreign_then_it_goes_to_the_garbage(self, valkey: RedisServer, hook: Receiver) -> None:
+        client = client_of(valkey)
+        client.xadd(CALLBACKS, {"who": "another program"})
+        end_job(client, hook.url)
+
+        mover(valkey).drain()
+
+        assert client.xlen(e.KEYS.key("garbage")) == 1
+        assert rq_queue(WEBHOOKS_QUEUE, client).count == 1
+
+
+class TestGivenABatchThatCompletes:
+    """Its jobs and results are in the history."""
+
+    def test_when_it_has_a_url_then_the_receiver_gets_its_totals(self, valkey: RedisServer, hook: Receiver) -> None:
+        client = client_of(valkey)
+        complete_batch(client, hook.url)
+
+        mover(valkey).drain()
+        work(client, settings_for(valkey))
+
+        event = json.loads(hook.got[0][1])
+        assert (event["type"], event["data"]["jobs"]["done"]) == ("batch.completed", 2)
+
+    def test_when_exports_are_kept_then_its_lines_are_written(
+        self, valkey: RedisServer, history_url: str, history: Engine, tmp_path: Path
+    ) -> None:
+        client = client_of(valkey)
+        changes = changes_of(
+            e.QUEUE,
+            e.unpacked(
+                [
+                    e.submitted("0.a.001", batch=b"nightly"),
+                    e.ended("0.a.001", result=e.result("three", "rivers")),
+                    e.submitted("0.a.002", e.NOON_MS + 1, batch=b"nightly"),
+                    e.ended("0.a.002", state=b"failed", error=b"NaN logits", error_code=b"nan", reason=None),
+                    e.submitted("0.a.003", batch=b"another"),
+                ]
+            ),
+        )
+        HistoryWriter(history).write(changes.values())
+        complete_batch(client, "")
+        settings = settings_for(valkey, history_url, export_folder=str(tmp_path / "exports"))
+
+        mover(valkey, export_folder=settings.export_folder).drain()
+        work(client, settings, CHORES_QUEUE)
+
+        output = [json.loads(line) for line in (tmp_path / "exports/nightly.output.jsonl").read_text().splitlines()]
+        errors = [json.loads(line) for line in (tmp_path / "exports/nightly.errors.jsonl").read_text().splitlines()]
+        assert [line["custom_id"] for line in output] == ["line-001"]
+        assert [choice["text"] for choice in output[0]["response"]["body"]["choices"]] == ["three", "rivers"]
+        assert output[0]["response"]["body"]["usage"]["total_tokens"] == 15
+        assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [("line-002", "nan")]
+        assert sorted(path.name for path in (tmp_path / "exports").iterdir()) == [
+            "nightly.errors.jsonl",
+            "nightly.output.jsonl",
+        ]
+
+
+class TestGivenRetention:
+    """Once an hour, however many movers run."""
+
+    def test_when_movers_run_then_it_is_enqueued_once(self, valkey: RedisServer) -> None:
+        client = client_of(valkey)
+
+        for _ in range(2):
+            mover(valkey, retention_days=30.0).drain()
+
+        assert rq_queue(CHORES_QUEUE, client).count == 1
+
+    def test_when_none_is_set_then_nothing_is_enqueued(self, valkey: RedisServer) -> None:
+        mover(valkey).drain()
+
+        assert rq_queue(CHORES_QUEUE, client_of(valkey)).count == 0
+
+
+class TestGivenTheWholeProcess:
+    """`worker callbacks`: a mover and rq workers in processes of their own."""
+
+    def test_when_it_runs_then_webhooks_arrive_and_no_worker_has_loaded_torch(
+        self, valkey: RedisServer, sqlite_url: str, hook: Receiver
+    ) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+        probe = rq_queue(CHORES_QUEUE, client).enqueue(loaded, "torch", "worker.chores")  # pyright: ignore[reportUnknownMemberType]
+        settings = settings_for(valkey, sqlite_url, webhook_workers=1)
+        process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
+
+        process.start()
+        try:
+            until(lambda: len(hook.got) == 1, "the webhook arrives")
+            until(probe_is_done(probe), "the probe is done")
+        finally:
+            process.terminate()
+            process.join(20)
+
+        assert probe.return_value() == ["worker.chores"]
+        assert process.exitcode == 0
+
+    def test_when_the_database_is_too_old_then_it_says_what_to_do(
+        self, valkey: RedisServer, postgres_empty_url: str
+    ) -> None:
+        assert main(settings_for(valkey, postgres_empty_url)) == 2
+
+
+def probe_is_done(probe: Job) -> Any:
+    """Whether rq has a result of it."""
+    return lambda: probe.get_status(refresh=True) == "finished"
+
+
+def test_a_partition_of_another_queue_is_left_alone(valkey: RedisServer, hook: Receiver) -> None:
+    client = client_of(valkey)
+    other = QueueKeys("other").key("callbacks")
+    client.xadd(other, {"kind": "batch"})
+
+    mover(valkey).drain()
+
+    assert client.xlen(other) == 1

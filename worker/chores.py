@@ -1,0 +1,96 @@
+"""What rq's workers run: webhooks, exports, retention. Never imports torch; arguments are JSON.
+
+A secret must not travel through Redis in a job's arguments, so what a chore needs of the settings is bound in the
+process that runs it, before it begins to work (`bind`).
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from rq import get_current_job
+
+from producer.contract.database import open_database
+from worker.clock import wall_ms
+from worker.export import export_batch
+from worker.log import get_log
+from worker.retention import erase_prompts_before, forget_before
+from worker.webhooks import Sender, WebhookRefused
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreSettings:
+    """What chores need that is not in their arguments."""
+
+    database_url: str
+    sender: Sender | None = None
+    """None: webhooks are not sent."""
+
+    def __repr__(self) -> str:
+        return f"ChoreSettings(sender={self.sender!r})"
+
+
+_settings: ContextVar[ChoreSettings] = ContextVar("chore settings")
+
+
+def bind(settings: ChoreSettings) -> None:
+    """Give this process's chores their settings."""
+    _settings.set(settings)
+
+
+def deliver_webhook(url: str, event_id: str, body: str) -> str:
+    """Send one event to one URL; rq tries again when this raises.
+
+    Raises:
+        WebhookFailed: the receiver did not take it.
+        WebhookRefused: no try can help; rq keeps the job with this reason and does not try again.
+    """
+    sender = _settings.get().sender
+    assert sender is not None, "webhooks are queued only where a secret is set"
+    log = get_log(event_id=event_id)
+    try:
+        status = sender.send(url, event_id, body.encode())
+    except WebhookRefused as error:
+        _try_no_more()
+        log.warning("webhook refused", error=str(error))
+        raise
+    log.info("webhook delivered", status=status)
+    return f"delivered: {status}"
+
+
+def export(queue: str, batch: str, folder: str) -> dict[str, object]:
+    """Write a batch's JSON lines into a folder; see `worker.export`."""
+    engine = open_database(_settings.get().database_url)
+    try:
+        written = export_batch(engine, queue, batch, Path(folder))
+    finally:
+        engine.dispose()
+    get_log(batch=batch).info("batch exported", done=written.num_done, failed=written.num_failed)
+    return {
+        "output": str(written.output_path),
+        "errors": str(written.error_path),
+        "done": written.num_done,
+        "failed": written.num_failed,
+        "open": written.num_open,
+    }
+
+
+def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
+    """Delete jobs that ended more than `days` ago, and erase prompts of those that ended `prompt_days` ago."""
+    engine = open_database(_settings.get().database_url, is_writer=True)
+    try:
+        deleted = 0 if days is None else forget_before(engine, wall_ms() - int(days * DAY_MS))
+        erased = 0 if prompt_days is None else erase_prompts_before(engine, wall_ms() - int(prompt_days * DAY_MS))
+    finally:
+        engine.dispose()
+    if deleted or erased:
+        get_log().info("history retained", jobs_deleted=deleted, prompts_erased=erased)
+    return {"jobs_deleted": deleted, "prompts_erased": erased}
+
+
+def _try_no_more() -> None:
+    job = get_current_job()
+    if job is not None:
+        job.retries_left = 0
