@@ -175,3 +175,17 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
     from worker.start import run_recorder
 
     sys.exit(run_recorder(_config_of(config_file, given), os.environ, until_eof=until_eof))
+
+
+@main.command()
+@_options("redis", "history", "queue", "callbacks", "log")
+def callbacks(config_file: Path | None, **given: object) -> NoReturn:
+    """Deliver webhooks, export batches and apply retention.
+
+    \b
+    Example:
+        worker callbacks --redis-url redis://queue:6379/0 --retention-days 30
+    """
+    from worker.start import run_callbacks
+
+    sys.exit(run_callbacks(_config_of(config_file, given), os.environ))

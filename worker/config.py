@@ -250,15 +250,29 @@ class CallbacksConfig:
         help="Redis that rq uses. The queue's if not given.",
     )  # fmt: skip
     secret: str | None = setting(
-        None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True, help="Key that signs webhooks (HMAC-SHA256)."
-    )
+        None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True,
+        help="Keys that sign webhooks (HMAC-SHA256), with spaces between. Webhooks wait until one is given.",
+    )  # fmt: skip
+    networks: str | None = setting(
+        None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",
+        help="Networks that webhooks may reach although they are not public, with commas between.",
+    )  # fmt: skip
+    senders: int = setting(2, env="CALLBACKS_SENDERS", metavar="PROCESSES", help="Processes that send webhooks.")
+    export_folder: str | None = setting(
+        None, env="EXPORT_FOLDER", metavar="FOLDER",
+        help="Write each batch here as JSON lines when it completes. Writes none if not given.",
+    )  # fmt: skip
+    prompt_retention_days: float | None = setting(
+        None, env="PROMPT_RETENTION_DAYS", metavar="DAYS",
+        help="Delete prompts from the history after this long. Keeps them as long as their rows if not given.",
+    )  # fmt: skip
     retention_days: float | None = setting(
         None, env="RETENTION_DAYS", metavar="DAYS", help="Delete history rows older than this. Keeps all if not given."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
-        yield from _positive(self, "retention_days")
+        yield from _positive(self, "retention_days", "prompt_retention_days", "senders")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
