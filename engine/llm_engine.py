@@ -124,8 +124,9 @@ class LLMEngine:
             return Room(kv_tokens=0, prefill_tokens=0, sequences=0)
         budget = self._config.max_num_batched_tokens
         offered = budget + (self._config.max_waiting_tokens or budget)
+        num_free_blocks = self._scheduler.blocks.num_free_blocks - self._scheduler.num_spare_blocks
         return Room(
-            kv_tokens=self._scheduler.blocks.num_free_blocks * self._limits.block_size,
+            kv_tokens=max(0, num_free_blocks) * self._limits.block_size,
             prefill_tokens=max(0, offered - self._scheduler.num_owed_tokens()),
             sequences=self._config.max_num_seqs - len(self._scheduler.running),
         )

@@ -127,11 +127,19 @@ class Scheduler:
         """
         for sequence in suspects:
             self.blocks.retract(sequence)
+        some_waited = False
         for sequence in sequences:
+            some_waited |= sequence.status is SequenceStatus.WAITING
             self.blocks.release(sequence)
             sequence.status = SequenceStatus.FINISHED
         self.running[:] = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
-        self.waiting.keep_waiting()
+        if some_waited:
+            self.waiting.keep_waiting()
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Blocks that stay free when a sequence joins: one for each that runs, so that its growing preempts nobody."""
+        return len(self.running)
 
     def num_owed_tokens(self) -> int:
         """Tokens that the running sequences have yet to compute, one each where they generate."""
@@ -180,8 +188,7 @@ class Scheduler:
             sequence = self.waiting.head
             if self._is_better_held_back(sequence, computing):
                 break
-            # A block for each that runs: growing does not preempt at once the one that has just joined.
-            num_cached = self.blocks.try_hold(sequence, num_spare=len(self.running))
+            num_cached = self.blocks.try_hold(sequence, num_spare=self.num_spare_blocks)
             if num_cached is None:
                 break  # nobody overtakes the head
             num_owed = sequence.num_tokens - num_cached

@@ -156,6 +156,25 @@ class TestGivenAComputedPrefix:
         manager.try_grow(one_block, 8)
         assert len(manager.known_prefix(sequence_of(list(range(10))))) == 1
 
+    def test_when_unknown_blocks_come_back_later_then_they_still_go_first(self) -> None:
+        manager = manager_with(4)
+        known = computed(manager, list(range(9)))
+        unknown = sequence_of([50])
+        manager.try_hold(unknown, num_spare=0)
+        manager.release(known)
+        manager.release(unknown)
+
+        manager.try_hold(sequence_of([60] * 8), num_spare=0)
+
+        assert len(manager.known_prefix(sequence_of(list(range(9))))) == 2
+
+    def test_when_its_own_sequence_comes_back_then_one_block_at_least_is_computed_again(self) -> None:
+        manager = manager_with(8)
+        whole = computed(manager, list(range(8)))
+        manager.release(whole)
+
+        assert manager.try_hold(whole, num_spare=0) == 4
+
     def test_when_it_is_retracted_then_it_is_not_found_again(self) -> None:
         manager = manager_with(8)
         first = computed(manager, list(range(10)))

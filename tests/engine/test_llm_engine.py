@@ -340,7 +340,7 @@ class TestGivenRoom:
         engine.add([request("r", b"p" * 100, max_tokens=4)])
         engine.step()
 
-        assert engine.room() == Room(kv_tokens=4 * 39, prefill_tokens=64 + 36 - 36, sequences=7)
+        assert engine.room() == Room(kv_tokens=4 * 38, prefill_tokens=64 + 36 - 36, sequences=7)
 
 
 class TestGivenACachedPrefix:

@@ -186,6 +186,19 @@ class TestGivenAFullCache:
 
         assert (least.num_preemptions, urgent.num_preemptions) == (1, 0)
 
+    def test_when_somebody_gave_way_then_nobody_joins_in_the_same_step(self) -> None:
+        scheduler = scheduler_with(num_blocks=6, policy="priority", max_num_seqs=2)
+        urgent, least = added(scheduler, 3, priority=2), added(scheduler, 12)
+        step(scheduler)
+        next_one = added(scheduler, 1, priority=1)
+        batches = [step(scheduler) for _ in range(6)]
+
+        gave_way = next(n for n, batch in enumerate(batches) if len(batch.sequences) == 1)
+
+        assert [sequence for sequence, _ in shares(batches[gave_way])] == [urgent]
+        assert [sequence for sequence, _ in shares(batches[gave_way + 1])] == [urgent, next_one]
+        assert least.status is SequenceStatus.WAITING
+
 
 class TestGivenASequenceThatFinishes:
     def test_when_it_ran_then_its_blocks_are_free_and_the_next_one_joins(self) -> None:
@@ -256,6 +269,16 @@ class TestGivenAPromptThatIsBeingComputed:
 
 
 class TestGivenPrefixCaching:
+    def test_when_output_fills_a_block_then_it_is_found_too(self) -> None:
+        scheduler = scheduler_with(enable_prefix_caching=True)
+        first = added(scheduler, 3, token=5)
+        for _ in range(7):
+            step(scheduler)
+        resumed = added(scheduler, 10)
+        resumed.token_ids[:] = first.token_ids
+
+        assert shares(step(scheduler)) == [(first, 1), (resumed, 2)]
+
     def test_when_a_prompt_was_computed_before_then_only_its_end_is_computed_again(self) -> None:
         scheduler = scheduler_with(enable_prefix_caching=True)
         step_one = added(scheduler, 10, token=5)
