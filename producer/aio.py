@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from producer import commands, config, following
 from producer.client import AnyJob, server_url
 from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
-from producer.contract.calls import JobView, QueueSettings, QueueView
+from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
 from producer.following import Place, Reader, StreamEvent
@@ -166,9 +166,13 @@ class AsyncProducer:
         """As `Producer.configure`."""
         await self._run(commands.configure(self._queue, settings))
 
-    async def batch(self, name: str) -> dict[str, int]:
+    async def batch(self, name: str) -> BatchView:
         """As `Producer.batch`."""
-        return await self._run(commands.batch_totals(self._queue, name))
+        return await self._run(commands.batch(self._queue, name))
+
+    async def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
+        """As `Producer.close_batch`."""
+        return await self._run(commands.close_batch(self._queue, name, callback_url))
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """As `Producer.jobs`, on a thread."""

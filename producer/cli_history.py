@@ -100,7 +100,7 @@ def _show_batch(values: Values, *, as_json: bool) -> None:
         show_json(totals)
     else:
         note("there is no history; these are the queue's own totals")
-        show_table(("state", "jobs"), list(totals.items()))
+        show_table(("what", "value"), list(asdict(totals).items()))
 
 
 @jobs.command("show")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, embedded, following
 from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
-from producer.contract.calls import JobView, QueueSettings, QueueView
+from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
 from producer.following import Place, Reader, StreamEvent
@@ -234,9 +234,13 @@ class Producer:
         """Write settings of this queue."""
         self._run(commands.configure(self._queue, settings))
 
-    def batch(self, name: str) -> dict[str, int]:
-        """Totals of a batch by state, as the queue counts them; empty for an unknown one."""
-        return self._run(commands.batch_totals(self._queue, name))
+    def batch(self, name: str) -> BatchView:
+        """Totals of a batch as the queue counts them; an unknown one has no jobs."""
+        return self._run(commands.batch(self._queue, name))
+
+    def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
+        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended."""
+        return self._run(commands.close_batch(self._queue, name, callback_url))
 
     def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """The newest jobs of this queue in the history.

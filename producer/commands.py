@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
 
 from producer.contract import calls, limits
-from producer.contract.calls import Accepted, Call, Conflict, Duplicate, JobView, NewJob, QueueView, Refused
+from producer.contract.calls import Accepted, BatchView, Call, Conflict, Duplicate, JobView, NewJob, QueueView, Refused
 from producer.contract.keys import QueueKeys
 from producer.contract.scripts import load
 from producer.contract.states import JobState
@@ -56,7 +56,6 @@ class Pause:
 Operation: TypeAlias = Generator[Ask | Pause, list[Reply], Result]
 """Runs to a result."""
 
-STATUS_BITE = limits.MAX_BITE
 WAIT_BLOCK_MS = 2000
 """Longest blocking read; then the state is looked at, since an owner may have died or a channel expired."""
 
@@ -152,26 +151,23 @@ def for_jobs(
     job_ids: Sequence[JobId],
     make: Callable[[QueueKeys, Sequence[JobId]], Call[list[Result]]],
     *,
+    bite: int = limits.MAX_BITE,
     is_repeatable: bool = True,
 ) -> Operation[list[Result]]:
     """Make a call that takes jobs of one partition, in bites, for any jobs; answers in the order of the jobs."""
-    bites = _bites(job_ids)
+    bites = _bites(job_ids, bite)
     made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in bites]
     answers: dict[int, Result] = {}
-    for (_, places), bite in zip(bites, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
-        answers.update(zip(places, bite, strict=True))
+    for (_, places), found in zip(bites, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
+        answers.update(zip(places, found, strict=True))
     return [answers[i] for i in range(len(job_ids))]
 
 
-def _bites(job_ids: Sequence[JobId]) -> list[tuple[int, list[int]]]:
+def _bites(job_ids: Sequence[JobId], bite: int) -> list[tuple[int, list[int]]]:
     places: dict[int, list[int]] = {}
     for i, job_id in enumerate(job_ids):
         places.setdefault(partition_in(job_id), []).append(i)
-    return [
-        (partition, here[at : at + STATUS_BITE])
-        for partition, here in places.items()
-        for at in range(0, len(here), STATUS_BITE)
-    ]
+    return [(partition, here[at : at + bite]) for partition, here in places.items() for at in range(0, len(here), bite)]
 
 
 # ---------------------------------------------------------------- submit
@@ -354,7 +350,7 @@ class JobStatus(JobView):
 
 def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
     """Look at jobs; None for an unknown one."""
-    return (yield from for_jobs(queue, job_ids, calls.status))
+    return (yield from for_jobs(queue, job_ids, calls.status, bite=limits.MAX_JOBS_PER_CALL))
 
 
 def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
@@ -384,20 +380,29 @@ def inspect(queue: Queue) -> Operation[list[QueueView]]:
     return (yield from ask_calls([calls.inspect(keys) for keys in queue.all_keys()]))
 
 
-def batch_totals(queue: Queue, batch: str) -> Operation[dict[str, int]]:
-    """Totals of a batch over all partitions; empty for an unknown one."""
-    replies = yield Ask(tuple(("HGETALL", keys.key("batch", batch)) for keys in queue.all_keys()))
-    totals: dict[str, int] = {}
-    for reply in replies:
-        for name, count in _pairs(reply):
-            if count.lstrip(b"-").isdigit():
-                totals[name.decode()] = totals.get(name.decode(), 0) + int(count)
-    return totals
+def batch(queue: Queue, name: str) -> Operation[BatchView]:
+    """Look at a batch, over all partitions."""
+    return _joined((yield from ask_calls([calls.inspect_batch(keys, name) for keys in queue.all_keys()])))
 
 
-def _pairs(reply: Reply) -> Iterator[tuple[bytes, bytes]]:
-    flat = cast("list[bytes]", reply)
-    return zip(flat[::2], flat[1::2], strict=True)
+def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[BatchView]:
+    """Close a batch: it takes no more jobs, and calls back when all of it has ended."""
+    made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in queue.all_keys()]
+    return _joined((yield from ask_calls(made)))
+
+
+def _joined(parts: Sequence[BatchView]) -> BatchView:
+    completed = [part.completed_ms for part in parts]
+    return BatchView(
+        id=parts[0].id,
+        is_closed=all(part.is_closed for part in parts),
+        total=sum(part.total for part in parts),
+        done=sum(part.done for part in parts),
+        failed=sum(part.failed for part in parts),
+        cancelled=sum(part.cancelled for part in parts),
+        expired=sum(part.expired for part in parts),
+        completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
+    )
 
 
 def queue_names() -> Operation[dict[str, int]]:

@@ -169,7 +169,7 @@ def _sentinel_arguments(
     prefix = "sentinel_"
     ours = {name[len(prefix) :]: value for name, value in options.items() if name.startswith(prefix)}
     rest = {name: value for name, value in options.items() if not name.startswith(prefix)}
-    timeouts = {name: value for name, value in pool_options.items() if name.startswith("socket_")}
+    timeouts = {name: value for name, value in pool_options.items() if name.startswith(("socket_", "retry"))}
     is_tls = {"ssl": True} if url.startswith("rediss") else {}
     return addresses, service, {**timeouts, **is_tls, **ours}, {**pool_options, **is_tls, **rest}
 

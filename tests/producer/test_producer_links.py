@@ -1,0 +1,205 @@
+"""What a client hears when the server is not there, is not ours, refuses, or goes away and comes back."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from producer import Producer, Receipt
+from producer.contract.states import JobState
+from producer.errors import AccessDenied, NotAQueue, ProducerError, QueueFull, QueueRefused, QueueUnreachable
+from tests.producer.worker_side import HandWorker
+from tests.servers import RedisServer, free_port
+
+SECRET = "opensesame"
+
+
+def admin_of(server: RedisServer) -> Any:  # redis-py types no reply
+    """A plain connection."""
+    return server.client()
+
+
+class TestGivenNoServer:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://:opensesame@127.0.0.1:{port}/0",
+            "unix:///nowhere/redis.sock?password=opensesame",
+            "redis+sentinel://:opensesame@127.0.0.1:{port}/service",
+        ],
+    )
+    def test_when_anything_is_asked_then_it_fails_at_once_and_names_the_address_without_the_secret(
+        self, url: str
+    ) -> None:
+        begin_s = time.monotonic()
+
+        with Producer(url.format(port=free_port())) as producer, pytest.raises(QueueUnreachable) as caught:
+            producer.submit("hello")
+
+        assert time.monotonic() - begin_s < 2
+        assert SECRET not in str(caught.value) + repr(producer)
+        assert "***" in str(caught.value)
+
+
+class TestGivenSomethingElseAtTheAddress:
+    @pytest.fixture
+    def port(self) -> Iterator[int]:
+        """A server that speaks HTTP."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = listener.accept()
+                        with connection:
+                            connection.recv(1000)
+                            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            yield listener.getsockname()[1]
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+    def test_when_anything_is_asked_then_it_says_that_it_is_not_redis(self, port: int) -> None:
+        with Producer(f"redis://127.0.0.1:{port}") as producer, pytest.raises(NotAQueue, match="not Redis"):
+            producer.submit("hello")
+
+
+class TestGivenAServerWithAPassword:
+    def test_when_it_is_wrong_then_access_is_denied_and_nothing_secret_is_said(self, valkey: RedisServer) -> None:
+        with admin_of(valkey) as admin:
+            admin.acl_setuser("bob", enabled=True, passwords=["+s3cret"], keys=["*"], categories=["+@all"])
+        try:
+            with (
+                Producer(f"{valkey.url}?username=bob&password=opensesame") as producer,
+                pytest.raises(AccessDenied) as caught,
+            ):
+                producer.submit("hello")
+            with Producer(f"{valkey.url}?username=bob&password=s3cret") as producer:
+                assert producer.submit("hello").id
+        finally:
+            with admin_of(valkey) as admin:
+                admin.acl_deluser("bob")
+
+        assert SECRET not in str(caught.value)
+
+    def test_when_a_right_is_missing_then_access_is_denied(self, valkey: RedisServer) -> None:
+        with admin_of(valkey) as admin:
+            admin.acl_setuser("eve", enabled=True, passwords=["+s3cret"], keys=["*"], commands=["+ping"])
+        try:
+            with Producer(f"{valkey.url}?username=eve&password=s3cret") as producer, pytest.raises(AccessDenied):
+                producer.submit("hello")
+        finally:
+            with admin_of(valkey) as admin:
+                admin.acl_deluser("eve")
+
+
+class TestGivenAServerWithoutMemory:
+    def test_when_jobs_are_submitted_then_each_hears_that_it_is_full(self, valkey: RedisServer) -> None:
+        with admin_of(valkey) as admin, Producer(valkey.url) as producer:
+            producer.submit("hello")
+            admin.config_set("maxmemory", 1)
+            try:
+                answers = list(producer.submit_many(["hello"] * 3))
+                with pytest.raises(QueueFull, match="maxmemory"):
+                    producer.submit("hello")
+                # Only submit may be refused: a cancel frees what it can.
+                assert producer.cancel_many(["0.default.nobody"]) == ["unknown"]
+            finally:
+                admin.config_set("maxmemory", 0)
+
+        assert [type(answer) for answer in answers] == [QueueFull] * 3
+
+
+class TestGivenAnotherProgramsKey:
+    def test_when_a_key_of_the_queue_holds_something_else_then_it_is_refused_with_the_reason(
+        self, valkey: RedisServer, redis_client: Any
+    ) -> None:
+        redis_client.set("{default:0}:outbox", "not ours")
+
+        with Producer(valkey.url) as producer, pytest.raises(QueueRefused, match="outbox is a string"):
+            producer.submit("hello")
+
+
+class TestGivenConnectionsThatBreak:
+    def test_when_they_break_amid_many_submits_then_every_job_is_taken_once(
+        self, producer: Producer, redis_client: Any
+    ) -> None:
+        def prompts() -> Iterator[str]:
+            for i in range(5000):
+                if i % 700 == 699:
+                    redis_client.client_kill_filter(_type="normal", skipme=True)
+                yield f"prompt {i}"
+
+        answers = list(producer.submit_many(prompts()))
+
+        receipts = [answer for answer in answers if isinstance(answer, Receipt)]
+        assert len(receipts) == 5000
+        assert not [receipt for receipt in receipts if receipt.is_duplicate]
+        assert producer.queue()[0].waiting_jobs == 5000
+
+    def test_when_it_breaks_between_events_then_the_stream_goes_on(
+        self, producer: Producer, worker: HandWorker, redis_client: Any
+    ) -> None:
+        receipt = producer.submit("hello")
+        [leased] = worker.pull()
+        events = producer.stream(receipt)
+        tokens: list[int] = []
+        for token in range(10):
+            worker.say(leased, [token], "x", end=JobState.DONE if token == 9 else None)
+            redis_client.client_kill_filter(_type="normal", skipme=True)
+            tokens += next(events).token_ids
+
+        assert tokens == list(range(10))
+
+    def test_when_scripts_are_forgotten_then_they_are_sent_again(self, producer: Producer, redis_client: Any) -> None:
+        producer.submit("hello")
+        redis_client.script_flush()
+        producer.submit("hello")
+        redis_client.script_flush()
+
+        answers = list(producer.submit_many(["hello"] * 2000))
+
+        assert [type(answer) for answer in answers] == [Receipt] * 2000
+        assert producer.queue()[0].waiting_jobs == 2002
+
+
+class TestGivenAServerThatCrashesAndComesBack:
+    def test_when_a_stream_and_a_submit_are_under_way_then_both_go_on(self, durable_valkey: RedisServer) -> None:
+        with admin_of(durable_valkey) as client, Producer(durable_valkey.url) as producer:
+            worker = HandWorker(client)
+            receipt = producer.submit("hello")
+            [leased] = worker.pull()
+            worker.say(leased, [1], "a")
+            events = producer.stream(receipt)
+            first = next(events)
+            client.execute_command("WAITAOF", 1, 0, 5000)
+
+            durable_valkey.kill()
+            restart = threading.Timer(0.3, durable_valkey.start)
+            restart.start()
+            second_receipt = producer.submit("during")
+            restart.join()
+            worker.say(leased, [2], "b", end=JobState.DONE)
+            rest = list(events)
+
+            assert first.token_ids + rest[0].token_ids == (1, 2)
+            assert producer.status(second_receipt).state is JobState.QUEUED
+
+    def test_when_it_stays_away_then_the_client_gives_up_in_time_and_says_so(self, durable_valkey: RedisServer) -> None:
+        with Producer(durable_valkey.url, patience_s=0.3) as producer:
+            producer.submit("hello")
+            durable_valkey.kill()
+            begin_s = time.monotonic()
+
+            with pytest.raises(QueueUnreachable, match="does not answer"):
+                producer.submit("hello")
+            with pytest.raises(ProducerError, match="Whether the command was carried out is not known"):
+                producer.requeue(["0.default.nobody"])
+
+            assert 0.3 <= time.monotonic() - begin_s < 3
