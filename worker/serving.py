@@ -3,11 +3,14 @@
 Torch is imported only where a real model is loaded; transformers never.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from engine.chaos import ChaoticExecutor
 from engine.config import EngineConfig
 from engine.errors import ModelFolderError, NotEnoughMemory
 from engine.executor import Executor, TextDecoder
@@ -19,7 +22,10 @@ from worker.errors import ConfigError
 from worker.translate import Encoder
 
 NULL = "null"
-"""The name of the model that computes nothing; options follow as in `null?step_s=0.01&mean_output_tokens=50`."""
+"""The name of the model that computes nothing; options follow as in `null?step_s=0.01&mean_output_tokens=50`.
+
+With `obey_prompts=1` a prompt may ask for faults, as in `[[kill@7]]`: see `engine.chaos.faults_in`. For tests.
+"""
 
 SMALL_MODEL = Path(__file__).parent / "small_model"
 _GPU_BLOCK_SIZE = 16
@@ -118,7 +124,12 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
 
 def _load_null(config: WorkerConfig, query: str) -> Served:
     tokenizer = NullTokenizer()
-    executor = NullModel(_null_config(config.model, query))
+    options = dict(parse_qsl(query))
+    obeys_prompts = options.pop("obey_prompts", "0") == "1"
+    executor: Executor = NullModel(_null_config(config.model, options))
+    if obeys_prompts:
+        read_prompt = partial(tokenizer.decode, skip_special_tokens=True)
+        executor = ChaoticExecutor(executor, read_prompt=read_prompt)
 
     def encode(text: str, *, add_special_tokens: bool) -> list[int]:
         del add_special_tokens  # bytes have none
@@ -127,10 +138,10 @@ def _load_null(config: WorkerConfig, query: str) -> Served:
     return _served(NULL, executor, tokenizer, config, encode, compile_template(_NULL_TEMPLATE, {}))
 
 
-def _null_config(model: ModelConfig, query: str) -> NullModelConfig:
+def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
     kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(NullModelConfig)}  # int, float
     options: dict[str, Any] = {}  # whole numbers and fractions, each checked by its field's kind
-    for name, text in parse_qsl(query):
+    for name, text in asked.items():
         try:
             options[name] = kinds[name](text)
         except (KeyError, ValueError):

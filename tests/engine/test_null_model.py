@@ -8,7 +8,7 @@ import pytest
 from engine.batch import Batch
 from engine.chaos import ChaoticExecutor, Fault, FaultKind, faults_in
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from engine.request import FinishReason
+from engine.request import ChoiceProgress, FinishReason
 from tests.engine.given import engine_over, request, run, undisturbed
 
 
@@ -75,6 +75,16 @@ class TestGivenPromptsThatAskForFaults:
 
         assert len(transcripts["bad", 0].token_ids) == 2
         finish = transcripts["good", 0].finish
+        assert finish is not None
+        assert finish.reason is FinishReason.LENGTH
+
+    def test_when_one_was_resumed_then_a_fault_that_comes_once_does_not_come_again(self) -> None:
+        fault = Fault(kind=FaultKind.NAN, at=2, times=1)
+        engine = engine_over(ChaoticExecutor(NullModel(), [fault]))
+
+        engine.add([request("r", max_tokens=5, progress=(ChoiceProgress(token_ids=(97, 97)),))])
+        finish = [delta.finish for _ in range(3) for delta in engine.step()][-1]
+
         assert finish is not None
         assert finish.reason is FinishReason.LENGTH
 
