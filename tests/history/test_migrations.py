@@ -1,0 +1,218 @@
+"""The tables on both databases: up, down, and what is said when they do not fit."""
+
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import Engine
+
+import migrations
+from producer.contract import tables
+from producer.contract.database import (
+    BadDatabaseUrl,
+    HistoryMissing,
+    HistoryUnreachable,
+    SchemaTooNew,
+    SchemaTooOld,
+    check_schema,
+    open_database,
+)
+from producer.contract.tables import SCHEMA_REVISION
+from tests.history import events as e
+from tests.history.test_history_rows import row, write
+from tests.postgres import PostgresServer
+from worker.errors import ExitCode
+from worker.migrate import main, migrate, prepare
+from worker.recorder import RecorderSettings
+from worker.recorder import main as record
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without tables, of each kind in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/empty.db"
+    return str(request.getfixturevalue("postgres_empty_url"))
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Generator[Engine]:
+    """The same, opened."""
+    engine = open_database(empty_url, is_writer=True)
+    yield engine
+    engine.dispose()
+
+
+def names_in(engine: Engine) -> set[str]:
+    """Tables and views."""
+    inspector = sa.inspect(engine)
+    return {*inspector.get_table_names(), *inspector.get_view_names()} - {"alembic_version"}
+
+
+def check(engine: Engine) -> None:
+    """What a reader checks before it asks anything."""
+    with engine.connect() as connection:
+        check_schema(connection)
+
+
+def pretend(engine: Engine, revision: str) -> None:
+    """Write that another revision is there."""
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": revision})
+
+
+class TestGivenADatabaseWithoutTables:
+    """A new one."""
+
+    def test_when_migrated_then_it_is_what_the_tables_declare(self, empty: Engine) -> None:
+        before, after = migrate(empty)
+
+        assert (before, after) == (None, SCHEMA_REVISION)
+        assert names_in(empty) == {*tables.metadata.tables, *tables.views.tables}
+        with empty.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+
+    def test_when_migrated_then_computed_columns_are_computed_and_views_have_their_columns(self, empty: Engine) -> None:
+        migrate(empty)
+
+        inspector = sa.inspect(empty)
+        computed = {column["name"] for column in inspector.get_columns("jobs") if "computed" in column}
+        assert computed == {column.name for column in tables.jobs.columns if column.computed is not None}
+        for view in tables.views.sorted_tables:
+            assert [column["name"] for column in inspector.get_columns(view.name)] == list(view.columns.keys())
+
+    def test_when_migrated_step_by_step_up_and_down_then_rows_stay_as_long_as_their_tables(self, empty: Engine) -> None:
+        migrate(empty, "0001")
+        write(empty, [e.submitted("0.a.1")])
+
+        migrate(empty, "0002")
+        assert migrate(empty, "0001") == ("0002", "0001")
+        assert row(empty, "0.a.1")["state"] == "queued"
+        assert names_in(empty) == set(tables.metadata.tables)
+
+        assert migrate(empty, "base") == ("0001", None)
+        assert names_in(empty) == set()
+        assert migrate(empty) == (None, SCHEMA_REVISION)
+
+    def test_when_migrated_twice_then_the_second_changes_nothing(self, empty: Engine) -> None:
+        migrate(empty)
+        write(empty, [e.submitted("0.a.1")])
+
+        assert migrate(empty) == (SCHEMA_REVISION, SCHEMA_REVISION)
+        assert row(empty, "0.a.1")["state"] == "queued"
+
+    def test_when_two_migrate_at_once_then_both_succeed(self, empty_url: str) -> None:
+        def once(_: int) -> str | None:
+            engine = open_database(empty_url, is_writer=True)
+            try:
+                return migrate(engine)[1]
+            finally:
+                engine.dispose()
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(once, range(4))) == [SCHEMA_REVISION] * 4
+
+    def test_when_a_reader_looks_then_it_hears_that_there_is_no_history(self, empty: Engine) -> None:
+        with pytest.raises(HistoryMissing, match="worker migrate"):
+            check(empty)
+
+    def test_when_the_worker_migrates_then_it_says_so(self, empty_url: str) -> None:
+        said: list[str] = []
+
+        assert main(empty_url, say=said.append) == ExitCode.DONE
+        assert main(empty_url, say=said.append) == ExitCode.DONE
+        assert said == [
+            f"The history is at schema {SCHEMA_REVISION}, was at none.",
+            f"The history is at schema {SCHEMA_REVISION}.",
+        ]
+
+
+class TestGivenAWorkerThatStarts:
+    """SQLite migrates itself; PostgreSQL is migrated by a person."""
+
+    def test_when_sqlite_is_new_then_it_is_migrated(self, tmp_path: Path) -> None:
+        engine = open_database(f"sqlite:///{tmp_path}/new.db", is_writer=True)
+
+        prepare(engine)
+
+        check(engine)
+        engine.dispose()
+
+    def test_when_postgres_is_new_then_it_is_left_alone(self, postgres_empty_url: str) -> None:
+        engine = open_database(postgres_empty_url, is_writer=True)
+
+        with pytest.raises(HistoryMissing):
+            prepare(engine)
+
+        assert names_in(engine) == set()
+        engine.dispose()
+
+    def test_when_postgres_is_older_then_it_says_what_to_run(self, postgres_empty_url: str) -> None:
+        engine = open_database(postgres_empty_url, is_writer=True)
+        migrate(engine, "0001")
+
+        with pytest.raises(SchemaTooOld, match=r"0001.*0002.*worker migrate"):
+            prepare(engine)
+
+        engine.dispose()
+
+    def test_when_the_schema_is_newer_then_nobody_touches_it(self, history: Engine) -> None:
+        pretend(history, "9999")
+
+        for use in (prepare, migrate, check):
+            with pytest.raises(SchemaTooNew, match=r"9999.*update"):
+                use(history)
+
+    def test_when_the_schema_is_newer_then_the_recorder_stops_and_says_so(self, sqlite_history: Engine) -> None:
+        pretend(sqlite_history, "9999")
+        url = sqlite_history.url.render_as_string()
+
+        assert record(redis_url="unix:///nowhere", database_url=url, settings=RecorderSettings()) == ExitCode.MISUSED
+
+
+class TestGivenADatabaseThatIsAway:
+    """Not there, or not ours."""
+
+    def test_when_postgres_does_not_answer_then_it_is_unreachable_and_no_password_is_said(self, tmp_path: Path) -> None:
+        said: list[str] = []
+
+        code = main(f"postgresql://me:s3cret@/db?host={tmp_path}", say=said.append)
+
+        assert code == ExitCode.NOT_READY
+        assert len(said) == 1
+        assert "s3cret" not in said[0]
+
+    def test_when_the_sqlite_folder_is_missing_then_it_is_unreachable(self, tmp_path: Path) -> None:
+        engine = open_database(f"sqlite:///{tmp_path}/no/such/folder.db", is_writer=True)
+
+        with pytest.raises(HistoryUnreachable, match="unable to open"):
+            prepare(engine)
+
+    @pytest.mark.parametrize("url", ["mysql://host/db", "history.db", "", "postgresql+asyncpg://host/db"])
+    def test_when_the_url_is_of_something_else_then_it_says_what_is_expected(self, url: str) -> None:
+        with pytest.raises(BadDatabaseUrl, match="expected sqlite:///FILE or postgresql://"):
+            open_database(url)
+
+    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+    def test_when_the_url_is_postgres_in_any_spelling_then_psycopg_3_is_used(self, scheme: str) -> None:
+        assert open_database(f"{scheme}://host/db").driver == "psycopg"
+
+
+def test_the_newest_step_is_the_schema_that_the_tables_name() -> None:
+    steps = ScriptDirectory(str(Path(migrations.__file__).parent))
+
+    assert steps.get_current_head() == SCHEMA_REVISION
+
+
+def test_postgres_says_what_its_columns_mean(postgres: PostgresServer, postgres_url: str) -> None:
+    engine = open_database(postgres_url)
+
+    comments = {column["name"]: column.get("comment") for column in sa.inspect(engine).get_columns("jobs")}
+
+    assert comments["first_token_ms"] == "first token on the channel"
+    engine.dispose()
