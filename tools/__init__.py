@@ -1,0 +1,1 @@
+"""What developers run: the demo, and the making of the small model."""

@@ -1,0 +1,194 @@
+"""Show the whole line on this machine: jobs, a killed worker, the same jobs going on, and what the history says.
+
+Everything is real: the embedded Valkey server, the worker process, the small model, SIGKILL, SQLite. It keeps its files
+in `.demo/` and starts from nothing each time.
+
+    make demo
+"""
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from sqlalchemy import create_engine, text
+
+if TYPE_CHECKING:
+    from producer.following import StreamEvent
+
+FOLDER = Path(".demo").absolute()
+STATE = FOLDER / "state"
+KILL_AFTER_TOKENS = 150
+"""Kill the worker once every long job has this much on its channel."""
+
+LONG_JOBS = {
+    "count": "Count from 1 to 400.",
+    "story": "Tell a very long story about a fox.",
+    "alphabet": "Count from 500 to 900.",
+}
+SHORT_PROMPTS = [f"What is {a} + {b}?" for a in range(11, 15) for b in range(21, 26)]
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """What the demo has read of one job. Grows with every event."""
+
+    name: str
+    text: str = ""
+    num_tokens: int = 0
+    is_ended: bool = False
+
+    def take(self, event: "StreamEvent") -> None:
+        """Take an event; every token must come exactly once and in order."""
+        if event.start != self.num_tokens:
+            raise SystemExit(f"{self.name}: expected token {self.num_tokens}, the channel has {event.start}")
+        self.num_tokens += len(event.token_ids)
+        self.text += event.text
+        self.is_ended = event.end is not None
+
+
+def start_worker(name: str) -> subprocess.Popen[bytes]:
+    """Start a real worker on the embedded default."""
+    log = (FOLDER / f"{name}.log").open("wb")
+    say(f"{name} starts")
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "worker", "start", "--cpu", "--metrics-port", "0"], stdout=log, stderr=log
+    )
+    atexit.register(worker.kill)
+    return worker
+
+
+@contextmanager
+def fresh_state() -> Iterator[None]:
+    """An empty `.demo/`, and no server left behind."""
+    from producer import embedded
+
+    if STATE.exists():
+        embedded.stop(STATE)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    try:
+        yield
+    finally:
+        embedded.stop(STATE)
+
+
+def table_of(readings: list[Reading], title: str) -> Table:
+    """What is on the channels now."""
+    table = Table(title=title, title_justify="left", expand=True)
+    table.add_column("job", min_width=8)
+    table.add_column("tokens", justify="right", min_width=6)
+    table.add_column("the latest of its text", no_wrap=True, overflow="crop")
+    for reading in readings:
+        shown = " ".join(reading.text.split())[-80:]
+        table.add_row(reading.name, str(reading.num_tokens), f"{shown}{' ■' if reading.is_ended else ''}")
+    return table
+
+
+def submit_file() -> None:
+    """Submit a JSONL file with the command that users use, and wait for its results."""
+    file = FOLDER / "questions.jsonl"
+    lines = [json.dumps({"messages": [{"role": "user", "content": p}], "temperature": 0}) for p in SHORT_PROMPTS]
+    file.write_text("\n".join(lines) + "\n")
+    say(f"$ producer submit {file.name} --wait -o answers.jsonl")
+    command = [sys.executable, "-m", "producer", "submit", str(file), "--wait", "-o", str(FOLDER / "answers.jsonl")]
+    subprocess.run(command, check=True)
+    answer = json.loads((FOLDER / "answers.jsonl").read_text().splitlines()[0])
+    content = answer["response"]["body"]["choices"][0]["message"]["content"]
+    say(f"the first answer in answers.jsonl: {content.strip()!r}")
+
+
+def run_long_jobs() -> None:
+    """Submit long jobs, kill their worker in the middle, start another, and read on."""
+    from producer.client import Producer
+
+    with Producer() as producer:
+        jobs = {
+            str(producer.submit(messages=[{"role": "user", "content": prompt}], max_tokens=2500, temperature=0)): name
+            for name, prompt in LONG_JOBS.items()
+        }
+        say(f"{len(jobs)} long jobs are on the queue")
+        readings = {job_id: Reading(name) for job_id, name in jobs.items()}
+        worker = watch(producer.stream_many(jobs), readings)
+        console.print(table_of(list(readings.values()), "all three ended; every token came once, in order"))
+    submit_file()
+    worker.send_signal(signal.SIGTERM)
+    say(f"worker 2 drained and left with exit code {worker.wait(timeout=60)}")
+
+
+def watch(events: "Iterator[StreamEvent]", readings: dict[str, Reading]) -> subprocess.Popen[bytes]:
+    """Show the jobs' tokens as they come, and replace the worker in the middle; the worker that is there at the end."""
+    worker, title = start_worker("worker-1"), "worker 1 generates"
+    has_replaced, killed_ms = False, 0
+    with Live(console=console, refresh_per_second=12, transient=True) as live:
+        for event in events:
+            reading = readings[event.job_id]
+            reading.take(event)
+            live.update(table_of(list(readings.values()), title))
+            if not has_replaced and all(r.num_tokens >= KILL_AFTER_TOKENS for r in readings.values()):
+                worker.send_signal(signal.SIGKILL)
+                worker.wait()
+                has_replaced, killed_ms = True, round(1000 * time.time())
+                say("SIGKILL; tokens read: " + ", ".join(f"{r.name} {r.num_tokens}" for r in readings.values()))
+                worker, title = start_worker("worker-2"), "worker 1 was killed; worker 2 goes on"
+            elif killed_ms and event.token_ids and event.time_ms > killed_ms:
+                later_s = (event.time_ms - killed_ms) / 1000
+                say(f"{reading.name} goes on at token {event.start}, {later_s:.1f} s later")
+                killed_ms = 0
+    return worker
+
+
+def print_history() -> None:
+    """Print the latency of every job of the demo, read from SQLite."""
+    query = """
+        SELECT state, count(*) AS jobs, max(attempts) AS attempts, sum(resumed_tokens) AS resumed,
+               sum(output_tokens) AS tokens,
+               round(1000 * avg(queue_s)) AS queue_ms, round(1000 * avg(ttft_s)) AS ttft_ms,
+               round(1000 * avg(tpot_s), 2) AS tpot_ms, round(1000 * avg(itl_p99_s), 2) AS itl_p99_ms,
+               round(avg(e2e_s), 2) AS e2e_s
+        FROM jobs GROUP BY state, attempts ORDER BY attempts DESC
+    """
+    say(f"$ sqlite3 {STATE / 'history.db'}  # the jobs table, by attempts")
+    with create_engine(f"sqlite:///{STATE / 'history.db'}").connect() as connection:
+        result = connection.execute(text(query))
+        table = Table(*result.keys())
+        for row in result:
+            table.add_row(*map(str, row))
+    console.print(table)
+
+
+def say(line: str) -> None:
+    """One line of the story, with the time since the start."""
+    console.print(f"[dim]{time.monotonic() - BEGAN_S:5.1f} s[/dim]  {line}")
+
+
+BEGAN_S = time.monotonic()
+
+
+def main() -> None:
+    """Run the demo."""
+    os.environ["SLUICE_STATE_DIR"] = str(STATE)
+    for name in ("SLUICE_REDIS_URL", "SLUICE_DATABASE_URL"):
+        os.environ.pop(name, None)
+    with fresh_state():
+        run_long_jobs()
+        print_history()
+    say("done; logs and results are in .demo/")
+
+
+if __name__ == "__main__":
+    main()
