@@ -59,7 +59,7 @@ class ModelRunner:
     """A model on a device, as the engine's executor. One thread at a time."""
 
     def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
-        weights = decoder.embedding
+        weights = decoder.weights.embedding
         self._decoder = decoder
         self._limits = limits
         self._fingerprint = fingerprint
@@ -87,6 +87,11 @@ class ModelRunner:
     def fingerprint(self) -> str:
         """Names all that the tokens depend on; equal means equal tokens."""
         return self._fingerprint
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model, for measurements and checks."""
+        return self._decoder
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sampled]:

@@ -82,9 +82,9 @@ class Decoder:
         self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
 
     @property
-    def embedding(self) -> Tensor:
-        """`[V, M]`, in the dtype and on the device of the model."""
-        return self._weights.embedding
+    def weights(self) -> DecoderWeights:
+        """What it computes with."""
+        return self._weights
 
     def forward(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
         """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`."""
