@@ -1,0 +1,196 @@
+"""The events that the real scripts write, in the history: the whole way from submit to a row."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from producer.contract.states import JobState
+from producer.contract.tables import attempts, jobs, results, timeline
+from producer.contract.wire import (
+    JobId,
+    JobOptions,
+    JobSpec,
+    encode_prompt,
+    encode_record,
+    encode_spec,
+)
+from tests.contract.driving import Queue, ending, tokens
+from tests.history import events as e
+from tests.history.test_recorder import client_of
+from tests.servers import RedisServer
+from worker.callbacks import CallbackSettings, Mover, rq_queue
+from worker.history_writer import HistoryWriter
+from worker.recorder import Recorder, RecorderSettings
+
+
+@pytest.fixture
+def queue(valkey: RedisServer) -> Generator[Queue]:
+    """A queue whose clock says that the server has been up for an hour."""
+    with valkey.client() as client:
+        queue = Queue(client)
+        queue.pass_time(3_600_000)
+        yield queue
+
+
+def record_all(valkey: RedisServer, history: Engine) -> None:
+    """Write what the outbox holds."""
+    settings = RecorderSettings(queue="q", name="r1")
+    Recorder(client_of(valkey), HistoryWriter(history), settings).drain()
+
+
+def row(history: Engine, job_id: JobId) -> Any:  # Any: columns of several types
+    """The job's row."""
+    with history.connect() as connection:
+        return connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).one()
+
+
+def outcomes(history: Engine, job_id: JobId) -> list[tuple[int, str | None, str | None]]:
+    """(attempt, outcome, why) of each claim."""
+    columns = (attempts.c.attempt, attempts.c.outcome, attempts.c.why)
+    with history.connect() as connection:
+        found = connection.execute(sa.select(*columns).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
+        return [(one.attempt, one.outcome, one.why) for one in found]
+
+
+class TestGivenAJobThatRuns:
+    """Submitted, pulled, ended by its worker."""
+
+    def test_when_recorded_then_the_row_has_what_was_asked_and_what_was_measured(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        spec = encode_spec(JobSpec(options=JobOptions(max_tokens=20, n=1), metadata={"team": "search"}, batch="b1"))
+        job_id = queue.add("one", tenant="acme", spec=spec, batch="b1", priority=4)
+        worker = queue.worker("w1")
+        queue.pass_time(1000)
+        job = worker.take()
+        measured = e.record(first_scheduled_ms=job.pulled_ms + 5, first_token_ms=job.pulled_ms + 25, output_tokens=3)
+        result = e.result("three rivers")
+        worker.advance(ending(job, 0, 3, record=encode_record(measured), result=result))
+
+        record_all(valkey, history)
+
+        found = row(history, job_id)
+        assert (found.state, found.reason, found.tenant, found.priority, found.batch) == (
+            "done",
+            "stop",
+            "acme",
+            4,
+            "b1",
+        )
+        assert (found.seed, found.metadata, found.options["max_tokens"]) == (str(2**64 - 1), {"team": "search"}, 20)
+        assert found.record_error is None
+        assert found.queue_s == pytest.approx((job.pulled_ms + 5 - job.submitted_ms) / 1000)
+        assert found.ttft_s == pytest.approx(found.queue_s + 0.02)
+        assert found.pulled_ms >= found.submitted_ms + 1000
+        assert found.finished_ms >= found.pulled_ms
+        assert outcomes(history, job_id) == [(1, "done", "stop")]
+        with history.connect() as connection:
+            assert connection.execute(sa.select(results.c.choices)).scalar_one()[0]["text"] == "three rivers"
+
+    def test_when_it_is_given_back_and_taken_again_then_both_attempts_are_told(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one")
+        first, second = queue.worker("w1"), queue.worker("w2")
+        job = first.take()
+        first.advance(tokens(job, 0, 2))
+        first.give_back(job)
+        record_all(valkey, history)
+        assert (row(history, job_id).state, row(history, job_id).worker) == ("queued", None)
+
+        job = second.take()
+        second.advance(ending(job, 2, 1))
+        record_all(valkey, history)
+
+        assert (row(history, job_id).state, row(history, job_id).attempts) == ("done", 2)
+        assert [outcome for _, outcome, _ in outcomes(history, job_id)] == ["returned", "done"]
+        with history.connect() as connection:
+            told = connection.execute(
+                sa.select(timeline.c.event).order_by(timeline.c.at_ms, timeline.c.epoch)
+            ).scalars()
+            assert list(told) == ["submitted", "pulled", "returned", "pulled", "done"]
+
+    def test_when_it_fails_and_is_requeued_then_the_row_follows(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one")
+        worker = queue.worker("w1")
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED))
+        record_all(valkey, history)
+        assert (row(history, job_id).state, row(history, job_id).error) == ("failed", "it broke")
+
+        queue.requeue(job_id)
+        record_all(valkey, history)
+
+        assert (row(history, job_id).state, row(history, job_id).error) == ("queued", None)
+        assert outcomes(history, job_id) == [(1, "failed", "broke")]
+
+
+class TestGivenAJobThatNeverRuns:
+    """It ends while it waits."""
+
+    def test_when_cancelled_then_its_row_says_so_and_it_has_no_attempt(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one")
+        queue.cancel(job_id, reason="changed my mind")
+
+        record_all(valkey, history)
+
+        found = row(history, job_id)
+        assert (found.state, found.scheduled_ms, found.queue_s) == ("cancelled", None, None)
+        assert found.e2e_s >= 0
+        assert outcomes(history, job_id) == []
+
+    def test_when_its_time_runs_out_then_it_is_expired(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one", ttl_ms=1000)
+        queue.pass_time(2000)
+        queue.fire_timers()
+
+        record_all(valkey, history)
+
+        assert row(history, job_id).state == "expired"
+
+
+class TestGivenHowMuchOfPromptsIsKept:
+    """A setting of the queue."""
+
+    @pytest.mark.parametrize(
+        ("keep", "text", "has_hash"), [("none", None, False), ("hash", None, True), ("full", "secret", True)]
+    )
+    def test_when_submitted_then_no_more_than_that_reaches_the_history(
+        self, valkey: RedisServer, queue: Queue, sqlite_history: Engine, keep: str, text: str | None, has_hash: bool
+    ) -> None:
+        queue.configure(keep_prompts=keep)
+        job_id = queue.add("one", payload=encode_prompt("secret"))
+
+        record_all(valkey, sqlite_history)
+
+        found = row(sqlite_history, job_id)
+        assert (found.prompt, found.prompt_sha256 is not None) == (text, has_hash)
+
+
+class TestGivenJobsThatWantWebhooks:
+    """The scripts write them to the callbacks stream."""
+
+    def test_when_they_end_then_each_is_an_event(self, valkey: RedisServer, queue: Queue) -> None:
+        spec = encode_spec(JobSpec(callback_url="https://example.org/hook"))
+        waiting = queue.add("one", spec=spec, wants_callback=True)
+        queue.add("two", spec=spec, wants_callback=True)
+        queue.add("three")
+        queue.cancel(waiting)
+        worker = queue.worker("w1")
+        for job in worker.pull().jobs:
+            worker.advance(ending(job, 0))
+
+        settings = CallbackSettings(redis_url=valkey.url, rq_url=valkey.url, database_url="sqlite://", queue="q")
+        Mover(client_of(valkey), client_of(valkey), settings).drain()
+
+        webhooks: list[Any] = rq_queue("sluice-webhooks", client_of(valkey)).get_jobs()  # Any: rq's types have holes
+        kinds = sorted(str(job.args[2]).split('"type":"')[1].split('"')[0] for job in webhooks)
+        assert kinds == ["job.cancelled", "job.done"]
