@@ -8,15 +8,20 @@ the best window of 20 steps; a busy machine shows in the first and not in the se
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.batch import Batch, Sampled
 from engine.config import EngineConfig
+from engine.detokenizer import Detokenizer, WindowDetokenizer
 from engine.executor import TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Request, SamplingParams
+from engine.tokenizer import load_tokenizer
 
+SMALL_MODEL = Path(__file__).parent.parent / "worker" / "small_model"
 LIMITS_MS = {64: 0.5, 256: 1.0}
 """What a step may cost, by sequences running."""
 
@@ -94,17 +99,39 @@ def _full_engine(model: NullModel, decoder: TextDecoder, num_running: int, stop:
     return engine
 
 
+def text_ns(make: Callable[[], Detokenizer], token_ids: list[int]) -> float:
+    """Nanoseconds for one token to become text: the best of 50 passes over `token_ids`."""
+    best_s = float("inf")
+    for _ in range(50):
+        stream = make()
+        begin = time.perf_counter()
+        for token_id in token_ids:
+            stream.push(token_id)
+        best_s = min(best_s, time.perf_counter() - begin)
+    return best_s * 1e9 / len(token_ids)
+
+
 def main() -> None:
-    """Print what a step costs."""
-    print(f"{'running':>8} {'text':<22} {'median ms':>10} {'best ms':>8} {'limit ms':>9} {'null model ms':>14}")
+    """Print what a step costs, and what its text costs by itself."""
+    tokenizer = load_tokenizer(SMALL_MODEL)
+    print(f"{'running':>8}  {'text':<34} {'median ms':>10} {'best ms':>8} {'limit ms':>9} {'null model ms':>14}")
+    cases: list[tuple[str, TextDecoder, tuple[str, ...]]] = [
+        ("bytes", NullTokenizer(), ()),
+        ("bytes, two stop strings", NullTokenizer(), ("\n###", "zebra crossing")),
+        ("the small model's tokenizer", tokenizer, ()),
+    ]
     for num_running in (1, 64, 256):
-        for name, stop in (("bytes", ()), ("bytes, stop strings", ("\n###", "zebra crossing"))):
-            cost = measure(num_running, stop=stop)
+        for name, decoder, stop in cases:
+            cost = measure(num_running, decoder=decoder, stop=stop)
             limit = LIMITS_MS.get(num_running, "")
             print(
-                f"{num_running:>8} {name:<22} {cost.median_ms:>10.3f} {cost.best_ms:>8.3f} {limit:>9} "
+                f"{num_running:>8}  {name:<34} {cost.median_ms:>10.3f} {cost.best_ms:>8.3f} {limit:>9} "
                 f"{cost.executor_ms:>14.3f}"
             )
+    token_ids = tokenizer.encode("The cat sat on the mat, and 12 + 30 = 42. " * 20)
+    print("\nOne token to text, over sound text and the small model's tokenizer:")
+    print(f"  as runs of bytes {text_ns(lambda: tokenizer.stream(skip_special_tokens=True), token_ids):.0f} ns")
+    print(f"  by windows {text_ns(lambda: WindowDetokenizer(tokenizer, skip_special_tokens=True), token_ids):.0f} ns")
 
 
 if __name__ == "__main__":

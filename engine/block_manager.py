@@ -101,11 +101,6 @@ class BlockManager:
         """Blocks that nobody holds, known or not."""
         return len(self._free)
 
-    @property
-    def num_known_blocks(self) -> int:
-        """Blocks that the prefix cache can find, held or not."""
-        return len(self._known)
-
     def known_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that already hold the beginning of `sequence`, less than all of it: one token must give logits."""
         if not self._is_caching:

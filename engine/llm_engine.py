@@ -89,7 +89,10 @@ class LLMEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: each unfinished choice yields an ABORTED delta in the next step. Unknown ids are ignored."""
-        aborted = [output for request_id in request_ids for output in self._outputs.of_request(request_id)]
+        # Each once, however often it is named.
+        aborted = [
+            output for request_id in dict.fromkeys(request_ids) for output in self._outputs.of_request(request_id)
+        ]
         self._ended += [output.end(Finish(reason=FinishReason.ABORTED)) for output in aborted]
         self._retire(aborted)
 
@@ -114,7 +117,7 @@ class LLMEngine:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
         deltas += [self._outputs.of_sequence(sequence).end(_failure(error)) for sequence, error in outcome.failed]
-        self._retire(self._outputs.take_finished())
+        self._retire(self._outputs.finished())
         self._count(deltas)
         return deltas
 

@@ -21,6 +21,7 @@ class ChoiceOutput:
 
     __slots__ = (
         "_detokenizer",
+        "_known_ids",
         "_matcher",
         "_max_tokens",
         "_min_tokens",
@@ -42,6 +43,7 @@ class ChoiceOutput:
         self.finish: Finish | None = None
         self._detokenizer = open_stream(decoder, skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(StopStrings(sampling.stop)) if sampling.stop else None
+        self._known_ids = range(limits.vocab_size)
         self._stop_ids = _stop_ids(request, limits)
         self._min_tokens = sampling.min_tokens
         self._max_tokens = min(sampling.max_tokens, limits.max_model_len - sequence.num_prompt_tokens)
@@ -50,7 +52,9 @@ class ChoiceOutput:
     def replay(self, token_ids: list[int]) -> None:
         """Take tokens that were said before. Their text is not said again, but they may show that this is the end."""
         for token_id in token_ids:
-            self._take(token_id)
+            # One that the model does not have is about to reject the request: it has no text.
+            if token_id in self._known_ids:
+                self._take(token_id)
             if self.finish is not None:
                 break
         self.num_tokens = len(token_ids)
@@ -165,8 +169,8 @@ class Outputs:
         """The sequences whose choices are open."""
         return set(self._by_sequence)
 
-    def take_finished(self) -> list[ChoiceOutput]:
-        """The open choices that have said their end since the last call."""
+    def finished(self) -> list[ChoiceOutput]:
+        """Those that have said their end and are still open."""
         return [output for output in self._by_sequence.values() if output.finish is not None]
 
     def read(self, batch: Batch, sampled: list[Sampled]) -> list[TokenDelta]:

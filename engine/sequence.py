@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.request import Finish, SamplingParams
+from engine.request import SamplingParams
 
 
 class SequenceStatus(Enum):
@@ -49,7 +49,6 @@ class Sequence:
     """Leading blocks of `block_table` that the prefix cache was told of, or that came from it."""
 
     status: SequenceStatus = SequenceStatus.WAITING
-    finish: Finish | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None

@@ -6,6 +6,7 @@ from engine.config import EngineConfig
 from engine.llm_engine import LLMEngine
 from engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
 from engine.request import ChoiceProgress, FinishReason, Request, Room
+from engine.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
     CheckingModel,
@@ -17,6 +18,7 @@ from tests.engine.given import (
     run,
     undisturbed,
 )
+from tests.engine.vocabularies import byte_level_backend
 
 
 def resumed(asked: Request, *, num_tokens: int) -> Request:
@@ -257,6 +259,19 @@ class TestGivenABadRequest:
         assert (bad.reason, bad.is_rejection, bad.error) == (FinishReason.ERROR, True, "the prompt has no tokens")
         assert len(transcripts["good", 0].token_ids) == len(transcripts["also good", 0].token_ids) == 2
 
+    @pytest.mark.parametrize("token_id", [-1, 257, 2**40])
+    def test_when_what_was_said_of_it_cannot_be_then_it_is_rejected_where_it_stands(self, token_id: int) -> None:
+        asked = request("bad", max_tokens=5, progress=(ChoiceProgress(token_ids=(97, token_id)),))
+        tokenizer = Tokenizer(byte_level_backend(), TokenizerFacts(special_tokens={}))
+        engine = LLMEngine(checking_model(), tokenizer, EngineConfig())
+
+        engine.add([asked])
+        (delta,) = engine.step()
+
+        assert delta.start == 2
+        assert delta.finish is not None
+        assert delta.finish.is_rejection
+
     def test_when_it_can_never_fit_then_both_numbers_are_named(self) -> None:
         engine = engine_over(checking_model(num_blocks=4, block_size=4))
 
@@ -287,7 +302,7 @@ class TestGivenRunningRequests:
     def test_when_they_are_aborted_then_each_says_so_once_and_its_blocks_are_free(self) -> None:
         engine, transcripts = self.started()
 
-        engine.abort(["r0", "r2", "unknown"])
+        engine.abort(["r0", "r2", "unknown", "r0"])
         note(transcripts, engine.step())
 
         for request_id in ("r0", "r2"):
