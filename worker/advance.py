@@ -4,7 +4,7 @@ Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from producer.contract.calls import EndCall, Progress
 from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL
@@ -13,6 +13,9 @@ from producer.contract.wire import End, encode_entry, encode_record
 from worker.channel import ChoiceOutput
 from worker.leases import HeldJob
 from worker.results import Origin, record_of, result_of
+
+PART_BYTES = MAX_CALL_BYTES // 2
+"""A result longer than this is written in parts of this length."""
 
 _OVERHEAD_BYTES = 200
 """What a Progress takes beside its opaque parts, at most."""
@@ -26,6 +29,8 @@ class Said:
     choice: int
     progress: Progress
     announces: bool
+    large_result: bytes | None = None
+    """To be written in parts before the end, which names its length."""
 
     @property
     def num_bytes(self) -> int:
@@ -46,6 +51,7 @@ def _say(job: HeldJob, index: int, origin: Origin) -> Said:
     choice, measures = job.choices[index], job.measures
     entry = choice.entry()
     announces = not job.is_announced
+    end, large_result = _without_large_result(_end_call(job, choice, origin)) if choice.end else (None, None)
     progress = Progress(
         job_id=job.id,
         epoch=job.leased.epoch,
@@ -57,9 +63,22 @@ def _say(job: HeldJob, index: int, origin: Origin) -> Said:
         first_token_ms=measures.first_token_ms if announces else None,
         prompt_tokens=measures.prompt_tokens if announces else None,
         fingerprint=origin.fingerprint if announces and job.is_admitted else None,
-        end=_end_call(job, choice, origin) if choice.end else None,
+        end=end,
     )
-    return Said(job, index, progress, announces and measures.first_token_ms is not None)
+    return Said(job, index, progress, announces and measures.first_token_ms is not None, large_result)
+
+
+def _without_large_result(end: EndCall) -> tuple[EndCall, bytes | None]:
+    """The end as it travels, and a result that is too large to travel in it."""
+    if end.result is None or len(end.result) <= PART_BYTES:
+        return end, None
+    return replace(end, result=None, result_bytes=len(end.result)), end.result
+
+
+def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
+    """(offset, part) of a large result."""
+    for offset in range(0, len(result), PART_BYTES):
+        yield offset, result[offset : offset + PART_BYTES]
 
 
 def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:

@@ -17,7 +17,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from producer.contract.wire import Message
-from worker.errors import ConfigError, JobRejected
+from worker.errors import INVALID_REQUEST, ConfigError, JobRejected
 
 
 class TemplateRefusal(Exception):
@@ -75,10 +75,10 @@ class ChatTemplate:
                 **self.special_tokens,
             )
         except TemplateRefusal as refusal:
-            raise JobRejected("chat_refused", f"the model's chat template refuses these messages: {refusal}") from None
+            raise JobRejected(INVALID_REQUEST, f"the model's chat template refuses these messages: {refusal}") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise JobRejected(
-                "chat_refused", f"the model's chat template cannot render these messages: {error}"
+                INVALID_REQUEST, f"the model's chat template cannot render these messages: {error}"
             ) from error
 
 

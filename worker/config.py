@@ -108,12 +108,16 @@ class QueueConfig:
         "continue", env="ON_MODEL_CHANGE", metavar="WHAT",
         help="A job that another model began: wait for that model, continue with this one, or fail the job.",
     )  # fmt: skip
+    model_wait_s: float = setting(
+        10.0, env="MODEL_WAIT_S", metavar="SECONDS",
+        help="With --on-model-change wait: keep such a job for this long before others may take it.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
         if not 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS or any(c in self.name for c in "{}: \n"):
             yield "name", f"expected 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons or spaces"
-        yield from _positive(self, "partitions", "reserve_tokens")
+        yield from _positive(self, "partitions", "reserve_tokens", "model_wait_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

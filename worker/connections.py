@@ -45,6 +45,31 @@ def connect(url: str, *, timeout_s: float) -> Client:
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
 
 
+class Connections:
+    """Clients of one worker, one for each thread that needs one; closed when it ends. A part: start, quiet, stop."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._clients: list[Client] = []
+
+    def open(self) -> Client:
+        """Another client."""
+        self._clients.append(connect(self._url, timeout_s=self._timeout_s))
+        return self._clients[-1]
+
+    def start(self) -> None:
+        """Nothing to do: a client connects when it is used."""
+
+    def quiet(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> None:
+        """Close every connection."""
+        for client in self._clients:
+            client.connection_pool.disconnect()
+
+
 def _behind_sentinels(url: str, options: dict[str, Any]) -> Client:  # as above
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")

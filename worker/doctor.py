@@ -16,7 +16,7 @@ from worker.config import WorkerConfig
 from worker.connections import Client, connect, redacted
 from worker.errors import WorkerError
 from worker.server import ServerFacts, raise_if_refused, read_facts
-from worker.serving import NULL, engine_config, find_folder
+from worker.serving import NULL, engine_config, find_folder, is_name
 from worker.start import database_url_of, redis_url_of
 
 MAX_LATENCY_MS = 5.0
@@ -175,7 +175,7 @@ def _model(config: WorkerConfig) -> Iterator[Finding]:
     if path is not None and path.partition("?")[0] == NULL:
         yield Finding(what="model", found="the null model: computes nothing")
         return
-    if path is not None and path.count("/") == 1 and not Path(path).exists() and not path.startswith((".", "~", "/")):
+    if path is not None and is_name(path):
         yield Finding(what="model", found=f"{path} is no folder here: it will be downloaded at start")
         return
     folder = find_folder(path)

@@ -63,6 +63,10 @@ class PartDied(WorkerBroken):
         super().__init__(f"the {part} ended with {type(cause).__name__}: {cause}")
 
 
+INVALID_REQUEST = "invalid_request"
+"""The code of a rejection that has no more special one."""
+
+
 class JobRejected(Exception):
     """One job cannot run. The message is a sentence for whoever submitted it."""
 

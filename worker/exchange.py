@@ -25,26 +25,24 @@ from producer.contract.calls import (
     SendFrom,
     advance,
     pull,
+    put_result,
 )
 from producer.contract.keys import QueueKeys
 from producer.contract.running import run_many
 from producer.contract.states import JobState
 from producer.contract.wire import End
-from worker.advance import Said, calls_of, news_of
+from worker.advance import Said, calls_of, news_of, parts_of
 from worker.bell import Bell
 from worker.clock import monotonic_s
 from worker.common import Common
 from worker.connections import Client
-from worker.errors import PartDied
+from worker.errors import INVALID_REQUEST, PartDied
 from worker.health import Patience
-from worker.intake import Pulls
+from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls, has_room
 from worker.leases import HeldJob
 from worker.life import StepWatch, hand_back
 from worker.results import usage_of
 from worker.translate import read_spec, room_of
-
-MODEL_WAIT_S = 10.0
-"""A job that waits for another model's worker goes back to the stream after this long here, and may come again."""
 
 FLUSH_S = 3.0
 """At the end, what was said is published for at most this long; the rest is generated again by whoever takes over."""
@@ -153,7 +151,7 @@ class Exchange:
     def wait_for_model(self, job: HeldJob) -> None:
         """A job that another model began: keep it for a while, then let the others have it."""
         self._mailbox.forget([job.request_id])
-        self._waiting_for_model.append((monotonic_s() + MODEL_WAIT_S, job))
+        self._waiting_for_model.append((monotonic_s() + self._common.config.queue.model_wait_s, job))
 
     def flagged(self, job: HeldJob, state: JobState) -> None:
         """The queue wants a job to end with `state`."""
@@ -223,10 +221,11 @@ class Exchange:
 
     def _rest(self) -> None:
         """Nothing to say and nothing to ask: sleep until the loop, the bell or the clock has something."""
-        until_due_s = max(0.0, self._pulls.next_due_s() - monotonic_s())
-        if not self.is_quiet:
-            self._bell.listen(self._pulls.bells)
-        self._mailbox.wait(max(until_due_s, 0.001))
+        if self.is_quiet or not has_room(self._mailbox.room()):
+            self._mailbox.wait(PULL_AT_LEAST_EVERY_S)
+            return
+        self._bell.listen(self._pulls.bells)
+        self._mailbox.wait(max(self._pulls.next_due_s() - monotonic_s(), 0.001))
         for keys, bell in self._bell.rung():
             self._pulls.rang(keys, bell)
 
@@ -290,7 +289,7 @@ class Exchange:
             case FinishReason.ABORTED:
                 return End(state=job.stop or JobState.CANCELLED, usage=usage)
             case FinishReason.ERROR:
-                code = "rejected" if finish.is_rejection else "engine_error"
+                code = INVALID_REQUEST if finish.is_rejection else "engine_error"
                 return End(state=JobState.FAILED, error=finish.error, error_code=code, usage=usage)
 
     # ------------------------------------------------------------ what is said to the queue
@@ -300,10 +299,19 @@ class Exchange:
         for job in self._news.values():
             by_partition.setdefault(job.keys, []).append(job)
         for keys, jobs in by_partition.items():
-            said = (one for job in jobs for one in news_of(job, self._common.origin))
+            said = [one for job in jobs for one in news_of(job, self._common.origin)]
+            yield from self._large_results(keys, said)
             for call in calls_of(said):
                 progress = [one.progress for one in call]
                 yield Leg(advance(keys, self._common.incarnation, progress), _reader(self._hear_advance, call))
+
+    def _large_results(self, keys: QueueKeys, said: list[Said]) -> Iterable[Leg]:
+        """Results too large for an end: written in parts, fenced as the end is, in the same trip before it."""
+        large = {one.job.request_id: one for one in said if one.large_result is not None}
+        for one in large.values():
+            for offset, part in parts_of(one.large_result or b""):
+                lease = (self._common.incarnation, one.job.id, one.job.leased.epoch)
+                yield Leg(put_result(keys, *lease, offset=offset, part=part), _ignore)
 
     def _hear_advance(self, said: list[Said], answers: list[AdvanceAnswer]) -> None:
         for one, answer in zip(said, answers, strict=True):
@@ -452,11 +460,15 @@ class Exchange:
 
 
 def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:
-    job = HeldJob(leased=leased, keys=keys, spec=read_spec(leased))
+    job = HeldJob(leased=leased, keys=keys, spec=read_spec(leased.spec))
     job.measures.first_scheduled_ms = leased.first_scheduled_ms
     job.measures.first_token_ms = leased.first_token_ms
     job.measures.prompt_tokens = leased.prompt_tokens
     return job
+
+
+def _ignore(_answer: object) -> None:
+    """Whatever was wrong with a part, the end that names the whole hears it."""
 
 
 def _reader(read: Callable[[Any, Any], None], about: object) -> Callable[[Any], None]:  # as in `Leg`

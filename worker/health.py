@@ -15,7 +15,7 @@ AWAY_CODES = (
 )  # fmt: skip
 """Error replies of a server that is there but cannot serve for now."""
 
-MAX_STRANGE_REPLIES = 20
+MAX_STRANGE_REPLIES = 8
 """This many error replies of another kind in a row, and we are the ones who are wrong."""
 
 FIRST_DELAY_S = 0.02

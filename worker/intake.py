@@ -85,7 +85,7 @@ class Pulls:
         self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
     ) -> tuple[QueueKeys, PullRequest] | None:
         """The pull to make now, if any; partitions take turns."""
-        if min(room.sequences, room.kv_tokens, room.prefill_tokens) <= 0:
+        if not has_room(room):
             return None
         turn = next((one for one in self._turns if one.is_due(room, now_s, is_empty=is_empty)), None)
         if turn is None:
@@ -124,6 +124,11 @@ class Pulls:
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)
+
+
+def has_room(room: Room) -> bool:
+    """Whether any job could fit."""
+    return min(room.sequences, room.kv_tokens, room.prefill_tokens) > 0
 
 
 def _order(stream_id: str) -> tuple[int, int]:
@@ -210,6 +215,7 @@ class Preparation:
         except _NotOurs:
             return None
         job.measures.prompt_tokens = len(request.prompt_token_ids)
+        job.forget_prompt()
         return request
 
     def _resume(self, job: HeldJob) -> None:

@@ -5,7 +5,7 @@ A job is held from the pull that leased it until its end, its give-back or its l
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
@@ -13,6 +13,9 @@ from producer.contract.states import JobState
 from producer.contract.wire import End, JobId, JobSpec
 from worker.channel import ChoiceOutput
 from worker.results import JobMeasures
+
+FORGET_PROMPT_BYTES = 16 * 1024
+"""Shorter prompts are kept with their jobs: letting go costs more than they do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +80,11 @@ class HeldJob:
     def has_news(self) -> bool:
         """Whether its channels lack something."""
         return any(choice.has_news for choice in self.choices)
+
+    def forget_prompt(self) -> None:
+        """Let go of a long prompt: the engine has its tokens."""
+        if len(self.leased.payload) > FORGET_PROMPT_BYTES:
+            self.leased = replace(self.leased, payload=b"")
 
     def end_all(self, end: End, *, now_ms: int) -> None:
         """End every choice that has not ended."""

@@ -16,6 +16,7 @@ from engine.errors import ModelFolderError, NotEnoughMemory
 from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from engine.request import Request, SamplingParams
 from worker.chat import ChatTemplate, compile_template
 from worker.config import ModelConfig, WorkerConfig
 from worker.errors import ConfigError
@@ -77,12 +78,19 @@ def find_folder(path: str | None) -> Path:
             raise ConfigError([f"SLUICE_MODEL: not given, and the small model is not at {SMALL_MODEL}"])
         return SMALL_MODEL
     folder = Path(path).expanduser()
-    if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") != 1:
+    if not is_name(path):
         if not (folder / "config.json").is_file():
             why = "has no config.json" if folder.is_dir() else "is not a folder"
             raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
         return folder
     return _download(path)
+
+
+def is_name(path: str | None) -> bool:
+    """Whether a model is asked for by its Hugging Face name: owner/name, and no folder here."""
+    return (
+        path is not None and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
+    )
 
 
 def _download(name: str) -> Path:
@@ -174,8 +182,18 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
     )
     facts = tokenizer.facts
     template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
-    name = config.model.path or folder.name
-    return _served(name, executor, tokenizer, config, tokenizer.encode, template)
+    name = config.model.path if is_name(config.model.path) else folder.name
+    served = _served(name or folder.name, executor, tokenizer, config, tokenizer.encode, template)
+    _warm_up(served)
+    return served
+
+
+def _warm_up(served: Served) -> None:
+    """Take the first steps here: kernels are compiled and memory is touched before a job waits for it."""
+    sampling = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
+    served.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
+    while not served.engine.is_idle:
+        served.engine.step()
 
 
 def _served(

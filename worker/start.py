@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from producer import config as producer_config
 from producer.contract.calls import QueueSettings, QueueView, configure, inspect
@@ -18,7 +18,7 @@ from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
 from worker.companion import Companion
 from worker.config import WorkerConfig
-from worker.connections import Client, connect, redacted
+from worker.connections import Client, Connections, connect, redacted
 from worker.daemon import Daemon, Part
 from worker.errors import ConfigError, ExitCode
 from worker.exchange import Exchange
@@ -116,6 +116,7 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         max_num_seqs=config.batching.max_num_seqs,
     )
     agree_on_queue(client, config, served)
+    client.connection_pool.disconnect()
     return build(config, places, served, environ, incarnation, log).run()
 
 
@@ -126,7 +127,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None
         ConfigError: they have.
     """
     for keys in partitions_of(config):
-        view: QueueView = run(client, inspect(keys))
+        view = _look_at(client, keys)
         stated = int(view.settings.get("max_job_tokens") or 0)
         if view.workers and stated > served.max_job_tokens:
             raise ConfigError(
@@ -145,11 +146,21 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None
             run(client, configure(keys, settings))
 
 
+def _look_at(client: Client, keys: QueueKeys) -> QueueView:
+    try:
+        return run(client, inspect(keys))
+    except ResponseError as error:
+        message = (
+            f"SLUICE_QUEUE: {keys.prefix} cannot be used: {error}. Remove or rename what another program left there."
+        )
+        raise ConfigError([message]) from error
+
+
 def build(  # the one place that knows every part
     config: WorkerConfig, places: Places, served: Served, environ: Mapping[str, str], incarnation: str, log: Log
 ) -> Daemon:
     """Put a daemon together; nothing runs yet."""
-    timeout_s = config.redis.timeout_s
+    connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
     worker = f"{socket.gethostname()}:{os.getpid()}"
     common = Common(
         incarnation=incarnation,
@@ -164,23 +175,21 @@ def build(  # the one place that knows every part
         log=log,
     )
 
-    def client() -> Client:
-        return connect(places.redis_url, timeout_s=timeout_s)
-
-    life = Life(client(), incarnation, common.partitions, config.beat, common.leases)
-    bell = Bell(client(), common.mailbox.ring, common.mailbox.fail)
+    life = Life(connections.open(), incarnation, common.partitions, config.beat, common.leases)
+    bell = Bell(connections.open(), common.mailbox.ring, common.mailbox.fail)
     translator = Translator(
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )
-    exchange = Exchange(client(), bell, common, life.watch)
+    exchange = Exchange(connections.open(), bell, common, life.watch)
     heard = intake.Hearing(ended=exchange.ended, waits=exchange.wait_for_model)
-    preparation = intake.Preparation(client(), common, translator, heard)
+    preparation = intake.Preparation(connections.open(), common, translator, heard)
     exchange.connect(preparation.put, cache_tokens=served.engine.stats.kv_tokens_total)
-    about = About(common, served, life, exchange, client())
+    about = About(common, served, life, exchange, connections.open())
     hearing = Hearing(flagged=exchange.flagged, lost=exchange.drop, died=common.mailbox.fail)
     life.connect(hearing, about.say, common)
     readiness = Readiness(sick=about.sick, unready=about.unready)
-    parts: list[Part] = [MetricsServer(config.metrics, WorkerCollector(about.snapshot, common.meters), readiness, log)]
+    metrics = MetricsServer(config.metrics, WorkerCollector(about.snapshot, common.meters), readiness, log)
+    parts: list[Part] = [connections, metrics]
     if config.history.recorder:
         parts.append(_recorder(config, places, environ, log))
     around: list[Part] = [preparation, life, bell, exchange]

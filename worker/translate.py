@@ -7,11 +7,11 @@ with a code for programs and a sentence for people.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from engine.errors import InvalidSamplingParams, RequestRejected
 from engine.request import Request, Room, SamplingParams
-from producer.contract.calls import LeasedJob
 from producer.contract.wire import (
     JobOptions,
     JobSpec,
@@ -23,7 +23,7 @@ from producer.contract.wire import (
     split_job_id,
 )
 from worker.chat import ChatTemplate
-from worker.errors import JobRejected
+from worker.errors import INVALID_REQUEST, JobRejected
 from worker.leases import HeldJob
 
 
@@ -52,13 +52,13 @@ class Translator:
             JobRejected: it cannot run here; the others go on.
         """
         if job.spec is None:
-            raise JobRejected("bad_message", "what the producer asked for cannot be read")
+            raise JobRejected(INVALID_REQUEST, "what the producer asked for cannot be read")
         try:
             self._check_model(job.spec)
             request = self._request(job, job.spec, decode_prompt(job.leased.payload))
             self.validate(request)
         except WireError as error:
-            raise JobRejected("bad_message", f"the job cannot be read: {error}") from error
+            raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
         except RequestRejected as error:
             raise JobRejected(code_of(error), str(error)) from error
         return request
@@ -66,7 +66,7 @@ class Translator:
     def _check_model(self, spec: JobSpec) -> None:
         if spec.model is not None and spec.model != self.model:
             message = f"the job asks for the model {spec.model!r}; this queue serves {self.model!r}"
-            raise JobRejected("wrong_model", message)
+            raise JobRejected("model_mismatch", message)
 
     def _request(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> Request:
         leased = job.leased
@@ -96,14 +96,16 @@ class Translator:
 
     def _render(self, messages: tuple[Message, ...], submitted_ms: int) -> str:
         if self.template is None:
-            raise JobRejected("no_chat_template", f"the model {self.model!r} has no chat template: send text instead")
+            raise JobRejected(INVALID_REQUEST, f"the model {self.model!r} has no chat template: send text instead")
         return self.template.render(messages, now_ms=submitted_ms)
 
 
-def read_spec(leased: LeasedJob) -> JobSpec | None:
+# Jobs of one file or backend mostly ask for the same: reading a spec is the dearest part of taking a small job.
+@lru_cache(maxsize=1024)
+def read_spec(spec: bytes) -> JobSpec | None:
     """What the producer asked for; None if it cannot be read."""
     try:
-        return decode_spec(leased.spec)
+        return decode_spec(spec)
     except (WireError, ValueError):
         return None
 
@@ -147,9 +149,7 @@ def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
 
 
 def code_of(error: RequestRejected) -> str:
-    """A constant word for a rejection: the class's name, in snake case."""
-    if type(error) is RequestRejected:
-        return "rejected"
-    if isinstance(error, InvalidSamplingParams):
-        return "invalid_options"
+    """A constant word for a rejection: the class's name in snake case, where it says more than that it is one."""
+    if type(error) is RequestRejected or isinstance(error, InvalidSamplingParams):
+        return INVALID_REQUEST
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

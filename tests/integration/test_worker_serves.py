@@ -81,7 +81,7 @@ class TestGivenABadJob:
         [
             (Ask(prompt="x" * 9000, options=JobOptions(max_tokens=1)), "prompt_too_long", "9000"),
             (Ask(prompt=(5, 99999), options=JobOptions(max_tokens=1)), "unknown_token", "99999"),
-            (Ask(options=JobOptions(max_tokens=1), model="gpt-9"), "wrong_model", "gpt-9"),
+            (Ask(options=JobOptions(max_tokens=1), model="gpt-9"), "model_mismatch", "gpt-9"),
         ],
         ids=["too long", "unknown token", "another model"],
     )

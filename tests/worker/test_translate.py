@@ -43,7 +43,7 @@ def leased(
 
 def held(prompt: Prompt, *, spec: JobSpec | None = None) -> HeldJob:
     job = leased(prompt, spec=spec)
-    return HeldJob(leased=job, keys=QueueKeys("q"), spec=read_spec(job))
+    return HeldJob(leased=job, keys=QueueKeys("q"), spec=read_spec(job.spec))
 
 
 def translator(template: str | None = None) -> Translator:
@@ -129,7 +129,7 @@ class TestGivenATemplate:
         with pytest.raises(JobRejected) as caught:
             translator(template).request(held((Message(role="user", content="y"),)))
 
-        assert caught.value.code == "chat_refused"
+        assert caught.value.code == "invalid_request"
 
     def test_when_it_is_not_jinja_then_the_worker_does_not_start(self) -> None:
         with pytest.raises(ConfigError, match="chat template is not valid"):
@@ -147,7 +147,7 @@ class TestGivenWhatCannotRun:
         with pytest.raises(JobRejected, match="send text instead") as caught:
             translator().request(held((Message(role="user", content="y"),)))
 
-        assert caught.value.code == "no_chat_template"
+        assert caught.value.code == "invalid_request"
 
     def test_when_another_model_is_asked_for_then_both_names_are_told(self) -> None:
         with pytest.raises(JobRejected, match="'other'; this queue serves 'm'"):
@@ -161,7 +161,7 @@ class TestGivenWhatCannotRun:
             translator().request(unreadable)
 
     def test_when_a_rejection_has_no_kind_of_its_own_then_it_has_a_code_still(self) -> None:
-        assert code_of(RequestRejected("no")) == "rejected"
+        assert code_of(RequestRejected("no")) == "invalid_request"
 
 
 class TestGivenTheRoomOfAJob:
@@ -174,7 +174,7 @@ class TestGivenTheRoomOfAJob:
 
     def test_when_it_has_choices_some_ended_then_only_open_ones_count(self) -> None:
         job = leased("a", spec=JobSpec(options=JobOptions(max_tokens=50, n=3)), choices=3, published=(10, 50, 0))
-        resumed = HeldJob(leased=job, keys=QueueKeys("q"), spec=read_spec(job))
+        resumed = HeldJob(leased=job, keys=QueueKeys("q"), spec=read_spec(job.spec))
         resumed.choices[1].has_end = True
 
         room = room_of(resumed, reserve_tokens=45)

@@ -1,0 +1,213 @@
+"""Jobs that go on: after a worker that left, under another model, over a channel or a second of Redis that was lost."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from producer.contract.states import JobState
+from producer.contract.wire import JobId, JobOptions
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    expected_tokens,
+    num_on_channel,
+    read_channel,
+    result_of,
+    state_of,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.integration.workers import RunningWorker, running_worker
+from tests.servers import RedisServer, redis_server
+from worker import advance
+
+SLOW = "null?step_s=0.005"
+LONG = Ask(options=JobOptions(max_tokens=100, n=2), seed=5)
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:
+    with valkey.client() as client:
+        client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+        yield client
+
+
+def leave_in_the_middle(url: str, client: Any, ask: Ask = LONG, *, model: str = SLOW) -> JobId:
+    """A worker begins a job, and hands it over after some tokens."""
+    with running_worker(url, model__path=model, drain__mode="hand-over"):
+        (job_id,) = submit_all(client, [ask])
+        wait_until(lambda: num_on_channel(client, job_id) >= 10, "it speaks")
+    assert state_of(client, job_id) is JobState.QUEUED
+    return job_id
+
+
+class TestGivenAJobThatAnotherWorkerBegan:
+    def test_when_the_same_model_goes_on_then_nobody_sees_the_seam(self, valkey: RedisServer, client: Any) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+
+        with running_worker(valkey.url, model__path=SLOW):
+            wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: LONG})
+
+    def test_when_nobody_streams_it_then_checkpoints_are_enough(self, valkey: RedisServer, client: Any) -> None:
+        ask = Ask(options=JobOptions(max_tokens=300), stream=False)
+        with running_worker(valkey.url, model__path=SLOW, drain__mode="hand-over"):
+            (job_id,) = submit_all(client, [ask])
+            wait_until(lambda: num_on_channel(client, job_id) >= 64, "a checkpoint is there")
+        with running_worker(valkey.url, model__path=SLOW):
+            wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: ask})
+        assert len(read_channel(client, job_id)) < 15
+
+    def test_when_another_model_may_continue_then_it_does_after_the_same_tokens(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+        before = [one for entry in read_channel(client, job_id) for one in entry.token_ids]
+
+        with running_worker(valkey.url, model__path="null?mean_output_tokens=1000000"):
+            wait_for_ends(client, [job_id])
+
+        assert state_of(client, job_id) is JobState.DONE
+        assert list(result_of(client, job_id).choices[0].token_ids)[: len(before)] == before
+
+    def test_when_another_model_must_not_then_the_job_fails_and_says_so(self, valkey: RedisServer, client: Any) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+
+        with running_worker(valkey.url, model__path="null?mean_output_tokens=9", queue__on_model_change="fail"):
+            wait_for_ends(client, [job_id])
+
+        end = read_channel(client, job_id)[-1].end
+        assert end is not None
+        assert (end.state, end.error_code) == (JobState.FAILED, "model_changed")
+
+    def test_when_it_should_wait_then_the_worker_with_its_model_gets_it(self, valkey: RedisServer, client: Any) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+        other: dict[str, object] = {
+            "model__path": "null?mean_output_tokens=9", "queue__on_model_change": "wait", "queue__model_wait_s": 0.05,
+        }  # fmt: skip
+
+        with running_worker(valkey.url, **other):
+            # A job of the other worker's own shows that it serves, and does not touch the waiting one.
+            (own_id,) = submit_all(client, [Ask(options=JobOptions(max_tokens=5), seed=1)])
+            wait_for_ends(client, [own_id])
+            with running_worker(valkey.url, model__path=SLOW):
+                wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: LONG})
+        check_nothing_is_left(client)
+
+
+class TestGivenAChannelThatWasLost:
+    def test_when_the_same_model_goes_on_then_it_is_generated_again_in_silence(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+        published = num_on_channel(client, job_id)
+        client.delete(KEYS.channel(job_id, 0))
+
+        with running_worker(valkey.url, model__path=SLOW):
+            wait_for_ends(client, [job_id])
+
+        (tokens, text), _ = expected_tokens(LONG)
+        assert result_of(client, job_id).choices[0].text == text
+        entries = [fields for _, fields in client.xrange(KEYS.channel(job_id, 0))]
+        assert len(entries) == 100 - published + 1, "only what was not published, and the end"
+        assert list(result_of(client, job_id).choices[0].token_ids) == tokens
+
+    def test_when_another_model_goes_on_then_the_job_fails_with_where(self, valkey: RedisServer, client: Any) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+        client.delete(KEYS.channel(job_id, 0))
+
+        with running_worker(valkey.url, model__path="null?mean_output_tokens=1000000"):
+            wait_for_ends(client, [job_id])
+
+        assert state_of(client, job_id) is JobState.FAILED
+        assert client.hget(KEYS.job(job_id), "error_code") == b"channel_lost"
+
+    def test_when_an_entry_is_garbage_then_only_the_job_fails(self, valkey: RedisServer, client: Any) -> None:
+        job_id = leave_in_the_middle(valkey.url, client)
+        last = client.xrevrange(KEYS.channel(job_id, 1), count=1)[0][0]
+        client.delete(KEYS.channel(job_id, 1))
+        client.xadd(KEYS.channel(job_id, 1), {"e": b"\xff garbage"}, id=last)
+
+        with running_worker(valkey.url, model__path=SLOW):
+            wait_for_ends(client, [job_id])
+
+        assert client.hget(KEYS.job(job_id), "error_code") == b"channel_damaged"
+
+
+class TestGivenARedisThatLosesItsLastSeconds:
+    """Its append-only file is older than what it acknowledged."""
+
+    def test_when_it_comes_back_then_the_worker_sends_again_from_there(self) -> None:
+        asks = [Ask(options=JobOptions(max_tokens=150, n=1 + i % 2), seed=i) for i in range(6)]
+        with redis_server("valkey", is_durable=True) as server, server.client() as client:
+            worker = RunningWorker(server.url, {"model.path": "null?step_s=0.01"})
+            job_ids = submit_all(client, asks)
+            wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
+            with copied_aside(server, client):
+                wait_until(lambda: all(num_on_channel(client, one) >= 40 for one in job_ids), "they speak on")
+                server.kill()
+            server.start()
+            wait_until(lambda: any(num_on_channel(client, one) < 40 for one in job_ids), "tokens are gone")
+            wait_for_ends(client, job_ids)
+            worker.stop()
+
+            check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+            check_nothing_is_left(client)
+
+
+class copied_aside:  # noqa: N801  # used as a context manager
+    """On leaving, the server's files are as they were on entering."""
+
+    def __init__(self, server: RedisServer, client: Any) -> None:
+        self._folder = server.folder / "appendonlydir"
+        client.config_set("appendfsync", "always")
+
+    def __enter__(self) -> None:
+        self._kept = {path: path.read_bytes() for path in self._folder.iterdir()}
+
+    def __exit__(self, *_error: object) -> None:
+        for path in self._folder.iterdir():
+            path.unlink()
+        for path, data in self._kept.items():
+            path.write_bytes(data)
+
+
+class TestGivenAResultTooLargeForACall:
+    def test_when_the_job_ends_then_it_is_written_in_parts(
+        self, valkey: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A true one would have millions of tokens.
+        monkeypatch.setattr(advance, "PART_BYTES", 100)
+        ask = Ask(options=JobOptions(max_tokens=400, n=2))
+
+        with running_worker(valkey.url):
+            (job_id,) = submit_all(client, [ask])
+            wait_for_ends(client, [job_id])
+
+        assert client.strlen(KEYS.result(job_id)) > 1000
+        check_every_token_once(client, {job_id: ask})
+
+
+class TestGivenAServerThatIsFull:
+    """maxmemory is reached: only submit may be refused."""
+
+    def test_when_jobs_run_then_they_end_all_the_same(self, valkey: RedisServer, client: Any) -> None:
+        asks = [Ask(options=JobOptions(max_tokens=60), seed=i) for i in range(4)]
+        job_ids = submit_all(client, asks)
+        try:
+            client.config_set("maxmemory", 1)
+            with running_worker(valkey.url, model__path=SLOW):
+                wait_for_ends(client, job_ids)
+        finally:
+            client.config_set("maxmemory", 0)
+
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
