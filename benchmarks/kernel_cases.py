@@ -40,7 +40,7 @@ class Agreement:
     """How close a result came."""
 
     worst: float
-    """The largest error, as a fraction of what rounding allows. Over 1, or NaN, is wrong."""
+    """The largest error, or their RMS, as a fraction of what rounding allows. Over 1, or NaN, is wrong."""
 
     rms: float
     """RMS of the error over RMS of the reference: shows a bias that every single error hides."""
@@ -70,7 +70,9 @@ def agreement(actual: Tensor, expected: Tensor, slack: Tensor | float) -> Agreem
     error = (actual.double() - expected).abs()
     bound = 2 * UNITS[actual.dtype] * expected.abs() + slack + smallest
     rms = error.square().mean().sqrt() / expected.square().mean().sqrt().clamp(min=1e-30)
-    return Agreement(float((error / bound).max()), float(rms))
+    # Each error may be as large as its bound, but not all of them.
+    of_rms_bound = rms / (2 * UNITS[actual.dtype] + 64 * FLOAT32_UNIT)
+    return Agreement(_worse(float((error / bound).max()), float(of_rms_bound)), float(rms))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

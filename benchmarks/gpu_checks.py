@@ -1,0 +1,333 @@
+"""The kernels against float64, at sizes and in dtypes that only a card can do: `benchmarks.gpu`'s section "kernels"."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_scale import Scale
+from benchmarks.kernel_cases import (
+    EXACT,
+    Agreement,
+    AttentionCase,
+    AttentionInputs,
+    attention_agreement,
+    blocks_needed,
+    gate_agreement,
+    generator_on,
+    kept_set_differs,
+    make_attention,
+    make_cos_sin,
+    make_options,
+    make_write,
+    norm_agreement,
+    random_tensor,
+    rope_agreement,
+    same_bits,
+    write_agreement,
+)
+from kernels.gated_activation import Activation
+from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.philox.kernel import random_words_triton
+from kernels.philox.reference import gumbel_reference, random_words_reference
+from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from kernels.rope.kernel import rope_triton
+from kernels.sample.kernel import find_kept_sets, sample_triton
+from kernels.sample.reference import sample_reference
+from kernels.write_kv.kernel import write_kv_triton
+
+EPS = 1e-6
+WRONG = Agreement(float("inf"), 1.0)
+Check = Callable[[Scale, torch.dtype], Iterator[Agreement]]
+
+
+def kernels(scale: Scale) -> Iterator[Line]:
+    """Each kernel in each dtype: the largest error as a fraction of its bound, and the RMS error."""
+    checks: dict[str, Check] = {
+        "rms_norm": _norm,
+        "gated_activation": _gate,
+        "rope": _rope,
+        "write_kv": _write_kv,
+        "paged_attention, decode": _decode,
+        "paged_attention, mixed": _mixed,
+        "paged_attention, same bits": _bits,
+        "sample, kept sets": _kept_sets,
+        "sample, tokens": _tokens,
+    }
+    for dtype in scale.dtypes:
+        for name, check in checks.items():
+            yield _line(f"{name}, {str(dtype).removeprefix('torch.')}", check(scale, dtype))
+    yield _line("philox, bits and noise", _noise(scale))
+    yield _frequencies(scale)
+
+
+def _line(name: str, agreements: Iterable[Agreement]) -> Line:
+    worst, num_cases = EXACT, 0
+    for found in agreements:
+        worst = worst.and_also(found)
+        num_cases += 1
+    return Line(name, {"cases": num_cases, "of bound": worst.worst, "rms": worst.rms}, worst.holds)
+
+
+def _if_true(holds: bool) -> Agreement:
+    return EXACT if holds else WRONG
+
+
+def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    sizes = scale.pick([64, 576, 896, 2048, 5120, 8192], [60])
+    for hidden_size, num_tokens in product(sizes, scale.pick([1, 17, 257], [2])):
+        x, residual = (random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in "ab")
+        weight, out = random_tensor(hidden_size, dtype=dtype, generator=generator), torch.empty_like(x)
+        rms_norm_triton(x, weight, eps=EPS, out=out)
+        yield norm_agreement(out, x, weight, EPS)
+        total = residual + x
+        add_rms_norm_triton(x, residual, weight, eps=EPS, out=out)
+        yield norm_agreement(out, total, weight, EPS)
+        yield _if_true(same_bits(residual, total))
+
+
+def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    activations: list[Activation] = ["silu", "gelu_tanh"]
+    for size, activation in product(scale.pick([60, 1408, 14336], [60]), activations):
+        gate_up = random_tensor(9, 2 * size, dtype=dtype, generator=generator, spread=4)
+        out = torch.empty(9, size, dtype=dtype, device=scale.device)
+        gated_activation_triton(gate_up, activation=activation, out=out)
+        yield gate_agreement(out, gate_up, activation)
+
+
+def _rope(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    num_tokens = 3 if scale.is_toy else 130
+    for head_size, rotary_size in ((64, 64), (128, 128), (80, 32)):
+        x = random_tensor(num_tokens, 5, head_size, dtype=dtype, generator=generator)
+        positions = torch.arange(num_tokens, device=scale.device) * 31
+        cos_sin, out = make_cos_sin(31 * num_tokens, rotary_size, scale.device), torch.empty_like(x)
+        rope_triton(x, positions, cos_sin, out=out)
+        yield rope_agreement(out, x, positions, cos_sin)
+
+
+def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    shapes = ((32, 8, 128, 128), (14, 2, 64, 64), (4, 1, 80, 32))[-1 if scale.is_toy else 0 :]
+    for (num_heads, num_kv_heads, head_size, rotary_size), has_norm in product(shapes, (False, True)):
+        cache = allocate_cuda(32, 16, num_kv_heads, head_size, dtype=dtype, device=scale.device)
+        inputs = make_write(
+            cache,
+            num_tokens=2 if scale.is_toy else 300,
+            num_heads=num_heads,
+            rotary_size=rotary_size,
+            has_norm=has_norm,
+            generator=generator_on(scale.device.type),
+        )
+        shape = (inputs.qkv.shape[0], num_heads, head_size)
+        out = torch.full(shape, float("nan"), dtype=dtype, device=scale.device)
+        write_kv_triton(
+            inputs.qkv,
+            inputs.positions,
+            inputs.slot_mapping,
+            inputs.cos_sin,
+            cache,
+            head_norm=inputs.head_norm,
+            out=out,
+        )
+        yield write_agreement(inputs, cache, out)
+
+
+# Attention
+
+
+def attention_inputs(scale: Scale, dtype: torch.dtype, case: AttentionCase) -> AttentionInputs:
+    """A case's tensors, in a cache that is a few blocks larger than it needs."""
+    cache = allocate_cuda(
+        blocks_needed(case) + 3,
+        case.block_size,
+        case.num_kv_heads,
+        case.head_size,
+        dtype=dtype,
+        device=scale.device,
+    )
+    return make_attention(case, cache, dtype, generator_on(scale.device.type))
+
+
+def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
+    """The kernel's output; into memory that was NaN, if none is given."""
+    if out is None:
+        out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
+    paged_attention_triton(
+        inputs.query,
+        inputs.kv_cache,
+        inputs.block_tables,
+        inputs.query_start_locs,
+        inputs.context_lens,
+        scale=inputs.scale,
+        max_query_len=inputs.max_query_len,
+        max_context_len=inputs.max_context_len,
+        sliding_window=inputs.sliding_window,
+        out=out,
+    )
+    return out
+
+
+HEADS = ((32, 8, 128), (16, 8, 128), (32, 8, 64), (14, 2, 64), (8, 1, 80), (6, 2, 96), (8, 4, 256), (24, 1, 128))
+"""Query heads, key-value heads, head size."""
+
+
+def _decode(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    contexts = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 20_000]
+    shapes = HEADS[-1:] if scale.is_toy else HEADS
+    for (num_heads, num_kv_heads, head_size), window in product(shapes, scale.pick([0, 1, 512, 4000], [0, 16])):
+        case = AttentionCase(
+            query_lens=[1] * len(contexts[: 4 if scale.is_toy else None]),
+            context_lens=contexts[: 4 if scale.is_toy else None],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            sliding_window=window,
+            num_padding=2,
+        )
+        inputs = attention_inputs(scale, dtype, case)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _mixed(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    query_lens, context_lens = [1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2]
+    if scale.is_toy:
+        query_lens, context_lens = [1, 40, 5], [70, 40, 33]
+    shapes = HEADS[-1:] if scale.is_toy else HEADS
+    for (num_heads, num_kv_heads, head_size), window in product(shapes, (0, 65)):
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            sliding_window=window,
+            num_padding=5,
+        )
+        inputs = attention_inputs(scale, dtype, case)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _bits(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Repeated: the same bits. Permuted: the same bits, permuted. Alone: a decode's bits as in company."""
+    contexts = [9, 70, 1, 33] if scale.is_toy else [9, 1500, 1, 700, 5000, 512, 513]
+    case = AttentionCase(
+        query_lens=[1] * len(contexts), context_lens=contexts, num_heads=8, num_kv_heads=2, head_size=64
+    )
+    inputs = attention_inputs(scale, dtype, case)
+    first = attend(inputs)
+    for _ in range(1 if scale.is_toy else 20):
+        yield _if_true(same_bits(attend(inputs), first))
+    order = torch.randperm(len(contexts), generator=torch.Generator().manual_seed(0)).to(scale.device)
+    yield _if_true(same_bits(attend(_only(inputs, order)), first[order]))
+    for row in range(len(contexts)):
+        alone = replace(_only(inputs, torch.tensor([row], device=scale.device)), max_context_len=contexts[row])
+        yield _if_true(same_bits(attend(alone), first[row : row + 1]))
+
+
+def _only(inputs: AttentionInputs, rows: Tensor) -> AttentionInputs:
+    """Decodes of some rows."""
+    return replace(
+        inputs,
+        query=inputs.query[rows],
+        block_tables=inputs.block_tables[rows],
+        query_start_locs=inputs.query_start_locs[: len(rows) + 1],
+        context_lens=inputs.context_lens[rows],
+    )
+
+
+# Sampling
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.0},
+    {"top_k": 1},
+    {"top_k": 50, "temperature": 0.6},
+    {"top_p": 0.9},
+    {"top_p": 0.999, "temperature": 1.5},
+    {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.001, "temperature": 0.8},
+]
+
+
+def _rows_of_logits(scale: Scale, dtype: torch.dtype, vocab_size: int) -> Tensor:
+    """A row for each of `FILTERS`, in a wider buffer that is NaN beyond them."""
+    wide = random_tensor(len(FILTERS), vocab_size + 3, dtype=dtype, generator=generator_on(scale.device.type), spread=3)
+    wide[:, vocab_size:] = float("nan")
+    return wide[:, :vocab_size]
+
+
+def _kept_sets(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for vocab_size in scale.pick([1000, 32_000, 128_257, 151_936], [300]):
+        logits = _rows_of_logits(scale, dtype, vocab_size)
+        options = make_options([row for row in FILTERS if row.get("temperature") != 0], scale.device)
+        rows = logits[: len(options.temperature)]
+        cut_keys, cut_ids = find_kept_sets(rows, options)
+        bits = (rows.float() / options.temperature[:, None] + 0.0).view(torch.int32)
+        keys = torch.where(bits < 0, ~bits, bits ^ -(2**31)).long() & 0xFFFFFFFF
+        ids = torch.arange(vocab_size, device=scale.device)
+        kept = (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
+        for row in range(len(rows)):
+            yield _if_true(kept_set_differs(rows, options, row, kept[row]) is None)
+
+
+def _tokens(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for vocab_size in scale.pick([1000, 128_257], [300]):
+        logits = _rows_of_logits(scale, dtype, vocab_size)
+        logits[2, 7] = float("nan")
+        options = make_options(FILTERS, scale.device, position=5)
+        out = torch.full((len(FILTERS),), -7, dtype=torch.int64, device=scale.device)
+        sample_triton(logits, options, out=out)
+        yield _if_true(out.tolist() == sample_reference(logits, options).tolist())
+
+
+def _noise(scale: Scale) -> Iterator[Agreement]:
+    num_tokens = 5000 if scale.is_toy else 151_936
+    token_ids = torch.arange(num_tokens, device=scale.device)
+    for seed in (0, 2**63 - 1, -1):
+        words, noise = random_words_triton(
+            num_tokens,
+            torch.tensor([seed], device=scale.device),
+            torch.tensor([123], dtype=torch.int32, device=scale.device),
+            torch.tensor([4], dtype=torch.int32, device=scale.device),
+        )
+        expected = random_words_reference(token_ids, seed=seed & (2**64 - 1), position=123, counter_2=4)
+        yield _if_true(torch.equal(words, expected))
+        error = (noise.double() - gumbel_reference(expected).double()).abs().max()
+        yield Agreement(float(error) / 2e-6, 0.0)
+
+
+def _frequencies(scale: Scale) -> Line:
+    """Chi-square of many draws from few tokens, one of them rare."""
+    probabilities = torch.tensor([0.5, 0.25, 0.2, 0.0495, 0.0005], device=scale.device)
+    num_draws = 40 if scale.is_toy else 200_000
+    logits = probabilities.log().expand(num_draws, -1)
+    options = replace(
+        make_options([{}], scale.device),
+        **{
+            name: torch.full((num_draws,), value, dtype=dtype, device=scale.device)
+            for name, value, dtype in (
+                ("temperature", 1.0, torch.float32),
+                ("top_k", 0, torch.int32),
+                ("top_p", 1.0, torch.float32),
+                ("min_p", 0.0, torch.float32),
+                ("position", 0, torch.int32),
+                ("counter_2", 0, torch.int32),
+            )
+        },
+        seed=torch.arange(num_draws, device=scale.device),
+    )
+    out = torch.empty(num_draws, dtype=torch.int64, device=scale.device)
+    sample_triton(logits, options, out=out)
+    expected = probabilities.double() * num_draws
+    statistic = float(((out.bincount(minlength=5) - expected).square() / expected).sum())
+    # 4 degrees of freedom: one in ten thousand is above. Too few draws of the toy to say anything of the rare token.
+    return Line("sample, frequencies", {"draws": num_draws, "chi-square": statistic}, scale.is_toy or statistic < 23.5)

@@ -1,0 +1,101 @@
+"""Whole models beside transformers: `benchmarks.gpu`'s section "parity".
+
+On a card the decoder runs the compiled kernels; on the CPU it is made to run the interpreted ones.
+"""
+
+# torch's and transformers' types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any  # transformers' models have many types
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_models import (
+    FAMILIES,
+    generate_greedily,
+    load_folder,
+    logits_of_prompts,
+    save_small_model,
+    triton_in_place_of_cpu,
+)
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_scale import Scale
+
+TOY_FAMILIES = ("mistral with a window", "qwen3")
+"""Between them every branch of the kernels: a window, a norm of heads."""
+
+
+def parity(scale: Scale) -> Iterator[Line]:
+    """Logits of every position in each dtype, and the greedy tokens of a disturbed engine in float32."""
+    with _kernels_for(scale):
+        for name in TOY_FAMILIES if scale.is_toy else FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                model = save_small_model(name, Path(folder)).to(scale.device)
+                yield _greedy(scale, name, model, Path(folder))
+                for dtype in (torch.float32,) if scale.is_toy else (torch.float32, torch.bfloat16):
+                    yield _logits(scale, name, model, Path(folder), dtype)
+
+
+def _kernels_for(scale: Scale) -> AbstractContextManager[None]:
+    return triton_in_place_of_cpu() if scale.is_toy else nullcontext()
+
+
+def _prompts(scale: Scale) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = scale.pick([1, 17, 64, 300, 129], [7, 6])
+    return [torch.randint(2, 200, (length,), generator=generator).tolist() for length in lengths]
+
+
+def _logits(scale: Scale, name: str, model: Any, folder: Path, dtype: torch.dtype) -> Line:  # noqa: ANN401 - transformers'
+    """Errors against transformers in float64; in bfloat16 as many times transformers' own as is said."""
+    prompts = _prompts(scale)
+    decoder = load_folder(folder, dtype, scale.device)
+    chunk = 4 if scale.is_toy else 100
+    actual = torch.cat(logits_of_prompts(decoder, prompts, chunk=chunk, dtype=dtype, device=scale.device)).double()
+    exact = _transformers_logits(model, prompts, torch.float64)
+    ours = _rms(actual - exact) / _rms(exact)
+    theirs = _rms(_transformers_logits(model, prompts, dtype) - exact) / _rms(exact)
+    figures: dict[str, float | str] = {"rms error": ours, "of transformers' own": ours / theirs}
+    # Below a millionth it is the order of float32's sums, and which is nearer is chance.
+    return Line(f"{name}, logits, {str(dtype).removeprefix('torch.')}", figures, ours < max(1.5 * theirs, 2e-6))
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _transformers_logits(model: Any, prompts: list[list[int]], dtype: torch.dtype) -> Tensor:  # noqa: ANN401 - transformers'
+    model = model.to(dtype)
+    rows = [model(torch.tensor([prompt], device=model.device)).logits[0].double() for prompt in prompts]
+    model.to(torch.float32)
+    return torch.cat(rows)
+
+
+def _greedy(scale: Scale, name: str, model: Any, folder: Path) -> Line:  # noqa: ANN401 - transformers'
+    """The tokens of an engine with small chunks, a prefix cache and too few blocks."""
+    prompts, max_tokens = _prompts(scale), 3 if scale.is_toy else 40
+    outcome = generate_greedily(folder, scale.device, prompts, max_tokens=max_tokens)
+    expected = [
+        model.generate(
+            torch.tensor([prompt], device=scale.device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=scale.device),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    num_equal = sum(ours == theirs for ours, theirs in zip(outcome.token_ids, expected, strict=True))
+    figures: dict[str, float | str] = {
+        "sequences": len(prompts),
+        "equal": num_equal,
+        "tokens each": max_tokens,
+        "preemptions": outcome.num_preemptions,
+    }
+    return Line(f"{name}, greedy tokens, float32", figures, num_equal == len(prompts))

@@ -1,0 +1,71 @@
+"""What `benchmarks.gpu` found, as lines, as a table and as JSON. Knows no tensors."""
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One result: what was looked at, and its figures by name."""
+
+    name: str
+    figures: dict[str, float | str]
+    is_right: bool = True
+    """False: a kernel or a model is wrong. Speed is never wrong."""
+
+
+@dataclass(slots=True, eq=False)
+class Report:
+    """The lines of every section that ran, and what broke."""
+
+    lines: dict[str, list[Line]] = field(default_factory=dict[str, list[Line]])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    broken: dict[str, str] = field(default_factory=dict[str, str])
+
+    def run(self, section: str, measure: Callable[[], Iterable[Line]], until_s: float) -> None:
+        """Collect the lines of one section, each shown as it comes; what it raises is noted, and the next one runs."""
+        began_s = time.monotonic()
+        lines = self.lines.setdefault(section, [])
+        print(f"\n{section}", flush=True)
+        try:
+            for line in measure():
+                lines.append(line)
+                print(_as_text(line, len(line.name)), flush=True)
+                if time.monotonic() > until_s:
+                    self.broken[section] = "out of time: what is missing was not measured"
+                    break
+        except Exception as error:  # noqa: BLE001 - one section must not cost the others
+            traceback.print_exc()
+            self.broken[section] = f"{type(error).__name__}: {error}"
+        self.seconds[section] = round(time.monotonic() - began_s, 1)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every section ran to its end and no result is wrong."""
+        return not self.broken and all(line.is_right for lines in self.lines.values() for line in lines)
+
+    def table(self) -> Iterator[str]:
+        """The lines again, in columns."""
+        for section, lines in self.lines.items():
+            yield f"{section} ({self.seconds[section]:.0f} s)"
+            width = max((len(line.name) for line in lines), default=0)
+            yield from (_as_text(line, width) for line in lines)
+            if section in self.broken:
+                yield f"  BROKEN: {self.broken[section]}"
+
+    def as_json(self) -> str:
+        """Everything, for a program."""
+        lines = {section: [asdict(line) for line in found] for section, found in self.lines.items()}
+        return json.dumps({"lines": lines, "seconds": self.seconds, "broken": self.broken}, indent=1)
+
+
+def _as_text(line: Line, width: int) -> str:
+    figures = "  ".join(f"{name} {_as_figure(value)}" for name, value in line.figures.items())
+    return f"  {line.name:<{width}}  {figures}{'' if line.is_right else '  WRONG'}"
+
+
+def _as_figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,306 @@
+"""How fast: the device's own limits, each kernel, a whole decode step. `benchmarks.gpu`'s sections on speed.
+
+Bytes and operations are counted, not guessed: what an algorithm must move and compute, over the time it took, as a
+fraction of what a plain copy and a plain matrix product reach on the same device in the same run.
+"""
+
+# torch's, transformers' and triton's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import platform
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from benchmarks.gpu_checks import attend
+from benchmarks.gpu_models import (
+    cache_bytes_per_token,
+    decode_tensors,
+    random_decoder,
+    triton_in_place_of_cpu,
+    weight_bytes,
+)
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_scale import Call, Scale
+from benchmarks.kernel_cases import AttentionInputs, make_cos_sin, make_options
+from engine.kv_cache import make_caches
+from engine.models.decoder import Decoder
+from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.paged_attention.kernel import allocate_cuda
+from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from kernels.sample.kernel import sample_triton
+from kernels.write_kv import HeadNorm
+from kernels.write_kv.kernel import write_kv_triton
+
+SKINNY_SHAPES = {
+    "0.6B gate_up 6144 x 1024": (6144, 1024),
+    "1B qkv 3072 x 2048": (3072, 2048),
+    "1B gate_up 16384 x 2048": (16384, 2048),
+    "1B down 2048 x 8192": (2048, 8192),
+    "8B qkv 6144 x 4096": (6144, 4096),
+    "8B gate_up 28672 x 4096": (28672, 4096),
+    "8B down 4096 x 14336": (4096, 14336),
+}
+"""Products of a decode step, outputs by inputs: whether the library reads their weights at the memory's rate."""
+
+
+def environment(scale: Scale) -> Iterator[Line]:
+    """What ran, on what."""
+    import transformers
+
+    versions: dict[str, float | str] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": str(triton.__version__),
+        "transformers": transformers.__version__,
+        "cuda": str(torch.version.cuda),
+    }
+    yield Line("software", versions)
+    if scale.is_toy:
+        yield Line("device", {"name": "CPU, kernels interpreted"})
+        return
+    card = torch.cuda.get_device_properties(scale.device)
+    figures: dict[str, float | str] = {
+        "name": card.name,
+        "processors": card.multi_processor_count,
+        "GiB": card.total_memory / 2**30,
+        "capability": f"{card.major}.{card.minor}",
+    }
+    yield Line("device", figures)
+
+
+def roof(scale: Scale) -> Iterator[Line]:
+    """A copy, a square product, and the skinny products of decode steps."""
+    yield Line("copy", {"GB/s": scale.copy_rate() / 1e9})
+    yield Line("product, square", {"TFLOP/s": scale.product_rate() / 1e12})
+    for name, (out_size, in_size) in ({"toy": (64, 48)} if scale.is_toy else SKINNY_SHAPES).items():
+        weight = torch.randn(out_size, in_size, device=scale.device).to(scale.dtype)
+        for rows in scale.pick([1, 8, 32, 64, 128], [2]):
+            x = torch.randn(rows, in_size, device=scale.device).to(scale.dtype)
+            # Several weights in turn, more than the cache holds, as the layers of a model.
+            copies = 1 if scale.is_toy else max(1, 2**28 // weight.nbytes)
+            weights = [weight.clone() for _ in range(copies)]
+            us = scale.timer.device_us(lambda x=x, weights=weights: [F.linear(x, w) for w in weights]) / copies
+            num_bytes = scale.dtype.itemsize * (out_size * in_size + rows * (out_size + in_size))
+            yield Line(f"product, {name}, {rows} rows", scale.rates(us, num_bytes=num_bytes))
+
+
+# Kernels
+
+
+def kernel_times(scale: Scale) -> Iterator[Line]:
+    """Each kernel at the sizes of decode steps and of prefills, torch's own operator beside it where there is one."""
+    yield from _attention_decode(scale)
+    yield from _attention_prefill(scale)
+    yield from _norms(scale)
+    yield from _gates(scale)
+    yield from _writes(scale)
+    yield from _sampling(scale)
+
+
+def plain_attention(
+    scale: Scale, query_lens: list[int], context_lens: list[int], heads: tuple[int, int, int]
+) -> AttentionInputs:
+    """Inputs without NaN and without a loop over tokens, for large sizes; blocks of 16, dealt at random."""
+    num_heads, num_kv_heads, head_size = heads
+    block_size = 16
+    blocks_each = [-(-length // block_size) for length in context_lens]
+    cache = allocate_cuda(sum(blocks_each), block_size, num_kv_heads, head_size, dtype=scale.dtype, device=scale.device)
+    cache.keys.normal_()
+    cache.values.normal_()
+    dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
+    tables = torch.nn.utils.rnn.pad_sequence(list(dealt), batch_first=True)
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    return AttentionInputs(
+        query=torch.randn(int(starts[-1]), num_heads, head_size, device=scale.device).to(scale.dtype),
+        kv_cache=cache,
+        block_tables=tables.to(scale.device, torch.int32),
+        query_start_locs=starts.to(scale.device, torch.int32),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=scale.device),
+        scale=head_size**-0.5,
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+        sliding_window=0,
+    )
+
+
+def _attention_decode(scale: Scale) -> Iterator[Line]:
+    shapes = {"toy": (4, 2, 16)} if scale.is_toy else {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
+    contexts = scale.pick([512, 2048, 8192, 32_768], [70])
+    for (name, heads), context_len in product(shapes.items(), contexts):
+        for batch in scale.pick([1, 8, 32, 128], [2]):
+            num_bytes = 2 * batch * context_len * heads[1] * heads[2] * scale.dtype.itemsize
+            if num_bytes > 20e9 or (name != "8B" and context_len in (512, 32_768)):
+                continue
+            inputs = plain_attention(scale, [1] * batch, [context_len] * batch, heads)
+            out = torch.empty_like(inputs.query)
+            us = scale.timer.device_us(lambda inputs=inputs, out=out: attend(inputs, out))
+            figures = scale.rates(us, num_bytes=num_bytes + 2 * out.nbytes)
+            yield Line(f"attention, decode, {name}, {batch} x {context_len}", figures)
+
+
+def _attention_prefill(scale: Scale) -> Iterator[Line]:
+    batches = {"toy": ([20], [30])} if scale.is_toy else PREFILLS
+    heads = (4, 2, 16) if scale.is_toy else (32, 8, 128)
+    for name, (query_lens, context_lens) in batches.items():
+        inputs = plain_attention(scale, query_lens, context_lens, heads)
+        out = torch.empty_like(inputs.query)
+        us = scale.timer.device_us(lambda inputs=inputs, out=out: attend(inputs, out))
+        # Pairs of a query and a key that it sees.
+        pairs = sum(q * c - q * (q - 1) // 2 for q, c in zip(query_lens, context_lens, strict=True))
+        figures = scale.rates(us, num_flops=4 * heads[0] * heads[2] * pairs)
+        if len(query_lens) == 1 and query_lens == context_lens:
+            figures["us of torch"] = _torch_attention_us(scale, inputs)
+        yield Line(f"attention, {name}", figures)
+
+
+PREFILLS: dict[str, tuple[list[int], list[int]]] = {
+    "prefill of 8192": ([8192], [8192]),
+    "prefill of 2048": ([2048], [2048]),
+    "prefills, 16 of 512": ([512] * 16, [512] * 16),
+    "chunk of 512 after 7680": ([512], [8192]),
+    "chunk of 2048 after 30720": ([2048], [32_768]),
+    "mixed, 63 decodes at 2048 and a chunk of 448": ([1] * 63 + [448], [2048] * 63 + [448]),
+}
+"""Name to query lengths and context lengths."""
+
+
+def _torch_attention_us(scale: Scale, inputs: AttentionInputs) -> float:
+    """torch's own attention over the same query, keys and values contiguous: no paging to do."""
+    query = inputs.query.transpose(0, 1).unsqueeze(0).contiguous()  # [1, H, T, D]
+    shape = (1, inputs.kv_cache.num_kv_heads, *query.shape[2:])
+    key, value = (_random(scale, *shape) for _ in "kv")
+    return scale.timer.device_us(
+        lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    )
+
+
+def _random(scale: Scale, *shape: int) -> Tensor:
+    return torch.randn(shape, device=scale.device).to(scale.dtype)
+
+
+def _norms(scale: Scale) -> Iterator[Line]:
+    size = 64 if scale.is_toy else 4096
+    for num_tokens in scale.pick([1, 32, 256, 4096, 16_384], [2]):
+        x, residual, out = (_random(scale, num_tokens, size) for _ in range(3))
+        weight = _random(scale, size)
+        us = scale.timer.device_us(lambda x=x, w=weight, o=out: rms_norm_triton(x, w, eps=1e-6, out=o))
+        figures = scale.rates(us, num_bytes=2 * x.nbytes)
+        figures["us of torch"] = scale.timer.device_us(lambda x=x, w=weight: F.rms_norm(x, (size,), w, 1e-6))
+        yield Line(f"rms_norm, {num_tokens} x {size}", figures)
+        us = scale.timer.device_us(
+            lambda x=x, r=residual, w=weight, o=out: add_rms_norm_triton(x, r, w, eps=1e-6, out=o)
+        )
+        yield Line(f"add_rms_norm, {num_tokens} x {size}", scale.rates(us, num_bytes=4 * x.nbytes))
+
+
+def _gates(scale: Scale) -> Iterator[Line]:
+    size = 64 if scale.is_toy else 14_336
+    for num_tokens in scale.pick([1, 32, 256, 4096], [2]):
+        gate_up = _random(scale, num_tokens, 2 * size)
+        out = _random(scale, num_tokens, size)
+        us = scale.timer.device_us(lambda g=gate_up, o=out: gated_activation_triton(g, out=o))
+        figures = scale.rates(us, num_bytes=3 * out.nbytes)
+        figures["us of torch"] = scale.timer.device_us(lambda g=gate_up: F.silu(g[:, :size]) * g[:, size:])
+        yield Line(f"gated_activation, {num_tokens} x {size}", figures)
+
+
+def _writes(scale: Scale) -> Iterator[Line]:
+    for num_tokens, has_norm in product(scale.pick([1, 32, 256, 4096, 16_384], [2]), (False, True)):
+        write, num_bytes = _write_of(scale, num_tokens, has_norm=has_norm)
+        figures = scale.rates(scale.timer.device_us(write), num_bytes=num_bytes)
+        yield Line(f"write_kv{' with norm' if has_norm else ''}, {num_tokens} tokens", figures)
+
+
+def _write_of(scale: Scale, num_tokens: int, *, has_norm: bool) -> tuple[Call, int]:
+    """A write of so many tokens into slots in random order, and the bytes that it must move."""
+    num_heads, num_kv_heads, head_size = (4, 2, 16) if scale.is_toy else (32, 8, 128)
+    num_blocks = -(-num_tokens // 16)
+    cache = allocate_cuda(num_blocks, 16, num_kv_heads, head_size, dtype=scale.dtype, device=scale.device)
+    qkv = _random(scale, num_tokens, (num_heads + 2 * num_kv_heads) * head_size)
+    out = _random(scale, num_tokens, num_heads, head_size)
+    head_norm = HeadNorm(_random(scale, head_size), _random(scale, head_size), 1e-6) if has_norm else None
+    cos_sin = make_cos_sin(num_tokens, head_size, scale.device)
+    positions = torch.arange(num_tokens, device=scale.device)
+    slots = torch.randperm(num_tokens, device=scale.device)
+
+    def write() -> None:
+        write_kv_triton(qkv, positions, slots, cos_sin, cache, head_norm=head_norm, out=out)
+
+    return write, 2 * qkv.nbytes + cos_sin.nbytes
+
+
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "top-k 50": {"top_k": 50},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 50, top-p 0.9, min-p": {"top_k": 50, "top_p": 0.9, "min_p": 0.01},
+}
+
+
+def _sampling(scale: Scale) -> Iterator[Line]:
+    vocab_size = 300 if scale.is_toy else 128_256
+    for batch, (name, options) in product(scale.pick([1, 32, 256], [1]), SAMPLING.items()):
+        logits = _random(scale, batch, vocab_size) * 3
+        rows = make_options([options] * batch, scale.device)
+        out = torch.empty(batch, dtype=torch.int64, device=scale.device)
+        us = scale.timer.device_us(lambda logits=logits, rows=rows, out=out: sample_triton(logits, rows, out=out))
+        figures = scale.rates(us, num_bytes=logits.nbytes)
+        if name == "greedy":
+            figures["us of torch"] = scale.timer.device_us(lambda logits=logits: logits.argmax(dim=-1))
+        yield Line(f"sample, {name}, {batch} x {vocab_size}", figures)
+
+
+# A whole step
+
+
+def step_times(scale: Scale) -> Iterator[Line]:
+    """A decode step of random weights: as Python launches it, in a CUDA graph, and the least that the memory allows."""
+    if scale.is_toy:
+        with triton_in_place_of_cpu():
+            yield from _steps_of(scale, "toy")
+        return
+    for shape in ("0.6B", "1B"):
+        yield from _steps_of(scale, shape)
+
+
+def _steps_of(scale: Scale, shape: str) -> Iterator[Line]:
+    max_model_len = 128 if scale.is_toy else 8192
+    decoder = random_decoder(shape, scale.device, max_model_len=max_model_len, max_tokens=256)
+    for batch, context_len in product(scale.pick([1, 8, 32, 128], [2]), scale.pick([512, 2048, 8192], [40])):
+        if batch * context_len <= 300_000:
+            yield _step(scale, shape, decoder, batch, context_len)
+
+
+def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: int) -> Line:
+    config, block_size = decoder.config, 16
+    tensors = decode_tensors(batch, context_len, block_size, scale.device)
+    caches = make_caches(
+        config, num_blocks=tensors.block_tables.numel(), block_size=block_size, dtype=scale.dtype, device=scale.device
+    )
+    options = make_options([{"temperature": 0.0}] * batch, scale.device)
+    out = torch.empty(batch, dtype=torch.int64, device=scale.device)
+
+    def step() -> None:
+        sample_triton(decoder.forward(tensors, caches), options, out=out)
+
+    element_bytes = scale.dtype.itemsize
+    num_bytes = weight_bytes(config, element_bytes) + batch * context_len * cache_bytes_per_token(config, element_bytes)
+    least_ms = num_bytes / scale.copy_rate() * 1e3
+    device_ms = scale.timer.device_us(step) / 1e3
+    figures: dict[str, float | str] = {
+        "ms in a graph": device_ms,
+        "ms eager": scale.timer.eager_us(step) / 1e3,
+        "ms of host": scale.timer.host_us(step) / 1e3,
+        "MB": num_bytes / 1e6,
+        "least ms": least_ms,
+        "times least": device_ms / least_ms,
+        "tokens/s": batch / device_ms * 1e3,
+    }
+    return Line(f"{shape}, {batch} x {context_len}", figures)
