@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError, ResponseError
 
 from producer import config as producer_config
-from producer.contract.calls import QueueSettings, QueueView, configure, inspect
+from producer.contract.calls import QueueSettings, QueueView, configure, fire_timers, inspect
 from producer.contract.keys import QueueKeys
 from producer.contract.running import run
 from worker import intake
@@ -148,6 +148,8 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None
 
 def _look_at(client: Client, keys: QueueKeys) -> QueueView:
     try:
+        # It checks the kind of every key of the queue, and does what any worker's beat would do.
+        run(client, fire_timers(keys))
         return run(client, inspect(keys))
     except ResponseError as error:
         message = (

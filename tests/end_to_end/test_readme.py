@@ -1,0 +1,258 @@
+"""Every command and snippet of the README, run as a newcomer would, against one real worker with the small model."""
+
+import gzip
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from producer import embedded
+from producer.client import Producer
+from tests.servers import binary_of, how_to_get
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text()
+SCRIPTS = Path(sys.executable).parent
+START_TIMEOUT_S = 60.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(binary_of("valkey") is None, reason=how_to_get("valkey")),
+]
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every shell command of the README, comments cut."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line.split("  #")[0].rstrip().split("    #")[0].strip() for line in lines if line.strip()]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the README is tried: a folder with its own server, worker and environment."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, command: str, *, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command with the scripts that the distribution installs."""
+        program, *arguments = shlex.split(command)
+        return subprocess.run(
+            [str(SCRIPTS / program), *arguments],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A fresh state folder with a running worker, started by the README's own command."""
+    if not (SCRIPTS / "worker").exists():
+        pytest.skip("needs the distribution's scripts: pip install -e '.[worker,embedded,dev]'")
+    folder = tmp_path_factory.mktemp("readme")
+    state = folder / "state"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    environment |= {"SLUICE_STATE_DIR": str(state), "SLUICE_METRICS_PORT": "0"}
+    with (folder / "worker.log").open("wb") as log:
+        worker = subprocess.Popen(
+            [str(SCRIPTS / "worker"), "start", "--cpu"], cwd=folder, env=environment, stdout=log, stderr=log
+        )
+        here = Place(folder, environment)
+        try:
+            _wait_for_worker(here, worker)
+            yield here
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(timeout=60)
+            embedded.stop(state)
+
+
+def _wait_for_worker(here: Place, worker: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        assert worker.poll() is None, (here.folder / "worker.log").read_text()
+        done = here.run("worker status --json")
+        if done.returncode == 0 and json.loads(done.stdout):
+            return
+        time.sleep(0.2)
+    raise TimeoutError((here.folder / "worker.log").read_text())
+
+
+@pytest.fixture(scope="module")
+def producer(place: Place) -> Iterator[Producer]:
+    """A client of the same server."""
+    with Producer(embedded.Embedded(place.folder / "state").url) as client:
+        yield client
+
+
+# ---------------------------------------------------------------- how each command is run
+
+
+def _succeeds(here: Place, command: str, _producer: Producer) -> None:
+    done = here.run(command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _is_running_already(here: Place, command: str, _producer: Producer) -> None:
+    assert command == "worker start --cpu"
+    assert json.loads(here.run("worker status --json").stdout), "the fixture's worker was started by this command"
+
+
+def _says_what_it_lacks_or_starts(here: Place, command: str, _producer: Producer) -> None:
+    """The folder of the README is the reader's own: without it the worker ends at once, with a sentence."""
+    done = here.run(command)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search("my-model|CUDA|GPU", done.stdout + done.stderr)
+
+
+def _is_a_target(_here: Place, command: str, _producer: Producer) -> None:
+    done = subprocess.run([*shlex.split(command), "-n"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _installs_extras_that_exist(_here: Place, command: str, _producer: Producer) -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"\[([\w,]+)\]", command)[0].split(","):
+        assert re.search(rf"^{extra} = \[", declared, flags=re.MULTILINE), extra
+
+
+def _submits_a_file(here: Place, command: str, producer: Producer) -> None:
+    line = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 8}
+    (here.folder / "questions.jsonl").write_text(json.dumps(line) + "\n")
+    body = {"model": "small", "prompt": "Once upon a time", "max_tokens": 8}
+    openai = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    with gzip.open(here.folder / "batch.jsonl.gz", "wt") as file:
+        file.write(json.dumps(openai) + "\n")
+    _succeeds(here, command, producer)
+    if "answers.jsonl" in command:
+        answer = json.loads((here.folder / "answers.jsonl").read_text())
+        assert answer["response"]["status_code"] == 200
+
+
+def _about_a_done_job(here: Place, command: str, producer: Producer) -> None:
+    receipt = producer.submit("Once upon a time", max_tokens=4)
+    producer.result(receipt, timeout_s=30)
+    _succeeds(here, command.replace("JOB_ID", receipt.id), producer)
+
+
+def _about_a_job_in_the_history(here: Place, command: str, producer: Producer) -> None:
+    receipt = producer.submit("Once upon a time", max_tokens=4)
+    producer.result(receipt, timeout_s=30)
+    _wait_for_row(here, receipt.id)
+    _succeeds(here, command.replace("JOB_ID", receipt.id), producer)
+
+
+def _cancels(here: Place, command: str, producer: Producer) -> None:
+    receipt = producer.submit("Once upon a time", max_tokens=2000, ignore_eos=True)
+    _succeeds(here, command.replace("JOB_ID", receipt.id), producer)
+
+
+def _requeues(here: Place, command: str, producer: Producer) -> None:
+    receipt = producer.submit("Once upon a time", max_tokens=4, logit_bias={10_000_000: 1.0})
+    deadline_s = time.monotonic() + 30
+    while producer.status(receipt).state != "failed" and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    _succeeds(here, command.replace("JOB_ID", receipt.id), producer)
+
+
+def _sets_a_variable(_here: Place, command: str, _producer: Producer) -> None:
+    name = command.removeprefix("export ").split("=")[0]
+    assert name in (ROOT / "producer" / "config.py").read_text(), "a variable that the client reads too"
+
+
+def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
+    program, *arguments = shlex.split(command)
+    process = subprocess.Popen(
+        [str(SCRIPTS / program), *arguments], cwd=here.folder, env=here.environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+
+
+def _wait_for_row(here: Place, job_id: str) -> None:
+    engine = sa.create_engine(f"sqlite:///{here.folder / 'state' / 'history.db'}")
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        with engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT state FROM jobs WHERE id = :id"), {"id": job_id}).scalar()
+        if found == "done":
+            engine.dispose()
+            return
+        time.sleep(0.05)
+    raise TimeoutError(job_id)
+
+
+Runner = Callable[[Place, str, Producer], None]
+RUNNERS: dict[str, Runner] = {
+    "make ": _is_a_target,
+    "pip install ": _installs_extras_that_exist,
+    "worker start --cpu": _is_running_already,
+    "worker start --gpu": _says_what_it_lacks_or_starts,
+    "worker callbacks": _runs_until_stopped,
+    "worker ": _succeeds,
+    "producer submit": _submits_a_file,
+    "producer jobs show": _about_a_job_in_the_history,
+    "producer stream": _about_a_done_job,
+    "producer result": _about_a_done_job,
+    "producer cancel": _cancels,
+    "producer requeue": _requeues,
+    "producer ": _succeeds,
+    "export ": _sets_a_variable,
+}
+
+
+class TestGivenTheReadme:
+    @pytest.mark.parametrize("command", commands())
+    def test_when_a_command_is_run_then_it_does_what_it_says(
+        self, command: str, place: Place, producer: Producer
+    ) -> None:
+        runner = next(run for prefix, run in RUNNERS.items() if command.startswith(prefix))
+
+        runner(place, command, producer)
+
+    @pytest.mark.parametrize("snippet", [b for b in blocks("python") if "app." not in b], ids=["sync", "async"])
+    def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", snippet], cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout) > 5
+
+    def test_when_the_sql_is_run_then_it_answers(self, place: Place, producer: Producer) -> None:
+        receipt = producer.submit("Once upon a time", max_tokens=4)
+        producer.result(receipt, timeout_s=30)
+        _wait_for_row(place, receipt.id)
+        engine = sa.create_engine(f"sqlite:///{place.folder / 'state' / 'history.db'}")
+
+        with engine.connect() as connection:
+            rows = [row for query in blocks("sql") for row in connection.execute(sa.text(query))]
+        engine.dispose()
+
+        assert rows
+
+    def test_when_pages_are_linked_then_they_are_there(self) -> None:
+        targets = re.findall(r"\]\(([^)#]+)\)", README)
+
+        missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+
+        assert missing == []

@@ -1,0 +1,159 @@
+"""Workers that break: by the model, by a job that kills, by a hung step. What a supervisor hears, and what jobs do."""
+
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer.contract.states import JobState
+from producer.contract.wire import JobOptions
+from tests.end_to_end.processes import Crew, crew
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    num_on_channel,
+    read_channel,
+    state_of,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.servers import RedisServer
+from worker.errors import ExitCode
+
+FAULTY = "null?step_s=0.005&obey_prompts=1"
+GOOD = Ask(options=JobOptions(max_tokens=60))
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:
+    with valkey.client() as client:
+        client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+        yield client
+
+
+@pytest.fixture
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+    del client
+    with crew(valkey.url, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def supervised(workers: Crew, **settings: str) -> Generator[list[int]]:
+    """One worker that is started again whenever it ends; yields the exit codes so far."""
+    codes: list[int] = []
+    is_over = threading.Event()
+
+    def supervise() -> None:
+        while not is_over.is_set():
+            codes.append(workers.start(**settings).process.wait())
+
+    thread = threading.Thread(target=supervise, daemon=True)
+    thread.start()
+    try:
+        yield codes
+    finally:
+        is_over.set()
+        workers.end()
+        thread.join()
+        workers.end()
+
+
+class TestGivenAModelThatLosesItsDevice:
+    def test_when_it_happens_then_the_worker_asks_for_a_restart_and_its_jobs_go_on(
+        self, workers: Crew, client: Any
+    ) -> None:
+        losing = Ask(prompt="[[lose@20x1]]", options=JobOptions(max_tokens=60))
+        worker = workers.start_all(1, MODEL=FAULTY)[0]
+        job_ids = submit_all(client, [losing, GOOD])
+
+        assert worker.wait() == ExitCode.BROKEN
+        assert {state_of(client, one) for one in job_ids} == {JobState.QUEUED}, "handed back at once"
+        assert '"event": "worker broken"' in worker.said
+        workers.start_all(1, MODEL=FAULTY)
+        wait_for_ends(client, job_ids)
+
+        check_every_token_once(client, dict(zip(job_ids, [losing, GOOD], strict=True)))
+
+
+class TestGivenAJobWithLogitsThatAreNotNumbers:
+    def test_when_it_runs_then_it_alone_fails_after_the_tokens_it_has(self, workers: Crew, client: Any) -> None:
+        bad = Ask(prompt="[[nan@7]]", options=JobOptions(max_tokens=60))
+        workers.start_all(1, MODEL=FAULTY)
+
+        bad_id, good_id = submit_all(client, [bad, GOOD])
+        wait_for_ends(client, [bad_id, good_id])
+
+        assert state_of(client, bad_id) is JobState.FAILED
+        last = read_channel(client, bad_id)[-1]
+        assert last.end is not None
+        assert (last.start, last.end.error_code) == (7, "engine_error")
+        check_every_token_once(client, {good_id: GOOD})
+
+
+class TestGivenAJobThatKillsItsWorker:
+    """A supervisor starts the worker again each time."""
+
+    @pytest.mark.slow
+    def test_when_it_killed_again_and_again_then_it_is_put_away_and_its_mates_complete(
+        self, workers: Crew, client: Any
+    ) -> None:
+        mates = [Ask(options=JobOptions(max_tokens=40), seed=i) for i in range(4)]
+        killer = Ask(prompt="[[kill@10]]", options=JobOptions(max_tokens=60))
+        with supervised(workers, MODEL=FAULTY) as codes:
+            killer_id, *mate_ids = submit_all(client, [killer, *mates])
+            wait_for_ends(client, [killer_id, *mate_ids], patience_s=60)
+
+        assert state_of(client, killer_id) is JobState.FAILED
+        assert client.hget(KEYS.job(killer_id), "error_code") == b"killed_its_worker"
+        assert client.zcard(KEYS.key("dead")) == 1
+        check_every_token_once(client, dict(zip(mate_ids, mates, strict=True)))
+        assert len([code for code in codes if code == -signal.SIGKILL]) >= 3
+
+
+class TestGivenAStepThatHangs:
+    def test_when_its_deadline_has_passed_then_others_take_its_jobs_and_it_ends(
+        self, workers: Crew, client: Any
+    ) -> None:
+        hanging = Ask(prompt="[[hang@10x1]]", options=JobOptions(max_tokens=30))
+        hung = workers.start_all(1, MODEL=FAULTY, STEP_DEADLINE_S="0.5")[0]
+        (job_id,) = submit_all(client, [hanging])
+        wait_until(lambda: num_on_channel(client, job_id) == 10, "it hangs")
+
+        workers.start_all(1, MODEL=FAULTY)
+        wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: hanging})
+        assert hung.wait() == ExitCode.BROKEN
+        assert "step outlasted its deadline" in hung.said
+        check_nothing_is_left(client)
+
+
+class TestGivenAnotherProgramsKey:
+    """A key of the queue is of the wrong type."""
+
+    def test_when_started_then_it_says_which(self, workers: Crew, client: Any) -> None:
+        client.set(KEYS.key("outbox"), "mine")
+
+        worker = workers.start()
+
+        assert worker.wait() == ExitCode.MISUSED
+        assert "outbox is a string and must be a stream" in worker.said
+        assert "Traceback" not in worker.said
+
+    def test_when_it_comes_while_serving_then_the_worker_gives_up_and_is_restarted(
+        self, workers: Crew, client: Any
+    ) -> None:
+        worker = workers.start_all(1)[0]
+        client.delete(KEYS.key("bell"))
+        client.set(KEYS.key("bell"), "mine")
+
+        assert worker.wait() == ExitCode.BROKEN
+        assert "Traceback" not in worker.said

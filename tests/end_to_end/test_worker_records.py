@@ -1,0 +1,104 @@
+"""The whole line with its history: one row per job, whatever dies in between; and SQL away stops nothing."""
+
+import signal
+import sqlite3
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer.contract.wire import JobId, JobOptions
+from tests.end_to_end.processes import Crew, crew
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    num_on_channel,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.servers import RedisServer
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:
+    with valkey.client() as client:
+        client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+        yield client
+
+
+@pytest.fixture
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+    del client
+    with crew(valkey.url, tmp_path) as made:
+        yield made
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The `jobs` table by id."""
+    if not path.exists():
+        return {}
+    with sqlite3.connect(path, timeout=10) as database:
+        database.row_factory = sqlite3.Row
+        try:
+            return {row["id"]: dict(row) for row in database.execute("SELECT * FROM jobs")}
+        except sqlite3.OperationalError:
+            return {}
+        finally:
+            database.row_factory = None
+
+
+class TestGivenAWorkerWithItsRecorder:
+    def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_true_row(
+        self, workers: Crew, client: Any, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "history.db"
+        settings = {"RECORDER": "true", "DATABASE_URL": f"sqlite:///{path}"}
+        asks = [Ask(options=JobOptions(max_tokens=60), seed=i) for i in range(5)]
+        first = workers.start_all(1, **settings)[0]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
+        first.signal(signal.SIGKILL)
+        second = workers.start_all(1, **settings)[0]
+        wait_for_ends(client, job_ids)
+
+        second.signal(signal.SIGTERM)
+        assert second.wait() == 0
+
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        rows = rows_of(path)
+        assert set(rows) == set(job_ids)
+        for row in rows.values():
+            check_row(row)
+
+    def test_when_the_database_is_away_then_jobs_run_and_the_outbox_keeps_their_rows(
+        self, workers: Crew, client: Any, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "later"
+        asks = [Ask(options=JobOptions(max_tokens=5), seed=i) for i in range(3)]
+        settings = {"RECORDER": "true", "DATABASE_URL": f"sqlite:///{folder}/history.db"}
+        workers.start_all(1, **settings)
+        job_ids = submit_all(client, asks)
+        wait_for_ends(client, job_ids)
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+
+        folder.mkdir()
+
+        wait_until(lambda: ended(rows_of(folder / "history.db"), job_ids), "the rows are there")
+
+
+def ended(rows: dict[str, dict[str, Any]], job_ids: list[JobId]) -> bool:
+    return all(rows.get(one, {}).get("state") == "done" for one in job_ids)
+
+
+def check_row(row: dict[str, Any]) -> None:
+    """What a person would read in it."""
+    assert (row["state"], row["output_tokens"], row["attempts"]) == ("done", 60, 2)
+    assert 10 <= row["resumed_tokens"] < 60
+    assert row["exactness"] == "same_fingerprint"
+    assert 0 <= row["queue_s"] <= row["ttft_s"] <= row["e2e_s"]
+    # A token takes 10 ms; the gap over the death is not one between tokens.
+    assert 0.009 <= row["itl_p50_s"] < 0.1
+    assert row["itl_max_s"] < 1
