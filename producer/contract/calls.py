@@ -103,6 +103,7 @@ class Refused:
         "paused",
         "wrong_type",
         "batch_closed",
+        "full_memory",
     ]
     waiting_jobs: int
     waiting_tokens: int
@@ -716,8 +717,11 @@ class QueueSettings:
     """For mode deadline: what a token of cost is taken to need."""
 
     dead_set_max: int | None = None
+    test_clock_ms: int | None = None
+    """For tests alone: stops the queue's clock at this time, so that no test waits."""
+
     test_clock_offset_ms: int | None = None
-    """For tests alone: moves the queue's clock against the server's, so that no test waits."""
+    """For tests alone: moves the queue's clock against the server's."""
 
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:

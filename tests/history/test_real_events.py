@@ -95,13 +95,17 @@ class TestGivenAJobThatRuns:
     ) -> None:
         job_id = queue.add("one")
         first, second = queue.worker("w1"), queue.worker("w2")
+        queue.pass_time(1)
         job = first.take()
         first.advance(tokens(job, 0, 2))
+        queue.pass_time(1)
         first.give_back(job)
         record_all(valkey, history)
         assert (row(history, job_id).state, row(history, job_id).worker) == ("queued", None)
 
+        queue.pass_time(1)
         job = second.take()
+        queue.pass_time(1)
         second.advance(ending(job, 2, 1))
         record_all(valkey, history)
 

@@ -1,6 +1,7 @@
 """Load the Lua scripts: each is its own file, behind the prelude that all share and the tables that Python owns."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,7 +24,7 @@ def load(name: str) -> Script:
     """Read a script by its file name without ending."""
     own = _read(name)
     included = [_read(library) for library in _included(own)]
-    source = "\n".join([_limits(), _transitions(), _read("lib"), *included, own])
+    source = _with_constants("\n".join([_read("lib"), *included, own]))
     return Script(name=name, source=source, sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -37,18 +38,13 @@ def _included(source: str) -> list[str]:
     return first.removeprefix("-- include:").split() if first.startswith("-- include:") else []
 
 
-def _limits() -> str:
-    """Every number of `limits.py` under its name there, so that Lua and Python cannot disagree."""
-    numbers = {
-        name: value for name, value in vars(limits).items() if name.isupper() and isinstance(value, (int, float))
-    }
-    return "local LIMITS = {" + ", ".join(f"{name} = {value}" for name, value in sorted(numbers.items())) + "}"
+def _with_constants(source: str) -> str:
+    """Put in the numbers of `limits.py` for `LIMITS.NAME`, and the table of `states.py` for `TRANSITIONS`.
+
+    As text, so that Lua and Python cannot disagree and a script builds no table for them at each call.
+    """
+    ways = " ".join(f"{state}>{to}" for state, ways_out in TRANSITIONS.items() for to in sorted(ways_out))
+    return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
 
 
-def _transitions() -> str:
-    """The table of `states.py`: `MAY.queued.running` is true."""
-    rows = (
-        f"{state} = {{{', '.join(f'{to} = true' for to in sorted(ways_out))}}}"
-        for state, ways_out in TRANSITIONS.items()
-    )
-    return "local MAY = {" + ", ".join(rows) + "}"
+_LIMIT = re.compile(r"\bLIMITS\.([A-Z_]+)")

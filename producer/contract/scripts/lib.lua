@@ -24,17 +24,16 @@ local function write_even_when_full()
   call('DEL', PREFIX .. 'nothing')
 end
 
-local FIXED = {
-  [OUTBOX] = 'stream', [CALLBACKS] = 'stream', [BELL] = 'stream', [GARBAGE] = 'stream', [LEASES] = 'hash',
-  [COUNTERS] = 'hash', [DEPTH] = 'hash', [SERVED] = 'hash', [TIMERS] = 'zset', [DEAD] = 'zset', [SUSPECTS] = 'zset',
-  [ALIVE] = 'zset', [DELAYED] = 'zset', [ISOLATOR] = 'string',
-}
-
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- An error reply when a key of the queue itself is not what it should be, else nil. Scripts return it before any write.
 local function wrong_key()
-  for key, wanted in pairs(FIXED) do
+  local wanted_types = {
+    [OUTBOX] = 'stream', [CALLBACKS] = 'stream', [BELL] = 'stream', [GARBAGE] = 'stream', [LEASES] = 'hash',
+    [COUNTERS] = 'hash', [DEPTH] = 'hash', [SERVED] = 'hash', [TIMERS] = 'zset', [DEAD] = 'zset', [SUSPECTS] = 'zset',
+    [ALIVE] = 'zset', [DELAYED] = 'zset', [ISOLATOR] = 'string',
+  }
+  for key, wanted in pairs(wanted_types) do
     local found = call('TYPE', key).ok
     if found ~= wanted and found ~= 'none' then
       return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. found .. ' and must be a ' .. wanted)
@@ -56,13 +55,13 @@ local function setting(name, default)
   return tonumber(SETTINGS[name]) or default
 end
 
--- The server's clock in milliseconds. `test_clock_offset_ms` is for tests alone: it moves the queue's clock, not the
--- server's, so that a test need not wait.
-local function read_clock()
+-- The server's clock in milliseconds. Two settings are for tests alone, so that none need wait: `test_clock_ms` stops the
+-- queue's clock at that time, `test_clock_offset_ms` moves it against the server's.
+local function server_clock()
   local time = call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000) + setting('test_clock_offset_ms', 0)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local NOW = read_clock()
+local NOW = setting('test_clock_ms') or server_clock() + setting('test_clock_offset_ms', 0)
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
 local DEFAULT_MODE = 'fair'
 local MODE = SETTINGS.mode or DEFAULT_MODE
@@ -105,38 +104,38 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
-local TEXTS = {
-  'state', 'spec', 'seed', 'entry', 'lane', 'batch', 'key', 'digest', 'fingerprint', 'deaths', 'ended_by', 'error',
-  'error_code', 'reason', 'published', 'callback', 'asked',
-}
 local NUMBERS = {
   'version', 'class', 'prompt', 'max_tokens', 'choices', 'cost', 'bytes', 'epoch', 'attempt', 'failures', 'requeues',
   'charged', 'number', 'before', 'submitted', 'not_before', 'ttl', 'deadline', 'retry', 'started', 'scheduled',
   'first_token', 'ended', 'output',
 }
-local JOB_FIELDS = {}
-for _, name in ipairs(TEXTS) do JOB_FIELDS[#JOB_FIELDS + 1] = name end
-for _, name in ipairs(NUMBERS) do JOB_FIELDS[#JOB_FIELDS + 1] = name end
 
--- The job as a table (absent fields are nil), or nil and why: 'unknown', 'not a job id', 'wrong type'.
+-- The job as a table (absent and empty fields are nil), or nil and why: 'unknown', 'not a job id', 'wrong type'.
 local function load_job(id)
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
-  local key = PREFIX .. 'job:' .. suffix
-  local values = try('HMGET', key, unpack(JOB_FIELDS))
-  if failed(values) then return nil, 'wrong type' end
-  if not values[1] then return nil, 'unknown' end
-  local job = { id = id, hash = key, tenant = tenant, suffix = suffix }
-  for i = 1, #TEXTS do
-    if values[i] and values[i] ~= '' then job[TEXTS[i]] = values[i] end
+  local hash = PREFIX .. 'job:' .. suffix
+  local flat = try('HGETALL', hash)
+  if failed(flat) then return nil, 'wrong type' end
+  if not flat[1] then return nil, 'unknown' end
+  local job = {}
+  for i = 1, #flat, 2 do
+    if flat[i + 1] ~= '' then job[flat[i]] = flat[i + 1] end
   end
-  for i = 1, #NUMBERS do job[NUMBERS[i]] = tonumber(values[#TEXTS + i]) end
+  for i = 1, #NUMBERS do
+    local value = job[NUMBERS[i]]
+    if value then job[NUMBERS[i]] = tonumber(value) end
+  end
+  if not (job.state and job.version and job.choices and job.cost and job.prompt and job.max_tokens and job.submitted) then
+    return nil, 'not a job'
+  end
+  job.id, job.hash, job.tenant, job.suffix = id, hash, tenant, suffix
   return job
 end
 
 -- Move a job to another state, in the table of states.py, and raise its version.
 local function enter(job, state)
-  if not MAY[job.state][state] then
+  if not string.find(TRANSITIONS, ' ' .. job.state .. '>' .. state .. ' ', 1, true) then
     error('job ' .. job.id .. ' cannot go from ' .. job.state .. ' to ' .. state)
   end
   job.state = state
@@ -202,14 +201,11 @@ local function open_lane(class, tenant)
   lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false }
   local found = call('TYPE', lane.key).ok
   lane.is_sound = found == 'stream' or found == 'none'
-  local numbers = call('HGET', DEPTH, name)
-  if numbers then
-    lane.jobs, lane.tokens, lane.added, lane.added_tokens, lane.taken, lane.taken_tokens =
-      string.match(numbers, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
-  end
-  for _, field in ipairs({ 'jobs', 'tokens', 'added', 'added_tokens', 'taken', 'taken_tokens' }) do
-    lane[field] = tonumber(lane[field]) or 0
-  end
+  local numbers = {}
+  for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do numbers[#numbers + 1] = tonumber(number) end
+  lane.jobs, lane.tokens = numbers[1] or 0, numbers[2] or 0
+  lane.added, lane.added_tokens = numbers[3] or 0, numbers[4] or 0
+  lane.taken, lane.taken_tokens = numbers[5] or 0, numbers[6] or 0
   lanes[name] = lane
   return lane
 end
@@ -237,11 +233,12 @@ end
 
 -- Where a lane stands in its class: least first. fair: virtual tokens; deadline: slack of its head, which orders like
 -- deadline less the time its cost takes; fifo: submit time of its head.
+local NO_DEADLINE = 9e15
 local function score_of(lane, at, head)
   if lane.class == RETURNED or MODE == 'fifo' then return at end
   if MODE == 'fair' then return served_of(lane.tenant) end
-  local deadline = head and tonumber(call('HGET', head.hash, 'deadline') or '')
-  return deadline and deadline - (head.cost or 0) * setting('ms_per_token', 0) or 9e15
+  if not head or not head.deadline then return NO_DEADLINE end
+  return head.deadline - head.cost * setting('ms_per_token', 0)
 end
 
 local function list_lane(lane, at, score)
@@ -316,9 +313,10 @@ end
 -- ---------------------------------------------------------------- waiting and running
 
 -- Tokens a job will hold when it is admitted: what must be computed again, and what it may yet write, up to the reserve.
+local RESERVE = setting('reserve_tokens', LIMITS.DEFAULT_RESERVE_TOKENS)
 local function cost_of(job, published)
   local rest = math.max(0, job.max_tokens - math.floor(published / job.choices))
-  return job.prompt + published + job.choices * math.min(rest, setting('reserve_tokens', LIMITS.DEFAULT_RESERVE_TOKENS))
+  return job.prompt + published + job.choices * math.min(rest, RESERVE)
 end
 
 local function count_waiting(job, by)

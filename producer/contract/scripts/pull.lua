@@ -270,7 +270,7 @@ local function has_been_up_for(ms)
   local info = try('INFO', 'server')
   if failed(info) then return false end
   local uptime_s = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
-  return (uptime_s - 1) * 1000 + setting('test_clock_offset_ms', 0) >= ms
+  return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
 end
 
 local function the_dead()

@@ -5,7 +5,7 @@
 -- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
 --   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, bound, sentence}.
 --
--- It is the one script that Redis may refuse at maxmemory: it makes no write before its first growing one.
+-- It is the one script that a full server refuses: its first write is one that Redis lets pass only below maxmemory.
 
 local wrong = wrong_key()
 if wrong then return wrong end
@@ -29,6 +29,7 @@ local BOUNDS = {
 }
 local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
 local OUTBOX_LENGTH = call('XLEN', OUTBOX)
+local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
 local full  -- the first refusal for fullness: all new jobs after it get the same, so that order is kept
 
@@ -36,10 +37,23 @@ local function refused(reason, bound, sentence)
   return { 'refused', reason, waiting.jobs, waiting.tokens, waiting.bytes, bound, sentence }
 end
 
+local function is_too_full(job)
+  return waiting.jobs >= BOUNDS.jobs or waiting.tokens + job.cost > BOUNDS.tokens or waiting.bytes + job.bytes > BOUNDS.bytes
+end
+
+-- Grows nothing, but counts as a command that may: the first write of this script, so that Redis says whether it is full.
+local is_memory_full
+local function has_no_memory()
+  if is_memory_full == nil then is_memory_full = failed(try('HINCRBY', COUNTERS, 'submitted', 0)) ~= nil end
+  return is_memory_full
+end
+
 local function refusal_for_fullness(job)
+  if has_no_memory() then return refused('full_memory', 0, 'the Redis server is at its maxmemory') end
   if OUTBOX_LENGTH >= OUTBOX_BOUND then
     return refused('outbox_full', OUTBOX_BOUND, 'the history is not being written: its outbox is full')
   end
+  if not is_too_full(job) then return nil end
   local after = { jobs = waiting.jobs + 1, tokens = waiting.tokens + job.cost, bytes = waiting.bytes + job.bytes }
   for _, unit in ipairs({ 'jobs', 'tokens', 'bytes' }) do
     if after[unit] > BOUNDS[unit] then
@@ -49,7 +63,8 @@ local function refusal_for_fullness(job)
 end
 
 local function lacks_feature(job)
-  for _, feature in ipairs(job.features or {}) do
+  if not job.features then return nil end
+  for _, feature in ipairs(job.features) do
     if not string.find(',' .. (SETTINGS.features or '') .. ',', ',' .. feature .. ',', 1, true) then return feature end
   end
 end
@@ -87,10 +102,9 @@ end
 -- ---------------------------------------------------------------- taking it
 
 local function prepare(job)
-  job.tenant, job.suffix = names_of(job.id)
   job.hash = PREFIX .. 'job:' .. job.suffix
   job.is_exact = job.prompt ~= nil
-  job.prompt = job.prompt or math.ceil(job.prompt_bytes / setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN))
+  job.prompt = job.prompt or math.ceil(job.prompt_bytes / BYTES_PER_TOKEN)
   job.cost = cost_of(job, 0)
   job.bytes = #job.payload + #job.spec
   job.submitted = NOW
@@ -116,7 +130,6 @@ end
 
 local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback' }
 
--- The hash is the first growing write of a job: at maxmemory it is refused, and nothing of the job has been written.
 local function write_hash(job)
   local fields = {
     'state', 'queued', 'version', 1, 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens, 'choices',
@@ -169,7 +182,8 @@ local function accept(job)
 end
 
 local function answer(job)
-  if not names_of(job.id) then return refused('wrong_type', 0, 'not a job id: ' .. job.id) end
+  job.tenant, job.suffix = names_of(job.id)
+  if not job.tenant then return refused('wrong_type', 0, 'not a job id: ' .. job.id) end
   prepare(job)
   local seen = seen_by_id(job) or seen_by_key(job)
   if seen then return seen end

@@ -1,0 +1,389 @@
+"""Decision "Append": compare-and-append, fenced by (incarnation, epoch), tokens and end in one call."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from producer.contract import calls, limits
+from producer.contract.calls import Already, Broken, Ok, Replaced, SendFrom
+from producer.contract.states import JobState
+from producer.contract.wire import ChannelEntry, End, JobId, encode_entry
+from tests.contract.driving import Queue, check, ending, new_job, packed, tokens
+
+
+class TestGivenALeasedJob:
+    def test_when_tokens_are_sent_then_the_entry_id_is_the_offset_after_them(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+
+        answers = worker.advance(tokens(job, 0, 3), tokens(job, 3, 1))
+
+        assert answers == [Ok(), Ok()]
+        assert [(i, e.token_ids) for i, e in queue.channel(job_id)] == [("3-0", (0, 1, 2)), ("4-0", (3,))]
+        assert queue.view(job_id).published == (4,)
+        check(queue)
+
+    @pytest.mark.parametrize(("start", "num_tokens"), [(0, 5), (2, 3), (1, 2), (0, 0)])
+    def test_when_all_of_it_is_there_then_it_is_already(self, queue: Queue, start: int, num_tokens: int) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(tokens(job, 0, 5))
+
+        assert worker.advance(tokens(job, start, num_tokens)) == [Already()]
+        check(queue)
+
+    @pytest.mark.parametrize(("start", "num_tokens"), [(7, 1), (6, 0), (3, 5)])
+    def test_when_it_does_not_follow_then_the_worker_sends_from_the_offset(
+        self, queue: Queue, start: int, num_tokens: int
+    ) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(tokens(job, 0, 5))
+
+        assert worker.advance(tokens(job, start, num_tokens)) == [SendFrom(5)]
+        assert len(queue.channel(job_id)) == 1
+
+    def test_when_an_end_comes_with_tokens_that_are_there_then_it_is_sent_again_from_the_offset(
+        self, queue: Queue
+    ) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(tokens(job, 0, 5))
+
+        assert worker.advance(ending(job, 3, 2)) == [SendFrom(5)]
+        assert queue.state(job_id) is JobState.RUNNING
+        assert worker.advance(ending(job, 5)) == [Ok()]
+        check(queue)
+
+    def test_when_times_and_fingerprint_come_twice_then_the_first_stand(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+
+        first: dict[str, Any] = {"first_scheduled_ms": 5, "first_token_ms": 6, "prompt_tokens": 12, "fingerprint": "f1"}
+        second: dict[str, Any] = {
+            "first_scheduled_ms": 7,
+            "first_token_ms": 8,
+            "prompt_tokens": 12,
+            "fingerprint": "f2",
+        }
+        worker.advance(tokens(job, 0, 1, **first), tokens(job, 1, 1, **second))
+
+        view = queue.view(job_id)
+        assert (view.first_scheduled_ms, view.first_token_ms, view.prompt_tokens) == (5, 6, 12)
+        worker.give_back(job)
+        assert worker.take().fingerprint == "f1"
+
+    def test_when_nothing_is_sent_then_nothing_is_answered(self, queue: Queue) -> None:
+        assert queue.worker("A").advance() == []
+
+
+class TestGivenAnEnd:
+    def test_when_it_comes_with_the_last_tokens_then_all_that_ending_means_is_done(self, queue: Queue) -> None:
+        job_id = queue.add("a", idempotency_key="k", wants_callback=True, deadline_ms=9_999_999_999_999)
+        worker = queue.worker("A")
+        job = worker.take()
+
+        assert worker.advance(tokens(job, 0, 2), ending(job, 2, 1)) == [Ok(), Ok()]
+
+        assert [i for i, _ in queue.channel(job_id)] == ["2-0", "3-0", "3-1"]
+        assert queue.channel(job_id)[-1][1].end == End(state=JobState.DONE, finish_reason="stop")
+        assert queue.client.get(queue.keys.result(job_id)) == b"the result"
+        view = queue.view(job_id)
+        assert (view.state, view.finish_reason, view.output_tokens) == (JobState.DONE, "stop", 3)
+        assert queue.names("held:*") | queue.names("leases") | queue.names("timers") | queue.names("payload:*") == set()
+        assert [f[b"id"] for _, f in queue.entries(queue.keys.callbacks)] == [job_id.encode()]
+        *_, ended = queue.events(job_id)
+        assert (ended.kind, ended.version) == ("ended", 3)
+        assert ended.fields["state"] == b"done"
+        assert ended.fields["incarnation"] == b"A"
+        assert ended.fields["result"] == b"the result"
+        assert queue.client.pttl(queue.keys.channel(job_id)) == pytest.approx(limits.CHANNEL_TTL_S * 1000, abs=5000)
+        for key in (queue.keys.job(job_id), queue.keys.result(job_id)):
+            assert queue.client.pttl(key) == pytest.approx(limits.RESULT_TTL_S * 1000, abs=5000)
+        check(queue)
+
+    def test_when_its_reply_was_lost_and_it_is_sent_again_then_it_is_already(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(ending(job, 0, 3))
+
+        assert worker.advance(ending(job, 0, 3)) == [Already()]
+        assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "ended"]
+        check(queue)
+
+    def test_when_another_incarnation_or_epoch_ended_it_then_it_is_replaced(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.give_back(job)
+        again = worker.take()
+        worker.advance(ending(again, 0, 3))
+
+        assert worker.advance(ending(job, 0, 3)) == [Replaced()]
+        assert queue.worker("B").advance(ending(again, 0, 3)) == [Replaced()]
+
+    def test_when_tokens_and_end_share_one_entry_then_they_are_written_apart(self, queue: Queue) -> None:
+        """So that a requeue can take back the end without its tokens."""
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        end = End(state=JobState.DONE, finish_reason="length")
+        both = encode_entry(ChannelEntry(start=0, token_ids=(0, 1), text="xx", time_ms=1, end=end))
+
+        worker.advance(replace(ending(job, 0, 2, entry=None), entry=both))
+
+        entries = queue.channel(job_id)
+        assert [(i, e.start, e.token_ids, e.text, e.end) for i, e in entries] == [
+            ("2-0", 0, (0, 1), "xx", None),
+            ("2-1", 2, (), "", end),
+        ]
+
+    def test_when_the_job_is_unknown_or_its_id_is_none_then_it_is_replaced(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        strangers = [tokens(job, 0, 1, job_id=JobId(name)) for name in ("0.t.stranger", "nonsense", "0.T.x", "")]
+
+        assert worker.advance(*strangers) == [Replaced()] * 4
+
+    def test_when_a_large_result_was_put_in_parts_then_the_end_names_its_length(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+
+        def put(offset: int, part: bytes) -> str:
+            return queue.run(calls.put_result(queue.keys, "A", job_id, job.epoch, offset=offset, part=part))
+
+        assert (put(0, b"abc"), put(3, b"defg")) == ("ok", "ok")
+        assert worker.advance(ending(job, 0, 1, result=None, result_bytes=9)) == [SendFrom(0)]
+        assert put(7, b"hi") == "ok"
+        assert worker.advance(ending(job, 0, 1, result=None, result_bytes=9)) == [Ok()]
+
+        assert queue.client.get(queue.keys.result(job_id)) == b"abcdefghi"
+        assert queue.events(job_id)[-1].fields["result_bytes"] == 9
+        assert put(0, b"late") == "replaced"
+
+    def test_when_a_part_exceeds_the_bound_then_it_is_refused(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        job = queue.worker("A").take()
+
+        call = calls.put_result(queue.keys, "A", job_id, job.epoch, offset=limits.MAX_RESULT_BYTES, part=b"x")
+
+        assert queue.run(call) == "too_large"
+
+    def test_when_parts_were_put_and_the_job_is_cancelled_then_they_are_no_result(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.run(calls.put_result(queue.keys, "A", job_id, job.epoch, offset=0, part=b"abc"))
+
+        worker.advance(ending(job, 0, state=JobState.CANCELLED))
+
+        assert not queue.view(job_id).has_result
+
+
+class TestGivenAFlaggedJob:
+    def test_when_it_advances_then_it_is_told_to_stop_and_its_tokens_are_kept(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        assert queue.cancel(job_id) == ["asked"]
+
+        assert worker.advance(tokens(job, 0, 2)) == [Ok(stop=JobState.CANCELLED)]
+        assert worker.advance(tokens(job, 0, 2)) == [Already(stop=JobState.CANCELLED)]
+        assert worker.advance(ending(job, 2, state=JobState.CANCELLED)) == [Ok(stop=JobState.CANCELLED)]
+        assert queue.state(job_id) is JobState.CANCELLED
+        check(queue)
+
+    def test_when_its_own_end_was_under_way_then_that_end_stands(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.cancel(job_id)
+
+        worker.advance(ending(job, 0, 4))
+
+        assert queue.state(job_id) is JobState.DONE
+        assert worker.advance(ending(job, 4, state=JobState.CANCELLED)) == [Already()]
+        assert queue.state(job_id) is JobState.DONE
+        check(queue)
+
+
+class TestGivenAZombie:
+    """Its job was given to another incarnation."""
+
+    def test_when_it_writes_then_all_of_it_is_refused(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        zombie, worker = queue.worker("A"), queue.worker("B")
+        old = zombie.take()
+        zombie.advance(tokens(old, 0, 2))
+        queue.pass_time(5000)
+        new = worker.take()
+
+        assert zombie.advance(tokens(old, 2, 1), ending(old, 2, 1)) == [Replaced(), Replaced()]
+        assert zombie.advance(tokens(old, 2, 1, epoch=new.epoch)) == [Replaced()]
+        assert queue.run(calls.put_result(queue.keys, "A", job_id, old.epoch, offset=0, part=b"x")) == "replaced"
+        assert worker.advance(tokens(new, 2, 1)) == [Ok()]
+        check(queue)
+
+    def test_when_its_job_was_given_back_then_nobody_may_write(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.give_back(job)
+
+        assert worker.advance(tokens(job, 0, 1)) == [Replaced()]
+        assert queue.channel(job_id) == []
+
+    def test_when_the_channel_has_expired_after_the_end_then_it_does_not_come_back(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        zombie, worker = queue.worker("A"), queue.worker("B")
+        old = zombie.take()
+        zombie.give_back(old)
+        worker.advance(ending(worker.take(), 0, 1))
+        queue.client.delete(queue.keys.channel(job_id))
+
+        zombie.advance(tokens(old, 0, 1), ending(old, 0, 1))
+
+        assert queue.names("channel:*") == set()
+
+
+class TestGivenSeveralChoices:
+    def test_when_all_have_ended_then_the_job_has(self, queue: Queue) -> None:
+        job_id = queue.add("a", choices=3)
+        worker = queue.worker("A")
+        job = worker.take()
+
+        worker.advance(tokens(job, 0, 2, choice=2), ending(job, 0, 1, choice=0, result=None))
+        assert queue.state(job_id) is JobState.RUNNING
+        worker.advance(ending(job, 0, choice=1, result=None), ending(job, 2, 1, choice=2))
+
+        assert queue.state(job_id) is JobState.DONE
+        assert queue.view(job_id).published == (1, 0, 3)
+        assert [len(queue.channel(job_id, c)) for c in range(3)] == [2, 1, 3]
+        check(queue)
+
+    def test_when_one_has_ended_and_the_worker_goes_then_the_next_one_is_told(self, queue: Queue) -> None:
+        queue.add("a", choices=2)
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(ending(job, 0, 1, choice=0), tokens(job, 0, 4, choice=1))
+        worker.give_back(job)
+
+        again = worker.take()
+
+        assert (again.published, again.ended) == ((1, 4), (True, False))
+        assert worker.advance(ending(again, 1, choice=0)) == [Already()]
+
+    def test_when_a_choice_does_not_exist_then_it_is_replaced(self, queue: Queue) -> None:
+        queue.add("a", choices=2)
+        worker = queue.worker("A")
+        job = worker.take()
+
+        assert worker.advance(tokens(job, 0, 1, choice=2)) == [Replaced()]
+
+    def test_when_it_is_cancelled_before_it_starts_then_every_choice_gets_its_end(self, queue: Queue) -> None:
+        job_id = queue.add("a", choices=2)
+
+        queue.cancel(job_id, reason="enough")
+
+        for choice in range(2):
+            (entry_id, entry), *_ = queue.channel(job_id, choice)
+            assert entry_id == "0-1"
+            assert entry.end == End(state=JobState.CANCELLED, error="enough", error_code="cancelled")
+
+
+class TestGivenARetryableFailure:
+    def test_when_it_may_be_retried_then_it_waits_its_time_and_goes_on_at_its_next_token(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+
+        failure = ending(job, 0, 2, state=JobState.FAILED, retry_in_ms=1000)
+        assert worker.advance(failure) == [Ok()]
+
+        assert queue.state(job_id) is JobState.QUEUED
+        assert worker.pull().jobs == ()
+        check(queue)
+        queue.pass_time(1000)
+        again = worker.take()
+        assert (again.published, again.attempt, again.epoch) == ((2,), 2, 2)
+        assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "returned", "started"]
+        check(queue)
+
+    def test_when_it_has_failed_too_often_then_it_fails(self, queue: Queue) -> None:
+        queue.configure(max_attempts=2)
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED, retry_in_ms=0))
+
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED, retry_in_ms=0))
+
+        view = queue.view(job_id)
+        assert (view.state, view.error, view.error_code) == (JobState.FAILED, "it broke", "broke")
+        assert queue.look().dead == 1
+        check(queue)
+
+
+class TestGivenKeysOfTheWrongType:
+    def test_when_one_jobs_channel_is_a_string_then_that_job_dies_and_its_mates_go_on(self, queue: Queue) -> None:
+        bad, good = queue.add("bad"), queue.add("good")
+        worker = queue.worker("A")
+        jobs = {job.id: job for job in worker.pull().jobs}
+        queue.client.set(queue.keys.channel(bad), "foreign")
+
+        broken, ok = worker.advance(tokens(jobs[bad], 0, 1), tokens(jobs[good], 0, 1))
+
+        assert isinstance(broken, Broken)
+        assert "WRONGTYPE" in broken.reason
+        assert ok == Ok()
+        assert queue.view(bad).error_code == "broken_key"
+        assert queue.look().dead == 1
+        assert queue.lease(bad) is None
+
+    def test_when_one_jobs_hash_is_a_list_then_its_lease_goes_and_its_mates_go_on(self, queue: Queue) -> None:
+        bad, good = queue.add("bad"), queue.add("good")
+        worker = queue.worker("A")
+        jobs = {job.id: job for job in worker.pull().jobs}
+        queue.client.delete(queue.keys.job(bad))
+        queue.client.rpush(queue.keys.job(bad), "foreign")
+
+        broken, ok = worker.advance(ending(jobs[bad], 0, 1), ending(jobs[good], 0, 1))
+
+        assert isinstance(broken, Broken)
+        assert ok == Ok()
+        assert queue.state(good) is JobState.DONE
+        assert queue.lease(bad) is None
+        assert queue.look().running_jobs == 0
+
+    def test_when_another_program_wrote_to_the_channel_then_the_server_refuses_a_second_entry_there(
+        self, queue: Queue
+    ) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.client.xadd(queue.keys.channel(job_id), {"e": packed(0, 9)}, id="9-0")
+
+        (answer,) = worker.advance(tokens(job, 0, 1))
+
+        assert isinstance(answer, Broken)
+        assert queue.state(job_id) is JobState.FAILED
+
+
+class TestGivenMoreThanACallTakes:
+    def test_when_it_is_made_then_it_is_a_mistake(self, one_queue: Queue) -> None:
+        one_queue.add("a")
+        worker = one_queue.worker("A")
+        job = worker.take()
+
+        with pytest.raises(ValueError, match="at most 256"):
+            worker.advance(*[tokens(job, i, 1) for i in range(257)])
+        with pytest.raises(ValueError, match="at most 256"):
+            one_queue.submit(*[new_job(f"j{i}") for i in range(257)])

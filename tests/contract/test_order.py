@@ -1,0 +1,196 @@
+"""Decision "Order": class with ageing, then the mode, then the older head; in a lane first come, first served."""
+
+import pytest
+
+from tests.contract.driving import Queue, check, drain, ending, new_job, short
+
+
+class TestGivenOneLane:
+    def test_when_it_is_drained_then_first_come_is_first_served(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"j{i:02}") for i in range(50)])
+
+        assert drain(queue, queue.worker("A")) == [f"j{i:02}" for i in range(50)]
+        check(queue)
+
+    def test_when_a_job_is_given_back_then_it_goes_first_and_keeps_its_submit_time(self, queue: Queue) -> None:
+        old = queue.add("old")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.pass_time(1000)
+        queue.add("new", priority=9)
+        worker.give_back(job)
+
+        jobs = worker.pull().jobs
+
+        assert short(jobs) == ["old", "new"]
+        assert jobs[0].submitted_ms == job.submitted_ms == queue.view(old).submitted_ms
+
+    def test_when_jobs_wait_then_what_is_ahead_is_an_upper_bound(self, queue: Queue) -> None:
+        ids = [queue.add(f"j{i}") for i in range(4)]
+        queue.worker("A").pull(sequences=1)
+
+        assert [queue.view(one).ahead_jobs for one in ids[1:]] == [0, 1, 2]
+        assert [queue.view(one).ahead_tokens for one in ids[1:]] == [0, 30, 60]
+        queue.cancel(ids[2])
+        assert queue.view(ids[3]).ahead_jobs == 2
+
+
+class TestGivenClasses:
+    def test_when_all_wait_then_the_highest_class_goes_first(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"p{p}", priority=p) for p in (0, 9, 3, 5)])
+
+        assert drain(queue, queue.worker("A")) == ["p9", "p5", "p3", "p0"]
+
+    def test_when_a_lower_class_has_waited_a_step_then_it_is_one_class_higher(self, queue: Queue) -> None:
+        queue.configure(age_step_ms=1000)
+        queue.add("old", "one", priority=0)
+        queue.pass_time(2500)
+        queue.add("two", "two", priority=2)
+        queue.add("three", "three", priority=3)
+
+        assert drain(queue, queue.worker("A")) == ["three", "old", "two"]
+
+    def test_when_ageing_is_off_then_classes_are_strict(self, queue: Queue) -> None:
+        queue.configure(age_step_ms=0)
+        queue.add("old", "one", priority=0)
+        queue.pass_time(10_000_000)
+        queue.add("new", "two", priority=1)
+
+        assert drain(queue, queue.worker("A")) == ["new", "old"]
+
+    def test_when_effective_classes_are_equal_then_the_older_head_goes_first(self, queue: Queue) -> None:
+        queue.configure(age_step_ms=1000)
+        queue.add("old", "one", priority=0)
+        queue.pass_time(2000)
+        queue.add("new", "two", priority=2)
+
+        assert drain(queue, queue.worker("A")) == ["old", "new"]
+
+
+class TestGivenModeFifo:
+    def test_when_tenants_wait_then_the_oldest_head_goes_first(self, queue: Queue) -> None:
+        queue.configure(mode="fifo")
+        for name, tenant in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("c1", "c")):
+            queue.add(name, tenant)
+            queue.pass_time(10)
+
+        assert drain(queue, queue.worker("A")) == ["a1", "b1", "a2", "c1"]
+        check(queue)
+
+
+class TestGivenModeFair:
+    def test_when_one_tenant_floods_then_the_others_get_their_share(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"flood{i}", "flood") for i in range(30)])
+        queue.submit(*[new_job(f"calm{i}", "calm") for i in range(3)])
+
+        order = drain(queue, queue.worker("A"))
+
+        assert order[:6].count("calm0") + order[:6].count("calm1") + order[:6].count("calm2") == 3
+        check(queue)
+
+    def test_when_tenants_have_weights_then_tokens_go_by_them(self, queue: Queue) -> None:
+        queue.configure(weights={"big": 3.0})
+        queue.submit(*[new_job(f"b{i}", "big") for i in range(40)], *[new_job(f"s{i}", "small") for i in range(40)])
+
+        first = short(queue.worker("A").pull(sequences=20).jobs)
+
+        assert sum(name.startswith("b") for name in first) == 15
+
+    def test_when_jobs_differ_in_cost_then_tokens_count_and_not_jobs(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"l{i}", "large", prompt_tokens=130) for i in range(20)])
+        queue.submit(*[new_job(f"s{i}", "small") for i in range(20)])
+
+        first = short(queue.worker("A").pull(sequences=12).jobs)
+
+        assert sum(name.startswith("l") for name in first) == 2
+
+    def test_when_a_tenant_was_away_then_it_has_saved_nothing_up(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.submit(*[new_job(f"x{i}", "busy") for i in range(20)])
+        worker.pull()
+        queue.submit(*[new_job(f"y{i}", "busy") for i in range(10)])
+        queue.submit(*[new_job(f"z{i}", "back") for i in range(10)])
+
+        first = short(worker.pull(sequences=10).jobs)
+
+        assert sum(name.startswith("z") for name in first) in (5, 6)
+
+    def test_when_a_tenant_comes_while_nobody_waits_then_it_has_saved_nothing_up_either(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.submit(*[new_job(f"x{i}", "busy") for i in range(20)])
+        worker.pull()
+        queue.submit(*[new_job(f"z{i}", "new") for i in range(10)])
+        queue.submit(*[new_job(f"y{i}", "busy") for i in range(10)])
+
+        first = short(worker.pull(sequences=10).jobs)
+
+        assert sum(name.startswith("y") for name in first) >= 4
+
+    def test_when_a_job_ends_early_then_its_tenant_gets_the_difference_back(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.add("a")
+        job = worker.take()
+        assert queue.hash_of("served")["t"] == "30"
+
+        worker.advance(ending(job, 0, 2))
+
+        assert queue.hash_of("served")["t"] == "12"
+
+    def test_when_a_job_comes_back_then_its_tenant_is_not_charged_twice(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.add("a")
+        worker.give_back(worker.take())
+        worker.take()
+
+        assert queue.hash_of("served")["t"] == "30"
+
+    def test_when_two_have_the_same_share_then_the_older_head_goes_first(self, queue: Queue) -> None:
+        queue.add("old", "zz")
+        queue.pass_time(5)
+        queue.add("new", "aa")
+
+        assert drain(queue, queue.worker("A")) == ["old", "new"]
+
+
+class TestGivenModeDeadline:
+    def test_when_heads_have_deadlines_then_the_least_slack_goes_first(self, queue: Queue) -> None:
+        queue.configure(mode="deadline")
+        now = queue.look().server_ms
+        queue.add("none", "a")
+        queue.add("late", "b", deadline_ms=now + 90_000)
+        queue.add("soon", "c", deadline_ms=now + 30_000)
+
+        assert drain(queue, queue.worker("A")) == ["soon", "late", "none"]
+        check(queue)
+
+    def test_when_the_cost_takes_time_then_it_lessens_the_slack(self, queue: Queue) -> None:
+        queue.configure(mode="deadline", ms_per_token=100)
+        now = queue.look().server_ms
+        queue.add("light", "a", deadline_ms=now + 60_000)
+        queue.add("heavy", "b", deadline_ms=now + 80_000, prompt_tokens=500)
+
+        assert drain(queue, queue.worker("A")) == ["heavy", "light"]
+
+
+class TestGivenAModeThatChanges:
+    @pytest.mark.parametrize("mode", ["fifo", "deadline"])
+    def test_when_lanes_wait_then_they_are_ordered_anew(self, queue: Queue, mode: str) -> None:
+        now = queue.look().server_ms
+        queue.add("first", "a", deadline_ms=now + 90_000)
+        queue.pass_time(10)
+        queue.add("second", "b", deadline_ms=now + 30_000)
+        worker = queue.worker("A")
+
+        queue.configure(mode=mode)
+
+        assert drain(queue, worker) == (["first", "second"] if mode == "fifo" else ["second", "first"])
+
+    def test_when_it_becomes_fair_then_nobody_starves(self, queue: Queue) -> None:
+        queue.configure(mode="fifo")
+        queue.submit(*[new_job(f"a{i}", "a") for i in range(10)])
+        queue.configure(mode="fair")
+        queue.submit(*[new_job(f"b{i}", "b") for i in range(10)])
+
+        first = short(queue.worker("A").pull(sequences=10).jobs)
+
+        assert sum(name.startswith("a") for name in first) == 5

@@ -1,0 +1,262 @@
+"""Decision "Suspects": a job that kills its workers is found by isolation, and its mates complete."""
+
+from producer.contract import limits
+from producer.contract.states import JobState
+from producer.contract.wire import JobId
+from tests.contract.driving import Queue, Worker, check, ending, new_job, short, tokens
+
+
+def die(queue: Queue) -> None:
+    """Let every incarnation's life run out."""
+    queue.pass_time(5000)
+
+
+def kill(queue: Queue, *names: str) -> None:
+    """Let workers of these names take what is there, one after another, and die."""
+    for name in names:
+        queue.worker(name).pull(is_empty=True)
+        die(queue)
+
+
+def deaths(queue: Queue, job_id: JobId) -> list[str]:
+    """Incarnations listed on a job."""
+    listed = queue.hash_of("job", *job_id.split(".")[1:]).get("deaths", "")
+    return [one.split(",")[0] for one in listed.split(";") if one]
+
+
+class TestGivenAFirstDeath:
+    def test_when_another_pulls_then_nobody_is_isolated(self, queue: Queue) -> None:
+        queue.submit(new_job("a"), new_job("b"))
+        kill(queue, "A")
+
+        jobs = queue.worker("B").pull().jobs
+
+        assert short(jobs) == ["a", "b"]
+        assert [deaths(queue, job.id) for job in jobs] == [["A"], ["A"]]
+        assert queue.look().suspects == 0
+        check(queue)
+
+    def test_when_the_job_makes_progress_then_the_death_is_forgotten(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        kill(queue, "A")
+        worker = queue.worker("B")
+        job = worker.take()
+
+        worker.advance(tokens(job, 0, 1))
+        die(queue)
+
+        assert queue.worker("C").take().id == job_id
+        assert deaths(queue, job_id) == ["B"]
+        check(queue)
+
+    def test_when_it_is_looked_at_often_without_fitting_then_it_is_listed_once(self, queue: Queue) -> None:
+        job_id = queue.add("a", prompt_tokens=500)
+        kill(queue, "A")
+        small = queue.worker("B")
+        for _ in range(3):
+            small.pull(kv_tokens=100, cache_tokens=100)
+
+        assert deaths(queue, job_id) == ["A"]
+        check(queue)
+
+    def test_when_the_owner_was_only_slow_then_it_takes_its_death_off(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        slow = queue.worker("A")
+        slow.take()
+        die(queue)
+        queue.worker("B").take()
+
+        reply = slow.beat(job_id)
+
+        assert reply.lost == (job_id,)
+        assert deaths(queue, job_id) == []
+        check(queue)
+
+
+class TestGivenASecondDeathWithoutProgress:
+    def two_deaths(self, queue: Queue, num_jobs: int = 2) -> list[JobId]:
+        ids = [queue.add(f"j{i}") for i in range(num_jobs)]
+        kill(queue, "A", "B")
+        # A busy worker reclaims: it may not run suspects.
+        queue.worker("C").pull()
+        return ids
+
+    def test_when_they_are_reclaimed_then_they_are_suspects_and_wait(self, queue: Queue) -> None:
+        ids = self.two_deaths(queue)
+
+        assert [queue.state(one) for one in ids] == [JobState.QUEUED] * 2
+        assert queue.look().suspects == 2
+        assert queue.events(ids[0])[-1].fields["why"] == b"suspect"
+        check(queue)
+
+    def test_when_a_busy_worker_pulls_then_it_gets_other_jobs_only(self, queue: Queue) -> None:
+        self.two_deaths(queue)
+        queue.add("innocent")
+
+        assert short(queue.worker("C").pull(number=2).jobs) == ["innocent"]
+
+    def test_when_an_empty_worker_pulls_then_it_gets_up_to_eight_and_nothing_else_until_they_end(
+        self, queue: Queue
+    ) -> None:
+        self.two_deaths(queue, 10)
+        queue.add("innocent")
+        worker = queue.worker("D")
+
+        jobs = worker.pull(is_empty=True).jobs
+
+        assert short(jobs) == [f"j{i}" for i in range(limits.MAX_SUSPECTS_PER_PULL)]
+        assert worker.pull(is_empty=False).jobs == ()
+        assert worker.pull(is_empty=True).jobs == ()
+        worker.advance(*[ending(job, 0, 1) for job in jobs])
+        assert short(worker.pull(is_empty=True).jobs) == ["j8", "j9"]
+        check(queue)
+
+    def test_when_a_worker_says_that_it_is_empty_but_holds_jobs_then_it_gets_none(self, queue: Queue) -> None:
+        queue.add("other")
+        worker = queue.worker("D")
+        self.two_deaths_with(queue, worker)
+
+        assert worker.pull(is_empty=True).jobs == ()
+
+    def two_deaths_with(self, queue: Queue, living: Worker) -> None:
+        held = living.take()
+        queue.add("bad")
+        for name in ("A", "B"):
+            queue.worker(name).pull()
+            living.beat(held.id)
+            queue.pass_time(3900)
+            living.beat(held.id)
+            queue.pass_time(200)
+        living.pull()
+
+    def test_when_a_suspect_dies_among_suspects_then_each_runs_quite_alone(self, queue: Queue) -> None:
+        self.two_deaths(queue, 3)
+        kill(queue, "D")  # takes all three, and dies
+        queue.worker("E").pull()
+
+        alone = queue.worker("F").pull(is_empty=True).jobs
+
+        assert len(alone) == 1
+        assert queue.look().suspects == 2
+        check(queue)
+
+    def test_when_an_innocent_one_ends_alone_then_it_is_done(self, queue: Queue) -> None:
+        ids = self.two_deaths(queue, 2)
+        kill(queue, "D")
+        queue.worker("E").pull()
+        for name in ("F", "G"):
+            worker = queue.worker(name)
+            (job,) = worker.pull(is_empty=True).jobs
+            worker.advance(ending(job, 0, 2))
+
+        assert [queue.state(one) for one in ids] == [JobState.DONE] * 2
+        assert queue.look().suspects == 0
+        check(queue)
+
+    def test_when_it_dies_twice_quite_alone_then_it_goes_to_the_dead_set(self, queue: Queue) -> None:
+        job_id = queue.add("bad")
+        kill(queue, "A", "B")  # alone, but not apart: no more guilty than others
+        queue.worker("C").pull()
+        assert queue.look().suspects == 1
+        kill(queue, "D")
+        queue.worker("E").pull()
+        assert queue.look().suspects == 1
+        kill(queue, "F")
+        queue.worker("G").pull()
+
+        view = queue.view(job_id)
+        assert (view.state, view.error_code) == (JobState.FAILED, "killed_its_worker")
+        assert queue.look().dead == 1
+        check(queue)
+
+    def test_when_owners_turn_out_to_be_slow_only_then_the_job_waits_as_others_do(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.add("b")
+        slow = queue.worker("A")
+        ids = [job.id for job in slow.pull().jobs]
+        die(queue)
+        kill(queue, "B")
+        queue.worker("C").pull()
+        assert queue.look().suspects == 2
+
+        slow.beat(*ids)
+
+        assert queue.look().suspects == 0
+        assert short(queue.worker("D").pull().jobs) == ["a", "b"]
+        check(queue)
+
+    def test_when_it_is_cancelled_then_it_is_no_suspect_any_more(self, queue: Queue) -> None:
+        ids = self.two_deaths(queue)
+
+        assert queue.cancel(*ids) == ["cancelled"] * 2
+        assert queue.look().suspects == 0
+        check(queue)
+
+
+class TestGivenASuspectThatWaits:
+    def waiting(self, queue: Queue) -> None:
+        queue.submit(new_job("a"), new_job("b"))
+        kill(queue, "A", "B")
+        queue.worker("C").pull()
+
+    def test_when_it_has_waited_long_then_the_next_worker_drains_for_it_and_others_go_on(self, queue: Queue) -> None:
+        self.waiting(queue)
+        queue.add("innocent")
+        first, second = queue.worker("D"), queue.worker("E")
+        queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
+        first.beat()
+        second.beat()
+
+        reply = first.pull()
+
+        assert (reply.jobs, reply.drain_for_suspects) == ((), True)
+        other = second.pull()
+        assert (short(other.jobs), other.drain_for_suspects) == (["innocent"], False)
+        assert first.pull().drain_for_suspects
+        assert short(first.pull(is_empty=True).jobs) == ["a", "b"]
+        assert queue.names("isolator") == set()
+        check(queue)
+
+    def test_when_the_isolator_dies_then_another_becomes_it(self, queue: Queue) -> None:
+        self.waiting(queue)
+        queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
+        first, second = queue.worker("D"), queue.worker("E")
+        first.pull()
+        die(queue)
+
+        assert second.pull().drain_for_suspects
+
+    def test_when_the_isolator_says_farewell_then_another_becomes_it(self, queue: Queue) -> None:
+        self.waiting(queue)
+        queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
+        first, second = queue.worker("D"), queue.worker("E")
+        first.pull()
+        first.give_back(farewell=True)
+
+        assert second.pull().drain_for_suspects
+
+    def test_when_it_has_waited_little_then_nobody_drains(self, queue: Queue) -> None:
+        self.waiting(queue)
+
+        assert not queue.worker("D").pull().drain_for_suspects
+
+
+class TestGivenAJobThatKillsAmong64:
+    def test_when_workers_come_and_go_then_it_alone_is_given_up_and_63_complete(self, one_queue: Queue) -> None:
+        queue = one_queue
+        ids = [queue.add(f"j{i:02}") for i in range(64)]
+        killer = ids[17]
+        for round_ in range(60):
+            worker = queue.worker(f"W{round_}")
+            while jobs := worker.pull(is_empty=not queue.names(f"held:W{round_}")).jobs:
+                if killer in [job.id for job in jobs]:
+                    break
+                worker.advance(*[ending(job, sum(job.published), 1) for job in jobs])
+            die(queue)
+            if queue.look().waiting_jobs + queue.look().running_jobs == 0:
+                break
+
+        states = {one: queue.state(one) for one in ids}
+        assert states.pop(killer) is JobState.FAILED
+        assert set(states.values()) == {JobState.DONE}
+        check(queue)
