@@ -16,11 +16,26 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, following
 from producer.client import AnyJob, server_url
-from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
+from producer.commands import (
+    STEPS,
+    Ask,
+    Chunk,
+    JobStatus,
+    Packer,
+    Pause,
+    Queue,
+    Read,
+    Receipt,
+    Reply,
+    Step,
+    SubmitAnswer,
+    channel_entries,
+)
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
 from producer.following import Place, Reader, StreamEvent
+from producer.hub import Hub
 from producer.jobs import Job, Options, PromptLike, Workshop, only_prompt, template
 from producer.links import AsyncLink, AsyncPipe, LinkSettings
 from producer.outcomes import Outcome, outcomes
@@ -45,6 +60,7 @@ class AsyncProducer:
     ) -> None:
         self._queue = Queue(queue, partitions)
         self._link = AsyncLink(LinkSettings(server_url(url), patience_s))
+        self._hub = Hub(self._link.ask_blocking)
         self._database_url = config.database_url(database_url)
 
     async def __aenter__(self) -> Self:
@@ -60,6 +76,7 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close the connections. Jobs go on."""
+        await self._hub.close()
         await self._link.close()
 
     # ------------------------------------------------------------ submit
@@ -192,12 +209,12 @@ class AsyncProducer:
         except StopIteration as stop:
             return stop.value
 
-    async def _events(self, operation: Generator[Ask | Pause | Result, list[Reply], None]) -> AsyncIterator[Result]:
+    async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Yield what an operation yields beside its steps."""
         try:
             step = next(operation)
             while True:
-                if isinstance(step, (Ask, Pause)):
+                if isinstance(step, STEPS):
                     step = operation.send(await self._perform(step))
                 else:
                     yield step
@@ -205,11 +222,20 @@ class AsyncProducer:
         except StopIteration:
             return
 
-    async def _perform(self, step: Ask | Pause) -> list[Reply]:
-        if isinstance(step, Ask):
-            return await self._link.ask(step)
-        await asyncio.sleep(step.seconds)
-        return []
+    async def _perform(self, step: Step) -> list[Reply]:
+        match step:
+            case Ask():
+                return await self._link.ask(step)
+            case Read(cursors, block_ms) if len(cursors) == 1:
+                [(channel, after)] = cursors.items()
+                entries = await self._hub.read(channel, after, block_ms)
+                return [(channel, entries)] if entries else []
+            case Read():
+                [reply] = await self._link.ask_blocking(step.ask)
+                return list(channel_entries(reply))
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                return []
 
 
 async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job]) -> AsyncIterator[PromptLike | Job]:

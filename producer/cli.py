@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import click
@@ -198,10 +198,10 @@ for command in (submit, jobs, queues, server, delete):
     cli.add_command(command)
 
 
-def main() -> NoReturn:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line: one sentence for whatever goes wrong, and an exit code that says whose turn it is."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(arguments, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone, as `head` does. Whatever Python still wants to flush goes nowhere.

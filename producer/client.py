@@ -15,7 +15,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, embedded, following
-from producer.commands import Ask, Chunk, JobStatus, Packer, Pause, Queue, Receipt, Reply, SubmitAnswer
+from producer.commands import (
+    STEPS,
+    Ask,
+    Chunk,
+    JobStatus,
+    Packer,
+    Pause,
+    Queue,
+    Read,
+    Receipt,
+    Reply,
+    Step,
+    SubmitAnswer,
+    channel_entries,
+)
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
 from producer.errors import QueueFull
@@ -264,12 +278,12 @@ class Producer:
         except StopIteration as stop:
             return stop.value
 
-    def _events(self, operation: Generator[Ask | Pause | Result, list[Reply], None]) -> Iterator[Result]:
+    def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Yield what an operation yields beside its steps."""
         try:
             step = next(operation)
             while True:
-                if isinstance(step, (Ask, Pause)):
+                if isinstance(step, STEPS):
                     step = operation.send(self._perform(step))
                 else:
                     yield step
@@ -277,11 +291,16 @@ class Producer:
         except StopIteration:
             return
 
-    def _perform(self, step: Ask | Pause) -> list[Reply]:
-        if isinstance(step, Ask):
-            return self._link.ask(step)
-        time.sleep(step.seconds)
-        return []
+    def _perform(self, step: Step) -> list[Reply]:
+        match step:
+            case Ask():
+                return self._link.ask(step)
+            case Read():
+                [reply] = self._link.ask(step.ask)
+                return list(channel_entries(reply))
+            case Pause(seconds):
+                time.sleep(seconds)
+                return []
 
 
 def _send(pipe: Pipe, waiting: deque[Chunk], chunk: Chunk) -> Iterator[SubmitAnswer]:

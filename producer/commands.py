@@ -47,14 +47,35 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """Read channels after entry ids, waiting for the first entry; the answer is one list of (channel, entries)."""
+
+    cursors: Mapping[str, str]
+    block_ms: int
+
+    @property
+    def ask(self) -> Ask:
+        """The same as a command; `channel_entries` reads its reply."""
+        return Ask((xread(self.cursors, block_ms=self.block_ms),))
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Let this much time pass."""
 
     seconds: float
 
 
-Operation: TypeAlias = Generator[Ask | Pause, list[Reply], Result]
+Step: TypeAlias = Ask | Read | Pause
+"""What an operation wants done."""
+
+STEPS = (Ask, Read, Pause)
+
+Operation: TypeAlias = Generator[Step, list[Reply], Result]
 """Runs to a result."""
+
+Entries: TypeAlias = list[tuple[str, bytes]]
+"""Entry id and encoded ChannelEntry, in order."""
 
 WAIT_BLOCK_MS = 2000
 """Longest blocking read; then the state is looked at, since an owner may have died or a channel expired."""
@@ -128,7 +149,9 @@ def command_of(call: Call[Any]) -> Command:  # Any: the reply does not matter he
 
 
 def with_source(command: Command) -> Command:
-    """The same script call for a server that does not know the script."""
+    """The same for a server that does not know the script."""
+    if command[0] != "EVALSHA":
+        return command
     return ("EVAL", _sources[str(command[1])], *command[2:])
 
 
@@ -327,7 +350,7 @@ def _answer(job: NewJob, answer: calls.SubmitAnswer, *, is_chosen: bool) -> Subm
 def _refusal(job: NewJob, refused: Refused) -> ProducerError:
     waiting = (refused.waiting_jobs, refused.waiting_tokens, refused.waiting_bytes)
     match refused.reason:
-        case "full_jobs" | "full_tokens" | "full_bytes" | "outbox_full":
+        case "full_jobs" | "full_tokens" | "full_bytes" | "full_memory" | "outbox_full":
             return QueueFull(refused.message, reason=refused.reason, waiting=waiting, bound=refused.bound)
         case "too_large":
             return JobTooLarge(refused.message)
@@ -559,10 +582,10 @@ def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown) -> Operation
     cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
     until_s = clock.passed_s + WAIT_BLOCK_MS / 1000
     while cursors and clock.passed_s < until_s:
-        [reply] = yield Ask((xread(cursors, block_ms=clock.block_ms(WAIT_BLOCK_MS)),))
-        if not reply:
+        found = yield Read(dict(cursors), clock.block_ms(WAIT_BLOCK_MS))
+        if not found:
             return
-        for key, entries in channel_entries(reply):
+        for key, entries in cast("list[tuple[str, Entries]]", found):
             cursors[key] = entries[-1][0]
             if is_end_id(cursors[key]):
                 del cursors[key]
@@ -583,16 +606,22 @@ def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
     return ("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *cursors.keys(), *cursors.values())
 
 
-def channel_entries(reply: Reply) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+def channel_entries(reply: Reply) -> Iterator[tuple[str, Entries]]:
     """(key, [(entry id, encoded ChannelEntry)]) of an XREAD's reply."""
     # Redis's own reply: [[key, [[id, [field, value]], …]], …], or nil.
     for key, entries in cast("list[tuple[bytes, Reply]]", reply or []):
         yield key.decode(), channel_rows(entries)
 
 
-def channel_rows(reply: Reply) -> list[tuple[str, bytes]]:
+def channel_rows(reply: Reply) -> Entries:
     """(entry id, encoded ChannelEntry) of an XRANGE's reply."""
     return [(entry_id.decode(), fields[1]) for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
+
+
+def entry_number(entry_id: str) -> tuple[int, int]:
+    """An entry id as numbers, which sort as the server sorts."""
+    tokens, _, rest = entry_id.partition("-")
+    return int(tokens), int(rest)
 
 
 def is_end_id(entry_id: str) -> bool:

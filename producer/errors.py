@@ -65,7 +65,7 @@ class QueueFull(ProducerError):
     def __init__(self, message: str, *, reason: str, waiting: tuple[int, int, int], bound: int) -> None:
         super().__init__(message)
         self.reason = reason
-        """Which bound: `full_jobs`, `full_tokens`, `full_bytes` or `outbox_full`."""
+        """Which bound: `full_jobs`, `full_tokens`, `full_bytes`, `full_memory` (the server's) or `outbox_full`."""
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound

@@ -14,9 +14,11 @@ from producer.commands import (
     Ask,
     Command,
     Countdown,
-    Pause,
+    Entries,
     Queue,
+    Read,
     Reply,
+    Step,
     channel_entries,
     channel_rows,
     ended_badly,
@@ -112,8 +114,8 @@ class StreamEvent:
         return self.start + len(self.token_ids)
 
 
-Follow: TypeAlias = Generator[Ask | Pause | StreamEvent, list[Reply], None]
-"""Yields events between its asks."""
+Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
+"""Yields events between its steps."""
 
 
 class Reader:
@@ -270,10 +272,10 @@ def follow(queue: Queue, readers: Sequence[Reader], timeout_s: float | None = No
         yield from _look(queue, open_readers)
         while open_readers:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
-            [reply] = yield Ask((xread(_places(open_readers), block_ms=clock.block_ms(WAIT_BLOCK_MS)),))
-            if not reply:
+            found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
+            if not found:
                 break
-            yield from _feed(open_readers, reply)
+            yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
 
 
 def stream(queue: Queue, reader: Reader, timeout_s: float | None = None) -> Follow:
@@ -296,8 +298,9 @@ def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
     found = yield from views(queue, [reader.job_id for reader in readers])
     checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
     [reply] = yield Ask((xread(_places(open_readers), block_ms=None),))
-    has_entries = {key for key, _ in channel_entries(reply)}
-    yield from _feed(open_readers, reply)
+    found_entries = list(channel_entries(reply))
+    yield from _feed(open_readers, found_entries)
+    has_entries = {key for key, _ in found_entries}
     for reader, view in zip(readers, checked, strict=True):
         if view.state.is_terminal and reader.key not in has_entries:
             [data] = yield Ask((reader.result_command,))
@@ -305,8 +308,8 @@ def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
             del open_readers[reader.key]
 
 
-def _feed(open_readers: dict[str, Reader], reply: Reply) -> Follow:
-    for key, entries in channel_entries(reply):
+def _feed(open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
+    for key, entries in found:
         reader = open_readers[key]
         if reader.overlaps(entries):
             [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))

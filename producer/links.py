@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis import ConnectionPool
@@ -52,6 +52,9 @@ CONNECT_TIMEOUT_S = 5.0
 FIRST_DELAY_S = 0.02
 MAX_DELAY_S = 1.0
 MAX_CONNECTIONS = 10_000
+MAX_ASKS = 16
+"""Round trips of one asyncio client at once, beside reads that block."""
+
 MAX_IN_FLIGHT = 4
 """Asks sent ahead of their replies by submit_many: the server works on one while the next is packed."""
 
@@ -133,19 +136,25 @@ def _refusal(error: Exception, url: str) -> ProducerError:
     return QueueRefused(f"{config.redacted(url)} refuses the command: {error}")
 
 
-def unknown_scripts(replies: Sequence[Reply]) -> list[int]:
+def unknown_scripts(replies: Sequence[Reply]) -> Sequence[int]:
     """Places of calls whose script the server does not know."""
     return [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
 
 
-def in_full(ask: Ask, places: Sequence[int]) -> Ask:
-    """The calls at these places, with their scripts."""
-    return Ask(tuple(with_source(ask.commands[place]) for place in places), ask.is_repeatable)
+def in_full(ask: Ask) -> Ask:
+    """The same with every script in full. All of it is sent again: what a reply says may rest on the order of two."""
+    return replace(ask, commands=tuple(map(with_source, ask.commands)))
 
 
-def _merge(replies: list[Reply], places: Sequence[int], later: Sequence[Reply]) -> None:
-    for place, reply in zip(places, later, strict=True):
-        replies[place] = reply
+def only(ask: Ask, places: Sequence[int]) -> Ask:
+    """The commands at these places alone."""
+    return replace(ask, commands=tuple(ask.commands[place] for place in places))
+
+
+def merged(replies: Sequence[Reply], places: Sequence[int], later: Sequence[Reply]) -> list[Reply]:
+    """Replies of which those at some places came later."""
+    found = dict(zip(places, later, strict=True))
+    return [found.get(place, reply) for place, reply in enumerate(replies)]
 
 
 # ---------------------------------------------------------------- pools
@@ -256,7 +265,8 @@ class Link:
         try:
             replies = self._exchange(connection, ask)
             if places := unknown_scripts(replies):
-                _merge(replies, places, self._exchange(connection, in_full(ask, places)))
+                places = range(len(replies)) if ask.is_repeatable else places
+                replies = merged(replies, places, self._exchange(connection, in_full(only(ask, places))))
         finally:
             self._pool.release(connection)
         return self.checked(replies)
@@ -348,7 +358,7 @@ class Pipe:
         # The rest in flight has met the same: go through what is still to come, and send all again in full.
         for ask in list(self._in_flight)[1:]:
             _ = [_read(self._connection) for _ in ask.commands]
-        self._in_flight = deque(in_full(ask, range(len(ask.commands))) for ask in self._in_flight)
+        self._in_flight = deque(map(in_full, self._in_flight))
         self._transmit(*self._in_flight)
         return [_read(self._connection) for _ in self._in_flight[0].commands]
 
@@ -373,17 +383,23 @@ class AsyncLink:
     def __init__(self, settings: LinkSettings) -> None:
         self._settings = settings
         self._pool: Any = make_async_pool(settings.url)  # Any: as in Link
+        self._slots = asyncio.Semaphore(MAX_ASKS)
         self._has_connected = False
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._settings!r})"
 
     async def ask(self, ask: Ask) -> list[Reply]:
-        """Send, and wait for the replies.
+        """Send, and wait for the replies; at most `MAX_ASKS` at once, so that a burst opens no more connections.
 
         Raises:
             QueueUnreachable, QueueRefused, QueueFull: as in `Link.ask`.
         """
+        async with self._slots:
+            return await self.ask_blocking(ask)
+
+    async def ask_blocking(self, ask: Ask) -> list[Reply]:
+        """As `ask`, for a read that blocks at the server: it takes no place from the others."""
         patience = self.patience()
         while True:
             try:
@@ -427,7 +443,8 @@ class AsyncLink:
         try:
             replies = await self._exchange(connection, ask)
             if places := unknown_scripts(replies):
-                _merge(replies, places, await self._exchange(connection, in_full(ask, places)))
+                places = range(len(replies)) if ask.is_repeatable else places
+                replies = merged(replies, places, await self._exchange(connection, in_full(only(ask, places))))
         finally:
             await self._pool.release(connection)
         return self.checked(replies)
@@ -501,7 +518,7 @@ class AsyncPipe:
         # As in Pipe: all in flight have met the same.
         for ask in list(self._in_flight)[1:]:
             _ = [await _read_async(self._connection) for _ in ask.commands]
-        self._in_flight = deque(in_full(ask, range(len(ask.commands))) for ask in self._in_flight)
+        self._in_flight = deque(map(in_full, self._in_flight))
         await self._transmit(*self._in_flight)
         return [await _read_async(self._connection) for _ in self._in_flight[0].commands]
 

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from producer.commands import Ask, Command, Pause, Queue, Reply, channel_rows, outcome, views
+from producer.commands import Ask, Command, Pause, Queue, Reply, Step, channel_rows, outcome, views
 from producer.contract.calls import JobView
 from producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry
 from producer.errors import JobNotDone, JobNotFound, ProducerError, ResultExpired
@@ -34,7 +34,7 @@ class Outcome:
     """Of its first choice's channel, where that was asked for and is still there."""
 
 
-Outcomes: TypeAlias = Generator[Ask | Pause | Outcome, list[Reply], None]
+Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 
 def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
