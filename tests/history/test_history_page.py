@@ -1,0 +1,13 @@
+"""Every answer in `docs/history.md` is what its SQL gives, on both databases."""
+
+from sqlalchemy.engine import Engine
+
+from tools.history_examples import PAGE, QUESTIONS, fill, page
+
+
+def test_when_the_questions_are_asked_then_the_page_has_their_answers(history: Engine) -> None:
+    fill(history)
+    written = PAGE.read_text(encoding="utf-8")
+
+    assert page(written, history) == written, "run `python -m tools.history_examples` to write the page"
+    assert len(QUESTIONS) >= 10
