@@ -114,13 +114,21 @@ class BlockManager:
             found.append(block_id)
         return found
 
+    def next_hash(self, sequence: Sequence) -> int | None:
+        """Hash of the first full block of `sequence` that nobody finds yet; None if there is no such block.
+
+        For one that waits it is the first that it lacks, for one that holds blocks the first that it will publish.
+        """
+        num_found = sequence.num_published_blocks if sequence.block_table else len(self.known_prefix(sequence))
+        num_full = min(len(sequence.block_hashes), (sequence.num_tokens - 1) // self.block_size)
+        return sequence.block_hashes[num_found] if num_found < num_full else None
+
     def num_coming_tokens(self, sequence: Sequence, other: Sequence) -> int:
-        """Tokens that `sequence` lacks now and will find once `other`, which holds blocks, has computed its own."""
-        num_known = len(self.known_prefix(sequence))
-        lacking = sequence.block_hashes[num_known : (sequence.num_tokens - 1) // self.block_size]
+        """Tokens that a waiting `sequence` will find once `other`, with the same `next_hash`, is computed."""
+        lacking = sequence.block_hashes[len(self.known_prefix(sequence)) :]
+        coming = other.block_hashes[other.num_published_blocks :]
         # Hashes are chained: two that are equal stand for equal beginnings.
-        num_coming = sum(mine == theirs for mine, theirs in zip(lacking, other.block_hashes[num_known:], strict=False))
-        return num_coming * self.block_size
+        return sum(mine == theirs for mine, theirs in zip(lacking, coming, strict=False)) * self.block_size
 
     def try_hold(self, sequence: Sequence, *, num_spare: int) -> int | None:
         """Give a sequence without blocks all that its known tokens need.

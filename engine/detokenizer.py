@@ -12,7 +12,7 @@ the decoder's own habit of leaving early text alone when tokens are added.
 """
 
 from codecs import utf_8_decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from engine.executor import TextDecoder
@@ -42,11 +42,11 @@ class StreamingDecoder(TextDecoder, Protocol):
         ...
 
 
-def open_stream(decoder: TextDecoder, *, skip_special_tokens: bool) -> Detokenizer:
-    """Begin the text of a choice in the best way that `decoder` has."""
+def stream_opener(decoder: TextDecoder) -> Callable[[bool], Detokenizer]:
+    """Choose the best way that `decoder` has to begin a text, given whether special tokens are skipped."""
     if isinstance(decoder, StreamingDecoder):
-        return decoder.stream(skip_special_tokens=skip_special_tokens)
-    return WindowDetokenizer(decoder, skip_special_tokens=skip_special_tokens)
+        return lambda skips: decoder.stream(skip_special_tokens=skips)
+    return lambda skips: WindowDetokenizer(decoder, skip_special_tokens=skips)
 
 
 class ByteDetokenizer:

@@ -6,7 +6,7 @@ Hot module: one `ChoiceOutput.accept` per sequence and step.
 from collections.abc import Iterable
 
 from engine.batch import Batch, Sampled
-from engine.detokenizer import open_stream
+from engine.detokenizer import Detokenizer, stream_opener
 from engine.executor import ModelLimits, TextDecoder
 from engine.request import Finish, FinishReason, Request, SequenceStats, TokenDelta
 from engine.sequence import Sequence
@@ -34,14 +34,14 @@ class ChoiceOutput:
         "sequence",
     )
 
-    def __init__(self, request: Request, sequence: Sequence, decoder: TextDecoder, limits: ModelLimits) -> None:
+    def __init__(self, request: Request, sequence: Sequence, detokenizer: Detokenizer, limits: ModelLimits) -> None:
         sampling = request.sampling
         self.request_id = request.id
         self.choice = sequence.choice
         self.sequence = sequence
         self.num_tokens = 0
         self.finish: Finish | None = None
-        self._detokenizer = open_stream(decoder, skip_special_tokens=sampling.skip_special_tokens)
+        self._detokenizer = detokenizer
         self._matcher = StopMatcher(StopStrings(sampling.stop)) if sampling.stop else None
         self._known_ids = range(limits.vocab_size)
         self._stop_ids = _stop_ids(request, limits)
@@ -131,14 +131,15 @@ class Outputs:
     """The choices that have not ended. Changes as they come and go."""
 
     def __init__(self, decoder: TextDecoder, limits: ModelLimits) -> None:
-        self._decoder = decoder
+        self._open_stream = stream_opener(decoder)
         self._limits = limits
         self._by_sequence: dict[int, ChoiceOutput] = {}
         self._by_request: dict[str, list[ChoiceOutput]] = {}
 
     def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
         """Begin what is said of a choice, with what an earlier attempt said of it replayed."""
-        output = ChoiceOutput(request, sequence, self._decoder, self._limits)
+        detokenizer = self._open_stream(request.sampling.skip_special_tokens)
+        output = ChoiceOutput(request, sequence, detokenizer, self._limits)
         output.replay(sequence.token_ids[sequence.num_prompt_tokens :])
         return output
 

@@ -183,10 +183,10 @@ class Scheduler:
 
     def _schedule_waiting(self, tokens_left: int, running: list[ScheduledSequence]) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
-        computing = [sequence for sequence, _, num_tokens, _ in running if num_tokens > 1]
+        coming = self._coming([sequence for sequence, _, num_tokens, _ in running if num_tokens > 1])
         while self.waiting and tokens_left > 0 and len(self.running) < self._config.max_num_seqs:
             sequence = self.waiting.head
-            if self._is_better_held_back(sequence, computing):
+            if self._is_better_held_back(sequence, coming):
                 break
             num_cached = self.blocks.try_hold(sequence, num_spare=self.num_spare_blocks)
             if num_cached is None:
@@ -194,20 +194,27 @@ class Scheduler:
             num_owed = sequence.num_tokens - num_cached
             num_tokens = self._chunk(num_owed, tokens_left)
             self._join(sequence, num_cached)
-            computing.append(sequence)
+            coming |= self._coming([sequence])
             scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
 
-    def _is_better_held_back(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+    def _coming(self, computing: list[Sequence]) -> dict[int, Sequence]:
+        """Prefixes that are being computed, by the hash of the next block that will be known."""
+        coming = {self.blocks.next_hash(sequence): sequence for sequence in computing}
+        return {key: sequence for key, sequence in coming.items() if key is not None}
+
+    def _is_better_held_back(self, sequence: Sequence, coming: dict[int, Sequence]) -> bool:
         """Whether at least half of what `sequence` would compute is being computed by another one, to be shared.
 
         So the choices of a request, or a burst of requests with one system prompt, compute their prompt once
         (in-batch prefix sharing: Zheng et al., SGLang, NeurIPS 2024). The wait is that of the other's prefill.
         """
-        if not (computing and self._config.enable_prefix_caching):
+        key = self.blocks.next_hash(sequence) if coming else None
+        other = coming.get(key) if key is not None else None
+        if other is None:
             return False
-        num_coming = max(self.blocks.num_coming_tokens(sequence, other) for other in computing)
+        num_coming = self.blocks.num_coming_tokens(sequence, other)
         num_owed = sequence.num_tokens - len(self.blocks.known_prefix(sequence)) * self.blocks.block_size
         return num_coming >= max(_LEAST_SHARED_TOKENS, num_owed / 2)
 

@@ -1,6 +1,6 @@
 """Tokens to text, one at a time."""
 
-from engine.detokenizer import ByteDetokenizer, PieceDetokenizer, WindowDetokenizer, open_stream
+from engine.detokenizer import ByteDetokenizer, PieceDetokenizer, WindowDetokenizer, stream_opener
 from engine.null_model import NullTokenizer
 
 BYTES: dict[int, str | bytes] = {byte: chr(byte) if byte < 128 else bytes([byte]) for byte in range(256)}
@@ -117,7 +117,7 @@ class TestGivenADecoderOfItsOwnKind:
 
 class TestGivenADecoder:
     def test_when_it_can_stream_then_its_own_way_is_taken(self) -> None:
-        assert isinstance(open_stream(NullTokenizer(), skip_special_tokens=True), ByteDetokenizer)
+        assert isinstance(stream_opener(NullTokenizer())(True), ByteDetokenizer)
 
     def test_when_it_cannot_then_windows_are_decoded(self) -> None:
-        assert isinstance(open_stream(WordDecoder(), skip_special_tokens=True), WindowDetokenizer)
+        assert isinstance(stream_opener(WordDecoder())(True), WindowDetokenizer)

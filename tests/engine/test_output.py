@@ -22,7 +22,7 @@ LOGPROBS = tuple(TokenLogprobs(chosen=-float(n), top=()) for n in range(4))
 def output(**sampling: Any) -> ChoiceOutput:
     request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(**sampling))
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
-    return ChoiceOutput(request, sequence, NullTokenizer(), LIMITS)
+    return ChoiceOutput(request, sequence, NullTokenizer().stream(skip_special_tokens=True), LIMITS)
 
 
 class TestGivenARowOfSeveralTokens:

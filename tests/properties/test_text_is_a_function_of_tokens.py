@@ -96,7 +96,8 @@ def choice_output(tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int) 
     sampling = SamplingParams(max_tokens=1000, stop=stop, min_tokens=min_tokens)
     limits = ModelLimits(max_model_len=2000, vocab_size=1000, eos_token_ids=frozenset({2}), num_blocks=1, block_size=1)
     sequence = Sequence(id=0, request_id="r", choice=0, sampling=sampling, token_ids=[0], num_prompt_tokens=1)
-    return ChoiceOutput(Request(id="r", prompt_token_ids=(0,), sampling=sampling), sequence, tokenizer, limits)
+    stream = tokenizer.stream(skip_special_tokens=True)
+    return ChoiceOutput(Request(id="r", prompt_token_ids=(0,), sampling=sampling), sequence, stream, limits)
 
 
 @st.composite
