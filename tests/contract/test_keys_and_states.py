@@ -1,0 +1,40 @@
+"""Names of keys, and the table of states."""
+
+import pytest
+
+from producer.contract.keys import FIXED, QueueKeys
+from producer.contract.states import TRANSITIONS, JobState
+from producer.contract.wire import JobId, WireError
+
+
+class TestGivenAQueue:
+    def test_when_keys_are_named_then_all_share_one_hash_tag(self) -> None:
+        keys = QueueKeys("chat", 3)
+        job_id = JobId("3.acme.x1")
+
+        named = [*keys.fixed(), keys.lane(2, "acme"), keys.job(job_id), keys.payload(job_id), keys.channel(job_id, 1)]
+
+        assert {key.split("}")[0] for key in named} == {"{chat:3"}
+        assert keys.fixed()[0] == "{chat:3}:config"
+        assert len(keys.fixed()) == len(FIXED)
+        assert named[-4:] == [
+            "{chat:3}:lane:2:acme",
+            "{chat:3}:job:acme:x1",
+            "{chat:3}:payload:acme:x1",
+            "{chat:3}:channel:acme:x1:1",
+        ]
+
+    def test_when_an_id_is_none_then_it_names_no_key(self) -> None:
+        with pytest.raises(WireError, match="not a job id"):
+            QueueKeys("q").job(JobId("nonsense"))
+
+
+class TestGivenTheStates:
+    def test_when_a_state_is_an_end_then_only_a_failed_job_has_a_way_back(self) -> None:
+        ends = [state for state in JobState if state.is_terminal]
+
+        assert len(ends) == 4
+        assert {state: set(TRANSITIONS[state]) for state in ends if TRANSITIONS[state]} == {
+            JobState.FAILED: {JobState.QUEUED}
+        }
+        assert set(TRANSITIONS) == set(JobState)

@@ -1,0 +1,216 @@
+"""Decision "Scripts", on each server: full memory, keys of the wrong type, unknown scripts, and how calls are run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from producer.contract import calls, limits, scripts
+from producer.contract.keys import FIXED, QueueKeys
+from producer.contract.running import no_retry, run_async, run_many, run_many_async
+from producer.contract.scripts import load
+from producer.contract.states import TRANSITIONS, JobState
+from producer.contract.wire import JobId
+from tests.contract.driving import Queue, check, ending, new_job, tokens
+from tests.servers import RedisServer
+
+FOLDER = Path(scripts.__file__).parent
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
+READERS = {"status", "inspect", "inspect_batch"}
+
+Act = Callable[[Queue], object]
+
+
+def _busy(queue: Queue) -> None:
+    """One job of each kind: waiting, not due, running on A, failed, done, and one of a batch."""
+    queue.add("failed")
+    queue.add("done")
+    worker = queue.worker("A")
+    failed, done = worker.pull().jobs
+    worker.advance(ending(failed, 0, state=JobState.FAILED), ending(done, 0, 1))
+    queue.submit(new_job("running"), new_job("other"))
+    worker.pull(sequences=1)
+    queue.add("delayed", not_before_ms=queue.now_ms + 10)
+    queue.add("batched", batch="b", ttl_ms=10)
+
+
+def _running(queue: Queue) -> calls.LeasedJob:
+    (job,) = [job for job in queue.worker("A").pull(number=2).jobs if job.id == "0.t.running"]
+    return job
+
+
+ACTS: dict[str, Act] = {
+    "pull": lambda queue: queue.worker("B").pull(),
+    "advance": lambda queue: queue.worker("A").advance(ending(_running(queue), 0, 3)),
+    "beat": lambda queue: queue.worker("A").beat(processed=2),
+    "give_back": lambda queue: queue.worker("A").give_back(_running(queue), farewell=True),
+    "cancel": lambda queue: queue.cancel(JobId("0.t.other"), JobId("0.t.running")),
+    "requeue": lambda queue: queue.requeue(JobId("0.t.failed")),
+    "configure": lambda queue: queue.configure(mode="fifo", max_waiting_jobs=7),
+    "purge": lambda queue: queue.run(calls.purge(queue.keys)),
+    "delete": lambda queue: queue.run(calls.delete(queue.keys, [JobId("0.t.done")])),
+    "timers": lambda queue: queue.fire_timers(),
+    "close_batch": lambda queue: queue.run(calls.close_batch(queue.keys, "b")),
+    "put_result": lambda queue: queue.run(
+        calls.put_result(queue.keys, "A", JobId("0.t.running"), 1, offset=0, part=b"abc")
+    ),
+    "status": lambda queue: queue.run(calls.status(queue.keys, [JobId("0.t.running")])),
+    "inspect": lambda queue: queue.look(),
+    "inspect_batch": lambda queue: queue.run(calls.inspect_batch(queue.keys, "b")),
+}
+
+
+class TestGivenAServerAtMaxmemory:
+    def test_when_the_scripts_are_listed_then_each_has_a_test_here(self) -> None:
+        assert {*ACTS, "submit"} == set(SCRIPTS)
+
+    @pytest.mark.parametrize("name", ACTS)
+    def test_when_any_script_but_submit_runs_then_it_does_all_its_work(self, queue: Queue, name: str) -> None:
+        _busy(queue)
+        queue.pass_time(50)
+        queue.client.config_set("maxmemory", 1)
+
+        ACTS[name](queue)
+
+        queue.client.config_set("maxmemory", 0)
+        check(queue, ignored=["t:done"] if name == "delete" else [])
+
+    def test_when_jobs_run_then_they_end_and_only_submit_is_refused(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"j{i}") for i in range(5)])
+        queue.client.config_set("maxmemory", 1)
+        worker = queue.worker("A")
+
+        jobs = worker.pull().jobs
+        worker.advance(*[tokens(job, 0, 4) for job in jobs])
+        worker.advance(*[ending(job, 4, 1) for job in jobs])
+        (refused,) = queue.submit(new_job("late"))
+
+        queue.client.config_set("maxmemory", 0)
+        assert isinstance(refused, calls.Refused)
+        assert queue.look().totals["done"] == 5
+        check(queue)
+
+
+class TestGivenAQueuesKeyOfTheWrongType:
+    @pytest.mark.parametrize("name", sorted({*FIXED} - {"config"}))
+    @pytest.mark.parametrize("script", ["submit", "pull", "beat", "cancel", "give_back"])
+    def test_when_a_script_runs_then_it_says_which_and_writes_nothing(
+        self, one_queue: Queue, script: str, name: str
+    ) -> None:
+        queue = one_queue
+        key = queue.keys.key(name)
+        if queue.client.type(key) != b"none":
+            queue.client.delete(key)
+        queue.client.rpush(key, "foreign")
+        before = queue.names()
+        acts: dict[str, Act] = {
+            "submit": lambda queue: queue.submit(new_job("a")),
+            "give_back": lambda queue: queue.worker("A").give_back(farewell=True),
+            "cancel": lambda queue: queue.cancel(JobId("0.t.a")),
+        }
+
+        with pytest.raises(redis.ResponseError, match=key.replace("{", r"\{")):
+            (ACTS | acts)[script](queue)
+
+        assert queue.names() == before
+
+
+class TestGivenAServerThatDoesNotKnowTheScripts:
+    def test_when_calls_are_run_then_it_learns_them(self, queue: Queue) -> None:
+        queue.client.script_flush()
+        queue.add("a")
+        queue.client.script_flush()
+
+        assert queue.state(JobId("0.t.a")) is JobState.QUEUED
+        assert all(queue.client.script_exists(load("submit").sha1, load("status").sha1)) is False
+        queue.add("b")
+        assert queue.client.script_exists(load("submit").sha1, load("status").sha1) == [True, True]
+
+    def test_when_a_pipeline_is_run_then_each_gets_its_reply_in_its_place(self, queue: Queue) -> None:
+        queue.client.script_flush()
+        submit = calls.submit(queue.keys, [new_job("a")])
+        look = calls.inspect(queue.keys)
+
+        first, view, second = run_many(queue.client, [submit, look, submit])
+
+        assert [type(answer) for answer in first + second] == [calls.Accepted, calls.Duplicate]
+        assert view.waiting_jobs == 1
+
+    def test_when_one_call_of_a_pipeline_fails_then_its_error_stands_in_its_place(self, queue: Queue) -> None:
+        queue.client.set(queue.keys.outbox, "foreign")
+
+        broken, view = run_many(queue.client, [calls.submit(queue.keys, [new_job("a")]), calls.status(queue.keys, [])])
+
+        assert isinstance(broken, redis.ResponseError)
+        assert view == []
+
+    async def test_when_the_client_is_asynchronous_then_it_is_the_same(self, any_redis: RedisServer) -> None:
+        client: Any = redis.asyncio.Redis(unix_socket_path=str(any_redis.socket_path))
+        queue_keys = QueueKeys("q")
+        async with client:
+            (answer,) = await run_async(client, calls.submit(queue_keys, [new_job("a")]))
+            await client.script_flush()
+            again, view = await run_many_async(
+                client, [calls.submit(queue_keys, [new_job("a")]), calls.inspect(queue_keys)]
+            )
+
+        assert isinstance(answer, calls.Accepted)
+        assert [type(one) for one in again] == [calls.Duplicate]
+        assert view.waiting_jobs == 1
+
+
+class TestGivenAClientForScripts:
+    def test_when_it_is_told_not_to_retry_then_it_tries_once(self) -> None:
+        """redis-py repeats commands unless it is told not to; a script must never be repeated unasked."""
+        attempts: list[int] = []
+
+        def fail() -> None:
+            attempts.append(1)
+            raise redis.ConnectionError
+
+        with pytest.raises(redis.ConnectionError):
+            no_retry().call_with_retry(fail, lambda _: None)
+
+        assert len(attempts) == 1
+
+
+class TestGivenTheSources:
+    @pytest.mark.parametrize("name", SCRIPTS)
+    def test_when_a_script_is_read_then_it_begins_with_what_it_does_its_keys_and_its_reply(self, name: str) -> None:
+        source = (FOLDER / f"{name}.lua").read_text()
+        head = source.split("\n\n")[0]
+
+        assert head.startswith("-- ")
+        assert "-- KEYS: config" in head
+        assert "-- Reply:" in head
+
+    @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - READERS - {"submit"}))
+    def test_when_a_script_writes_then_its_first_act_lets_it_pass_at_maxmemory(self, name: str) -> None:
+        code = [
+            line
+            for line in (FOLDER / f"{name}.lua").read_text().splitlines()
+            if line.strip() and not line.startswith("--")
+        ]
+
+        assert code[0] == "write_even_when_full()"
+
+    @pytest.mark.parametrize("name", SCRIPTS)
+    def test_when_it_is_loaded_then_numbers_and_transitions_are_pythons(self, name: str) -> None:
+        source = load(name).source
+
+        assert "LIMITS." not in source
+        for state, ways_out in TRANSITIONS.items():
+            for to in JobState:
+                assert (f" {state}>{to} " in source) is (to in ways_out)
+
+    def test_when_no_newer_command_may_be_used_then_none_is(self) -> None:
+        newer = ("XACKDEL", "XDELEX", "LMPOP", "ZMPOP", "SINTERCARD", "EXPIRETIME", "XNACK", "HEXPIRE", "FUNCTION")
+        text = "".join(path.read_text() for path in FOLDER.glob("*.lua"))
+
+        assert [command for command in newer if f"'{command}" in text] == []
+
+    def test_when_limits_are_read_then_a_bite_is_small(self) -> None:
+        assert (limits.MAX_BITE, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 256, 2**20)
