@@ -7,18 +7,22 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import zstandard
 
 from producer.contract.limits import MAX_PROMPT_BYTES
-from producer.errors import InvalidJob
+from producer.errors import InvalidJob, InvalidSetting
 from producer.jobs import OPTION_NAMES, Options, PromptLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
 """JSON escapes may swell a prompt; more than this cannot be one."""
@@ -88,21 +92,64 @@ def opened(path: str) -> Generator[BinaryIO]:
 
 
 def _plain(file: BinaryIO) -> BinaryIO:
-    # Both a file opened for reading and standard input are BufferedReaders; their type does not say so.
-    buffered = cast("io.BufferedReader[Any]", file)
+    buffered = io.BufferedReader(cast("io.RawIOBase", file), READ_BYTES)
     magic = buffered.peek(4)[:4]
     if magic.startswith(GZIP_MAGIC):
         return cast("BinaryIO", gzip.GzipFile(fileobj=buffered))
     if magic == ZSTD_MAGIC:
-        reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-        return cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", reader), READ_BYTES))
-    return cast("BinaryIO", buffered)
+        return io.BufferedReader(_ZstdFile(buffered), READ_BYTES)
+    return buffered
+
+
+class _ZstdFile(io.RawIOBase):
+    """Frames of zstandard, one after the other; unlike the package's own reader it notices a cut one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._is_within = False
+        self._packed = b""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: "Buffer", /) -> int:
+        """Fill the buffer.
+
+        Raises:
+            EOFError: the last frame is cut short.
+        """
+        while not self._ready and self._fill():
+            pass
+        view = memoryview(buffer)
+        given, self._ready = self._ready[: len(view)], self._ready[len(view) :]
+        view[: len(given)] = given
+        return len(given)
+
+    def _fill(self) -> bool:
+        self._packed = self._packed or self._file.read(READ_BYTES)
+        if not self._packed:
+            if self._is_within:
+                raise EOFError("it ends within a frame")
+            return False
+        self._ready = self._frame.decompress(self._packed)
+        self._is_within = not self._frame.eof
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+        return True
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Number and bytes of each line that is not blank; None stands for one over `MAX_LINE_BYTES`."""
+    """Number and bytes of each line that is not blank; None stands for one over `MAX_LINE_BYTES`.
+
+    Raises:
+        InvalidSetting: compressed data is broken; the lines before it were good.
+    """
     number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
+    while line := _next_line(file, number):
         number += 1
         if number == 1:
             line = line.removeprefix(UTF8_BOM)
@@ -111,6 +158,13 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
             yield number, None
         elif stripped := line.strip():
             yield number, stripped
+
+
+def _next_line(file: BinaryIO, number: int) -> bytes:
+    try:
+        return file.readline(MAX_LINE_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise InvalidSetting(f"the file's compressed data is broken after line {number}: {error}") from error
 
 
 def _skip_line(file: BinaryIO) -> None:

@@ -189,7 +189,7 @@ def _settings(values: Values) -> QueueSettings:
         del values[name]
     for name in ("age_step_s", "channel_ttl_s", "result_ttl_s"):
         seconds = given.pop(name)
-        given[name.replace("_s", "_ms")] = None if seconds is None else round(seconds * 1000)
+        given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to set: give a setting.")

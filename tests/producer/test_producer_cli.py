@@ -1,0 +1,438 @@
+"""The `producer` command, run in this process against a real server, with a small worker on a thread."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer import Producer, Receipt
+from producer.cli import main
+from producer.contract.states import JobState
+from producer.contract.wire import decode_prompt
+from tests.producer.worker_side import HandWorker
+from tests.servers import RedisServer
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(
+    valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Run `producer` with these arguments."""
+    monkeypatch.setenv("SLUICE_REDIS_URL", valkey.url)
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("SLUICE_DATABASE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: bytes = b"") -> Said:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return Said(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@contextmanager
+def working(server: RedisServer, *, fails: Callable[[object], bool] = lambda _prompt: False) -> Generator[None]:
+    """A worker that generates three tokens for whatever comes; prompts that `fails` likes fail."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        with server.client() as client:
+            worker = HandWorker(client)
+            while not stop.wait(0.005):
+                for leased in worker.pull():
+                    if fails(decode_prompt(leased.payload)):
+                        worker.say(leased, [], "", end=JobState.FAILED, error="it broke", code="broken")
+                    else:
+                        worker.generate(leased)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def joined(value: str | Sequence[str]) -> str:
+    """A name for a case."""
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Every line of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    """A JSONL file."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+class TestGivenAWorker:
+    def test_when_asked_then_the_completion_is_on_stdout_and_nothing_else(self, run: Run, valkey: RedisServer) -> None:
+        with working(valkey):
+            said = run("ask", "Name three rivers.", "--max-tokens", "3")
+
+        assert said == Said(0, "w0 w1 w2 \n", "")
+
+    def test_when_asked_for_json_then_ids_usage_and_reason_are_there(self, run: Run, valkey: RedisServer) -> None:
+        with working(valkey):
+            said = run("ask", "-", "--json", "--chat", stdin="Grüße".encode())
+
+        answer = json.loads(said.out)
+        assert answer["choices"] == [{"text": "w0 w1 w2 ", "token_ids": [100, 101, 102], "finish_reason": "stop"}]
+        assert answer["usage"]["output_tokens"] == 3
+
+    def test_when_a_job_fails_then_the_sentence_is_on_stderr_and_the_code_is_one(
+        self, run: Run, valkey: RedisServer
+    ) -> None:
+        with working(valkey, fails=lambda _prompt: True):
+            said = run("ask", "hello")
+
+        assert said.code == 1
+        assert said.err.count("\n") == 1
+        assert "it broke" in said.err
+
+    def test_when_it_takes_too_long_then_the_job_is_cancelled(self, run: Run, producer: Producer) -> None:
+        said = run("ask", "hello", "--timeout", "0.2")
+
+        assert said.code == 1
+        assert "is cancelled" in said.err
+        assert producer.queue()[0].waiting_jobs == 0
+
+    def test_when_a_job_is_streamed_then_it_can_be_read_from_any_place(
+        self, run: Run, producer: Producer, worker: HandWorker
+    ) -> None:
+        receipt = producer.submit("hello")
+        [leased] = worker.pull()
+        worker.generate(leased)
+
+        assert run("stream", receipt.id).out == "w0 w1 w2 \n"
+        assert run("stream", receipt.id, "--offset", "2").out == "w2 \n"
+        assert run("result", receipt.id).out == "w0 w1 w2 \n"
+        events = [json.loads(line) for line in run("stream", receipt.id, "--json").out.splitlines()]
+        assert [event["cursor"] for event in events] == ["1:3", "2:6", "3:9", "3:9:end"]
+        wrong = run("stream", receipt.id, "--offset", "9999")
+        assert (wrong.code, "there is nothing after" in wrong.err) == (2, True)
+
+
+class TestGivenJobsInTheQueue:
+    def test_when_they_are_cancelled_requeued_and_deleted_then_each_is_answered(
+        self, run: Run, producer: Producer, worker: HandWorker
+    ) -> None:
+        failed, waiting = producer.submit("a").id, producer.submit("b").id
+        leased, _ = worker.pull()
+        worker.say(leased, [], "", end=JobState.FAILED, error="broken", code="broken")
+        assert leased.id == failed
+
+        assert run("requeue", failed, waiting) == Said(1, f"{failed}\trequeued\n{waiting}\tnot failed\n", "")
+        assert run("cancel", failed) == Said(0, f"{failed}\tcancelled\n", "")
+        assert run("cancel", "0.default.nobody").code == 1
+        deleted = run("delete", failed, waiting)
+        assert deleted.out == f"{failed}\tdeleted\n{waiting}\tnot ended\n"
+        assert deleted.code == 1
+        assert "the history was not changed" in deleted.err
+
+    def test_when_queues_are_looked_at_and_changed_then_it_shows(self, run: Run, producer: Producer) -> None:
+        for _ in range(3):
+            producer.submit("hello", tenant="acme", max_tokens=10)
+
+        listed = json.loads(run("queues", "list", "--json").out)
+        assert [(row["queue"], row["waiting"], row["paused"]) for row in listed] == [("default", 3, False)]
+        assert listed[0]["tokens"] > 30
+        assert run("queues", "list").out.splitlines()[1].startswith("default\t3\t")
+        assert run("queues", "pause").code == 0
+        assert run("queues", "set", "--max-waiting-jobs", "3", "--mode", "fair", "--weight", "acme=2").code == 0
+        shown = json.loads(run("queues", "show", "--json").out)
+        assert shown["paused"] is True
+        assert shown["partitions"][0]["lanes"] == [["0", "acme", 3, shown["tokens"]]]
+        assert shown["partitions"][0]["settings"]["max_waiting_jobs"] == "3"
+        assert "acme" in run("queues", "show").out
+        assert run("queues", "resume").code == 0
+        assert run("queues", "purge").code == 2
+        assert run("queues", "purge", "--yes").out == "3 jobs cancelled\n"
+
+    def test_when_one_is_shown_without_a_history_then_the_queue_answers(self, run: Run, producer: Producer) -> None:
+        receipt = producer.submit("hello", batch="b")
+
+        shown = json.loads(run("jobs", "show", receipt.id, "--json").out)
+        totals = json.loads(run("jobs", "list", "--batch", "b", "--json").out)
+
+        assert shown["queue"]["state"] == "queued"
+        assert totals["total"] == 1
+        assert run("jobs", "list").code == 1
+
+
+class TestGivenAFile:
+    CHAT = "/v1/chat/completions"
+
+    def test_when_it_is_submitted_and_awaited_then_outputs_errors_and_figures_are_there(
+        self, run: Run, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        message = {"role": "user", "content": "hi"}
+        write_lines(
+            tmp_path / "in.jsonl",
+            {"prompt": "plain", "max_tokens": 3},
+            {"custom_id": "chat", "method": "POST", "url": self.CHAT, "body": {"model": "m", "messages": [message]}},
+            "{nonsense",
+            {"custom_id": "ids", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": [1, 2]}},
+            {"custom_id": "tools", "method": "POST", "url": self.CHAT, "body": {"messages": [message], "tools": [1]}},
+            {"prompt": "please fail"},
+        )
+
+        with working(valkey, fails=lambda prompt: prompt == "please fail"):
+            said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--errors", "err.jsonl", "--ordered")
+
+        assert said.code == 1
+        outputs = rows(tmp_path / "out.jsonl")
+        assert [line["custom_id"] for line in outputs] == ["line-1", "chat", "ids"]
+        assert [line["response"]["body"]["object"] for line in outputs] == [
+            "text_completion", "chat.completion", "text_completion",
+        ]  # fmt: skip
+        assert outputs[1]["response"]["body"]["choices"][0]["message"]["content"] == "w0 w1 w2 "
+        assert outputs[1]["error"] is None
+        errors = {line["custom_id"] or line["line"]: line for line in rows(tmp_path / "err.jsonl")}
+        assert errors.keys() == {3, "tools", "line-6"}
+        assert errors[3]["response"]["body"]["error"]["code"] == "invalid_json"
+        assert errors["tools"]["response"]["status_code"] == 400
+        assert errors["line-6"]["response"] is None
+        assert errors["line-6"]["error"] == {"code": "broken", "message": "it broke"}
+        for label in ("Successful requests:", "Benchmark duration (s):", "Total generated tokens:", "Mean TTFT (ms):",
+                      "P99 TPOT (ms):", "Median ITL (ms):", "Mean E2EL (ms):", "Mean Queue (ms):"):  # fmt: skip
+            assert label in said.out
+        assert "n/a" not in said.out
+
+    def test_when_it_is_submitted_again_then_nothing_is_submitted_twice_unless_deliberately(
+        self, run: Run, producer: Producer, tmp_path: Path
+    ) -> None:
+        write_lines(tmp_path / "in.jsonl", {"prompt": "same"}, {"prompt": "same"}, {"prompt": "other"})
+
+        first = run("submit", "in.jsonl")
+        second = run("submit", "in.jsonl")
+        (tmp_path / "state" / "journals").rename(tmp_path / "elsewhere")
+        without_journal = run("submit", "in.jsonl")
+        write_lines(
+            tmp_path / "in.jsonl", {"prompt": "new"}, {"prompt": "same"}, {"prompt": "same"}, {"prompt": "other"}
+        )
+        grown = run("submit", "in.jsonl")
+        again = run("submit", "in.jsonl", "--again")
+        after = run("submit", "in.jsonl")
+
+        assert "3 jobs submitted, 0 submitted before" in first.err
+        assert "0 jobs submitted, 3 submitted before" in second.err
+        assert "0 jobs submitted, 3 submitted before" in without_journal.err
+        assert "1 jobs submitted, 3 submitted before" in grown.err
+        assert "4 jobs submitted, 0 submitted before" in again.err
+        assert "0 jobs submitted, 4 submitted before" in after.err
+        assert producer.queue()[0].waiting_jobs == 8
+
+    def test_when_waiting_was_interrupted_then_the_next_run_writes_only_what_is_missing(
+        self, run: Run, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        write_lines(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(5)))
+        with working(valkey):
+            run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+        whole = (tmp_path / "out.jsonl").read_text()
+        kept = whole.splitlines(keepends=True)
+        # Two whole lines, and one that was cut short by the interruption.
+        (tmp_path / "out.jsonl").write_text("".join(kept[:2]) + kept[2][:20])
+
+        said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+
+        assert said.code == 0
+        assert sorted(line["custom_id"] for line in rows(tmp_path / "out.jsonl")) == [f"line-{i}" for i in range(1, 6)]
+        assert (tmp_path / "out.jsonl").read_text().startswith("".join(kept[:2]))
+        assert "2 lines had been written before" in said.err
+
+    def test_when_it_comes_by_stdin_with_a_batch_name_then_it_is_taken_once_too(self, run: Run) -> None:
+        data = b'{"prompt": "hi"}\n'
+
+        assert "1 jobs submitted" in run("submit", "-", "--batch", "mine", stdin=data).err
+        assert "0 jobs submitted, 1 submitted before" in run("submit", "-", "--batch", "mine", stdin=data).err
+        assert "1 jobs submitted" in run("submit", "-", stdin=data).err
+
+    def test_when_it_is_strict_and_a_line_is_bad_then_nothing_is_submitted(
+        self, run: Run, producer: Producer, tmp_path: Path
+    ) -> None:
+        write_lines(tmp_path / "in.jsonl", {"prompt": "good"}, {"prompt": ""}, "{")
+
+        said = run("submit", "in.jsonl", "--strict")
+
+        assert said.code == 1
+        assert "2 lines are bad and nothing was submitted" in said.err
+        assert producer.queue()[0].waiting_jobs == 0
+
+    def test_when_the_queue_is_full_then_it_waits_and_goes_on(
+        self, run: Run, valkey: RedisServer, producer: Producer, tmp_path: Path
+    ) -> None:
+        run("queues", "set", "--max-waiting-jobs", "20")
+        write_lines(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(50)))
+
+        with working(valkey):
+            said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+
+        assert said.code == 0
+        assert len(rows(tmp_path / "out.jsonl")) == 50
+
+    def test_when_logprobs_are_asked_for_then_they_have_openais_shape(
+        self, run: Run, producer: Producer, worker: HandWorker, tmp_path: Path
+    ) -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+        write_lines(tmp_path / "in.jsonl", {"custom_id": "c", "url": self.CHAT, "body": body})
+        run("submit", "in.jsonl")
+        [leased] = worker.pull()
+        worker.say(leased, [5], "a", end=JobState.DONE, has_logprobs=True)
+
+        run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+
+        [line] = rows(tmp_path / "out.jsonl")
+        content = line["response"]["body"]["choices"][0]["logprobs"]["content"]
+        assert content == [{"token": "token_id:5", "logprob": -0.5, "bytes": None, "top_logprobs": []}]
+
+
+class TestGivenAMisuse:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["ask"], "Missing argument"),
+            (["ask", "hi", "--max-tokens", "many"], "not a valid integer"),
+            (["ask", "hi", "--top-p", "9"], "top_p must be"),
+            (["ask", "hi", "--tenant", "No!"], "tenant"),
+            (["ask", ""], "the prompt is empty"),
+            (["ask", "hi", "--redis-url", "http://x"], "not a Redis URL"),
+            (["stream", "nonsense"], "not a job id"),
+            (["submit", "in.jsonl", "-o", "out.jsonl"], "-o needs --wait"),
+            (["queues", "set"], "nothing to set"),
+            (["nonsense"], "No such command"),
+        ],
+        ids=joined,
+    )
+    def test_when_it_is_run_then_one_sentence_says_so_and_the_code_is_two(
+        self, run: Run, tmp_path: Path, arguments: list[str], words: str
+    ) -> None:
+        write_lines(tmp_path / "in.jsonl", {"prompt": "hi"})
+
+        said = run(*arguments)
+
+        assert said.code == 2
+        assert words in said.err
+        assert "Traceback" not in said.err
+        assert said.out == ""
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["submit", "missing.jsonl"], "missing.jsonl"),
+            (["result", "0.default.nobody"], "unknown"),
+            (["ask", "hi", "--redis-url", "redis://:opensesame@127.0.0.1:1"], "does not answer"),
+            (["jobs", "latency", "--database-url", "sqlite:////nowhere/x.db"], "no job history"),
+            (["jobs", "latency", "--database-url", "mysql://x"], "not supported"),
+        ],
+        ids=joined,
+    )
+    def test_when_something_is_not_there_then_one_sentence_says_so_and_the_code_is_one(
+        self, run: Run, arguments: list[str], words: str
+    ) -> None:
+        said = run(*arguments)
+
+        assert said.code == 1
+        assert words in said.err
+        assert "Traceback" not in said.err
+        assert "opensesame" not in said.err
+
+    def test_when_help_is_asked_for_then_every_command_explains_itself_and_the_codes_are_listed(self, run: Run) -> None:
+        commands = [[], ["ask"], ["submit"], ["stream"], ["result"], ["cancel"], ["requeue"], ["delete"], ["jobs"],
+                    ["jobs", "list"], ["jobs", "show"], ["jobs", "latency"], ["queues"], ["queues", "list"],
+                    ["queues", "show"], ["queues", "pause"], ["queues", "resume"], ["queues", "purge"],
+                    ["queues", "set"], ["server"], ["server", "status"], ["server", "stop"]]  # fmt: skip
+
+        helps = {" ".join(command): run(*command, "--help") for command in commands}
+
+        assert {said.code for said in helps.values()} == {0}
+        groups = ("", "jobs", "queues", "server")
+        assert [name for name, said in helps.items() if name not in groups and "Example" not in said.out] == []
+        assert "130  interrupted" in helps[""].out
+
+
+class TestGivenAProcessOfItsOwn:
+    @pytest.fixture
+    def environ(self, valkey: RedisServer, tmp_path: Path) -> dict[str, str]:
+        """For a subprocess."""
+        return {**os.environ, "SLUICE_REDIS_URL": valkey.url, "SLUICE_STATE_DIR": str(tmp_path)}
+
+    def test_when_ctrl_c_is_pressed_while_asking_then_the_job_is_cancelled(
+        self, environ: dict[str, str], producer: Producer, worker: HandWorker
+    ) -> None:
+        command = [sys.executable, "-c", "from producer.cli import main; main()", "ask", "hello"]
+        with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+            leased = worker.pull()
+            while not leased:
+                leased = worker.pull()
+            worker.say(leased[0], [1], "first")
+            assert asking.stdout is not None
+            assert asking.stdout.read(5) == b"first"
+
+            asking.send_signal(signal.SIGINT)
+            _, err = asking.communicate(timeout=20)
+
+        assert asking.returncode == 130
+        assert b"is cancelled" in err
+        view = producer.status(leased[0].id)
+        assert view.asked is JobState.CANCELLED
+
+    def test_when_the_reader_of_its_output_goes_away_then_it_ends_quietly(
+        self, environ: dict[str, str], producer: Producer, worker: HandWorker
+    ) -> None:
+        receipt = producer.submit("hello", max_tokens=100_000)
+        assert isinstance(receipt, Receipt)
+        [leased] = worker.pull()
+        worker.say(leased, list(range(50_000)), "x" * 200_000)
+        worker.say(leased, [1], "y", end=JobState.DONE)
+        command = f"{sys.executable} -c 'from producer.cli import main; main()' stream {receipt.id} | head -c 5"
+
+        ended = subprocess.run(command, shell=True, env=environ, capture_output=True, check=False, timeout=30)
+
+        assert ended.stdout == b"xxxxx"
+        assert ended.stderr == b""
+
+    def test_when_the_client_is_imported_then_it_is_quick_and_brings_nothing_heavy(self) -> None:
+        program = """
+import sys, time
+begin = time.process_time()
+import producer.client, producer.cli, producer.aio
+seconds = time.process_time() - begin
+heavy = {"torch", "transformers", "alembic", "rq", "numpy", "tokenizers", "sqlalchemy"} & set(sys.modules)
+print(seconds, sorted(heavy))
+"""
+        printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
+
+        seconds, heavy = printed.split(" ", 1)
+        assert heavy.strip() == "[]"
+        assert float(seconds) < 0.5
