@@ -34,6 +34,9 @@ class IsolatingExecutor:
         self._executor = executor
         self._max_retries = max_retries
         self._num_failures_in_a_row = 0
+        self.num_failed_attempts = 0
+        self.last_failure: str | None = None
+        """What the last attempt that failed said."""
 
     def execute(self, batch: Batch) -> Outcome:
         """Compute `batch`, whole if that is possible.
@@ -61,6 +64,8 @@ class IsolatingExecutor:
                 raise
             except Exception as problem:  # noqa: BLE001 - the contract: anything may come from a device
                 error = problem
+                self.num_failed_attempts += 1
+                self.last_failure = _sentence(problem)
             else:
                 outcome.done.append((batch, sampled))
                 return None

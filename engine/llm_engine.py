@@ -27,12 +27,17 @@ class EngineStats:
     """Slots of blocks held by running sequences (cached but unreferenced blocks count as free)."""
 
     num_preemptions: int
-    """Since the engine was made; so are the next four."""
+    """Since the engine was made; so are the next five."""
 
     num_steps: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_failed_attempts: int
+    """Attempts at a step, or a part of one, that raised."""
+
+    last_failure: str | None
+    """What the last of them said."""
 
 
 class LLMEngine:
@@ -154,6 +159,8 @@ class LLMEngine:
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_cached_tokens=scheduler.counters.num_cached_tokens,
             num_output_tokens=self._num_output_tokens,
+            num_failed_attempts=self._isolating.num_failed_attempts,
+            last_failure=self._isolating.last_failure,
         )
 
     def describe(self) -> list[str]:

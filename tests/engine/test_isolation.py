@@ -49,6 +49,7 @@ class TestGivenAStepThatFailsOnce:
         transcripts = run(engine)
 
         assert len(executor.asked) == engine.stats.num_steps + 1
+        assert (engine.stats.num_failed_attempts, engine.stats.last_failure) == (1, "RuntimeError: told to fail")
         for request_id in eight():
             assert tokens(transcripts, request_id) == expected(request_id)
 

@@ -252,8 +252,8 @@ class TestGivenAPromptThatIsBeingComputed:
 
     def test_when_less_than_half_of_a_prompt_is_shared_then_it_joins_at_once(self) -> None:
         scheduler, first = self.being_computed(long_prefill_token_threshold=8)
-        other = added(scheduler, 100, token=5)
-        other.token_ids[40:] = [6] * 60
+        other = added(scheduler, 140, token=5)
+        other.token_ids[56:] = [6] * 84
 
         assert shares(step(scheduler)) == [(first, 8), (other, 8)]
 
