@@ -3,6 +3,8 @@
 Knows no scripts and no keys.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -19,10 +21,11 @@ Client = Any  # redis-py's clients share no typed base
 """A Redis client whose replies are bytes."""
 
 
-def connect(url: str, *, timeout_s: float) -> Client:
+def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None = None) -> Client:
     """A client of its own for one thread; nothing is sent yet.
 
     URLs: `redis://`, `rediss://`, `unix://`, and `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`.
+    `connected` is told of each connection made: redis-py replaces a broken one without a word.
 
     Raises:
         ConfigError: the URL cannot be one (its secrets are not repeated).
@@ -35,6 +38,8 @@ def connect(url: str, *, timeout_s: float) -> Client:
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
     }
+    if connected is not None:
+        options["redis_connect_func"] = partial(_connect, connected)
     try:
         if "+sentinel://" in url:
             return _behind_sentinels(url, options)
@@ -45,6 +50,11 @@ def connect(url: str, *, timeout_s: float) -> Client:
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
 
 
+def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: ANN401  # as `Client`
+    connection.on_connect()
+    connected()
+
+
 class Connections:
     """Clients of one worker, one for each thread that needs one; closed when it ends. A part: start, quiet, stop."""
 
@@ -53,9 +63,9 @@ class Connections:
         self._timeout_s = timeout_s
         self._clients: list[Client] = []
 
-    def open(self) -> Client:
-        """Another client."""
-        self._clients.append(connect(self._url, timeout_s=self._timeout_s))
+    def open(self, connected: Callable[[], None] | None = None) -> Client:
+        """Another client; see `connect`."""
+        self._clients.append(connect(self._url, timeout_s=self._timeout_s, connected=connected))
         return self._clients[-1]
 
     def start(self) -> None:

@@ -35,7 +35,7 @@ from worker.advance import Said, calls_of, news_of, parts_of
 from worker.bell import Bell
 from worker.clock import monotonic_s
 from worker.common import Common
-from worker.connections import Client
+from worker.connections import Connections
 from worker.errors import INVALID_REQUEST, PartDied
 from worker.health import Patience
 from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls, has_room
@@ -59,8 +59,9 @@ class Leg:
 class Exchange:
     """The thread that talks to Redis for the loop. A part: start, quiet, stop."""
 
-    def __init__(self, client: Client, bell: Bell, common: Common, watch: StepWatch) -> None:
-        self._client = client
+    def __init__(self, connections: Connections, bell: Bell, common: Common, watch: StepWatch) -> None:
+        self._connected_s = float("inf")
+        self._client = connections.open(self._note_connected)
         self._bell = bell
         self._common = common
         self._leases = common.leases
@@ -74,7 +75,6 @@ class Exchange:
         self._oversized: set[str] = set()
         self._waiting_for_model: list[tuple[float, HeldJob]] = []
         self._unreleased_bytes = 0
-        self._connected_s: float | None = None
         self._returns_unstarted = False
         self.is_quiet = False
 
@@ -191,6 +191,10 @@ class Exchange:
         else:
             self._rest()
 
+    def _note_connected(self) -> None:
+        # Whoever was cut off with us could not beat either: for one life nobody is dead.
+        self._connected_s = monotonic_s()
+
     def _make_trip(self, legs: list[Leg]) -> bool:
         """One round trip; False if Redis did not answer it all."""
         try:
@@ -207,15 +211,12 @@ class Exchange:
 
     def _away(self, error: RedisError | OSError) -> None:
         self._common.health.failed("exchange", error)
-        self._connected_s = None
         self._closing.wait(self._patience.after(error))
 
     def _answered(self) -> None:
         self._common.health.answered("exchange")
         self._common.meters.num_round_trips += 1
         self._patience.reset()
-        if self._connected_s is None:
-            self._connected_s = monotonic_s()
         self._mailbox.release(self._unreleased_bytes)
         self._unreleased_bytes = 0
 
@@ -394,7 +395,7 @@ class Exchange:
             now_s=now_s,
             cache_tokens=self._cache_tokens,
             is_empty=self.is_drained,
-            may_reclaim=self._connected_s is not None and now_s - self._connected_s > self._common.config.beat.life_s,
+            may_reclaim=now_s - self._connected_s > self._common.config.beat.life_s,
             holds_oversized=self._holds_oversized(),
         )
         if asked is not None:

@@ -182,7 +182,7 @@ def build(  # the one place that knows every part
     translator = Translator(
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )
-    exchange = Exchange(connections.open(), bell, common, life.watch)
+    exchange = Exchange(connections, bell, common, life.watch)
     heard = intake.Hearing(ended=exchange.ended, waits=exchange.wait_for_model)
     preparation = intake.Preparation(connections.open(), common, translator, heard)
     exchange.connect(preparation.put, cache_tokens=served.engine.stats.kv_tokens_total)
