@@ -9,34 +9,19 @@ HistoryAway   the database does not take anything now: try the same again later
 import math
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.sql import ColumnElement
 
 from producer.contract.database import why
-from producer.contract.tables import attempts, batches, jobs, results
-from worker.history_rows import (
-    ENDED_ATTEMPT,
-    GREATEST,
-    IDENTITY,
-    LEAST,
-    NEWEST,
-    STARTED_ATTEMPT,
-    SUBMITTED,
-    JobChange,
-    Row,
-)
+from producer.contract.tables import batches, jobs, results
+from worker.history_rows import IDENTITY, JobChange, Row
+from worker.history_upserts import Upserts
 
 MAX_JOBS_PER_TRANSACTION = 1000
 MAX_TEXT_CHARS = 1_000_000
 """Of a cleaned text; a sound one is never cut."""
-
-# Either dialect's INSERT; they share what is used here, but no typed base.
-Upsert = postgresql.Insert | sqlite.Insert
 
 _SQLSTATES_OF_ROWS = ("22", "23", "54", "42804", "42846")
 """PostgreSQL's words: data exception, integrity, program limit (a text too long for an index), wrong type (two)."""
@@ -53,12 +38,8 @@ class HistoryWriter:
     """Writes changes into one database."""
 
     def __init__(self, engine: Engine) -> None:
-        insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
         self._engine = engine
-        self._upsert_jobs = _job_upsert(insert(jobs))
-        self._upsert_attempts = _attempt_upsert(insert(attempts))
-        self._upsert_results = _result_upsert(insert(results))
-        self._upsert_batches = _batch_upsert(insert(batches))
+        self._upserts = Upserts(engine.dialect.name)
 
     def write(self, changes: Iterable[JobChange]) -> list[tuple[str, str]]:
         """Write changes, each wholly or not at all; give (job id, reason) of those that had to be cleaned.
@@ -104,15 +85,14 @@ class HistoryWriter:
             raise HistoryAway(_reason(error)) from error
 
     def _execute(self, connection: Connection, changes: Sequence[JobChange]) -> None:
-        _many(connection, self._upsert_jobs, [change.job for change in changes])
-        _many(
-            connection, self._upsert_attempts, [row for change in changes for _, row in sorted(change.attempts.items())]
-        )
+        upserts, claims = self._upserts, [row for change in changes for _, row in sorted(change.attempts.items())]
         told = [change.result for change in changes if change.result is not None]
-        _many(connection, self._upsert_results, told)
+        upserts.jobs(connection, [change.job for change in changes])
+        upserts.attempts(connection, claims)
+        upserts.results(connection, told)
         if told:
             _forget_deleted(connection, [row["job_id"] for row in told])
-        _many(connection, self._upsert_batches, _batches_of(changes))
+        upserts.batches(connection, _batches_of(changes))
         returned = [change.id for change in changes if change.is_returned]
         if returned:
             _reopen_batches(connection, returned)
@@ -130,52 +110,7 @@ class HistoryWriter:
             raise HistoryAway(_reason(error)) from error
 
 
-# ---------------------------------------------------------------- statements
-
-
-def _job_upsert(insert: Upsert) -> Upsert:
-    new, old = insert.excluded, jobs.c
-    is_newer = new.version > old.version
-    columns: dict[str, ColumnElement[Any]] = {  # Any: columns of several types
-        **{name: sa.case((is_newer, new[name]), else_=old[name]) for name in NEWEST},
-        **{name: sa.func.coalesce(old[name], new[name]) for name in SUBMITTED},
-        **{name: _pick(old[name], new[name], new[name] < old[name]) for name in LEAST},
-        **{name: _pick(old[name], new[name], new[name] > old[name]) for name in GREATEST},
-    }
-    return insert.on_conflict_do_update(index_elements=["id"], set_=columns, where=old.deleted_ms.is_(None))
-
-
-def _attempt_upsert(insert: Upsert) -> Upsert:
-    new, old = insert.excluded, attempts.c
-    ends_first = sa.or_(old.end_version.is_(None), new.end_version < old.end_version)
-    columns: dict[str, ColumnElement[Any]] = {  # Any: columns of several types
-        **{name: sa.func.coalesce(old[name], new[name]) for name in STARTED_ATTEMPT},
-        **{name: sa.case((ends_first, new[name]), else_=old[name]) for name in ENDED_ATTEMPT},
-    }
-    return insert.on_conflict_do_update(index_elements=["job_id", "epoch"], set_=columns)
-
-
-def _result_upsert(insert: Upsert) -> Upsert:
-    names = ("version", "finished_ms", "choices", "usage")
-    columns = {name: insert.excluded[name] for name in names}
-    is_newer = insert.excluded.version > results.c.version
-    return insert.on_conflict_do_update(index_elements=["job_id"], set_=columns, where=is_newer)
-
-
-def _batch_upsert(insert: Upsert) -> Upsert:
-    created, known = insert.excluded.created_ms, batches.c.created_ms
-    columns = {"created_ms": sa.case((created < known, created), else_=known), "completed_ms": sa.null()}
-    return insert.on_conflict_do_update(index_elements=["queue", "id"], set_=columns)
-
-
-def _pick(old: ColumnElement[Any], new: ColumnElement[Any], new_wins: ColumnElement[bool]) -> ColumnElement[Any]:
-    """Any: numbers or texts."""
-    return sa.case((old.is_(None), new), (new_wins, new), else_=old)
-
-
-def _many(connection: Connection, statement: Upsert, rows: Sequence[Row]) -> None:
-    if rows:
-        connection.execute(statement, rows)
+# ---------------------------------------------------------------- what else a transaction does
 
 
 def _forget_deleted(connection: Connection, job_ids: Sequence[object]) -> None:
