@@ -6,10 +6,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from producer.contract.wire import JobId, JobOptions
-from tests.end_to_end.processes import Crew, crew
+from tests.end_to_end.processes import Crew, WorkerProcess, crew
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -50,7 +51,35 @@ def rows_of(path: Path) -> dict[str, dict[str, Any]]:
             database.row_factory = None
 
 
+def recorder_of(worker: WorkerProcess) -> psutil.Process:
+    """The child that records."""
+    wait_until(lambda: psutil.Process(worker.process.pid).children(), "the recorder is started")
+    return psutil.Process(worker.process.pid).children()[0]
+
+
 class TestGivenAWorkerWithItsRecorder:
+    def test_when_the_recorder_dies_then_another_is_started(self, workers: Crew, client: Any, tmp_path: Path) -> None:
+        path = tmp_path / "history.db"
+        worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{path}")[0]
+
+        recorder_of(worker).kill()
+        worker.wait_for_line("recorder ended; starting it again")
+
+        job_ids = submit_all(client, [Ask(options=JobOptions(max_tokens=5))])
+        wait_until(lambda: ended(rows_of(path), job_ids), "the row is there")
+
+    def test_when_the_worker_is_killed_then_its_recorder_goes_too(
+        self, workers: Crew, client: Any, tmp_path: Path
+    ) -> None:
+        del client
+        worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{tmp_path}/history.db")[0]
+        worker.wait_for_line("recorder started")
+        recorder = recorder_of(worker)
+
+        worker.kill()
+
+        wait_until(lambda: not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE, "it is gone")
+
     def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_true_row(
         self, workers: Crew, client: Any, tmp_path: Path
     ) -> None:

@@ -1,0 +1,79 @@
+"""The book of held jobs: what a beat says is true of one instant, and an older lease never speaks for a newer one."""
+
+from producer.contract.calls import LeasedJob
+from producer.contract.keys import QueueKeys
+from producer.contract.wire import JobId, JobSpec
+from worker.leases import FORGET_PROMPT_BYTES, HeldJob, Leases
+
+ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
+
+
+def job(name: str, *, epoch: int = 1, keys: QueueKeys = ONE, payload: bytes = b"p", choices: int = 1) -> HeldJob:
+    leased = LeasedJob(
+        id=JobId(f"{keys.partition}.t.{name}"), epoch=epoch, attempt=epoch, priority=0, spec=b"", payload=payload,
+        seed=1, choices=choices, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1,
+        published=(3,) * choices, ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
+    )  # fmt: skip
+    return HeldJob(leased=leased, keys=keys, spec=JobSpec())
+
+
+class TestGivenPullsOfTwoPartitions:
+    def test_when_a_beat_is_made_then_it_lists_its_partitions_jobs_and_its_last_pull(self) -> None:
+        leases = Leases()
+        leases.take(ONE, 4, [job("a"), job("b", epoch=2)])
+        leases.take(TWO, 9, [job("c", keys=TWO)])
+
+        held = leases.held(ONE)
+
+        assert dict(held.epochs) == {"0.t.a": 1, "0.t.b": 2}
+        assert held.processed_pull == 4
+        assert leases.held(TWO).processed_pull == 9
+
+    def test_when_nothing_was_pulled_then_no_pull_is_processed(self) -> None:
+        assert Leases().held(ONE).processed_pull == 0
+
+    def test_when_a_job_has_ended_then_it_is_listed_no_more(self) -> None:
+        leases, ended = Leases(), job("a")
+        leases.take(ONE, 1, [ended])
+
+        assert leases.remove(ended)
+
+        assert not leases.remove(ended)
+        assert dict(leases.held(ONE).epochs) == {}
+        assert len(leases) == 0
+
+
+class TestGivenAJobThatComesBack:
+    """It was leased, lost, and is leased again."""
+
+    def test_when_pulled_again_then_the_newer_lease_replaces_the_older(self) -> None:
+        leases, older, newer = Leases(), job("a", epoch=1), job("a", epoch=3)
+        leases.take(ONE, 1, [older])
+
+        replaced = leases.take(ONE, 2, [newer])
+
+        assert replaced == [older]
+        assert leases.of_request("0.t.a#1") is None
+        assert leases.of_request("0.t.a#3") is newer
+        assert leases.of_job(newer.id) is newer
+
+    def test_when_the_older_is_removed_late_then_the_newer_stays(self) -> None:
+        leases, older, newer = Leases(), job("a", epoch=1), job("a", epoch=3)
+        leases.take(ONE, 1, [older])
+        leases.take(ONE, 2, [newer])
+
+        leases.remove(older)
+
+        assert leases.of_job(newer.id) is newer
+
+
+class TestGivenALongPrompt:
+    def test_when_it_is_translated_then_its_bytes_are_let_go(self) -> None:
+        long, short = job("a", payload=b"x" * (FORGET_PROMPT_BYTES + 1)), job("b", payload=b"x")
+
+        long.forget_prompt()
+        short.forget_prompt()
+
+        assert long.leased.payload == b""
+        assert short.leased.payload == b"x"
+        assert long.num_published == 3

@@ -1,0 +1,93 @@
+"""Logs: plain for people, JSON for machines, nothing below the level."""
+
+import io
+import json
+
+import pytest
+import structlog
+
+from worker.config import LogConfig
+from worker.health import MAX_DELAY_S, MAX_STRANGE_REPLIES, Patience, RedisHealth, ResponseError
+from worker.log import configure_logs, get_log
+
+
+class Terminal(io.StringIO):
+    """A stream with a person before it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> object:  # pyright: ignore[reportUnusedFunction]  # pytest uses it
+    yield
+    structlog.reset_defaults()
+
+
+class TestGivenAStream:
+    def test_when_it_is_no_terminal_then_each_line_is_json_with_its_facts(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(), stream=stream)
+
+        get_log(worker_id="w").info("job ended", job_id="j", ttft_s=0.5)
+
+        line = json.loads(stream.getvalue())
+        assert (line["event"], line["worker_id"], line["job_id"], line["ttft_s"]) == ("job ended", "w", "j", 0.5)
+        assert line["level"] == "info"
+
+    def test_when_it_is_a_terminal_then_it_is_for_people(self) -> None:
+        stream = Terminal()
+        configure_logs(LogConfig(), stream=stream)
+
+        get_log().info("job ended", job_id="j")
+
+        assert "job ended" in stream.getvalue()
+        assert "{" not in stream.getvalue()
+
+    def test_when_below_the_level_then_nothing_is_written(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(level="warning"), stream=stream)
+
+        get_log().info("job ended")
+
+        assert stream.getvalue() == ""
+
+
+class TestGivenRedisThatBreaksAndHeals:
+    def test_when_several_threads_meet_it_then_it_is_said_once_each_way(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(), stream=stream)
+        health = RedisHealth(get_log(), "redis://:***@host")
+
+        for who in ("exchange", "beat", "exchange"):
+            health.failed(who, ConnectionError("gone"))
+        assert not health.is_well
+        health.answered("beat")
+        health.answered("exchange")
+
+        events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+        assert events == ["redis unreachable", "redis reachable again"]
+        assert health.is_well
+
+    def test_when_it_stays_away_then_each_wait_is_longer_up_to_a_second(self) -> None:
+        patience = Patience()
+
+        waits = [patience.after(ConnectionError("gone")) for _ in range(100)]
+
+        assert waits == sorted(waits)
+        assert waits[-1] == MAX_DELAY_S
+
+    def test_when_it_answers_with_errors_of_our_making_then_we_give_up(self) -> None:
+        patience = Patience()
+        for _ in range(MAX_STRANGE_REPLIES - 1):
+            patience.after(ResponseError("ERR bad call"))
+
+        with pytest.raises(ResponseError, match="bad call"):
+            patience.after(ResponseError("ERR bad call"))
+
+    @pytest.mark.parametrize("word", ["LOADING", "READONLY", "MISCONF", "OOM", "NOAUTH"])
+    def test_when_it_says_that_it_cannot_serve_now_then_we_do_not(self, word: str) -> None:
+        patience = Patience()
+
+        for _ in range(3 * MAX_STRANGE_REPLIES):
+            patience.after(ResponseError(f"{word} try later"))
