@@ -34,13 +34,20 @@ class PostgresServer:
         """Connection URL of one of its databases."""
         return str(self.handle.get_uri(database=database))
 
-    def create_database(self, *, template: str = "template0") -> str:
-        """Make a fresh database, empty or a copy of `template`; give its name."""
+    def create_database(self) -> str:
+        """Make a fresh database; give its name."""
         name = f"test_{next(self._names)}"
+        self._run(f"CREATE DATABASE {name} TEMPLATE template0")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _run(self, statement: str) -> None:
         engine = sa.create_engine(self._admin_url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
-        return name
+            connection.exec_driver_sql(statement)
 
     def _admin_url(self) -> str:
         return self.url("postgres").replace("postgresql://", "postgresql+psycopg://")

@@ -5,11 +5,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from producer.contract.database import open_database
+from producer.contract.tables import SCHEMA_REVISION
 from tests.postgres import HOW_TO_GET, PostgresServer, has_postgres, postgres_server
 from worker.migrate import migrate
+
+
+@contextmanager
+def _opened(url: str) -> Generator[Engine]:
+    engine = open_database(url, is_writer=True)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 @pytest.fixture(scope="session")
@@ -22,24 +33,28 @@ def postgres() -> Generator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def _migrated_template(postgres: PostgresServer) -> str:
-    name = postgres.create_database()
-    engine = open_database(postgres.url(name), is_writer=True)
-    migrate(engine)
-    engine.dispose()
-    return name
+def _migrated_database(postgres: PostgresServer) -> str:
+    url = postgres.url(postgres.create_database())
+    with _opened(url) as engine:
+        migrate(engine)
+    return url
 
 
 @pytest.fixture
-def postgres_url(postgres: PostgresServer, _migrated_template: str) -> str:
-    """A migrated, empty history on PostgreSQL."""
-    return postgres.url(postgres.create_database(template=_migrated_template))
+def postgres_url(_migrated_database: str) -> str:
+    """A migrated, empty history on PostgreSQL; one database, emptied before each test."""
+    with _opened(_migrated_database) as engine, engine.begin() as connection:
+        connection.execute(sa.text("TRUNCATE jobs, attempts, results, batches"))
+        connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{SCHEMA_REVISION}'"))
+    return _migrated_database
 
 
 @pytest.fixture
-def postgres_empty_url(postgres: PostgresServer) -> str:
+def postgres_empty_url(postgres: PostgresServer) -> Generator[str]:
     """A database on PostgreSQL without tables."""
-    return postgres.url(postgres.create_database())
+    name = postgres.create_database()
+    yield postgres.url(name)
+    postgres.drop_database(name)
 
 
 @pytest.fixture(scope="session")
@@ -57,15 +72,6 @@ def sqlite_url(tmp_path: Path, _migrated_file: bytes) -> str:
     path = tmp_path / "history.db"
     path.write_bytes(_migrated_file)
     return f"sqlite:///{path}"
-
-
-@contextmanager
-def _opened(url: str) -> Generator[Engine]:
-    engine = open_database(url, is_writer=True)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ class TestGivenAJobWhoseFirstOwnerDied:
         ]
         assert row(history)["attempts"] == 2
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(data=st.data())
     def test_when_events_come_in_any_order_any_number_of_times_then_the_rows_are_the_same(
         self, history: Engine, data: st.DataObject

@@ -62,7 +62,7 @@ class TestGivenARecorderProcess:
         self, valkey: RedisServer, history_url: str, history: Engine
     ) -> None:
         client = client_of(valkey)
-        job_ids = [f"0.a.{number:05d}" for number in range(3000)]
+        job_ids = [f"0.a.{number:05d}" for number in range(2000)]
         for begin in range(0, len(job_ids), 100):
             some = job_ids[begin : begin + 100]
             add(client, [e.submitted(job_id) for job_id in some], [e.started(job_id) for job_id in some])
