@@ -26,11 +26,11 @@ def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: T
     Raises:
         ValueError: shapes, dtypes or strides disagree.
     """
-    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gate_up must be [T, 2 * I], got {tuple(gate_up.shape)}")
+    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, "gate_up must be [T, 2 * I], got {}", gate_up.shape)
     check_rows("gate_up", gate_up)
     shape = (gate_up.shape[0], gate_up.shape[1] // 2)
     out = gate_up.new_empty(shape) if out is None else out
-    check(out.shape == torch.Size(shape) and out.dtype == gate_up.dtype, f"out must be {shape} {gate_up.dtype}")
+    check(out.shape == torch.Size(shape) and out.dtype == gate_up.dtype, "out must be {} {}", shape, gate_up.dtype)
     check_rows("out", out)
     if gate_up.is_cuda:
         from kernels.gated_activation.kernel import gated_activation_triton

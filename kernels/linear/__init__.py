@@ -21,7 +21,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     Raises:
         ValueError: shapes or dtypes disagree.
     """
-    check(weight.dim() == 2, f"weight must be [N, K], got {tuple(weight.shape)}")
+    check(weight.dim() == 2, "weight must be [N, K], got {}", weight.shape)
     check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
     check(bias is None or bias.dtype == weight.dtype, "bias must have the weight's dtype")
     if weight.is_cuda:

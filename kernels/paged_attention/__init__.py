@@ -61,12 +61,14 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     Raises:
         ValueError: shapes, dtypes or strides disagree, or H is not a multiple of G.
     """
-    check(query.dim() == 3, f"query must be [T, H, D], got {tuple(query.shape)}")
-    check(query.shape[2] == kv_cache.head_size, f"query has head size {query.shape[2]}, not {kv_cache.head_size}")
+    check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
+    check(query.shape[2] == kv_cache.head_size, "query has head size {}, not {}", query.shape[2], kv_cache.head_size)
     check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")
-    check(query.dtype == kv_cache.keys.dtype, f"query is {query.dtype}, the cache {kv_cache.keys.dtype}")
+    check(query.dtype == kv_cache.keys.dtype, "query is {}, the cache {}", query.dtype, kv_cache.keys.dtype)
     check_rows("query", query)
     _check_tables(block_tables, query_start_locs, context_lens)
+    num_slots = block_tables.shape[1] * kv_cache.block_size
+    check(max_context_len <= num_slots, "block_tables hold {} tokens, not {}", num_slots, max_context_len)
     out = query.new_empty(query.shape) if out is None else out
     check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
     if query.is_cuda:
@@ -89,13 +91,9 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
 
 
 def _check_tables(block_tables: Tensor, query_start_locs: Tensor, context_lens: Tensor) -> None:
-    for name, tensor in {
-        "block_tables": block_tables,
-        "query_start_locs": query_start_locs,
-        "context_lens": context_lens,
-    }.items():
-        check(tensor.dtype == torch.int32, f"{name} must be int32, got {tensor.dtype}")
-        check_rows(name, tensor)
+    is_int32 = block_tables.dtype == query_start_locs.dtype == context_lens.dtype == torch.int32
+    check(is_int32, "block_tables, query_start_locs and context_lens must be int32")
+    check_rows("block_tables", block_tables)
     num_sequences = context_lens.shape[0]
     check(block_tables.dim() == 2 and block_tables.shape[0] == num_sequences, "block_tables must be [S, max_blocks]")
     check(query_start_locs.shape == (num_sequences + 1,), "query_start_locs must be [S + 1]")

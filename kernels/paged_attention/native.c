@@ -8,6 +8,14 @@
    What a slot holds that no row may see never enters a sum: its score is replaced, its value is not read. */
 #include "../native.h"
 
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define HAS_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define HAS_TILES 0
+#endif
+
 #define ROWS 16
 #define CHUNK 8
 #define MAX_DP 256
@@ -21,7 +29,7 @@ typedef struct {
   int64_t table_stride;
   const int32_t *query_start_locs, *context_lens;
   char *out;
-  int S, T, H, G, D, block_size, P, DP, window;
+  int S, T, H, G, D, block_size, P, DP, window, use_tiles;
   float scale;
 } Arguments;
 
@@ -114,6 +122,12 @@ INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *
 
 /* Scale a segment's scores, and take out what a row must not see. */
 INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *segment, float scale, int window) {
+  const int all_new = segment->first_position + LANES - 1 <= tile->position[0];
+  const int none_old = !window || segment->first_position > tile->position[num_rows - 1] - window;
+  if (all_new && none_old && segment->low == 0 && segment->high == LANES) {
+    for (int r = 0; r < num_rows; r++) tile->scores[r][column] *= scale;
+    return;
+  }
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 in_segment = (lanes >= segment->low) & (lanes < segment->high);
   for (int r = 0; r < num_rows; r++) {
@@ -152,10 +166,7 @@ INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, int dtype) {
     for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
 }
 
-/* One chunk for all rows of the tile. */
-INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, const Arguments *a,
-                         int dtype) {
-  const int steps = a->DP / (dtype == BFLOAT16 ? 2 : 1);
+INLINE void score_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, int steps, int dtype) {
   for (int c = 0; c < num_segments; c++) {
     /* While these keys are used, the values of the same slots come closer. */
     const char *keys = segments[c].keys, *next = segments[c].values;
@@ -164,14 +175,127 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int 
     if (num_rows - r == 3) score_rows(tile, r, 3, c, keys, next, steps, dtype);
     if (num_rows - r == 2) score_rows(tile, r, 2, c, keys, next, steps, dtype);
     if (num_rows - r == 1) score_rows(tile, r, 1, c, keys, next, steps, dtype);
-    mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
   }
-  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, dtype);
+}
+
+INLINE void weigh_all(Tile *tile, int num_rows, const Segment *segments, int num_segments, int DP, int dtype) {
   int r = 0;
-  for (; r + 4 <= num_rows; r += 4) weigh_chunk(tile, r, 4, segments, num_segments, a->DP, dtype);
-  if (num_rows - r == 3) weigh_chunk(tile, r, 3, segments, num_segments, a->DP, dtype);
-  if (num_rows - r == 2) weigh_chunk(tile, r, 2, segments, num_segments, a->DP, dtype);
-  if (num_rows - r == 1) weigh_chunk(tile, r, 1, segments, num_segments, a->DP, dtype);
+  for (; r + 4 <= num_rows; r += 4) weigh_chunk(tile, r, 4, segments, num_segments, DP, dtype);
+  if (num_rows - r == 3) weigh_chunk(tile, r, 3, segments, num_segments, DP, dtype);
+  if (num_rows - r == 2) weigh_chunk(tile, r, 2, segments, num_segments, DP, dtype);
+  if (num_rows - r == 1) weigh_chunk(tile, r, 1, segments, num_segments, DP, dtype);
+}
+
+#if HAS_TILES
+/* Tile registers: 0 to 3 sums (rows x 16 floats); 4 queries (rows x 32), 5 keys (16 pairs x 16); 6 weights (rows x 16),
+   7 values (8 pairs x 16). */
+INLINE void configure_tiles(int num_rows) {
+  struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } config __attribute__((aligned(64))) = {.palette = 1};
+  for (int t = 0; t < 5; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = (uint8_t)num_rows;
+  }
+  config.row_bytes[5] = 64, config.rows[5] = 16;
+  config.row_bytes[6] = 32, config.rows[6] = (uint8_t)num_rows;
+  config.row_bytes[7] = 64, config.rows[7] = 8;
+  _tile_loadconfig(&config);
+}
+
+/* Scores of all rows by tiles: 16 slots a segment, 32 elements of a head at a time. */
+INLINE void score_chunk_tiles(Tile *tile, const Segment *segments, int num_segments, int DP) {
+  for (int c = 0; c < num_segments; c += 2) {
+    const Segment *a = segments + c, *b = segments + (c + 1 < num_segments ? c + 1 : c);
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int d = 0; d < DP; d += 32) {
+      _tile_loadd(4, (const char *)tile->query + d * 2, DP * 2);
+      _tile_loadd(5, a->keys + d * 32, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(5, b->keys + d * 32, 64);
+      _tile_dpbf16ps(1, 4, 5);
+    }
+    _tile_stored(0, &tile->scores[0][c], sizeof tile->scores[0]);
+    if (c + 1 < num_segments) _tile_stored(1, &tile->scores[0][c + 1], sizeof tile->scores[0]);
+  }
+}
+
+/* A copy of a segment's values, zero where no row may look: [8, DP, 2]. */
+INLINE const char *seen_values(const Segment *segment, uint32_t *copy, int DP) {
+  for (int i = 0; i < LANES / 2; i++) {
+    uint32_t seen = 0;
+    if (i * 2 >= segment->low && i * 2 < segment->high) seen |= 0x0000ffffu;
+    if (i * 2 + 1 >= segment->low && i * 2 + 1 < segment->high) seen |= 0xffff0000u;
+    for (int d = 0; d < DP; d += LANES)
+      *(u32x16 *)(copy + i * DP + d) = *(const u32x16 *)(segment->values + ((int64_t)i * DP + d) * 4) & seen;
+  }
+  return (const char *)copy;
+}
+
+/* out += weights * values for all rows by tiles: 64 elements of a head at a time, or what is left of them. */
+INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_segments, int DP) {
+  const int64_t stride = (int64_t)DP * 4;
+  for (int d = 0; d < DP; d += 64) {
+    float *out = tile->out + d;
+    const int num_vectors = (DP - d) / LANES;
+    _tile_loadd(0, out, stride);
+    if (num_vectors > 1) _tile_loadd(1, out + 16, stride);
+    if (num_vectors > 2) _tile_loadd(2, out + 32, stride);
+    if (num_vectors > 3) _tile_loadd(3, out + 48, stride);
+    for (int c = 0; c < num_segments; c++) {
+      const char *row = values[c] + d * 4;
+      _tile_loadd(6, (const char *)tile->weights + c * 32, sizeof tile->weights[0]);
+      _tile_loadd(7, row, stride);
+      _tile_dpbf16ps(0, 6, 7);
+      if (num_vectors > 1) {
+        _tile_loadd(7, row + 64, stride);
+        _tile_dpbf16ps(1, 6, 7);
+      }
+      if (num_vectors > 2) {
+        _tile_loadd(7, row + 128, stride);
+        _tile_dpbf16ps(2, 6, 7);
+      }
+      if (num_vectors > 3) {
+        _tile_loadd(7, row + 192, stride);
+        _tile_dpbf16ps(3, 6, 7);
+      }
+    }
+    _tile_stored(0, out, stride);
+    if (num_vectors > 1) _tile_stored(1, out + 16, stride);
+    if (num_vectors > 2) _tile_stored(2, out + 32, stride);
+    if (num_vectors > 3) _tile_stored(3, out + 48, stride);
+  }
+}
+#endif
+
+/* One chunk for all rows of the tile. */
+INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, const Arguments *a,
+                         int by_tiles, int dtype) {
+#if HAS_TILES
+  if (by_tiles)
+    score_chunk_tiles(tile, segments, num_segments, a->DP);
+  else
+#endif
+    score_chunk(tile, num_rows, segments, num_segments, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+  for (int c = 0; c < num_segments; c++) mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
+  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, dtype);
+#if HAS_TILES
+  if (by_tiles) {
+    uint32_t copies[CHUNK][LANES / 2 * MAX_DP];
+    const char *values[CHUNK];
+    for (int c = 0; c < num_segments; c++) {
+      const int is_whole = segments[c].low == 0 && segments[c].high == LANES;
+      values[c] = is_whole ? segments[c].values : seen_values(segments + c, copies[c], a->DP);
+    }
+    weigh_chunk_tiles(tile, values, num_segments, a->DP);
+    return;
+  }
+#endif
+  (void)by_tiles;
+  weigh_all(tile, num_rows, segments, num_segments, a->DP, dtype);
 }
 
 /* The segment of `table` that holds `position`; only positions in [first, end) are seen. */
@@ -220,6 +344,11 @@ INLINE void attend_tile(const Arguments *a, int s, int g, int first_row, int num
   Segment segments[CHUNK];
   const int32_t *table = a->block_tables + s * a->table_stride;
   load_rows(&tile, a, s, g, first_row, num_rows, dtype);
+  int by_tiles = 0;
+#if HAS_TILES
+  by_tiles = a->use_tiles && dtype == BFLOAT16 && a->DP % 32 == 0;
+  if (by_tiles) configure_tiles(num_rows);
+#endif
   const int end = tile.position[num_rows - 1] + 1;
   const int first = a->window && tile.position[0] >= a->window ? tile.position[0] - a->window + 1 : 0;
   int position = first;
@@ -229,8 +358,11 @@ INLINE void attend_tile(const Arguments *a, int s, int g, int first_row, int num
       segments[num_segments] = segment_at(a, table, g, position, first, end, dtype);
       position = segments[num_segments].first_position + segments[num_segments].high;
     }
-    attend_chunk(&tile, num_rows, segments, num_segments, a, dtype);
+    attend_chunk(&tile, num_rows, segments, num_segments, a, by_tiles, dtype);
   }
+#if HAS_TILES
+  if (by_tiles) _tile_release();
+#endif
   store_rows(&tile, a, s, g, first_row, num_rows, dtype);
 }
 
@@ -271,15 +403,26 @@ INLINE void attend(const Arguments *a, int dtype) {
   memset(a->out + num_tokens * token_bytes, 0, (a->T - num_tokens) * token_bytes);
 }
 
+/* Ask the kernel for AMX's tile registers, which a process may not use unasked; `allowed` becomes whether it may. */
+EXPORT void sluice_allow_tiles(int32_t *allowed) {
+#if HAS_TILES
+  const long request_permission = 0x1023, tile_data = 18;
+  *allowed = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  *allowed = 0;
+#endif
+}
+
 /* query: [T, H, D], strides in elements; keys, values: the packed cache of layout.py, P slots a block and DP elements a
-   head once padded; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H, D]. */
+   head once padded; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H, D];
+   use_tiles: what sluice_allow_tiles said. */
 EXPORT void sluice_paged_attention(int dtype, const void *query, int64_t query_stride_token, int64_t query_stride_head,
                                    const void *keys, const void *values, const int32_t *block_tables,
                                    int64_t table_stride, const int32_t *query_start_locs, const int32_t *context_lens,
                                    void *out, int S, int T, int H, int G, int D, int block_size, int P, int DP,
-                                   int window, float scale) {
+                                   int window, int use_tiles, float scale) {
   const Arguments a = {query, query_stride_token, query_stride_head, keys, values, block_tables, table_stride,
-                       query_start_locs, context_lens, out, S, T, H, G, D, block_size, P, DP, window, scale};
+                       query_start_locs, context_lens, out, S, T, H, G, D, block_size, P, DP, window, use_tiles, scale};
   if (dtype == BFLOAT16)
     attend(&a, BFLOAT16);
   else

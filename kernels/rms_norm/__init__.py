@@ -69,14 +69,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    check(x.dim() == 2, f"x must be [T, M], got {tuple(x.shape)}")
-    check(weight.shape == x.shape[1:], f"weight must be {tuple(x.shape[1:])}, got {tuple(weight.shape)}")
-    check(weight.dtype == x.dtype, f"weight must be {x.dtype}, got {weight.dtype}")
+    check(x.dim() == 2, "x must be [T, M], got {}", x.shape)
+    check(weight.shape == x.shape[1:], "weight must be {}, got {}", x.shape[1:], weight.shape)
+    check(weight.dtype == x.dtype, "weight must be {}, got {}", x.dtype, weight.dtype)
     check(weight.is_contiguous(), "weight must be contiguous")
     check_rows("x", x)
 
 
 def _check_like(name: str, tensor: Tensor, x: Tensor) -> None:
-    check(tensor.shape == x.shape, f"{name} must be {tuple(x.shape)}, got {tuple(tensor.shape)}")
-    check(tensor.dtype == x.dtype, f"{name} must be {x.dtype}, got {tensor.dtype}")
+    check(tensor.shape == x.shape, "{} must be {}, got {}", name, x.shape, tensor.shape)
+    check(tensor.dtype == x.dtype, "{} must be {}, got {}", name, x.dtype, tensor.dtype)
     check_rows(name, tensor)

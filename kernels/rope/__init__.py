@@ -25,12 +25,12 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, *, out: Tensor | None = 
     Raises:
         ValueError: shapes, dtypes or strides disagree.
     """
-    check(x.dim() == 3, f"x must be [T, N, D], got {tuple(x.shape)}")
-    check(positions.shape == x.shape[:1], f"positions must be {tuple(x.shape[:1])}, got {tuple(positions.shape)}")
+    check(x.dim() == 3, "x must be [T, N, D], got {}", x.shape)
+    check(positions.shape == x.shape[:1], "positions must be {}, got {}", x.shape[:1], positions.shape)
     check_cos_sin(cos_sin, x.shape[2])
     check_rows("x", x)
     out = torch.empty_like(x) if out is None else out
-    check(out.shape == x.shape and out.dtype == x.dtype, f"out must be {tuple(x.shape)} {x.dtype}")
+    check(out.shape == x.shape and out.dtype == x.dtype, "out must be {} {}", x.shape, x.dtype)
     check_rows("out", out)
     if x.is_cuda:
         from kernels.rope.kernel import rope_triton
@@ -48,4 +48,4 @@ def check_cos_sin(cos_sin: Tensor, head_size: int) -> None:
     check(cos_sin.dim() == 2 and cos_sin.dtype == torch.float32, "cos_sin must be [P, R] float32")
     check(cos_sin.is_contiguous(), "cos_sin must be contiguous")
     rotary_size = cos_sin.shape[1]
-    check(rotary_size % 2 == 0 and rotary_size <= head_size, f"R must be even and <= {head_size}, got {rotary_size}")
+    check(rotary_size % 2 == 0 and rotary_size <= head_size, "R must be even and <= {}, got {}", head_size, rotary_size)

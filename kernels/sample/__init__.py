@@ -64,12 +64,12 @@ def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None)
     Raises:
         ValueError: shapes, dtypes or strides disagree.
     """
-    check(logits.dim() == 2, f"logits must be [S, V], got {tuple(logits.shape)}")
+    check(logits.dim() == 2, "logits must be [S, V], got {}", logits.shape)
     check_rows("logits", logits)
     shape = logits.shape[:1]
-    check(options.temperature.shape == shape, f"options must be {tuple(shape)}")
+    check(options.temperature.shape == shape, "options must be {}", shape)
     out = torch.empty(shape, dtype=torch.int64, device=logits.device) if out is None else out
-    check(out.shape == shape and out.dtype == torch.int64, f"out must be {tuple(shape)} int64")
+    check(out.shape == shape and out.dtype == torch.int64, "out must be {} int64", shape)
     if logits.is_cuda:
         from kernels.sample.kernel import sample_triton
 

@@ -57,12 +57,12 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
     check_cos_sin(cos_sin, head_size)
     shape = (qkv.shape[0], num_heads, head_size)
     for name, tensor in {"positions": positions, "slot_mapping": slot_mapping}.items():
-        check(tensor.shape == qkv.shape[:1] and tensor.dtype == torch.int64, f"{name} must be [T] int64")
+        check(tensor.shape == qkv.shape[:1] and tensor.dtype == torch.int64, "{} must be [T] int64", name)
     if head_norm is not None:
         for weight in (head_norm.query_weight, head_norm.key_weight):
-            check(weight.shape == (head_size,) and weight.dtype == qkv.dtype, f"norm weights must be [D] {qkv.dtype}")
+            check(weight.shape == (head_size,) and weight.dtype == qkv.dtype, "norm weights must be [D] {}", qkv.dtype)
     out = qkv.new_empty(shape) if out is None else out
-    check(out.shape == torch.Size(shape) and out.is_contiguous(), f"out must be {shape}, contiguous")
+    check(out.shape == torch.Size(shape) and out.is_contiguous(), "out must be {}, contiguous", shape)
     if qkv.is_cuda:
         from kernels.write_kv.kernel import write_kv_triton
 
@@ -75,10 +75,10 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
 
 
 def _num_query_heads(qkv: Tensor, kv_cache: KVCache) -> int:
-    check(qkv.dim() == 2, f"qkv must be [T, (H + 2 * G) * D], got {tuple(qkv.shape)}")
-    check(qkv.dtype == kv_cache.keys.dtype, f"qkv is {qkv.dtype}, the cache {kv_cache.keys.dtype}")
+    check(qkv.dim() == 2, "qkv must be [T, (H + 2 * G) * D], got {}", qkv.shape)
+    check(qkv.dtype == kv_cache.keys.dtype, "qkv is {}, the cache {}", qkv.dtype, kv_cache.keys.dtype)
     check_rows("qkv", qkv)
     num_heads = qkv.shape[1] // kv_cache.head_size - 2 * kv_cache.num_kv_heads
     total = (num_heads + 2 * kv_cache.num_kv_heads) * kv_cache.head_size
-    check(num_heads > 0 and total == qkv.shape[1], f"a row of qkv must have (H + 2 * G) * D elements: {qkv.shape[1]}")
+    check(num_heads > 0 and total == qkv.shape[1], "a row of qkv must have (H + 2 * G) * D elements: {}", qkv.shape[1])
     return num_heads

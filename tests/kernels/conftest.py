@@ -45,6 +45,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     def native_function(name: str, arguments: str) -> Callable[..., None]:
         return _native(march, name, arguments)
 
+    paged_attention_cpu.may_use_tiles.cache_clear()
     for module in MODULES:
         monkeypatch.setattr(module, "native_function", _no_native if march == "torch" else native_function)
     return march
