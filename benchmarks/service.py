@@ -1,0 +1,159 @@
+"""What the service adds to the engine: throughput beside the bare engine, waking up, time to the first token, starting.
+
+    python -m benchmarks.service [--rounds 3]
+
+The same 48 requests as `benchmarks.engine` (random 125 M Llama shape, bf16), once by the bare engine in a process of
+its own, once through the whole service (embedded server with its append-only file, worker process, recorder into
+SQLite, tokens on channels), in turns; medians and their ratio. Waking up is measured with the null model: an idle
+worker, one job at a time, from before `submit` to the first token in the reader's hands.
+"""
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.engine import (
+    MAX_NUM_BATCHED_TOKENS,
+    VOCAB_SIZE,
+    Job,
+    RecordingRunner,
+    make_jobs,
+    model_folder,
+    run_ours,
+)
+from benchmarks.service_parts import own_server, percentile, wait_until, worker
+from engine.model_runner import ModelOptions, load_model_runner
+from producer.client import Producer
+from producer.jobs import job as one_job
+
+NUM_WAKES = 200
+
+
+def folder_with_tokenizer() -> Path:
+    """The random model's folder with a tokenizer beside the weights: every token is a word."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = model_folder().with_name("sluice-benchmark-llama-125m-service")
+    if not (folder / "tokenizer.json").is_file():
+        shutil.copytree(model_folder(), folder, dirs_exist_ok=True)
+        vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def batching(num_seqs: int) -> tuple[str, ...]:
+    """The worker's flags for the same batching as the bare engine's."""
+    tokens = str(MAX_NUM_BATCHED_TOKENS)
+    return ("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", tokens, "--no-enable-prefix-caching")
+
+
+def engine_s(num_seqs: int) -> float:
+    """Seconds of the bare engine for all jobs, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.service", "--only-engine", str(num_seqs)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def run_engine(num_seqs: int) -> float:
+    """Seconds of the bare engine for all jobs, here; the second of two runs."""
+    options = ModelOptions(
+        path=folder_with_tokenizer(),
+        device="cpu",
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+    )
+    runner, jobs = RecordingRunner(load_model_runner(options)), make_jobs()
+    run_ours(runner, jobs, num_seqs)
+    began_s = time.perf_counter()
+    run_ours(runner, jobs, num_seqs)
+    return time.perf_counter() - began_s
+
+
+def service_s(num_seqs: int) -> float:
+    """Seconds of the whole service for all jobs, first scheduled to last ended; the second of two runs."""
+    with own_server() as folder, Producer() as producer:
+        log = folder / "worker.log"
+        with worker("--model", str(folder_with_tokenizer()), *batching(num_seqs), log=log):
+            run_jobs(producer, make_jobs())
+            return run_jobs(producer, make_jobs())
+
+
+def run_jobs(producer: Producer, jobs: Sequence[Job]) -> float:
+    """Submit jobs at once; seconds from the first scheduled to the last end, by the server's clock."""
+    wanted = [one_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True) for job in jobs]
+    receipts = [str(answer) for answer in producer.submit_many(wanted)]
+    for outcome in producer.results(receipts):
+        if outcome.error is not None:
+            raise outcome.error
+    views = [producer.status(receipt) for receipt in receipts]
+    return (max(v.ended_ms or 0 for v in views) - min(v.first_scheduled_ms or 0 for v in views)) / 1000
+
+
+def wakes_ms() -> list[float]:
+    """Milliseconds from before submit to the first token, each time with an idle worker."""
+    with own_server() as folder, Producer() as producer, worker("--model", "null", log=folder / "worker.log"):
+        return [_first_token_ms(producer) for _ in range(NUM_WAKES)]
+
+
+def _first_token_ms(producer: Producer) -> float:
+    began_s = time.perf_counter()
+    receipt = producer.submit("hello", max_tokens=1)
+    next(iter(producer.stream(receipt)))
+    took_ms = 1000 * (time.perf_counter() - began_s)
+    producer.result(receipt)
+    return took_ms
+
+
+def first_token_s() -> tuple[float, float]:
+    """Seconds from starting a worker process to the first token of a waiting job; then TTFT of 128 tokens when idle."""
+    prompt = list(range(3, 131))
+    with own_server() as folder, Producer() as producer:
+        receipt = producer.submit(token_ids=prompt, max_tokens=4, ignore_eos=True)
+        began_s = time.perf_counter()
+        with worker("--model", str(folder_with_tokenizer()), log=folder / "worker.log"):
+            next(iter(producer.stream(receipt)))
+            start_s = time.perf_counter() - began_s
+            ttfts = [_ttft_s(producer, [*prompt[:-1], 200 + i]) for i in range(10)]
+    return start_s, statistics.median(ttfts)
+
+
+def _ttft_s(producer: Producer, prompt: list[int]) -> float:
+    began_s = time.perf_counter()
+    receipt = producer.submit(token_ids=prompt, max_tokens=1, ignore_eos=True)
+    next(iter(producer.stream(receipt)))
+    took_s = time.perf_counter() - began_s
+    wait_until(lambda: producer.status(receipt).state == "done", "the job's end", every_s=0.001)
+    return took_s
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turns (default 3)")
+    parser.add_argument("--only-engine", type=int, metavar="SEQUENCES", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only_engine:
+        print(run_engine(given.only_engine))
+        return
+    num_tokens = sum(job.num_output_tokens for job in make_jobs())
+    print(f"{'sequences':>9} {'engine tok/s':>13} {'service tok/s':>14} {'service / engine':>17}")
+    for num_seqs in (16, 48):
+        pairs = [(engine_s(num_seqs), service_s(num_seqs)) for _ in range(given.rounds)]
+        bare, whole = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"{num_seqs:9} {num_tokens / bare:13.1f} {num_tokens / whole:14.1f} {bare / whole:17.3f}")
+    wakes = wakes_ms()
+    print(f"submit to first token, null model: p50 {percentile(wakes, 50):.2f} ms, p99 {percentile(wakes, 99):.2f} ms")
+    start_s, ttft_s = first_token_s()
+    print(f"start of a worker process to first token, 125 M: {start_s:.2f} s")
+    print(f"TTFT of 128 prompt tokens, 125 M, idle: {1000 * ttft_s:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
