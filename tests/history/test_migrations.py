@@ -1,5 +1,9 @@
 """The tables on both databases: up, down, and what is said when they do not fit."""
 
+import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,6 +211,28 @@ def test_the_newest_step_is_the_schema_that_the_tables_name() -> None:
     steps = ScriptDirectory(str(Path(migrations.__file__).parent))
 
     assert steps.get_current_head() == SCHEMA_REVISION
+
+
+@pytest.mark.slow
+def test_when_installed_as_a_wheel_is_then_the_steps_are_found(tmp_path: Path) -> None:
+    root = Path(migrations.__file__).parents[1]
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text())
+    packages: list[str] = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    for package in sorted({*packages} & {"migrations", "producer", "worker"}):
+        shutil.copytree(root / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    program = f"from worker.migrate import main; raise SystemExit(main('sqlite:///{tmp_path}/history.db', say=print))"
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"The history is at schema {SCHEMA_REVISION}, was at none.\n"
 
 
 def test_postgres_says_what_its_columns_mean(postgres: PostgresServer, postgres_url: str) -> None:
