@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import FLAVORS, Flavor, RedisServer, binary_of, how_to_get, redis_server
+
+# A machine that does other things too is slow now and then; a hanging test ends by its timeout.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def _need(flavor: Flavor) -> None:
