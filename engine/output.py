@@ -97,12 +97,9 @@ class ChoiceOutput:
     @property
     def stats(self) -> SequenceStats:
         """The sequence's way so far; made again only when the scheduler has moved it."""
-        stats = self._stats
-        if stats is None or stats.num_preemptions != self.sequence.num_preemptions:
-            stats = _stats(self.sequence)
-            # Until it is scheduled for the first time, more than preemptions can change.
-            self._stats = stats if stats.first_scheduled_s is not None else None
-        return stats
+        if self._stats is None or self._stats.num_preemptions != self.sequence.num_preemptions:
+            self._stats = _stats(self.sequence)
+        return self._stats
 
     def _take(self, token_id: int) -> str:
         self.num_tokens = num_tokens = self.num_tokens + 1

@@ -274,10 +274,11 @@ class TestGivenPrefixCaching:
         first = added(scheduler, 3, token=5)
         for _ in range(7):
             step(scheduler)
-        resumed = added(scheduler, 10)
+        resumed = added(scheduler, 3)
         resumed.token_ids[:] = first.token_ids
 
         assert shares(step(scheduler)) == [(first, 1), (resumed, 2)]
+        assert resumed.num_cached_tokens == 3
 
     def test_when_a_prompt_was_computed_before_then_only_its_end_is_computed_again(self) -> None:
         scheduler = scheduler_with(enable_prefix_caching=True)
