@@ -17,7 +17,9 @@ import pytest
 
 from producer import Producer, Receipt
 from producer.cli import main
+from producer.contract.database import open_database
 from producer.contract.states import JobState
+from producer.contract.tables import jobs
 from producer.contract.wire import decode_prompt
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
@@ -436,3 +438,58 @@ print(seconds, sorted(heavy))
         seconds, heavy = printed.split(" ", 1)
         assert heavy.strip() == "[]"
         assert float(seconds) < 0.5
+
+
+class TestGivenAHistory:
+    """Rows as a recorder writes them, beside the queue."""
+
+    @pytest.fixture
+    def job_id(self, sqlite_url: str, producer: Producer, worker: HandWorker, monkeypatch: pytest.MonkeyPatch) -> str:
+        """One done job, in the queue and in the history."""
+        monkeypatch.setenv("SLUICE_DATABASE_URL", sqlite_url)
+        receipt = producer.submit("hello", batch="b")
+        [leased] = worker.pull()
+        worker.generate(leased)
+        view = producer.status(receipt)
+        engine = open_database(sqlite_url, is_writer=True)
+        with engine.begin() as connection:
+            connection.execute(
+                jobs.insert().values(
+                    id=receipt.id, queue="default", partition=0, tenant="default", version=view.version, state="done",
+                    batch="b", prompt="hello", choices=1, output_tokens=3, submitted_ms=view.submitted_ms,
+                    scheduled_ms=view.submitted_ms + 10, first_token_ms=view.submitted_ms + 20,
+                    finished_ms=view.submitted_ms + 40,
+                )
+            )  # fmt: skip
+        engine.dispose()
+        return receipt.id
+
+    def test_when_jobs_are_listed_shown_and_measured_then_the_history_answers(self, run: Run, job_id: str) -> None:
+        [row] = json.loads(run("jobs", "list", "--batch", "b", "--state", "done", "--json").out)
+        assert (row["id"], row["e2e_s"]) == (job_id, 0.04)
+        assert run("jobs", "list").out.splitlines()[1].startswith(f"{job_id}\tdone\t")
+
+        shown = json.loads(run("jobs", "show", job_id, "--json").out)
+        assert shown["history"]["ttft_s"] == 0.02
+        assert shown["queue"]["state"] == "done"
+        assert [event["event"] for event in shown["timeline"]] == ["submitted", "scheduled", "first_token", "done"]
+        assert "first_token" in run("jobs", "show", job_id).out
+
+        latency = {row["metric"]: row for row in json.loads(run("jobs", "latency", "--json").out)}
+        assert latency["queue_s"]["p50_s"] == 0.01
+
+        assert run("jobs", "show", "0.default.nobody").code == 1
+
+    def test_when_it_is_deleted_then_neither_queue_nor_history_has_its_data(
+        self, run: Run, job_id: str, sqlite_url: str, producer: Producer
+    ) -> None:
+        said = run("delete", job_id)
+
+        assert said == Said(0, f"{job_id}\tdeleted\n", "")
+        assert producer.views([job_id]) == [None]
+        engine = open_database(sqlite_url)
+        with engine.connect() as connection:
+            [row] = connection.execute(jobs.select()).mappings()
+        engine.dispose()
+        assert (row["prompt"], row["state"]) == (None, "done")
+        assert row["deleted_ms"] is not None

@@ -1,0 +1,166 @@
+"""Questions to the history, on SQLite and PostgreSQL."""
+
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from producer.contract.database import open_database
+from producer.contract.states import JobState
+from producer.contract.tables import attempts, jobs, results
+from producer.contract.wire import JobId
+from producer.errors import HistoryUnavailable
+from producer.history import Forgotten, History, JobFilter
+from producer.summary import percentile
+
+NOON_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def engine(history_url: str) -> Iterator[sa.Engine]:
+    """The database, to put rows in."""
+    engine = open_database(history_url, is_writer=True)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def history(history_url: str) -> Iterator[History]:
+    """What is tested."""
+    with History(history_url, is_writer=True) as history:
+        yield history
+
+
+def put(engine: sa.Engine, queue: str, name: str, **columns: object) -> JobId:
+    """A row for one job."""
+    job_id = JobId(f"0.acme.{queue}-{name}")
+    usual = {"id": job_id, "queue": queue, "partition": 0, "tenant": "acme", "version": 3, "state": "done",
+             "submitted_ms": NOON_MS, "output_tokens": 11, "choices": 1}  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(jobs.insert().values({**usual, **columns}))
+    return job_id
+
+
+class TestGivenJobsInTheHistory:
+    def test_when_they_are_listed_then_the_newest_come_first_and_filters_hold(
+        self, engine: sa.Engine, history: History, queue: str
+    ) -> None:
+        for i in range(5):
+            put(
+                engine,
+                queue,
+                str(i),
+                submitted_ms=NOON_MS + i,
+                batch="b" if i % 2 else None,
+                state="failed" if i == 4 else "done",
+            )
+
+        def names(wanted: JobFilter, limit: int = 100) -> list[str]:
+            return [row.id[-1] for row in history.jobs(wanted, limit=limit)]
+
+        assert names(JobFilter(queue=queue)) == ["4", "3", "2", "1", "0"]
+        assert names(JobFilter(queue=queue), limit=2) == ["4", "3"]
+        assert names(JobFilter(queue=queue, batch="b")) == ["3", "1"]
+        assert names(JobFilter(queue=queue, state="failed")) == ["4"]
+        assert names(JobFilter(queue=queue, since_ms=NOON_MS + 3)) == ["4", "3"]
+        assert names(JobFilter(queue=queue, tenant="other")) == []
+        assert history.counts(JobFilter(queue=queue)) == {"done": 4, "failed": 1}
+        batch = history.batch(queue, "b")
+        assert batch is not None
+        assert (batch["jobs"], batch["done"]) == (2, 2)
+        assert history.batch(queue, "unknown") is None
+
+    def test_when_one_is_shown_then_durations_and_timeline_are_there(
+        self, engine: sa.Engine, history: History, queue: str
+    ) -> None:
+        job_id = put(engine, queue, "one", scheduled_ms=NOON_MS + 100, first_token_ms=NOON_MS + 200,
+                     finished_ms=NOON_MS + 1200, metadata={"user": "7"}, seed="5")  # fmt: skip
+        with engine.begin() as connection:
+            for epoch in (1, 2):
+                row = {"job_id": job_id, "epoch": epoch, "attempt": epoch, "incarnation": f"i{epoch}"}
+                connection.execute(attempts.insert().values(**row, started_ms=NOON_MS + 50 * epoch))
+
+        row = history.job(job_id)
+        timeline = history.timeline(job_id)
+
+        assert row is not None
+        assert (row.queue_s, row.ttft_s, row.tpot_s, row.e2e_s) == (0.1, 0.2, 0.1, 1.2)
+        assert row.metadata == {"user": "7"}
+        events = ["submitted", "pulled", "pulled", "scheduled", "first_token", "done"]
+        assert sorted(event.event for event in timeline) == sorted(events)
+        assert [event.at_ms for event in timeline] == sorted(event.at_ms for event in timeline)
+        assert history.job("0.acme.nobody") is None
+
+    def test_when_percentiles_are_asked_for_then_they_are_those_of_the_samples(
+        self, engine: sa.Engine, history: History, queue: str
+    ) -> None:
+        draw = random.Random(5)
+        waits_ms = [draw.randrange(1, 10_000) for _ in range(50)]
+        for i, wait_ms in enumerate(waits_ms):
+            put(engine, queue, str(i), first_token_ms=NOON_MS + wait_ms, batch="b" if i < 30 else None)
+        put(engine, queue, "failed", state="failed", first_token_ms=NOON_MS + 10**6)
+
+        [row] = [row for row in history.latency(JobFilter(queue=queue, batch="b")) if row.metric == "ttft_s"]
+
+        ordered = sorted(wait_ms / 1000 for wait_ms in waits_ms[:30])
+        expected = [percentile(ordered, percent) for percent in (50, 90, 95, 99)]
+        assert [row.p50_s, row.p90_s, row.p95_s, row.p99_s] == pytest.approx(expected)
+        assert (row.jobs, row.max_s) == (30, ordered[-1])
+        assert row.mean_s == pytest.approx(statistics.fmean(ordered))
+        assert row.p50_s == pytest.approx(statistics.median(ordered))
+
+    def test_when_jobs_are_forgotten_then_only_their_state_and_times_are_left(
+        self, engine: sa.Engine, history: History, queue: str
+    ) -> None:
+        kept = put(engine, queue, "kept", prompt="secret", error="secret")
+        gone = put(engine, queue, "gone", prompt="secret", error="secret", options={"a": 1}, metadata={"user": "7"})
+        late = JobId(f"0.acme.{queue}-late")
+        with engine.begin() as connection:
+            for job_id in (kept, gone):
+                row: dict[str, object] = {"job_id": job_id, "version": 3, "finished_ms": NOON_MS}
+                connection.execute(results.insert().values(**row, choices=list[object](), usage=dict[str, object]()))
+
+        forgotten = [Forgotten(id=gone, queue=queue, state=None), Forgotten(id=late, queue=queue, state=JobState.DONE)]
+        known = history.forget(forgotten)
+
+        assert known == 1
+        with engine.connect() as connection:
+            rows = {
+                row["id"]: row for row in connection.execute(sa.select(jobs).where(jobs.c.queue == queue)).mappings()
+            }
+        assert "secret" not in str(rows[gone])
+        assert rows[gone]["metadata"] is rows[gone]["options"] is None
+        assert (rows[gone]["state"], rows[gone]["submitted_ms"]) == ("done", NOON_MS)
+        # What is still on its way to the history finds the job closed.
+        assert rows[late]["deleted_ms"] is not None
+        assert rows[kept]["prompt"] == "secret"
+        assert (history.result(gone), history.result(kept)) == (None, {"choices": [], "usage": {}})
+
+
+class TestGivenNoHistory:
+    @pytest.mark.parametrize(
+        "url", ["sqlite:////nowhere/history.db", "postgresql://127.0.0.1:1/x", "mysql://x", "nonsense"]
+    )
+    def test_when_it_is_opened_then_the_error_says_what_to_do(self, url: str) -> None:
+        with pytest.raises(HistoryUnavailable), History(url):
+            pass
+
+    def test_when_the_file_has_no_tables_then_the_error_says_so_and_nothing_is_made(self, tmp_path: Path) -> None:
+        path = tmp_path / "empty.db"
+        with pytest.raises(HistoryUnavailable, match="no job history"), History(f"sqlite:///{path}"):
+            pass
+        assert not path.exists()
+
+        path.touch()
+        with pytest.raises(HistoryUnavailable, match="worker migrate"), History(f"sqlite:///{path}"):
+            pass
