@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -106,6 +106,17 @@ INLINE float max16(f32x16 x) {
   float best = x[0];
   for (int i = 1; i < LANES; i++) best = x[i] > best || x[i] != x[i] ? x[i] : best;
   return best;
+}
+
+/* The largest of sixteen that are no NaN. */
+INLINE float greatest16(f32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float best = x[0];
+  for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+  return best;
+#endif
 }
 
 /* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; a NaN stays one. */

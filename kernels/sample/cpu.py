@@ -45,5 +45,5 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
 
 @cache
 def _scratch(num_threads: int, vocab_size: int) -> Tensor:
-    """Room for every token of a row as a candidate, for each thread: 8 bytes a token."""
-    return torch.empty(num_threads, vocab_size + _CANDIDATE_PADDING, dtype=torch.int64)
+    """Room for every token of a row as a candidate and as two numbers, for each thread."""
+    return torch.empty(num_threads, 2 * (vocab_size + _CANDIDATE_PADDING), dtype=torch.int64)

@@ -1,18 +1,21 @@
 /* One token per row: the kept set, then Gumbel-max, with noise drawn only where it can matter.
 
    The definition is reference.py. What makes this fast without changing a token:
-   - a token further than NOISE_SPAN below the largest z cannot win, and counts nothing towards top-p (its mass rounds to
-     0 there), so only the others, the candidates, are looked at;
-   - a kept set is a prefix of the order (value down, id up), found by selection, not by sorting;
-   - Gumbel noise falls as its random word grows: a bound by the word's leading zeros spares nearly all logarithms. */
+   - a kept set is a prefix of the order (value down, id up), so it is told by its last member, the cut;
+   - the maxima of every 64 logits, found once, tell which of them need a second look;
+   - a token further than NOISE_SPAN below the largest z cannot win, and has no mass;
+   - Gumbel noise falls as its random word grows: a bound by the smallest word of 64 spares nearly all logarithms. */
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
 #include "../native.h"
 
+#define BLOCK 64
 #define NOISE_SPAN 26.01f
+#define MASS_SPAN 21.0f        /* further below the largest z, mass rounds to 0 */
 #define MASS_ONE 1073741824.0f /* 2^30 */
+#define NUM_BINS 336           /* of 1/16, over MASS_SPAN */
 #define NOISE_VERSION 1
 
 typedef struct {
@@ -20,54 +23,73 @@ typedef struct {
   int32_t id;
 } Candidate;
 
-/* Largest logit of a row; NaN if any is NaN. */
-INLINE float row_maximum(const void *row, int64_t V, int dtype) {
-  f32x16 best = splat(-INFINITY);
-  i32x16 has_nan = {0};
-  int64_t i = 0;
-  for (; i + LANES <= V; i += LANES) {
-    const f32x16 x = load16(row, i, dtype);
-    has_nan |= x != x;
-    best = select16(x > best, x, best);
-  }
-  float maximum = max16(best);
-  for (int lane = 0; lane < LANES; lane++)
-    if (has_nan[lane]) return NAN;
-  for (; i < V; i++) {
-    const float x = load1(row, i, dtype);
-    if (x != x) return NAN;
-    if (x > maximum) maximum = x;
-  }
-  return maximum;
+typedef struct {
+  uint32_t k0, k1, position, counter_2;
+} Key;
+
+typedef struct {
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  Key key;
+} Options;
+
+/* One row: V logits, and the maxima of every BLOCK of them. */
+typedef struct {
+  const void *logits;
+  int64_t V;
+  float *maxima;
+  float temperature;
+} Row;
+
+INLINE int64_t num_maxima(const Row *row) { return (row->V + BLOCK - 1) / BLOCK; }
+
+/* Sixteen logits from `i` on; -inf past the end of the row. */
+INLINE f32x16 load_logits(const void *logits, int64_t V, int64_t i, int dtype) {
+  if (i + LANES <= V) return load16(logits, i, dtype);
+  f32x16 x = splat(-INFINITY);
+  for (int lane = 0; i + lane < V; lane++) x[lane] = load1(logits, i + lane, dtype);
+  return x;
 }
 
-INLINE int64_t first_equal(const void *row, int64_t V, float value, int dtype) {
-  int64_t i = 0;
-  for (; i + LANES <= V; i += LANES) {
-    const i32x16 equal = load16(row, i, dtype) == value;
-    int found = 0;
-    for (int lane = 0; lane < LANES; lane++) found |= equal[lane];
-    if (found) break;
+/* Fill the maxima; return the largest logit, or NaN if any is. */
+INLINE float find_maxima(const Row *row, int dtype) {
+  float best = -INFINITY;
+  i32x16 has_nan = {0};
+  for (int64_t i = 0; i < row->V; i += BLOCK) {
+    f32x16 most = splat(-INFINITY);
+    for (int64_t j = i; j < i + BLOCK && j < row->V; j += LANES) {
+      const f32x16 x = load_logits(row->logits, row->V, j, dtype);
+      has_nan |= x != x;
+      most = select16(x > most, x, most);
+    }
+    const float maximum = greatest16(most);
+    row->maxima[i / BLOCK] = maximum;
+    if (maximum > best) best = maximum;
   }
-  while (load1(row, i, dtype) != value) i++;
+  for (int lane = 0; lane < LANES; lane++)
+    if (has_nan[lane]) return NAN;
+  return best;
+}
+
+INLINE int64_t first_equal(const Row *row, float value, int dtype) {
+  int64_t block = 0;
+  while (row->maxima[block] != value) block++;
+  int64_t i = block * BLOCK;
+  while (load1(row->logits, i, dtype) != value) i++;
   return i;
 }
 
-/* Tokens with z = logit / temperature at least `bound`, in order of id; returns how many. */
-INLINE int64_t collect(const void *row, int64_t V, float temperature, float bound, Candidate *candidates, int dtype) {
-  int64_t count = 0, i = 0;
-  for (; i + LANES <= V; i += LANES) {
-    const f32x16 z = load16(row, i, dtype) / temperature;
-    const i32x16 kept = z >= bound;
+/* Tokens with z in [low, high), in order of id; returns how many. */
+INLINE int64_t collect(const Row *row, float low, float high, Candidate *candidates, int dtype) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < row->V; i += LANES) {
+    if (row->maxima[i / BLOCK] / row->temperature < low) continue;
+    const f32x16 z = load_logits(row->logits, row->V, i, dtype) / row->temperature;
+    const i32x16 kept = (z >= low) & (z < high);
     for (int lane = 0; lane < LANES; lane++) {
       candidates[count] = (Candidate){z[lane], (int32_t)i + lane};
       count -= kept[lane];
     }
-  }
-  for (; i < V; i++) {
-    const float z = load1(row, i, dtype) / temperature;
-    candidates[count] = (Candidate){z, (int32_t)i};
-    count += z >= bound;
   }
   return count;
 }
@@ -87,7 +109,7 @@ INLINE Candidate pivot_of(const Candidate *c, int64_t low, int64_t high) {
   return comes_before(a, d) ? a : comes_before(b, d) ? d : b;
 }
 
-/* Move those of [low, high) that come before `pivot`, and it, to the front; returns how many come before it. */
+/* Move those of [low, high) that come before `pivot`, then it, to the front; returns where it is. */
 static int64_t partition(Candidate *c, int64_t low, int64_t high, Candidate pivot) {
   int64_t end = low;
   for (int64_t i = low; i < high; i++)
@@ -113,15 +135,17 @@ static void select_first(Candidate *c, int64_t count, int64_t k) {
   }
 }
 
-INLINE int64_t mass_of(float z, float z_max) { return (int64_t)floorf(expf(z - z_max) * MASS_ONE); }
+INLINE i32x16 mass16(f32x16 z, float z_max) {
+  const f32x16 mass = exp16(z - z_max) * MASS_ONE;
+  return __builtin_convertvector(select16(z >= z_max - MASS_SPAN, mass, splat(0)), i32x16);
+}
 
-/* Keep the shortest prefix in the order whose mass reaches `p` of all; returns its length. Selection again, on the half
-   that the end of the prefix is in, by masses instead of counts. */
-static int64_t select_mass(Candidate *c, int64_t count, float z_max, float p) {
-  int64_t total = 0;
-  for (int64_t i = 0; i < count; i++) total += mass_of(c[i].z, z_max);
-  const double wanted = (double)p * (double)total;
-  int64_t low = 0, high = count, before = 0; /* mass of [0, low) */
+INLINE int64_t mass_of(float z, float z_max) { return mass16(splat(z), z_max)[0]; }
+
+/* Put the shortest prefix in the order at the front whose mass, with `before`, reaches `wanted`; returns its length.
+   Selection again, into the half that the end of the prefix is in, by masses instead of counts. */
+static int64_t select_mass(Candidate *c, int64_t count, float z_max, int64_t before, double wanted) {
+  int64_t low = 0, high = count;
   while (high - low > 1) {
     const int64_t middle = partition(c, low, high, pivot_of(c, low, high));
     int64_t mass = before;
@@ -138,28 +162,108 @@ static int64_t select_mass(Candidate *c, int64_t count, float z_max, float p) {
   return high;
 }
 
-/* Philox4x32-10 (Salmon et al., 2011). */
-INLINE void philox(uint32_t c[4], uint32_t k0, uint32_t k1) {
+/* The last in the order of some. */
+INLINE Candidate last_of(const Candidate *c, int64_t count) {
+  Candidate last = c[0];
+  for (int64_t i = 1; i < count; i++)
+    if (comes_before(last, c[i])) last = c[i];
+  return last;
+}
+
+/* The k-th largest of `count` floats, which it reorders. */
+static float kth_largest(float *x, int64_t count, int64_t k) {
+  int64_t low = 0, high = count - 1;
+  while (low < high) {
+    const float pivot = x[low + (high - low) / 2];
+    int64_t i = low, j = high;
+    while (i <= j) {
+      while (x[i] > pivot) i++;
+      while (x[j] < pivot) j--;
+      if (i <= j) {
+        const float y = x[i];
+        x[i++] = x[j];
+        x[j--] = y;
+      }
+    }
+    if (k - 1 <= j)
+      high = j;
+    else if (k - 1 >= i)
+      low = i;
+    else
+      break;
+  }
+  return x[k - 1];
+}
+
+/* Candidates for the first `k`: all that are at least `bound`, and no less than the k-th largest maximum, which k tokens
+   reach. `scratch`: as many floats as there are maxima. */
+INLINE int64_t collect_first(const Row *row, int64_t k, float bound, float *scratch, Candidate *candidates, int dtype) {
+  if (k <= num_maxima(row)) {
+    memcpy(scratch, row->maxima, sizeof(float) * num_maxima(row));
+    bound = fmaxf(bound, kth_largest(scratch, num_maxima(row), k) / row->temperature);
+  }
+  const int64_t count = collect(row, bound, INFINITY, candidates, dtype);
+  if (k >= count) return count;
+  select_first(candidates, count, k);
+  return k;
+}
+
+INLINE int bin_of(float z, float z_max) { return (int)((z_max - z) * 16.0f); }
+
+/* The cut of top-p over all tokens with z >= bound: masses by bins of z, then a selection within one bin. */
+INLINE Candidate cut_by_mass(const Row *row, float z_max, float bound, float p, Candidate *candidates, int dtype) {
+  int64_t masses[NUM_BINS + 1] = {0}, total = 0;
+  const float low = fmaxf(bound, z_max - MASS_SPAN);
+  for (int64_t i = 0; i < row->V; i += LANES) {
+    if (row->maxima[i / BLOCK] / row->temperature < low) continue;
+    const f32x16 z = load_logits(row->logits, row->V, i, dtype) / row->temperature;
+    const i32x16 kept = z >= low, mass = mass16(z, z_max) & kept;
+    const i32x16 bins = __builtin_convertvector(select16(kept, (z_max - z) * 16.0f, splat(0)), i32x16);
+    for (int lane = 0; lane < LANES; lane++) masses[bins[lane]] += mass[lane];
+  }
+  for (int bin = 0; bin <= NUM_BINS; bin++) total += masses[bin];
+  const double wanted = (double)p * (double)total;
+  int64_t before = 0;
+  int bin = 0;
+  while (bin < NUM_BINS && (double)(before + masses[bin]) < wanted) before += masses[bin++];
+  /* A bin's tokens, collected a little too widely and then exactly by the same arithmetic that filled it. */
+  const float from = z_max - (bin + 1) / 16.0f - 1e-3f, to = z_max - bin / 16.0f + 1e-3f;
+  const int64_t wide = collect(row, fmaxf(low, from), bin ? to : INFINITY, candidates, dtype);
+  int64_t count = 0;
+  for (int64_t i = 0; i < wide; i++)
+    if (bin_of(candidates[i].z, z_max) == bin) candidates[count++] = candidates[i];
+  return last_of(candidates, select_mass(candidates, count, z_max, before, wanted));
+}
+
+/* Low and high words of 32-bit by 32-bit products. */
+INLINE void multiply(u32x16 x, uint32_t y, u32x16 *low, u32x16 *high) {
+#if defined(__AVX512F__)
+  const __m512i a = (__m512i)x, b = _mm512_set1_epi32((int)y);
+  const __m512i even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+  *low = (u32x16)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+  *high = (u32x16)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+#else
+  for (int lane = 0; lane < LANES; lane++) {
+    const uint64_t product = (uint64_t)x[lane] * y;
+    (*low)[lane] = (uint32_t)product;
+    (*high)[lane] = (uint32_t)(product >> 32);
+  }
+#endif
+}
+
+/* Philox4x32-10 (Salmon et al., 2011), sixteen counters at once. */
+INLINE void philox16(u32x16 c[4], uint32_t k0, uint32_t k1) {
   for (int round = 0; round < 10; round++) {
-    const uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
-    const uint32_t c1 = c[1], c3 = c[3];
-    c[0] = (uint32_t)(b >> 32) ^ c1 ^ k0;
-    c[1] = (uint32_t)b;
-    c[2] = (uint32_t)(a >> 32) ^ c3 ^ k1;
-    c[3] = (uint32_t)a;
+    u32x16 low_0, high_0, low_1, high_1;
+    multiply(c[0], 0xD2511F53u, &low_0, &high_0);
+    multiply(c[2], 0xCD9E8D57u, &low_1, &high_1);
+    c[0] = high_1 ^ c[1] ^ k0;
+    c[1] = low_1;
+    c[2] = high_0 ^ c[3] ^ k1;
+    c[3] = low_0;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-}
-
-typedef struct {
-  uint32_t k0, k1, position, counter_2;
-} Key;
-
-INLINE uint32_t word_of(int32_t id, Key key) {
-  uint32_t c[4] = {(uint32_t)id >> 2, key.position, key.counter_2, NOISE_VERSION};
-  philox(c, key.k0, key.k1);
-  return c[id & 3];
 }
 
 static float gumbel(uint32_t word) {
@@ -168,55 +272,83 @@ static float gumbel(uint32_t word) {
   return (float)-log(-log1p(-v));
 }
 
-/* At least the noise of `word`, to which it is close: v >= 2^-(zeros + 1), and noise is at most -log(v). */
+/* At least the noise of `word`, and of every larger one: v >= 2^-(zeros + 1), and noise is at most -log(v). */
 INLINE float gumbel_bound(uint32_t word) {
   const int zeros = word ? __builtin_clz(word) : 32;
   return (float)(zeros + 1) * 0.6931472f + 1e-5f;
 }
 
-#define BATCH 256
+/* The best so far. */
+typedef struct {
+  float score;
+  int64_t token;
+} Best;
 
-static int64_t draw(const Candidate *candidates, int64_t count, Key key) {
-  float best = -INFINITY;
-  int64_t token = -1;
-  uint32_t words[BATCH];
-  for (int64_t start = 0; start < count; start += BATCH) {
-    const int64_t size = count - start < BATCH ? count - start : BATCH;
-    for (int64_t i = 0; i < size; i++) words[i] = word_of(candidates[start + i].id, key);
-    for (int64_t i = 0; i < size; i++) {
-      const Candidate c = candidates[start + i];
-      if (c.z + gumbel_bound(words[i]) < best) continue;
-      const float score = c.z + gumbel(words[i]);
-      if (score > best || (score == best && c.id < token)) {
-        best = score;
-        token = c.id;
-      }
-    }
-  }
-  return token;
+INLINE void consider(Best *best, float z, int32_t id, uint32_t word) {
+  if (z + gumbel_bound(word) < best->score) return;
+  const float score = z + gumbel(word);
+  if (score > best->score || (score == best->score && id < best->token)) *best = (Best){score, id};
 }
 
-typedef struct {
-  float temperature, top_p, min_p;
-  int32_t top_k;
-  Key key;
-} Options;
-
-INLINE int64_t sample_row(const void *row, int64_t V, const Options *options, Candidate *candidates, int dtype) {
-  const float maximum = row_maximum(row, V, dtype);
-  if (!(maximum > -INFINITY && maximum < INFINITY)) return -1;
-  if (options->temperature == 0) return first_equal(row, V, maximum, dtype);
-  const float z_max = maximum / options->temperature;
-  if (!(z_max > -INFINITY && z_max < INFINITY)) return -1;
-  float bound = z_max - NOISE_SPAN;
-  if (options->min_p > 0) bound = fmaxf(bound, z_max + logf(options->min_p));
-  int64_t count = collect(row, V, options->temperature, bound, candidates, dtype);
-  if (options->top_k > 0 && options->top_k < count) {
-    select_first(candidates, count, options->top_k);
-    count = options->top_k;
+/* Draw among `count` candidates. */
+static int64_t draw_candidates(const Candidate *candidates, int64_t count, Key key) {
+  Best best = {-INFINITY, -1};
+  for (int64_t start = 0; start < count; start += LANES) {
+    const int64_t size = count - start < LANES ? count - start : LANES;
+    u32x16 c[4] = {{0}, {0}, {0}, {0}};
+    for (int64_t lane = 0; lane < size; lane++) c[0][lane] = (uint32_t)candidates[start + lane].id >> 2;
+    c[1] += key.position, c[2] += key.counter_2, c[3] += NOISE_VERSION;
+    philox16(c, key.k0, key.k1);
+    for (int64_t lane = 0; lane < size; lane++) {
+      const Candidate candidate = candidates[start + lane];
+      consider(&best, candidate.z, candidate.id, c[candidate.id & 3][lane]);
+    }
   }
-  if (options->top_p < 1) count = select_mass(candidates, count, z_max, options->top_p);
-  return draw(candidates, count, options->key);
+  return best.token;
+}
+
+/* Draw among all tokens from the first in the order to `cut`: the 64 of a block share sixteen counters. */
+INLINE int64_t draw_until(const Row *row, Candidate cut, Key key, int dtype) {
+  const u32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Best best = {-INFINITY, -1};
+  for (int64_t start = 0; start < row->V; start += BLOCK) {
+    const float z_best = row->maxima[start / BLOCK] / row->temperature;
+    if (z_best < cut.z || z_best + NOISE_SPAN < best.score) continue;
+    u32x16 c[4] = {lanes + (uint32_t)start / 4, {0}, {0}, {0}};
+    c[1] += key.position, c[2] += key.counter_2, c[3] += NOISE_VERSION;
+    philox16(c, key.k0, key.k1);
+    u32x16 least = c[0];
+    for (int j = 1; j < 4; j++) least = (u32x16)select16((i32x16)(c[j] < least), (f32x16)c[j], (f32x16)least);
+    uint32_t smallest = least[0];
+    for (int lane = 1; lane < LANES; lane++) smallest = least[lane] < smallest ? least[lane] : smallest;
+    if (z_best + gumbel_bound(smallest) < best.score) continue;
+    for (int i = 0; i < BLOCK && start + i < row->V; i++) {
+      const Candidate x = {load1(row->logits, start + i, dtype) / row->temperature, (int32_t)start + i};
+      if (!comes_before(cut, x)) consider(&best, x.z, x.id, c[i & 3][i >> 2]);
+    }
+  }
+  return best.token;
+}
+
+INLINE int64_t sample_row(const Row *row, const Options *options, float *scratch, Candidate *candidates, int dtype) {
+  const float maximum = find_maxima(row, dtype);
+  if (!(maximum > -INFINITY && maximum < INFINITY)) return -1;
+  if (row->temperature == 0) return first_equal(row, maximum, dtype);
+  const float z_max = maximum / row->temperature;
+  if (!(z_max > -INFINITY && z_max < INFINITY)) return -1;
+  Candidate cut = {z_max - NOISE_SPAN, INT32_MAX};
+  if (options->min_p > 0) cut.z = fmaxf(cut.z, z_max + logf(options->min_p));
+  if (options->top_k > 0 && options->top_k < row->V) {
+    int64_t count = collect_first(row, options->top_k, cut.z, scratch, candidates, dtype);
+    if (options->top_p < 1) {
+      int64_t total = 0;
+      for (int64_t i = 0; i < count; i++) total += mass_of(candidates[i].z, z_max);
+      count = select_mass(candidates, count, z_max, 0, (double)options->top_p * (double)total);
+    }
+    return draw_candidates(candidates, count, options->key);
+  }
+  if (options->top_p < 1) cut = cut_by_mass(row, z_max, cut.z, options->top_p, candidates, dtype);
+  return draw_until(row, cut, options->key, dtype);
 }
 
 INLINE int thread_number(void) {
@@ -228,7 +360,7 @@ INLINE int thread_number(void) {
 }
 
 /* logits: [S, V], `stride` elements between rows; temperature, top_p, min_p, top_k, seed, position, counter_2, out: [S],
-   as kernels/sample/__init__.py says; scratch: [num_threads, V + 16] pairs of 8 bytes. */
+   as kernels/sample/__init__.py says; scratch: [num_threads, 2 * (V + 16)] words of 8 bytes. */
 EXPORT void sluice_sample(int dtype, const void *logits, int64_t stride, const float *temperature, const int32_t *top_k,
                           const float *top_p, const float *min_p, const int64_t *seed, const int32_t *position,
                           const int64_t *counter_2, int64_t *out, void *scratch, int64_t S, int64_t V,
@@ -240,8 +372,11 @@ EXPORT void sluice_sample(int dtype, const void *logits, int64_t stride, const f
     const uint64_t bits = (uint64_t)seed[s];
     const Key key = {(uint32_t)bits, (uint32_t)(bits >> 32), (uint32_t)position[s], (uint32_t)counter_2[s]};
     const Options options = {temperature[s], top_p[s], min_p[s], top_k[s], key};
-    Candidate *candidates = (Candidate *)scratch + thread_number() * (V + LANES);
-    out[s] = dtype == BFLOAT16 ? sample_row(row, V, &options, candidates, BFLOAT16)
-                               : sample_row(row, V, &options, candidates, FLOAT32);
+    /* V + 16 candidates, then two lists of floats. */
+    Candidate *candidates = (Candidate *)scratch + thread_number() * 2 * (V + LANES);
+    float *floats = (float *)(candidates + V + LANES);
+    const Row r = {row, V, floats, temperature[s]};
+    out[s] = dtype == BFLOAT16 ? sample_row(&r, &options, floats + V + LANES, candidates, BFLOAT16)
+                               : sample_row(&r, &options, floats + V + LANES, candidates, FLOAT32);
   }
 }

@@ -56,6 +56,8 @@ FILTERS = (
     Row(min_p=0.1),
     Row(min_p=1.0),
     Row(top_k=20, top_p=0.8, min_p=0.01),
+    Row(top_k=300, temperature=2.0),
+    Row(top_p=0.999, temperature=10.0),
     Row(top_k=10_000, top_p=1e-6),
 )
 
@@ -67,7 +69,7 @@ def logits_of(num_rows: int, vocab_size: int, *, seed: int = 0, spread: float = 
 
 @pytest.mark.usefixtures("path")
 class TestGivenRowsWithEveryFilter:
-    @pytest.mark.parametrize("vocab_size", [1, 5, 16, 97, 1000, 5003])
+    @pytest.mark.parametrize("vocab_size", [1, 5, 16, 97, 1000, 20_003])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
     def test_when_they_are_sampled_together_then_tokens_equal_the_reference(
