@@ -215,6 +215,11 @@ def make_async_pool(url: str) -> redis_async.ConnectionPool:
         raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error
 
 
+def _sentinels(pool: object) -> list[Any]:  # Any: clients of either kind
+    manager: Any = getattr(pool, "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
+
+
 # ---------------------------------------------------------------- waiting
 
 
@@ -253,8 +258,10 @@ class Link:
             pipe.close()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, those to the sentinels too."""
         self._pool.disconnect()
+        for sentinel in _sentinels(self._pool):
+            sentinel.close()
 
     def patience(self) -> Patience:
         """A fresh count of tries."""
@@ -417,8 +424,10 @@ class AsyncLink:
             await pipe.close()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, those to the sentinels too."""
         await self._pool.disconnect()
+        for sentinel in _sentinels(self._pool):
+            await sentinel.aclose()
 
     def patience(self) -> Patience:
         """A fresh count of tries."""

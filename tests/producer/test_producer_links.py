@@ -1,19 +1,22 @@
 """What a client hears when the server is not there, is not ours, refuses, or goes away and comes back."""
 
 import contextlib
+import shutil
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from producer import Producer, Receipt
+from producer import AsyncProducer, Producer, Receipt
 from producer.contract.states import JobState
 from producer.errors import AccessDenied, NotAQueue, ProducerError, QueueFull, QueueRefused, QueueUnreachable
 from tests.producer.worker_side import HandWorker
-from tests.servers import RedisServer, free_port
+from tests.servers import RedisServer, binary_of, free_port, how_to_get, redis_server
 
 SECRET = "opensesame"
 
@@ -203,3 +206,77 @@ class TestGivenAServerThatCrashesAndComesBack:
                 producer.requeue(["0.default.nobody"])
 
             assert 0.3 <= time.monotonic() - begin_s < 3
+
+
+class TestGivenASentinel:
+    @pytest.fixture
+    def sentinel_url(self, tmp_path: Path) -> Iterator[str]:
+        """It watches one master with a password-less service `queue`."""
+        binary = binary_of("redis-7.0")
+        if binary is None:
+            pytest.skip(how_to_get("redis-7.0"))
+        port = free_port()
+        with redis_server("redis-7.0", with_tcp=True) as master:
+            settings = tmp_path / "sentinel.conf"
+            settings.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor queue 127.0.0.1 {master.port} 1\n")
+            with subprocess.Popen([binary, settings, "--sentinel"], stdout=subprocess.DEVNULL) as sentinel:
+                yield f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/queue/0"
+                sentinel.kill()
+
+    async def test_when_a_client_asks_by_its_service_then_it_finds_the_master(self, sentinel_url: str) -> None:
+        with Producer(sentinel_url) as producer:
+            receipt = _until_it_is_up(lambda: producer.submit("hello"))
+            assert producer.status(receipt).state is JobState.QUEUED
+        async with AsyncProducer(sentinel_url) as aproducer:
+            assert (await aproducer.status(receipt)).state is JobState.QUEUED
+
+    def test_when_the_service_is_unknown_then_it_says_so(self, sentinel_url: str) -> None:
+        with Producer(sentinel_url.replace("/queue/", "/other/")) as producer, pytest.raises(QueueUnreachable):
+            producer.submit("hello")
+
+
+def _until_it_is_up(submit: Callable[[], Receipt]) -> Receipt:
+    deadline_s = time.monotonic() + 10
+    while True:
+        try:
+            return submit()
+        except QueueUnreachable:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+
+class TestGivenAServerWithTls:
+    @pytest.fixture
+    def tls_port(self, tmp_path: Path) -> Iterator[int]:
+        """Its certificate is signed by itself."""
+        if shutil.which("openssl") is None:
+            pytest.skip("needs openssl: apt-get install openssl")
+        if binary_of("redis-7.0") is None:
+            pytest.skip(how_to_get("redis-7.0"))
+        make = (
+            "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        )
+        command = [*make.split(), "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+        subprocess.run(command, check=True, capture_output=True)
+        port = free_port()
+        settings = {"tls-port": port, "tls-cert-file": tmp_path / "cert.pem", "tls-key-file": tmp_path / "key.pem",
+                    "tls-ca-cert-file": tmp_path / "cert.pem", "tls-auth-clients": "no"}  # fmt: skip
+        extra = tuple(str(word) for name, value in settings.items() for word in (f"--{name}", value))
+        with redis_server("redis-7.0", extra=extra):
+            yield port
+
+    async def test_when_its_certificate_is_trusted_then_jobs_go_through(self, tls_port: int, tmp_path: Path) -> None:
+        url = f"rediss://localhost:{tls_port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
+
+        with Producer(url) as producer:
+            receipt = producer.submit("hello")
+        async with AsyncProducer(url) as aproducer:
+            status = await aproducer.status(receipt)
+
+        assert status.state is JobState.QUEUED
+
+    def test_when_its_certificate_is_not_trusted_then_nothing_is_sent(self, tls_port: int) -> None:
+        url = f"rediss://localhost:{tls_port}/0"
+
+        with Producer(url) as producer, pytest.raises(QueueUnreachable, match=r"(?i)certificate"):
+            producer.submit("hello")
