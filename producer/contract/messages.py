@@ -275,6 +275,11 @@ class JobResult:
     usage: Usage
     model: str | None = None
 
+    @property
+    def text(self) -> str:
+        """What the first choice says: the whole output where one was asked for."""
+        return self.choices[0].text if self.choices else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
