@@ -32,7 +32,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 
 types: setup
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 imports: setup
 	$(BIN)/lint-imports
