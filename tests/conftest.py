@@ -28,8 +28,8 @@ def _valkey_process() -> Iterator[RedisServer]:
 def valkey(_valkey_process: RedisServer) -> RedisServer:
     """A running Valkey 9, emptied before the test."""
     with _valkey_process.client() as client:
-        client.flushall()
-        client.script_flush()
+        client.execute_command("FLUSHALL")
+        client.execute_command("SCRIPT", "FLUSH")
     return _valkey_process
 
 
@@ -44,9 +44,9 @@ def _any_redis_process(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 def any_redis(_any_redis_process: RedisServer) -> RedisServer:
     """Each supported server in turn (Valkey 9, Redis 7.0, Redis 6.2), emptied before the test."""
     with _any_redis_process.client() as client:
-        client.flushall()
-        client.script_flush()
-        client.config_set("maxmemory", 0)
+        client.execute_command("FLUSHALL")
+        client.execute_command("SCRIPT", "FLUSH")
+        client.execute_command("CONFIG", "SET", "maxmemory", "0")
     return _any_redis_process
 
 

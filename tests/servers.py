@@ -10,13 +10,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import redis
+from redis.exceptions import BusyLoadingError
 
 Flavor = Literal["valkey", "redis-7.0", "redis-6.2"]
 FLAVORS: tuple[Flavor, ...] = ("valkey", "redis-7.0", "redis-6.2")
@@ -89,7 +90,7 @@ class RedisServer:
         """Connection URL over loopback TCP."""
         return f"redis://127.0.0.1:{self.port}"
 
-    def client(self) -> "redis.Redis[bytes]":
+    def client(self) -> redis.Redis:
         """A fresh client; replies are bytes."""
         return redis.Redis(unix_socket_path=str(self.socket_path))
 
@@ -116,8 +117,8 @@ class RedisServer:
             assert self.process.poll() is None, (self.folder / "server.log").read_text()
             try:
                 with self.client() as client:
-                    client.ping()
-            except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                    client.execute_command("PING")
+            except (redis.ConnectionError, BusyLoadingError):
                 time.sleep(0.01)
             else:
                 return
@@ -149,7 +150,7 @@ class RedisServer:
 @contextmanager
 def redis_server(
     flavor: Flavor = "valkey", *, is_durable: bool = False, with_tcp: bool = False, extra: tuple[str, ...] = ()
-) -> Iterator[RedisServer]:
+) -> Generator[RedisServer]:
     """A running server in a fresh folder (a short path: unix sockets allow about 100 characters)."""
     with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
         server = RedisServer(

@@ -6,8 +6,8 @@ from tests.servers import RedisServer
 class TestGivenEachSupportedServer:
     def test_when_asked_then_it_answers_and_is_empty(self, any_redis: RedisServer) -> None:
         with any_redis.client() as client:
-            assert client.ping()
-            assert client.dbsize() == 0
+            assert client.execute_command("PING")
+            assert client.execute_command("DBSIZE") == 0
 
 
 class TestGivenADurableServer:
