@@ -31,19 +31,19 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def _load(path: Path, max_model_len: int) -> Decoder:
+def _load(path: Path, max_model_len: int, dtype: torch.dtype = torch.float32) -> Decoder:
     folder = open_model_folder(path)
     config = parse_config(folder.config)
-    return load_decoder(
-        config, folder.weights, dtype=torch.float32, device=CPU, max_model_len=max_model_len, max_tokens=256
-    )
+    return load_decoder(config, folder.weights, dtype=dtype, device=CPU, max_model_len=max_model_len, max_tokens=256)
 
 
 def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chunk: int) -> list[torch.Tensor]:
     """Logits `[tokens, V]` of each prompt, all computed together in chunks."""
     blocks_per_sequence = -(-max(map(len, prompts)) // block_size)
     num_blocks = blocks_per_sequence * len(prompts)
-    caches = make_caches(decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=CPU)
+    caches = make_caches(
+        decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=decoder.weights.embedding.dtype, device=CPU
+    )
     layout = BatchLayout(
         max_num_seqs=len(prompts), max_blocks_per_seq=blocks_per_sequence, block_size=block_size, device=CPU
     )
@@ -111,3 +111,17 @@ def test_dynamic_rope_stretches_to_the_longest_sequence_allowed(tmp_path: Path) 
     (actual,) = _logits(_load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
 
     torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3"])
+def test_in_bfloat16_the_error_is_no_larger_than_that_of_transformers(name: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+    rounded = TINY_MODELS[name].save(tmp_path, torch.bfloat16)
+
+    actual = torch.cat(_logits(_load(tmp_path, 160, torch.bfloat16), prompts, block_size=16, chunk=50)).float()
+
+    peer = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts]).float()
+    torch.nn.Module.to(rounded, torch.float32)
+    exact = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
+    assert float((actual - exact).square().mean()) < 1.5 * float((peer - exact).square().mean())

@@ -132,3 +132,25 @@ class TestGivenLogprobs:
         assert outcome.token_ids["r", 0] == [33]
         assert outcome.logprobs["r", 0][0].top == ()
         assert outcome.logprobs["r", 0][0].chosen < -0.5
+
+
+class TestGivenATokenThatWouldEndTheOutput:
+    """The end of the sequence (token 1) and a stop token are all that the model wants to say."""
+
+    params = SamplingParams(temperature=0, max_tokens=10, logit_bias={1: 100.0, 40: 90.0}, stop_token_ids=(40,))
+
+    @pytest.mark.parametrize("min_tokens", [0, 1, 4, 10])
+    def test_when_more_tokens_are_asked_for_then_it_is_not_drawn_before(self, min_tokens: int) -> None:
+        request = Request(id="r", prompt_token_ids=(5, 6), sampling=replace(self.params, min_tokens=min_tokens))
+
+        tokens = run(folder(), [request]).token_ids["r", 0]
+
+        assert {1, 40}.isdisjoint(tokens[:min_tokens])
+        assert len(tokens) in (min_tokens, min_tokens + 1)
+
+    def test_when_the_end_is_ignored_then_it_is_drawn_like_any_token(self) -> None:
+        request = Request(id="r", prompt_token_ids=(5, 6), sampling=replace(self.params, ignore_eos=True, min_tokens=3))
+
+        tokens = run(folder(), [request]).token_ids["r", 0]
+
+        assert tokens == [1] * 10
