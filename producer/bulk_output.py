@@ -42,7 +42,8 @@ def error_line(name: str, custom_id: str, error: ProducerError) -> Object:
 def bad_line(name: str, bad: BadLine) -> Object:
     """The line of one that is no job; says its number, since it may have no custom id."""
     line = _refused(name, bad.custom_id, bad.code, f"line {bad.number}: {bad.message}", bad.param)
-    line["line"] = bad.number
+    # Where OpenAI's own batch errors have it.
+    line["response"]["body"]["error"]["line"] = bad.number
     return line
 
 

@@ -35,6 +35,7 @@ SHOWN_BAD_LINES = 10
     help="Write bad and failed lines there. Default: OUTPUT.errors.jsonl, or stderr.",
 )
 @click.option("--ordered", "is_ordered", is_flag=True, help="Write output in the order of the input.")
+@click.option("--stream", is_flag=True, help="Publish every token as it comes; the figures then have ITL.")
 @click.option("--strict", "is_strict", is_flag=True, help="Submit nothing if any line is bad.")
 @click.option("--again", "is_again", is_flag=True, help="Run the file anew, deliberately, and write anew.")
 @click.option("--batch", metavar="NAME", help="Name of the batch. Default: from the file's name and place.")

@@ -126,7 +126,7 @@ class Template:
     idempotency_key: str | None
     job_id: JobId | None
     asked: bytes
-    """What a digest covers beside the prompt: options and a seed that was given, not the trace context."""
+    """What a digest covers beside the prompt: options and a given seed, not the trace context or how tokens travel."""
 
     partitions: int
 
@@ -180,7 +180,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
 
 def _template(options: Options, partitions: int) -> Template:
     spec = _spec(options)
-    asked = encode_spec(replace(spec, traceparent=None))
+    asked = encode_spec(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     new_job_id(tenant)  # checks the name

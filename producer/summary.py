@@ -92,7 +92,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 def _block(title: str, name: str, samples: "array[float]") -> Iterator[str]:
     yield _title(title, "-")
     if not samples:
-        yield f"{f'Mean {name} (ms):':<40}{'n/a':<10}".rstrip()
+        # Without --stream, tokens come in checkpoints, and the time between two of them is not known.
+        yield f"{f'Mean {name} (ms):':<40}{'n/a, see --stream' if name == 'ITL' else 'n/a'}"
         return
     ordered = sorted(samples)
     yield _figure(f"Mean {name} (ms):", sum(ordered) / len(ordered))

@@ -210,7 +210,9 @@ class TestGivenAFile:
         )
 
         with working(valkey, fails=lambda prompt: prompt == "please fail"):
-            said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--errors", "err.jsonl", "--ordered")
+            said = run(
+                "submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--errors", "err.jsonl", "--ordered", "--stream"
+            )
 
         assert said.code == 1
         outputs = rows(tmp_path / "out.jsonl")
@@ -220,9 +222,10 @@ class TestGivenAFile:
         ]  # fmt: skip
         assert outputs[1]["response"]["body"]["choices"][0]["message"]["content"] == "w0 w1 w2 "
         assert outputs[1]["error"] is None
-        errors = {line["custom_id"] or line["line"]: line for line in rows(tmp_path / "err.jsonl")}
-        assert errors.keys() == {3, "tools", "line-6"}
-        assert errors[3]["response"]["body"]["error"]["code"] == "invalid_json"
+        errors = {line["custom_id"]: line for line in rows(tmp_path / "err.jsonl")}
+        assert errors.keys() == {None, "tools", "line-6"}
+        bad = errors[None]["response"]["body"]["error"]
+        assert (bad["code"], bad["line"], bad["type"]) == ("invalid_json", 3, "invalid_request_error")
         assert errors["tools"]["response"]["status_code"] == 400
         assert errors["line-6"]["response"] is None
         assert errors["line-6"]["error"] == {"code": "broken", "message": "it broke"}
