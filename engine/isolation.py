@@ -3,17 +3,21 @@
 A step that failed has changed nothing (see `Scheduler.schedule`), so it is tried again as it was; then without the
 sequences that have just joined; then by halves, until each failing part is one sequence. Parts that succeed count:
 their sequences go on in the same step.
+
+When nothing in a step went well, the sequences are not blamed before the device has shown that it can still compute one
+token of a sequence that nobody asked for: a broken device must not fail one job after another.
 """
 
 from dataclasses import dataclass, field
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch, Sampled, ScheduledSequence
 from engine.errors import EngineBroken
 from engine.executor import Executor
+from engine.request import SamplingParams
 from engine.sequence import Sequence
 
-_MOST_FAILURES_IN_A_ROW = 3
-"""So many sequences failed one after the other, alone, and none went well in between: it is not the sequences."""
+_PROBE_ID = -1
+"""The sequence that nobody asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +30,18 @@ class Outcome:
     failed: list[tuple[Sequence, str]] = field(default_factory=list[tuple[Sequence, str]])
     """The culprits, each with a sentence."""
 
+    @property
+    def went_well(self) -> bool:
+        """Whether anything in the step did: a token was drawn, or a part of a prompt was computed."""
+        return any(not sampled or any(row.error is None for row in sampled) for _, sampled in self.done)
+
+    @property
+    def suspect(self) -> Sequence:
+        """One of the sequences that will end because of it. The caller knows that nothing went well."""
+        if self.failed:
+            return self.failed[0][0]
+        return next(scheduled.sequence for scheduled in self.done[0][0].sequences if scheduled.samples)
+
 
 class IsolatingExecutor:
     """Executes steps, and looks for the culprit of one that fails."""
@@ -33,7 +49,6 @@ class IsolatingExecutor:
     def __init__(self, executor: Executor, *, max_retries: int) -> None:
         self._executor = executor
         self._max_retries = max_retries
-        self._num_failures_in_a_row = 0
         self.num_failed_attempts = 0
         self.last_failure: str | None = None
         """What the last attempt that failed said."""
@@ -42,15 +57,14 @@ class IsolatingExecutor:
         """Compute `batch`, whole if that is possible.
 
         Raises:
-            EngineBroken: the executor says so, or everything fails.
+            EngineBroken: the executor says so, or it computes nothing any more.
         """
         outcome = Outcome()
         error = self._attempt(batch, outcome, num_tries=1 + self._max_retries)
         if error is not None:
             self._divide(batch, error, outcome)
-            self._judge(batch, outcome, error)
-        else:
-            self._num_failures_in_a_row = 0
+        if not outcome.went_well:
+            self._check_device(outcome.suspect)
         return outcome
 
     def _attempt(self, batch: Batch, outcome: Outcome, *, num_tries: int) -> Exception | None:
@@ -82,17 +96,23 @@ class IsolatingExecutor:
             if problem is not None:
                 self._divide(part, problem, outcome)
 
-    def _judge(self, batch: Batch, outcome: Outcome, error: Exception) -> None:
-        """Tell culprits from a device that is lost."""
-        if outcome.done:
-            self._num_failures_in_a_row = 0
-            return
-        self._num_failures_in_a_row += 1
-        if len(batch.sequences) > 1 or self._num_failures_in_a_row >= _MOST_FAILURES_IN_A_ROW:
-            raise EngineBroken(
-                f"every sequence fails, alone as together ({len(batch.sequences)} in this step, "
-                f"{self._num_failures_in_a_row} such steps in a row): {_sentence(error)}"
-            ) from error
+    def _check_device(self, suspect: Sequence) -> None:
+        """See that the device can compute a sequence of one token, in a block that `suspect` is about to give back."""
+        # The block of a sequence's last token is its own: it is never shared or known before that token is computed.
+        probe = Sequence(
+            id=_PROBE_ID,
+            request_id="",
+            choice=0,
+            sampling=SamplingParams(temperature=0, max_tokens=1),
+            token_ids=[0],
+            num_prompt_tokens=1,
+            block_table=suspect.block_table[-1:],
+        )
+        outcome = Outcome()
+        error = self._attempt(Batch((ScheduledSequence(probe, 0, 1, True),)), outcome, num_tries=1)
+        if error is not None or not outcome.went_well:
+            raise EngineBroken(f"the device computes nothing any more: {self.last_failure or 'its logits are bad'}")
+        self._executor.forget([_PROBE_ID])
 
 
 def _parts(batch: Batch) -> tuple[Batch, Batch]:

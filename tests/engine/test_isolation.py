@@ -38,6 +38,14 @@ def tokens(transcripts: Transcripts, request_id: str) -> list[int]:
     return transcripts[request_id, 0].token_ids
 
 
+def run_the_rest(engine: LLMEngine) -> Transcripts:
+    """Run to the end, leaving out what has begun before."""
+    transcripts: Transcripts = {}
+    while not engine.is_idle:
+        note(transcripts, [delta for delta in engine.step() if delta.request_id != "bad"])
+    return transcripts
+
+
 def expected(request_id: str) -> list[int]:
     return tokens(undisturbed(request(request_id, f"prompt of {request_id}", max_tokens=6)), request_id)
 
@@ -129,6 +137,18 @@ class TestGivenARowWithoutNumbers:
         assert transcripts["good", 0].deltas[0].stats.num_cached_tokens == 0
 
 
+class DyingModel(CheckingModel):
+    """Computes well until it is told to die: then it raises, or has no numbers."""
+
+    dies_by: FaultKind | None = None
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        if self.dies_by is FaultKind.FAIL:
+            raise RuntimeError("the device is gone")
+        rows = super().execute(batch)
+        return rows if self.dies_by is None else [Sampled((), error="not finite") for _ in rows]
+
+
 class TestGivenADeviceThatIsLost:
     def test_when_the_executor_says_so_then_the_engine_is_broken(self) -> None:
         engine, _ = engine_with(Fault(kind=FaultKind.LOSE, at=1))
@@ -136,26 +156,22 @@ class TestGivenADeviceThatIsLost:
         with pytest.raises(EngineBroken, match="told to lose"):
             run(engine)
 
-    def test_when_everything_fails_alone_as_together_then_the_engine_is_broken_and_nobody_is_blamed(self) -> None:
-        engine, _ = engine_with(Fault(kind=FaultKind.FAIL, at=1), max_num_batched_tokens=1024)
-        transcripts: Transcripts = {}
+    @pytest.mark.parametrize("dies_by", [FaultKind.FAIL, FaultKind.NAN])
+    @pytest.mark.parametrize("num_requests", [1, 3])
+    def test_when_it_computes_nothing_any_more_then_the_engine_is_broken_and_nobody_is_blamed(
+        self, dies_by: FaultKind, num_requests: int
+    ) -> None:
+        model = DyingModel(NullModelConfig())
+        engine = engine_over(model)
+        engine.add([request(f"r{n}", max_tokens=9) for n in range(num_requests)])
+        engine.step()
+        model.dies_by = dies_by
 
-        note(transcripts, engine.step())
-
-        with pytest.raises(EngineBroken, match="every sequence fails"):
+        with pytest.raises(EngineBroken, match="the device is gone" if dies_by is FaultKind.FAIL else "logits are bad"):
             engine.step()
 
-        assert all(t.finish is None for t in transcripts.values())
-
-    def test_when_one_after_another_fails_alone_then_it_is_broken_at_the_third(self) -> None:
-        engine = engine_over(ChaoticExecutor(checking_model(), [Fault(kind=FaultKind.FAIL, at=0)]), max_num_seqs=1)
-        engine.add([request(f"r{n}", max_tokens=2) for n in range(5)])
-        failed = [*engine.step(), *engine.step()]
-
-        with pytest.raises(EngineBroken):
-            engine.step()
-
-        assert [delta.request_id for delta in failed] == ["r0", "r1"]
+        engine.check_invariants()
+        assert engine.stats.num_running == num_requests
 
     def test_when_it_returns_fewer_rows_than_sequences_then_the_step_has_failed(self) -> None:
         class Forgetful(CheckingModel):
@@ -167,3 +183,53 @@ class TestGivenADeviceThatIsLost:
 
         with pytest.raises(EngineBroken, match="rows"):
             engine.step()
+
+
+class TestGivenADeviceThatIsWell:
+    @pytest.mark.parametrize("kind", [FaultKind.FAIL, FaultKind.NAN])
+    def test_when_every_sequence_fails_by_itself_then_each_is_blamed(self, kind: FaultKind) -> None:
+        engine, _ = engine_with(Fault(kind=kind, at=1), max_num_batched_tokens=1024)
+
+        transcripts = run(engine)
+
+        assert all(t.finish and t.finish.reason is FinishReason.ERROR for t in transcripts.values())
+        assert all(len(t.token_ids) == 1 for t in transcripts.values())
+
+    def test_when_the_only_sequence_fails_then_it_is_blamed_and_the_next_one_runs(self) -> None:
+        fault = Fault(kind=FaultKind.FAIL, at=0, request_id="bad")
+        engine = engine_over(ChaoticExecutor(checking_model(), [fault]), max_num_seqs=1)
+        engine.add([request("bad", max_tokens=2), request("good", max_tokens=2)])
+
+        transcripts = run(engine)
+
+        finish = transcripts["bad", 0].finish
+        assert finish is not None
+        assert finish.reason is FinishReason.ERROR
+        assert len(transcripts["good", 0].token_ids) == 2
+
+    def test_when_a_prompt_is_half_computed_beside_the_culprit_then_looking_at_the_device_harms_it_not(self) -> None:
+        fault = Fault(kind=FaultKind.NAN, at=2, request_id="bad")
+        engine = engine_over(ChaoticExecutor(checking_model(), [fault]), policy="priority", max_num_batched_tokens=16)
+        engine.add([request("bad", b"b" * 4, max_tokens=4)])
+        engine.step()
+        # All but its last token are computed, in its last block too, when the other one fails.
+        long = request("long", b"p" * 31, max_tokens=4, priority=1)
+        engine.add([long])
+
+        transcripts = run_the_rest(engine)
+
+        assert tokens(transcripts, "long") == tokens(undisturbed(long), "long")
+
+    def test_when_a_prompt_is_shared_with_the_culprit_then_looking_at_the_device_harms_no_block_of_it(self) -> None:
+        fault = Fault(kind=FaultKind.FAIL, at=1, request_id="bad")
+        engine = engine_over(ChaoticExecutor(checking_model(), [fault]))
+        engine.add([request("good", b"p" * 40, max_tokens=2)])
+        run(engine)
+        engine.add([request("bad", b"p" * 40, max_tokens=4)])
+        engine.step()
+
+        engine.add([request("good again", b"p" * 40, max_tokens=4)])
+
+        transcripts = run_the_rest(engine)
+        alone = undisturbed(request("good again", b"p" * 40, max_tokens=4))
+        assert tokens(transcripts, "good again") == tokens(alone, "good again")
