@@ -227,8 +227,7 @@ def measure_peers(folder: Path, jobs: list[Job]) -> None:
         ("transformers generate_batch", run_generate_batch, "sdpa"),
     ):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=attention)
-        with torch.inference_mode():
-            print_row(name, num_tokens, best_of_two_s(lambda run=run, model=model: run(model, jobs)))
+        print_row(name, num_tokens, best_of_two_s(lambda run=run, model=model: run(model, jobs)))
 
 
 FIRST_TOKEN = """
