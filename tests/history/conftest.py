@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import Engine
+from structlog.testing import LogCapture
 
 from producer.contract.database import open_database
 from producer.contract.tables import SCHEMA_REVISION
@@ -99,3 +101,13 @@ def history(history_url: str) -> Generator[Engine]:
     """The same, opened for writing."""
     with _opened(history_url) as engine:
         yield engine
+
+
+@pytest.fixture
+def log() -> Generator[LogCapture]:
+    """What is logged."""
+    capture = LogCapture()
+    before = structlog.get_config()["processors"]
+    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
+    yield capture
+    structlog.configure(processors=before)

@@ -12,6 +12,7 @@ from rq import SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from sqlalchemy.engine import Engine
+from structlog.testing import LogCapture
 
 from producer.contract.keys import QueueKeys
 from producer.contract.webhooks import verify
@@ -19,7 +20,7 @@ from producer.contract.wire import JobSpec, encode_spec
 from tests.history import events as e
 from tests.history.probes import loaded
 from tests.history.receiver import Receiver, receiver
-from tests.history.test_recorder import client_of, until
+from tests.history.test_recorder import client_of, said, until
 from tests.servers import RedisServer
 from worker import chores
 from worker.callbacks import CHORES_QUEUE, WEBHOOKS_QUEUE, CallbackSettings, Mover, main, rq_queue
@@ -168,7 +169,7 @@ class TestGivenAJobThatWantsAWebhook:
         assert len(hook.got) == 2
 
     def test_when_the_url_is_private_then_it_is_refused_and_not_tried_again(
-        self, valkey: RedisServer, hook: Receiver
+        self, valkey: RedisServer, hook: Receiver, log: LogCapture
     ) -> None:
         client = client_of(valkey)
         end_job(client, hook.url)
@@ -181,6 +182,7 @@ class TestGivenAJobThatWantsAWebhook:
         assert len(failed) == 1
         job: Any = rq_queue(WEBHOOKS_QUEUE, client).fetch_job(failed[0])
         assert "not public" in job.latest_result().exc_string
+        assert said(log, "webhook refused") == 1
 
     def test_when_enqueued_then_the_secret_is_not_in_redis(self, valkey: RedisServer, hook: Receiver) -> None:
         client = client_of(valkey)

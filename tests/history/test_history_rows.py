@@ -35,6 +35,13 @@ def attempt_rows(history: Engine) -> list[dict[str, object]]:
         return [dict(found) for found in connection.execute(sa.select(attempts).order_by("job_id", "epoch")).mappings()]
 
 
+def texts(history: Engine, job_id: str) -> list[str]:
+    """What the job said, one text per choice."""
+    with history.connect() as connection:
+        found = connection.execute(sa.select(results.c.choices).where(results.c.job_id == job_id)).scalar_one()
+    return [choice["text"] for choice in found]
+
+
 class TestGivenAJobThatRanOnce:
     """Submitted, started, ended."""
 
@@ -115,7 +122,10 @@ class TestGivenAJobWhoseFirstOwnerDied:
         e.started(JOB),
         e.returned(JOB),
         e.started(JOB, e.NOON_MS + 90, 4, epoch=2, attempt=2, incarnation=b"inc-2"),
-        e.ended(JOB, version=5, epoch=2, attempt=2, incarnation=b"inc-2"),
+        e.ended(JOB, version=5, epoch=2, attempt=2, incarnation=b"inc-2", result=e.result("first")),
+        e.returned(JOB, e.NOON_MS + 1060, 6, epoch=2, why=b"requeued"),
+        e.started(JOB, e.NOON_MS + 1070, 7, epoch=3, attempt=3, incarnation=b"inc-2"),
+        e.ended(JOB, e.NOON_MS + 1080, 8, epoch=3, attempt=3, incarnation=b"inc-2", result=e.result("second")),
     )
 
     def test_when_recorded_then_each_attempt_has_its_end(self, history: Engine) -> None:
@@ -126,8 +136,9 @@ class TestGivenAJobWhoseFirstOwnerDied:
         ] == [
             (1, "inc-1", "returned", "owner_died"),
             (2, "inc-2", "done", "stop"),
+            (3, "inc-2", "done", "stop"),
         ]
-        assert row(history)["attempts"] == 2
+        assert row(history)["attempts"] == 3
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(data=st.data())
@@ -150,6 +161,7 @@ class TestGivenAJobWhoseFirstOwnerDied:
         of_both = attempt_rows(history)
         mine = [found | {"job_id": ""} for found in of_both if found["job_id"] == job_id]
         assert mine == [found | {"job_id": ""} for found in of_both if found["job_id"] == expected_id]
+        assert texts(history, job_id) == texts(history, expected_id) == ["second"]
 
 
 class TestGivenAFailedJobThatAPersonRequeued:

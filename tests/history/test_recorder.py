@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
@@ -74,16 +73,6 @@ def until(is_so: Callable[[], bool], what: str) -> None:
             return
         pause.wait(0.01)
     pytest.fail(f"never happened: {what}")
-
-
-@pytest.fixture
-def log() -> Generator[LogCapture]:
-    """What is logged."""
-    capture = LogCapture()
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
-    yield capture
-    structlog.configure(processors=before)
 
 
 class TestGivenEventsInTheOutbox:
@@ -161,6 +150,20 @@ class TestGivenARecorderThatDied:
 
         assert states(sqlite_history) == {"0.a.1": "queued", "0.a.2": "queued"}
         assert (client.xlen(OUTBOX), pending(client)) == (0, 0)
+
+    def test_when_only_the_reply_was_lost_then_it_reads_again_what_was_in_it(
+        self, valkey: RedisServer, sqlite_history: Engine
+    ) -> None:
+        client = client_of(valkey)
+        first = recorder(valkey, sqlite_history)
+        first.drain()
+        add(client, [e.submitted("0.a.1")])
+        client.xreadgroup(GROUP, "r1", {OUTBOX: ">"})
+
+        with running(first):
+            # Only a connection that waits for a reply can lose one: until it does, closing it is harmless.
+            until(lambda: client.client_kill_filter(skipme=True) > 0 and states(sqlite_history) != {}, "the row")
+            until(lambda: pending(client) == 0, "it is acknowledged")
 
     @pytest.mark.parametrize("age_s", [0.0, 3600.0])
     def test_when_another_runs_then_it_takes_over_what_has_lain_long_enough(
