@@ -9,6 +9,9 @@ from importlib.resources import files
 from producer.contract import limits
 from producer.contract.states import TRANSITIONS
 
+_SHARED = ("lib", "lib_lanes", "lib_places", "lib_ends")
+"""What every script begins with, in this order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -23,8 +26,8 @@ class Script:
 def load(name: str) -> Script:
     """Read a script by its file name without ending."""
     own = _read(name)
-    included = [_read(library) for library in _included(own)]
-    source = _with_constants("\n".join([_read("lib"), *included, own]))
+    libraries = [_read(library) for library in (*_SHARED, *_included(own))]
+    source = _with_constants("\n".join([*libraries, own]))
     return Script(name=name, source=source, sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -6,9 +6,9 @@
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'broken <reason>'; and
 --   'ok <state>', 'already <state>' when the job is flagged.
 --
--- Only the lease decides: it must name this incarnation and epoch, and `from` must be its offset. So nothing that a worker
--- sends after it was replaced is written, and nothing is written twice. The entry's id, `<offset after it>-0`, is the
--- server's own wall behind that.
+-- Only the lease decides: it must name this incarnation and epoch, and `from` must be its offset. So nothing that a
+-- worker sends after it was replaced is written, and nothing is written twice. The entry's id, `<offset after it>-0`,
+-- is the server's own wall behind that.
 
 write_even_when_full()
 
@@ -29,7 +29,8 @@ local function read_leases()
   end
 end
 
--- Offsets are written after all appends: no other script can look in between, and a crash keeps the whole call or nothing.
+-- Offsets are written after all appends: no other script can look in between, and a crash keeps the whole call or
+-- nothing.
 local function write_leases()
   local flat = {}
   for id, lease in pairs(changed) do
@@ -60,11 +61,11 @@ end
 -- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
 local function is_retried(job, how)
   if not how.retry_in then return false end
-  return (job.failures or 0) + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
+  return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
 end
 
 local function retry(job, lease, how)
-  call('HSET', job.hash, 'failures', (job.failures or 0) + 1, 'error', how.error or '', 'error_code', how.error_code or '')
+  call('HSET', job.hash, 'failures', job.failures + 1, 'error', how.error or '', 'error_code', how.error_code or '')
   return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
 end
 

@@ -1,8 +1,8 @@
 -- include: lib_timers lib_deaths
 -- Renew an incarnation's life, tell it what became of its jobs, give back what it never heard of, fire due timers.
 --
--- KEYS: config, then the fixed keys of the queue.
--- ARGV: incarnation, number of the last pull processed, life in ms, packed array of the job ids held, then name and value
+-- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, life in ms,
+-- packed array of the job ids held, then name and value
 --   of what it says about itself.
 -- Reply: {now, 1 if its life had run out, {job, state asked, …}, {job lost …}}.
 
@@ -29,7 +29,8 @@ local function renew()
   return was_known and call('HEXISTS', key, 'pull') == 1
 end
 
--- It was only slow: the death that was listed for it did not happen. A suspect for that reason alone waits as others do.
+-- It was only slow: the death that was listed for it did not happen. A suspect for that reason alone waits as others
+-- do.
 local function take_back(id)
   local job = load_job(id)
   if not job or not job.deaths then return end

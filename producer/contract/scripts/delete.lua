@@ -11,7 +11,8 @@ if wrong then return wrong end
 local function forget_key(job)
   if not job.key then return end
   local value = try('GET', idem_key(job.key))
-  if type(value) == 'string' and string.sub(value, 1, #job.id + 1) == job.id .. ' ' then call('DEL', idem_key(job.key)) end
+  local is_mine = type(value) == 'string' and string.sub(value, 1, #job.id + 1) == job.id .. ' '
+  if is_mine then call('DEL', idem_key(job.key)) end
 end
 
 local function delete(id)

@@ -33,6 +33,6 @@ end
 list_class(RETURNED)
 for class = LIMITS.MAX_PRIORITY, 0, -1 do list_class(class) end
 return {
-  NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest or false, call('ZCARD', DEAD), call('ZCARD', SUSPECTS),
-  call('XLEN', OUTBOX), living(), listed,
+  NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest or false, call('ZCARD', DEAD),
+  call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), living(), listed,
 }

@@ -1,8 +1,8 @@
 -- Suspects: which jobs may have killed their workers, and when one is given up.
 --
--- `deaths` of a job lists the deaths without farewell since it last made progress: `<incarnation>,<mates>,<1 if apart>;`
--- each. The first isolates nobody. From the second on the job runs only apart; two deaths apart and quite alone end it: a
--- job that only happened to be alone when its worker was killed is no more guilty than others.
+-- `deaths` of a job lists the deaths without farewell since it last made progress: `<incarnation>,<mates>,<1 if
+-- apart>;` each. The first isolates nobody. From the second on the job runs only apart; two deaths apart and quite
+-- alone end it: a job that only happened to be alone when its worker was killed is no more guilty than others.
 
 local function deaths_of(job)
   local deaths = {}

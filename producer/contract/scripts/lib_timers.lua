@@ -22,7 +22,7 @@ local TIMER_EFFECTS = {
   retry = function(job) make_due(job, RETURNED, job.submitted) end,
   ttl = function(job)
     -- Time to live is for the wait before the first start: a job that was begun is worth finishing.
-    if (job.attempt or 0) == 0 then end_expired(job, SAID.unstarted) end
+    if job.attempt == 0 then end_expired(job, SAID.unstarted) end
   end,
   deadline = function(job) end_expired(job, SAID.expired) end,
 }

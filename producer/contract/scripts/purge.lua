@@ -20,9 +20,9 @@ local function cancel(id)
 end
 
 local function purge_entry(lane, entry)
-  local _, id = head_time(entry)
-  local job = id and load_job(id)
-  if job and job.state == 'queued' and job.entry == entry[1] then return cancel(id) end
+  local parsed = parse_entry(entry)
+  local job = parsed and load_job(parsed.job)
+  if job and job.state == 'queued' and job.entry == entry[1] then return cancel(job.id) end
   call('XDEL', lane.key, entry[1])
 end
 

@@ -16,7 +16,7 @@ local function lease_again(job)
     lease[FIRST + 2 * choice + 1] = ended == '2' and 2 or 0
     choice = choice + 1
   end
-  lease[EPOCH] = job.epoch or 0
+  lease[EPOCH] = job.epoch
   return lease
 end
 
@@ -25,7 +25,7 @@ local function reopen_channels(job, lease)
   for choice = 0, job.choices - 1 do
     local key, at = channel_key(job, choice), FIRST + 2 * choice
     if lease[at + 1] == 0 then
-      try('XDEL', key, string.format('%d-%d', lease[at], 1 + (job.requeues or 0)))
+      try('XDEL', key, string.format('%d-%d', lease[at], 1 + job.requeues))
     end
     call('PERSIST', key)
   end
@@ -69,7 +69,7 @@ local function requeue(id)
   count('requeued', 1)
   count_waiting(job, 1)
   enqueue_again(job, lease)
-  call('HSET', job.hash, 'requeues', (job.requeues or 0) + 1)
+  call('HSET', job.hash, 'requeues', job.requeues + 1)
   emit('returned', job, { why = 'requeue', epoch = lease[EPOCH] })
   return 1
 end

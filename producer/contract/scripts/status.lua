@@ -29,11 +29,11 @@ local function look(id)
   local jobs, tokens = false, false
   if job.state == 'queued' then jobs, tokens = ahead_of(job) end
   return {
-    job.id, job.state, job.version, job.class, job.submitted, job.started or false, job.ended or false, job.attempt or 0,
+    job.id, job.state, job.version, job.class, job.submitted, job.started or false, job.ended or false, job.attempt,
     lease and lease[OWNER] ~= '' and lease[OWNER] or false, job.prompt, job.cost, job.choices, offsets(job, lease),
     job.error or false, job.error_code or false, job.reason or false, job.batch or false, job.spec or false, job.seed,
     jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
-    lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues or 0, job.output or false,
+    lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues, job.output or false,
   }
 end
 

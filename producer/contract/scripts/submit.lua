@@ -21,7 +21,8 @@ end
 -- ---------------------------------------------------------------- bounds
 
 local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes')
-local waiting = { jobs = tonumber(totals[1] or '') or 0, tokens = tonumber(totals[2] or '') or 0, bytes = tonumber(totals[3] or '') or 0 }
+local function total(i) return tonumber(totals[i] or '') or 0 end
+local waiting = { jobs = total(1), tokens = total(2), bytes = total(3) }
 local BOUNDS = {
   jobs = setting('max_waiting_jobs', LIMITS.DEFAULT_MAX_WAITING_JOBS),
   tokens = setting('max_waiting_tokens', LIMITS.DEFAULT_MAX_WAITING_TOKENS),
@@ -38,10 +39,12 @@ local function refused(reason, bound, sentence)
 end
 
 local function is_too_full(job)
-  return waiting.jobs >= BOUNDS.jobs or waiting.tokens + job.cost > BOUNDS.tokens or waiting.bytes + job.bytes > BOUNDS.bytes
+  return waiting.jobs >= BOUNDS.jobs or waiting.tokens + job.cost > BOUNDS.tokens
+    or waiting.bytes + job.bytes > BOUNDS.bytes
 end
 
--- Grows nothing, but counts as a command that may: the first write of this script, so that Redis says whether it is full.
+-- Grows nothing, but counts as a command that may: the first write of this script, so that Redis says whether it is
+-- full.
 local is_memory_full
 local function has_no_memory()
   if is_memory_full == nil then is_memory_full = failed(try('HINCRBY', COUNTERS, 'submitted', 0)) ~= nil end
@@ -57,7 +60,8 @@ local function refusal_for_fullness(job)
   local after = { jobs = waiting.jobs + 1, tokens = waiting.tokens + job.cost, bytes = waiting.bytes + job.bytes }
   for _, unit in ipairs({ 'jobs', 'tokens', 'bytes' }) do
     if after[unit] > BOUNDS[unit] then
-      return refused('full_' .. unit, BOUNDS[unit], string.format('the queue holds %d %s and takes %d', waiting[unit], unit, BOUNDS[unit]))
+      local sentence = string.format('the queue holds %d %s and takes %d', waiting[unit], unit, BOUNDS[unit])
+      return refused('full_' .. unit, BOUNDS[unit], sentence)
     end
   end
 end
@@ -72,7 +76,8 @@ end
 local function refusal_of_job(job)
   if job.is_exact and job.prompt + job.max_tokens > MAX_JOB_TOKENS then
     return refused('too_large', MAX_JOB_TOKENS, string.format(
-      'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens, job.prompt + job.max_tokens, MAX_JOB_TOKENS))
+      'prompt (%d tokens) and max_tokens (%d) are %d; a job here may have %d', job.prompt, job.max_tokens,
+      job.prompt + job.max_tokens, MAX_JOB_TOKENS))
   end
   local feature = lacks_feature(job)
   if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
@@ -132,9 +137,10 @@ local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback' }
 
 local function write_hash(job)
   local fields = {
-    'state', 'queued', 'version', 1, 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens, 'choices',
-    job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed, 'digest', job.digest,
-    'submitted', NOW, 'entry', job.entry or '', 'lane', job.lane or '', 'number', job.number or 0, 'before', job.before or 0,
+    'state', 'queued', 'version', '1', 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens,
+    'choices', job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed,
+    'digest', job.digest, 'submitted', NOW_TEXT, 'entry', job.entry or '', 'lane', job.lane or '', 'number', job.number or 0,
+    'before', job.before or 0,
   }
   for _, name in ipairs(OPTIONAL) do
     if job[name] then
@@ -147,8 +153,9 @@ end
 
 local function write_event(job)
   emit('submitted', job, {
-    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed, batch = job.batch,
-    not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl, digest = job.digest,
+    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
+    batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
+    digest = job.digest,
     prompt = SETTINGS.keep_prompts == 'full' and job.payload or nil,
     prompt_to_hash = SETTINGS.keep_prompts == 'hash' and job.payload or nil,
   })

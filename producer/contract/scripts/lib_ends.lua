@@ -1,0 +1,169 @@
+-- The four ends of a job, with all that they mean, and the last act of every script.
+
+-- Channel entry of an end that no worker wrote, as `encode_entry` would pack it: version, start, ids, text, time,
+-- logprobs, end.
+local function end_entry(offset, how)
+  local finish = { state = how.state, error = how.error, error_code = how.error_code }
+  return cmsgpack.pack({ 1, offset, {}, '', NOW, false, finish })
+end
+
+-- The end of one choice on its channel. Its id is the server's own wall against a second one.
+local function write_end(job, lease, choice, state, packed)
+  local at = FIRST + 2 * choice
+  local id = string.format('%d-%d', lease[at], 1 + job.requeues)
+  local added = try('XADD', channel_key(job, choice), id, 'e', packed)
+  if failed(added) then to_garbage(channel_key(job, choice), added.err) end
+  lease[at + 1] = state == 'done' and 2 or 1
+end
+
+local function close_channels(job, lease, how, keep_ms)
+  for choice = 0, job.choices - 1 do
+    if lease[FIRST + 2 * choice + 1] == 0 then
+      write_end(job, lease, choice, how.state, end_entry(lease[FIRST + 2 * choice], how))
+    end
+    call('PEXPIRE', channel_key(job, choice), keep_ms)
+  end
+end
+
+-- What a batch says when it is closed and all of it has ended: once.
+local function complete_batch(batch, numbers)
+  local ended = 0
+  for _, state in ipairs({ 'done', 'failed', 'cancelled', 'expired' }) do
+    ended = ended + (tonumber(numbers[state]) or 0)
+  end
+  if ended < (tonumber(numbers.total) or 0) then return end
+  call('PEXPIRE', batch_key(batch), setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
+  if numbers.closed ~= '1' or numbers.completed then return end
+  call('HSET', batch_key(batch), 'completed', NOW)
+  call('XADD', CALLBACKS, '*', 'kind', 'batch', 'id', batch, 'at', NOW, 'total', numbers.total or 0,
+    'done', numbers.done or 0, 'failed', numbers.failed or 0, 'cancelled', numbers.cancelled or 0,
+    'expired', numbers.expired or 0, 'url', numbers.url or '')
+end
+
+local function count_in_batch(job)
+  if not job.batch then return end
+  local key = batch_key(job.batch)
+  if failed(try('HINCRBY', key, job.state, 1)) then return to_garbage(key, 'a batch of the wrong type') end
+  complete_batch(job.batch, as_map(call('HGETALL', key)))
+end
+
+-- The key outlives the job by the stated time, and says what became of it even when the job is forgotten.
+local function keep_idempotency(job)
+  if not job.key then return end
+  local value = job.id .. ' ' .. job.state .. ' ' .. (job.digest or '')
+  call('SET', idem_key(job.key), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
+end
+
+-- A failed job is kept whole, for a person to look at and requeue; the oldest makes room at the bound.
+local function bury(job)
+  call('PEXPIRE', payload_key(job), LIMITS.DEAD_TTL_S * 1000)
+  call('ZADD', DEAD, NOW, job.id)
+  if call('ZCARD', DEAD) <= setting('dead_set_max', LIMITS.DEAD_SET_MAX) then return end
+  local oldest = call('ZPOPMIN', DEAD)[1]
+  local forgotten = load_job(oldest)
+  if not forgotten then return end
+  for _, key in ipairs({ forgotten.hash, payload_key(forgotten), result_key(forgotten) }) do
+    call('PEXPIRE', key, setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
+  end
+end
+
+local function emit_end(job, lease, how)
+  local fields = {
+    state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
+    attempt = job.attempt, incarnation = how.incarnation, record = how.record,
+  }
+  if how.result and SETTINGS.keep_results ~= '0' then
+    -- A large one is read from its key: an outbox entry must stay small enough to travel.
+    if #how.result <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = #how.result end
+  end
+  fields.result_bytes = fields.result_bytes or how.result_bytes
+  emit('ended', job, fields)
+  if job.callback then
+    call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
+      'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '')
+  end
+end
+
+-- Virtual tokens were charged with an estimate; the truth is known now.
+local function settle(job, lease, how)
+  if MODE ~= 'fair' or not job.charged then return end
+  local true_tokens = job.prompt + (how.output_tokens or published_tokens(lease))
+  if true_tokens ~= job.charged then charge(job.tenant, true_tokens - job.charged) end
+end
+
+-- Parts that were written for an end that never came would be taken for the result: they go.
+local function keep_result(job, how, keep_ms)
+  if how.result then
+    call('SET', result_key(job), how.result, 'PX', keep_ms)
+  elseif how.result_bytes then
+    call('PEXPIRE', result_key(job), keep_ms)
+  else
+    call('DEL', result_key(job))
+  end
+end
+
+-- Any of the four ends, from any state, with all that it means. `how`: state, reason, error, error_code; from a worker
+-- also incarnation, result, record, output_tokens.
+local function end_job(job, lease, how)
+  local was_running = job.state == 'running'
+  if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
+  enter(job, how.state)
+  lease = lease or new_lease(job.choices)
+  settle(job, lease, how)
+  remove_timers(job)
+  call('HDEL', LEASES, job.id)
+  if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), job.id) end
+
+  if how.state == 'cancelled' then how.error = job.asked or how.error end
+  local is_dead = how.state == 'failed'
+  local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
+  close_channels(job, lease, how, is_dead and keep_ms or setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+  keep_result(job, how, keep_ms)
+  if not is_dead then call('DEL', payload_key(job)) end
+  call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),
+    'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
+    'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
+    'lane', '')
+  call('PEXPIRE', job.hash, keep_ms)
+  if is_dead then bury(job) end
+  keep_idempotency(job)
+  count(job.state, 1)
+  emit_end(job, lease, how)
+  count_in_batch(job)
+end
+
+-- What is asked of a running job: a flag, which its owner hears of with its next advance or beat. The first one stands.
+local function flag(job, lease, state)
+  if lease[FLAG] ~= '' then return end
+  lease[FLAG] = state
+  write_lease(job.id, lease)
+end
+
+local SAID = {
+  cancelled = { error = 'The job was cancelled.', error_code = 'cancelled' },
+  expired = { error = 'The job did not end before its deadline.', error_code = 'deadline' },
+  unstarted = { error = 'The job waited longer than its time to live.', error_code = 'ttl' },
+}
+
+local function end_unheard(job, lease, state, said)
+  end_job(job, lease, { state = state, error = said.error, error_code = said.error_code })
+end
+
+-- ---------------------------------------------------------------- the last act of every script
+
+local function finish()
+  -- Before the lanes: their scores follow.
+  write_served()
+  for _, lane in pairs(lanes) do
+    if lane.has_lost then relist(lane) end
+    if lane.is_changed then
+      call('HSET', DEPTH, lane.name, string.format('%d %d %d %d %d %d', lane.jobs, lane.tokens, lane.added,
+        lane.added_tokens, lane.taken, lane.taken_tokens))
+    end
+  end
+  for name, by in pairs(counted) do
+    if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
+  end
+  if #events > 0 then call('XADD', OUTBOX, '*', 'e', cmsgpack.pack(events)) end
+  if is_ringing then call('XADD', BELL, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
+end

@@ -1,0 +1,166 @@
+-- Jobs from lanes, in the order of classes, tenants and heads.
+
+local AGE_STEP = setting('age_step_ms', LIMITS.DEFAULT_AGE_STEP_S * 1000)
+local oldest = {}  -- class -> submit time of its oldest head, or false when nothing waits there
+
+local function look_at(class)
+  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 1, 'WITHSCORES')
+  oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = not heads[3] } or false
+end
+
+local skipped = {}  -- lanes whose head can never fit this worker: others may take it
+
+-- The class with the highest effective priority: class plus age of its oldest head by the step. An older head wins a
+-- tie.
+local function best_class()
+  if oldest[RETURNED] then return RETURNED end
+  local best, best_rank
+  for class = LIMITS.MAX_PRIORITY, 0, -1 do
+    local head = oldest[class]
+    if head then
+      local rank = class + (AGE_STEP > 0 and (NOW - head.at) / AGE_STEP or 0)
+      if not best or rank > best_rank or rank == best_rank and head.at < oldest[best].at then
+        best, best_rank = class, rank
+      end
+    end
+  end
+  return best
+end
+
+-- Among lanes with the least score, the one with the older head.
+local function best_tenant(class)
+  if class == RETURNED or MODE == 'fifo' or oldest[class].is_alone then return oldest[class].tenant end
+  local listed = call('ZRANGE', PREFIX .. 'ready:' .. class, 0, LIMITS.MAX_LANES_PER_PULL - 1, 'WITHSCORES')
+  local best, best_at
+  for i = 1, #listed, 2 do
+    if listed[i + 1] ~= listed[2] then break end
+    local at = tonumber(call('ZSCORE', PREFIX .. 'heads:' .. class, listed[i]) or '') or NOW
+    if not best or at < best_at then best, best_at = listed[i], at end
+  end
+  return best or oldest[class].tenant
+end
+
+-- ---------------------------------------------------------------- one lane
+
+local buffers, num_lanes = {}, 0
+
+-- Entries of a lane that this pull has read and not used: few at first, more when the lane goes on.
+local function next_entry(lane)
+  local buffer = buffers[lane.name]
+  if not buffer then
+    buffer = { entries = {}, at = 1, after = '-', size = 4 }
+    buffers[lane.name] = buffer
+    num_lanes = num_lanes + 1
+  end
+  if buffer.at > #buffer.entries then
+    buffer.entries, buffer.at = call('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size), 1
+    buffer.size = LIMITS.MAX_BITE
+    local last = buffer.entries[#buffer.entries]
+    if last then buffer.after = '(' .. last[1] end
+  end
+  return buffer.entries[buffer.at], buffer
+end
+
+local function discard(lane, entry, why)
+  call('XDEL', lane.key, entry[1])
+  lane.has_lost = true
+  if why then to_garbage(lane.key, why .. ': ' .. table.concat(entry[2], ' ')) end
+end
+
+-- The job of an entry, if the entry is the one that the job names: any other is left over from something that went
+-- wrong.
+local function job_of(lane, entry, id)
+  local job, why = load_job(id)
+  if not job then
+    discard(lane, entry, why ~= 'unknown' and why or nil)
+  elseif job.entry ~= entry[1] or job.lane ~= lane.name or job.state ~= 'queued' then
+    discard(lane, entry)
+    job = nil
+  end
+  return job
+end
+
+-- Its tenant is charged with the cost at the first pull; the end corrects it with the truth.
+local function charge_once(job)
+  if MODE ~= 'fair' or job.charged then return end
+  set_served(VIRTUAL_TIME, served_of(job.tenant))
+  charge(job.tenant, job.cost)
+  job.charged = job.cost
+  for class, head in pairs(oldest) do
+    if head and class ~= RETURNED then
+      call('ZADD', PREFIX .. 'ready:' .. class, 'XX', served_of(job.tenant), job.tenant)
+    end
+  end
+end
+
+local function take(lane, entry, parsed, mark)
+  local job = job_of(lane, entry, parsed.job)
+  if not job then return end
+  local lease = job.epoch > 0 and read_lease(job.id) or nil
+  local payload = read_payload(job)
+  if not payload then return give_up_payload(job, lease) end
+  leave_waiting(job, true)
+  charge_once(job)
+  start(job, lease, payload, parsed.need, mark)
+end
+
+-- Point the class at the lane's next head, so that the next choice is right. A lane that is alone in its class needs no
+-- place among others: `finish` lists its head once.
+local function move_head(lane)
+  local entry = next_entry(lane)
+  local head = entry and parse_entry(entry)
+  if head and oldest[lane.class] and oldest[lane.class].is_alone then
+    oldest[lane.class].at = head.at
+    return
+  end
+  if entry then list_head(lane, head) else unlist_lane(lane) end
+  look_at(lane.class)
+end
+
+-- The first head that does not fit becomes the one held job, and the pull ends: nothing overtakes it here.
+local function hold(lane, entry, parsed)
+  if parsed.need.cost > request.cache then
+    skipped[#skipped + 1] = lane
+    unlist_lane(lane)
+    return look_at(lane.class)
+  end
+  take(lane, entry, parsed, 'h')
+  is_over = true
+end
+
+local function take_head(class, tenant)
+  local lane = open_lane(class, tenant)
+  if not lane.is_sound then
+    to_garbage(lane.key, 'a lane of the wrong type')
+    unlist_lane(lane)
+    return look_at(class)
+  end
+  local entry, buffer = next_entry(lane)
+  if num_lanes > LIMITS.MAX_LANES_PER_PULL then
+    is_over, has_more = true, #taken > 0
+    return
+  end
+  if not entry then
+    lane.has_lost = true
+    unlist_lane(lane)
+    return look_at(class)
+  end
+  local parsed = parse_entry(entry)
+  if parsed then parsed.need = need_of(parsed.prompt, parsed.cost, parsed.choices) end
+  if parsed and not fits(parsed.need) then return hold(lane, entry, parsed) end
+  buffer.at = buffer.at + 1
+  if parsed then take(lane, entry, parsed, '') else discard(lane, entry, 'not an entry of ours') end
+  move_head(lane)
+end
+
+local function take_from_lanes()
+  look_at(RETURNED)
+  for class = 0, LIMITS.MAX_PRIORITY do look_at(class) end
+  while not is_bite_over() do
+    local class = best_class()
+    if not class then break end
+    if not has_room() then break end
+    take_head(class, best_tenant(class))
+  end
+  for _, lane in ipairs(skipped) do lane.has_lost = true end
+end

@@ -1,0 +1,74 @@
+-- Where a job is when it does not run, and how it gets there: on a lane, not due, or among the suspects.
+
+-- Tokens a job will hold when it is admitted: what must be computed again, and what it may yet write, up to the
+-- reserve.
+local RESERVE = setting('reserve_tokens', LIMITS.DEFAULT_RESERVE_TOKENS)
+local function cost_of(job, published)
+  local rest = math.max(0, job.max_tokens - math.floor(published / job.choices))
+  return job.prompt + published + job.choices * math.min(rest, RESERVE)
+end
+
+local function count_waiting(job, by)
+  count('waiting_jobs', by)
+  count('waiting_tokens', by * job.cost)
+  count('waiting_bytes', by * job.bytes)
+end
+
+-- Stop waiting, wherever it waits: on a lane, for its time, or among the suspects.
+local function leave_waiting(job, is_taken)
+  count_waiting(job, -1)
+  if job.entry then return remove_entry(job, is_taken) end
+  call('ZREM', SUSPECTS, job.id)
+  call('ZREM', DELAYED, job.id)
+end
+
+local function add_timer(kind, job, at)
+  call('ZADD', TIMERS, at, kind .. '|' .. job.id)
+end
+
+local function remove_timers(job)
+  if not (job.not_before or job.ttl or job.deadline or job.retry) then return end
+  local id = job.id
+  call('ZREM', TIMERS, 'not_before|' .. id, 'ttl|' .. id, 'deadline|' .. id, 'retry|' .. id)
+end
+
+-- Where a queued job waits, as its hash tells.
+local function write_place(job)
+  call('HSET', job.hash, 'state', 'queued', 'version', job.version, 'cost', job.cost, 'entry', job.entry or '', 'lane',
+    job.lane or '', 'number', job.number, 'before', job.before)
+end
+
+-- Let a lease go without ending the job: the owner's list forgets it, offsets stay.
+local function let_go(job, lease)
+  call('HDEL', held_key(lease[OWNER]), job.id)
+  lease[PREVIOUS], lease[OWNER], lease[FLAG] = lease[OWNER], '', ''
+  write_lease(job.id, lease)
+end
+
+-- A fresh entry with the submit time, in the class that is served first.
+local function enqueue_again(job, lease)
+  add_entry(job, RETURNED, job.submitted, published_tokens(lease))
+  write_place(job)
+end
+
+-- Running -> queued: with a fresh entry at its submit time in the class that is served first, or among the suspects, or
+-- (`retry_at`) without an entry until its time.
+local function return_job(job, lease, why, retry_at)
+  enter(job, 'queued')
+  let_go(job, lease)
+  count('running_jobs', -1)
+  job.cost = cost_of(job, published_tokens(lease))
+  count_waiting(job, 1)
+  emit('returned', job, { why = why, epoch = lease[EPOCH] })
+  if why == 'suspect' then
+    call('ZADD', SUSPECTS, NOW, job.id)
+    ring()
+  elseif retry_at then
+    call('HSET', job.hash, 'retry', retry_at)
+    call('ZADD', DELAYED, 0, job.id)
+    add_timer('retry', job, retry_at)
+  else
+    return enqueue_again(job, lease)
+  end
+  write_place(job)
+end

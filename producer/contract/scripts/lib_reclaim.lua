@@ -1,0 +1,110 @@
+-- Jobs of workers whose life ran out.
+
+-- A Redis that was away renewed no life: right after its start nobody is dead. The reported uptime may be a second
+-- high.
+local function has_been_up_for(ms)
+  local info = try('INFO', 'server')
+  if failed(info) then return false end
+  local uptime_s = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 0
+  return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
+end
+
+local function the_dead()
+  local dead = {}
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
+    if incarnation ~= ME then dead[#dead + 1] = incarnation end
+  end
+  return dead
+end
+
+local function about_death(incarnation)
+  local key = worker_key(incarnation)
+  local num_held = call('HLEN', held_key(incarnation))
+  -- Mates are counted once, when the death is first seen: later some have been moved.
+  call('HSETNX', key, 'mates', math.max(0, num_held - 1))
+  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life')
+  return {
+    incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
+    is_farewell = about[3] == '1', life = tonumber(about[4] or '') or LIMITS.LIFE_S * 1000,
+  }
+end
+
+-- Deaths since the job last made progress, with this one, which is listed once however often the job is looked at.
+local function deaths_with(job, lease, death)
+  local deaths = deaths_of(job)
+  for _, one in ipairs(deaths) do
+    if one.incarnation == death.incarnation then return deaths end
+  end
+  deaths = list_death(job, lease, { incarnation = death.incarnation, mates = death.mates, is_apart = death.is_apart })
+  write_lease(job.id, lease)
+  return deaths
+end
+
+-- True when the death settles where the job goes: to the dead set, or among the suspects.
+local function is_settled_by_death(job, lease, death)
+  if death.is_farewell then return false end
+  local deaths = deaths_with(job, lease, death)
+  if num_alone(deaths) >= 2 then
+    end_job(job, lease, {
+      state = 'failed', error_code = 'killed_its_worker',
+      error = 'The worker process died twice while it ran this job alone.',
+    })
+    return true
+  end
+  if #deaths < 2 then return false end
+  return_job(job, lease, 'suspect')
+  return true
+end
+
+-- The bite holds no more of the dead's jobs, or one of them is held: the rest stays theirs.
+local function move_to_me(job, lease, death)
+  local published = published_tokens(lease)
+  local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
+  local mark = 'r'
+  if not fits(need) then
+    if request.holds or need.cost > request.cache then return end
+    mark, is_over = 'b', true
+  end
+  local payload = read_payload(job)
+  if not payload then return give_up_payload(job, lease) end
+  call('HDEL', held_key(death.incarnation), job.id)
+  enter(job, 'queued')
+  count('running_jobs', -1)
+  emit('returned', job, { why = death.is_farewell and 'farewell' or 'death', epoch = lease[EPOCH] })
+  lease[PREVIOUS] = death.incarnation
+  start(job, lease, payload, need, mark)
+end
+
+local function reclaim_job(id, death)
+  local lease = read_lease(id)
+  if not lease or lease[OWNER] ~= death.incarnation then return call('HDEL', held_key(death.incarnation), id) end
+  local job, why = load_job(id)
+  if not job then return forget_lease_of_nothing(id, lease, why) end
+  if lease[FLAG] ~= '' then return end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]]) end
+  if is_settled_by_death(job, lease, death) then return end
+  move_to_me(job, lease, death)
+end
+
+-- Move what fits; the dead leaves `alive` when it holds nothing more.
+local function reclaim_from(incarnation, budget)
+  local death = about_death(incarnation)
+  if not has_been_up_for(death.life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
+  local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
+  for _, id in ipairs(ids) do
+    if num_seen >= budget or is_bite_over() then break end
+    num_seen = num_seen + 1
+    reclaim_job(id, death)
+  end
+  if call('EXISTS', held_key(incarnation)) == 0 then call('ZREM', ALIVE, incarnation) end
+  return num_seen
+end
+
+local function reclaim()
+  if not request.may_reclaim or request.holds then return end
+  local budget = LIMITS.MAX_BITE
+  for _, incarnation in ipairs(the_dead()) do
+    if budget <= 0 or is_bite_over() then break end
+    budget = budget - reclaim_from(incarnation, budget)
+  end
+  if budget <= 0 then has_more = true end
+end

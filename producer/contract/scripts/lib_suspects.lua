@@ -1,0 +1,66 @@
+-- Suspects run apart: with nothing else on their worker, before and after.
+
+local function take_suspect(id)
+  local job, why = load_job(id)
+  if not job or job.state ~= 'queued' then
+    call('ZREM', SUSPECTS, id)
+    if not job then to_garbage(SUSPECTS, id .. ': ' .. why) end
+    return
+  end
+  -- One that has died apart runs quite alone.
+  if has_died_apart(job) then
+    if #taken > 0 then return end
+    is_over = true
+  end
+  local lease = read_lease(id)
+  local published = published_tokens(lease)
+  local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
+  local is_first = #taken == 0
+  if not fits(need) and not (is_first and need.cost <= request.cache) then return end
+  local payload = read_payload(job)
+  if not payload then return give_up_payload(job, lease) end
+  leave_waiting(job, true)
+  start(job, lease, payload, need, fits(need) and '' or 'h')
+end
+
+local function take_suspects()
+  for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_SUSPECTS_PER_PULL - 1)) do
+    if is_over then break end
+    take_suspect(id)
+  end
+  if #taken == 0 then
+    is_over = false
+    return
+  end
+  is_over = true
+  call('HSET', MINE, 'apart', 1)
+  if call('GET', ISOLATOR) == ME then call('DEL', ISOLATOR) end
+end
+
+local function is_alive(incarnation)
+  local expiry = call('ZSCORE', ALIVE, incarnation)
+  return expiry and tonumber(expiry) > NOW
+end
+
+-- When a suspect has waited too long, the next worker to pull drains first. Returns whether that is this one.
+local function is_isolator(waiting_since)
+  local who = call('GET', ISOLATOR)
+  if who == ME then return true end
+  if NOW - waiting_since < LIMITS.SUSPECT_WAIT_S * 1000 or who and is_alive(who) then return false end
+  call('SET', ISOLATOR, ME)
+  return true
+end
+
+-- Suspects run apart: with nothing else here, before and after. Returns whether this worker must drain for them.
+local function isolate(holds_nothing)
+  local first = call('ZRANGE', SUSPECTS, 0, 0, 'WITHSCORES')
+  if not first[2] then
+    if call('EXISTS', ISOLATOR) == 1 then call('DEL', ISOLATOR) end
+    return false
+  end
+  if request.is_empty and holds_nothing then
+    take_suspects()
+    return false
+  end
+  return is_isolator(tonumber(first[2]))
+end

@@ -1,0 +1,86 @@
+-- What a pull asks for, the room it has left, and how one job becomes its worker's.
+
+local request = {
+  incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
+  sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
+  may_reclaim = ARGV[9] == '1', reserve = tonumber(ARGV[10]),
+}
+local ME, MINE = request.incarnation, worker_key(request.incarnation)
+
+local taken, payload_bytes, has_more, is_over = {}, 0, false, false
+local new_leases, new_held = {}, {}
+
+-- ---------------------------------------------------------------- room
+
+local function has_room() return request.kv > 0 and request.prefill > 0 and request.sequences > 0 end
+
+local function fits(need)
+  return need.cost <= request.kv and need.prompt <= request.prefill and need.choices <= request.sequences
+end
+
+local function spend(need)
+  request.kv, request.prefill = request.kv - need.cost, request.prefill - need.prompt
+  request.sequences = request.sequences - need.choices
+end
+
+-- A cost above what any job of this queue may have is an estimate that is too high: it is taken as the largest there
+-- can be.
+local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
+local function need_of(prompt, cost, choices)
+  local bound = math.min(cost, prompt + choices * request.reserve, MAX_JOB_TOKENS)
+  return { prompt = math.min(prompt, bound), cost = bound, choices = choices }
+end
+
+-- The bite is over: whatever else fits waits for the next pull, which comes at once.
+local function is_bite_over()
+  if #taken >= LIMITS.MAX_BITE or payload_bytes >= LIMITS.MAX_CALL_BYTES then has_more = true end
+  return has_more or is_over
+end
+
+-- ---------------------------------------------------------------- leasing one job
+
+local function told(job, lease, payload, mark)
+  local published, ended = {}, {}
+  for at = FIRST, #lease, 2 do
+    published[#published + 1] = lease[at]
+    ended[#ended + 1] = lease[at + 1]
+  end
+  return {
+    job.id, lease[EPOCH], job.attempt, job.class, job.spec, payload, job.seed, job.choices, job.submitted,
+    job.started or NOW, job.deadline or false, job.prompt, published, ended, job.fingerprint or false,
+    (mark == 'r' or mark == 'b') and 1 or 0, (mark == 'h' or mark == 'b') and 0 or 1,
+    job.scheduled or false, job.first_token or false, lease[PREVIOUS] ~= '' and lease[PREVIOUS] or false,
+  }
+end
+
+local function read_payload(job)
+  local payload = try('GET', payload_key(job))
+  if failed(payload) or not payload then return nil end
+  return payload
+end
+
+-- Without its prompt a job can never run: it goes to the dead set, and its producer hears why.
+local function give_up_payload(job, lease)
+  end_job(job, lease, { state = 'failed', error = 'The prompt is gone from the queue.', error_code = 'payload_lost' })
+end
+
+-- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' the held one that does not fit, 'r'
+-- reclaimed, 'b' both.
+local function start(job, lease, payload, need, mark)
+  enter(job, 'running')
+  job.attempt = job.attempt + 1
+  job.epoch = job.epoch + 1
+  lease = lease or new_lease(job.choices)
+  lease[OWNER], lease[EPOCH] = ME, job.epoch
+  job.started = NOW
+  call('HSET', job.hash, 'state', 'running', 'version', job.version, 'attempt', job.attempt, 'epoch', job.epoch,
+    'started', NOW, 'entry', '', 'lane', '', 'charged', job.charged or '')
+  if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end
+  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = job.id, cmsgpack.pack(lease)
+  new_held[#new_held + 1], new_held[#new_held + 2] = job.id, request.number .. mark
+  count('running_jobs', 1)
+  emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = ME })
+  taken[#taken + 1] = told(job, lease, payload, mark)
+  payload_bytes = payload_bytes + #payload
+  spend(need)
+end
