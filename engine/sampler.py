@@ -51,6 +51,20 @@ class _SeenTokens:
         self.num_counted = len(sequence.token_ids)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What stays the same while the rows of a step do: most steps have those of the step before."""
+
+    sequence_ids: tuple[int, ...]
+    options: SampleOptions
+    """But for its positions, which are written anew in each step."""
+
+    may_edit: bool
+    """Whether some row has a bias, a ban or a penalty."""
+
+    has_logprobs: bool
+
+
 class Sampler:
     """Draws tokens for the rows of a step."""
 
@@ -59,8 +73,7 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._seen: dict[int, _SeenTokens] = {}
-        self._options_of: tuple[int, ...] = ()
-        self._options: SampleOptions | None = None
+        self._rows: _Rows | None = None
 
     def sample(self, logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
         """Draw one token for each sequence.
@@ -72,9 +85,10 @@ class Sampler:
         Returns:
             One `Sampled` per sequence; a row without a finite logit has an error instead of a token.
         """
-        edited = self._edit(logits, sequences)
-        token_ids: list[int] = sample(edited, self._options_for(sequences)).tolist()
-        logprobs = self._logprobs(logits, token_ids, sequences)
+        rows = self._rows_of(sequences)
+        edited = self._edit(logits, sequences) if rows.may_edit else logits
+        token_ids: list[int] = sample(edited, rows.options).tolist()
+        logprobs = self._logprobs(logits, token_ids, sequences) if rows.has_logprobs else {}
         return [
             Sampled((token,), (logprobs[row],) if row in logprobs else None)
             if token >= 0
@@ -87,15 +101,20 @@ class Sampler:
         for sequence_id in sequence_ids:
             self._seen.pop(sequence_id, None)
 
-    def _options_for(self, sequences: Items[Sequence]) -> SampleOptions:
-        """The options of these rows: made anew when the rows change, else only their positions."""
-        ids = tuple(sequence.id for sequence in sequences)
-        if self._options is None or ids != self._options_of:
-            self._options = self._make_options(sequences)
-            self._options_of = ids
-        positions = np.array([sequence.num_output_tokens for sequence in sequences], dtype=np.int32)
-        self._options.position.copy_(torch.from_numpy(positions))
-        return self._options
+    def _rows_of(self, sequences: Items[Sequence]) -> _Rows:
+        """The rows, made anew when their sequences change, at their present positions."""
+        ids = tuple([sequence.id for sequence in sequences])
+        if self._rows is None or ids != self._rows.sequence_ids:
+            params = [sequence.sampling for sequence in sequences]
+            self._rows = _Rows(
+                sequence_ids=ids,
+                options=self._make_options(sequences),
+                may_edit=any(p.logit_bias or p.min_tokens or _has_penalties(p) for p in params),
+                has_logprobs=any(p.logprobs is not None for p in params),
+            )
+        positions = np.array([len(s.token_ids) - s.num_prompt_tokens for s in sequences], dtype=np.int32)
+        self._rows.options.position.copy_(torch.from_numpy(positions))
+        return self._rows
 
     def _make_options(self, sequences: Items[Sequence]) -> SampleOptions:
         params = [sequence.sampling for sequence in sequences]
