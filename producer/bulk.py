@@ -51,6 +51,9 @@ class BulkSettings:
     is_strict: bool = False
     """Submit nothing if any line is bad."""
 
+    is_waiting: bool = False
+    """`wait` will be called: every job must be remembered."""
+
     is_ordered: bool = False
     """Write output lines in the order of the input."""
 
@@ -178,9 +181,9 @@ class BulkRun:
             self.counts.full = answer
             self._listener(self.counts)
             return
-        sent = self._sent[job.id]
+        is_refused = isinstance(answer, ProducerError)
+        sent = self._sent[job.id] if self._settings.is_waiting and not is_refused else self._sent.pop(job.id)
         if isinstance(answer, ProducerError):
-            del self._sent[job.id]
             self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)), name_of(job.id), errors)
             return
         journal.add(name_of(job.id))
@@ -208,11 +211,14 @@ class BulkRun:
                 self.counts.written_before += 1
                 continue
             custom_id = line.custom_id or f"line-{line.number}"
-            self._sent[job.id] = Sent(line.number, custom_id, line.endpoint, line.options.get("model"))
-            if name_of(job.id) in journal:
+            sent = Sent(line.number, custom_id, line.endpoint, line.options.get("model"))
+            is_acknowledged = name_of(job.id) in journal
+            if self._settings.is_waiting or not is_acknowledged:
+                self._sent[job.id] = sent
+            if is_acknowledged:
                 self.counts.before += 1
-                continue
-            yield job
+            else:
+                yield job
 
     def _lines(self) -> Iterator[Line | BadLine]:
         reader = LineReader(

@@ -60,16 +60,13 @@ def submit(file: str, **values: object) -> None:
         producer submit batch.jsonl.gz --wait -o out.jsonl --errors errors.jsonl
     """
     settings = _settings(file, values)
-    is_waiting = bool(values.pop("is_waiting"))
-    if settings.output is not None and not is_waiting:
+    if settings.output is not None and not settings.is_waiting:
         raise click.UsageError("-o needs --wait: there is nothing to write before the jobs have ended.")
     begin_s = time.monotonic()
     with producer_of(values) as producer, _listener() as listener:
         run = BulkRun(producer, settings, listener)
-        _submit(run, settings)
-        if is_waiting:
-            run.wait()
-    _report(run, settings, is_waiting=is_waiting, duration_s=time.monotonic() - begin_s)
+        _carry_out(run, settings)
+    _report(run, settings, duration_s=time.monotonic() - begin_s)
     sys.exit(1 if run.counts.bad or run.summary.failed else 0)
 
 
@@ -87,6 +84,7 @@ def _settings(file: str, values: Values) -> BulkSettings:
         partitions=values["partitions"],
         is_again=values.pop("is_again"),
         is_strict=values.pop("is_strict"),
+        is_waiting=values.pop("is_waiting"),
         is_ordered=values.pop("is_ordered"),
         output=output,
         errors=errors or (output.with_name(f"{output.name}.errors.jsonl") if output else None),
@@ -94,18 +92,18 @@ def _settings(file: str, values: Values) -> BulkSettings:
     )
 
 
-def _submit(run: BulkRun, settings: BulkSettings) -> None:
+def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
     try:
         run.submit()
+        if settings.is_waiting:
+            run.wait()
     except KeyboardInterrupt:
-        note(
-            f"{run.counts.accepted + run.counts.before} jobs of batch {settings.batch} are submitted. "
-            "Run it again to go on."
-        )
+        num_jobs = run.counts.accepted + run.counts.before
+        note(f"{num_jobs} jobs of batch {settings.batch} are submitted and go on. Run it again to go on with the rest.")
         raise
 
 
-def _report(run: BulkRun, settings: BulkSettings, *, is_waiting: bool, duration_s: float) -> None:
+def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
     counts = run.counts
     for bad in run.first_bad[:SHOWN_BAD_LINES] if settings.errors is None else ():
         note(f"line {bad.number}: {bad.message}")
@@ -116,7 +114,7 @@ def _report(run: BulkRun, settings: BulkSettings, *, is_waiting: bool, duration_
         f"{counts.accepted} jobs submitted, {counts.before + counts.written_before} submitted before; "
         f"batch {settings.batch}"
     )
-    if is_waiting:
+    if settings.is_waiting:
         if counts.written_before:
             note(f"{counts.written_before} lines had been written before and are not in these figures")
         for line in run.summary.lines(duration_s):

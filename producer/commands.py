@@ -382,18 +382,18 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     Raises:
         JobNotFound: it is unknown.
     """
-    keys = queue.keys_of(job_id)
-    look, survey = calls.status(keys, [job_id]), calls.inspect(keys)
-    replies = yield Ask((command_of(look), command_of(survey)))
-    [view] = look.parse(replies[0])
+    [view] = yield from views(queue, [job_id])
     if view is None:
         raise JobNotFound(job_id)
     facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
-    return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey.parse(replies[1])))
+    if view.state is not JobState.QUEUED:
+        return JobStatus(**facts)
+    survey = yield from ask_call(calls.inspect(queue.keys_of(job_id)))
+    return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey))
 
 
 def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
-    if view.state is not JobState.QUEUED or view.ahead_tokens is None or not queue.tokens_per_s:
+    if view.ahead_tokens is None or not queue.tokens_per_s:
         return None
     return view.ahead_tokens / queue.tokens_per_s
 

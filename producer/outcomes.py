@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeAlias, cast
 
 from producer.commands import Ask, Command, Pause, Queue, Reply, Step, channel_rows, outcome, views
@@ -9,11 +10,16 @@ from producer.contract.calls import JobView
 from producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry
 from producer.errors import JobNotDone, JobNotFound, ProducerError, ResultExpired
 
-MAX_WATCHED = 2048
-"""Jobs asked about in one round; the oldest first, since they end first."""
+FRONT = 512
+"""Of the jobs that have not ended, the oldest so many are looked at in every round: they end first."""
+
+SLICE = 512
+"""Of the rest, so many, each round others: priorities and tenants let some overtake."""
 
 MIN_PAUSE_S = 0.005
-MAX_PAUSE_S = 0.5
+MAX_PAUSE_S = 1.0
+IDLE_SHARE = 9
+"""A round is followed by a pause this many times as long: asking takes no more than a tenth of the server's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +44,29 @@ Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 
 def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
-    """Yield the outcome of each job, as they end; looks less often while none does."""
-    watched = list(job_ids)
-    pause_s = MIN_PAUSE_S
+    """Yield the outcome of each job, as they end."""
+    watched = dict.fromkeys(job_ids)
+    turn = 0
     while watched:
-        now = watched[:MAX_WATCHED]
+        begin_s = monotonic()
+        now = _this_round(list(watched), turn)
         found = yield from views(queue, now)
         looks = list(zip(now, found, strict=True))
         ended = {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
         yield from _ended(queue, ended, with_entries=with_entries)
-        # What is still on its way goes to the back: among many, each is looked at in turn.
-        watched = watched[MAX_WATCHED:] + [job_id for job_id in now if job_id not in ended]
-        pause_s = MIN_PAUSE_S if ended else min(pause_s * 1.5, MAX_PAUSE_S)
-        if watched:
-            yield Pause(pause_s)
+        for job_id in ended:
+            del watched[job_id]
+        turn += 1
+        if watched and len(ended) * 2 < len(now):
+            yield Pause(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))
+
+
+def _this_round(watched: list[JobId], turn: int) -> list[JobId]:
+    rest = len(watched) - FRONT
+    if rest <= 0:
+        return watched
+    at = FRONT + turn * SLICE % rest
+    return watched[:FRONT] + watched[at : at + SLICE]
 
 
 def _ended(queue: Queue, ended: dict[JobId, JobView | None], *, with_entries: bool) -> Outcomes:
