@@ -4,7 +4,8 @@ Pure: no I/O, no clock.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from producer.contract.calls import EndCall, Progress
 from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL
@@ -21,8 +22,8 @@ _OVERHEAD_BYTES = 200
 """What a Progress takes beside its opaque parts, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+# A named tuple, not a frozen dataclass, because one is made per sequence and step.
+class Said(NamedTuple):
     """One Progress and what it was made of, to understand its answer."""
 
     job: HeldJob
@@ -51,7 +52,9 @@ def _say(job: HeldJob, index: int, origin: Origin) -> Said:
     choice, measures = job.choices[index], job.measures
     entry = choice.entry()
     announces = not job.is_announced
-    end, large_result = _without_large_result(_end_call(job, choice, origin)) if choice.end else (None, None)
+    end, large_result = (None, None)
+    if choice.end is not None and choice.fits_an_entry:
+        end, large_result = _without_large_result(_end_call(job, choice, origin))
     progress = Progress(
         job_id=job.id,
         epoch=job.leased.epoch,

@@ -15,6 +15,9 @@ from worker.errors import JobRejected
 PAGE_ENTRIES = 512
 """Entries of a channel read in one round trip when a job is resumed."""
 
+MAX_ENTRY_TOKENS = 2048
+"""What a long absence of Redis left unsaid is told in entries of this size."""
+
 CHECKPOINT_TOKENS = 64
 CHECKPOINT_S = 1.0
 """A job that nobody streams puts an entry on its channel after this many tokens, or this long."""
@@ -102,27 +105,33 @@ class ChoiceOutput:
         return self.end is not None or num_unsent >= CHECKPOINT_TOKENS or now_s - self.sent_s >= CHECKPOINT_S
 
     def entry(self) -> ChannelEntry:
-        """All tokens that the channel lacks, as its next entry."""
-        start = self.published
+        """The tokens that the channel lacks, as its next entry; the first `MAX_ENTRY_TOKENS` of them."""
+        start, stop = self.published, self.published + MAX_ENTRY_TOKENS
         return ChannelEntry(
             start=start,
-            token_ids=tuple(self.token_ids[start:]),
-            text=self._text_after(start),
-            logprobs=tuple(self.logprobs[start:]) if self.logprobs else None,
+            token_ids=tuple(self.token_ids[start:stop]),
+            text=self._text_between(start, stop),
+            logprobs=tuple(self.logprobs[start:stop]) if self.logprobs else None,
             time_ms=self.last_ms,
         )
+
+    @property
+    def fits_an_entry(self) -> bool:
+        """Whether the next entry is the last that tells tokens, so that the end may follow it."""
+        return len(self.token_ids) - self.published <= MAX_ENTRY_TOKENS
 
     def end_entry(self) -> ChannelEntry:
         """The end, and the text that only it released, as the channel's last entry."""
         offset = max(len(self.token_ids), self.published)
         return ChannelEntry(start=offset, token_ids=(), text=self.tail, time_ms=self.last_ms, end=self.end)
 
-    def _text_after(self, start: int) -> str:
+    def _text_between(self, start: int, stop: int) -> str:
         texts: list[str] = []
         for offset, text in reversed(self.pieces):
             if offset <= start:
                 break
-            texts.append(text)
+            if offset <= stop:
+                texts.append(text)
         return "".join(reversed(texts))
 
     def acknowledge(self, offset: int, *, has_end: bool) -> None:

@@ -44,7 +44,11 @@ class HeldJob:
     is_returning: bool = False
     """It is being given back: nothing more is said about it."""
 
+    request_id: str = field(init=False)
+    """What the engine calls it: another lease on the same job is another request."""
+
     def __post_init__(self) -> None:
+        self.request_id = f"{self.leased.id}#{self.leased.epoch}"
         if not self.choices:
             self.choices = [
                 ChoiceOutput(published=offset, has_end=ended)
@@ -55,11 +59,6 @@ class HeldJob:
     def id(self) -> JobId:
         """What the producer calls it."""
         return self.leased.id
-
-    @property
-    def request_id(self) -> str:
-        """What the engine calls it: another lease on the same job is another request."""
-        return f"{self.leased.id}#{self.leased.epoch}"
 
     @property
     def num_published(self) -> int:

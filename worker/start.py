@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from worker.results import Origin
 from worker.server import wait_until_usable
 from worker.serving import Served, engine_config, load
 from worker.translate import Translator
+
+SWITCH_INTERVAL_S = 0.001
+"""The exchange gets the interpreter back from a busy loop after this long: its tokens wait no longer than that."""
 
 FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 QUEUE_VIEW_AGE_S = 1.0
@@ -97,6 +101,7 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         NotReady: Redis did not answer in time.
     """
     configure_logs(config.log)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     incarnation = uuid.uuid4().hex
     log = get_log(worker_id=incarnation[:8])
     engine_config(config)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.request import SequenceStats, TokenDelta
 from producer.contract.states import JobState
 from producer.contract.wire import ChannelEntry, End
-from worker.channel import CHECKPOINT_TOKENS, ChannelLost, ChoiceOutput
+from worker.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChoiceOutput
 
 STATS = SequenceStats(num_prompt_tokens=1)
 
@@ -157,3 +157,23 @@ class TestGivenGapsBetweenTokens:
         output.extend(delta(3, 3), now_s=500.02, now_ms=60_020)
 
         assert [round(gap, 3) for gap in output.gaps_ms] == [10.0, 20.0]
+
+
+class TestGivenMoreTokensThanAnEntryTakes:
+    """Redis was away for long; the choice has even ended."""
+
+    def test_when_sent_then_it_is_told_in_several_entries_and_the_end_comes_last(self) -> None:
+        num_tokens = 2 * MAX_ENTRY_TOKENS + 10
+        output, channel = output_of(["x"] * num_tokens), Channel()
+        output.finish(End(state=JobState.DONE), now_ms=1)
+        was_last: list[bool] = []
+
+        while output.published < num_tokens:
+            was_last.append(output.fits_an_entry)
+            entry = output.entry()
+            assert channel.append(entry) is None
+            output.acknowledge(entry.start + len(entry.token_ids), has_end=False)
+
+        assert was_last == [False, False, True]
+        assert [len(entry.text) for entry in channel.entries] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 10]
+        assert output.end_entry().start == num_tokens
