@@ -339,15 +339,9 @@ def check_prompt(prompt: Prompt) -> None:
         _raise_first([(is_text(prompt), "the prompt is not valid UTF-8"), (bool(prompt), "the prompt is empty")])
         return
     is_chat = is_listing(prompt, lambda item: isinstance(item, Message))
-    _raise_first(
-        [
-            (
-                is_chat or is_listing(prompt, is_token_id),
-                "a prompt is text, a list of messages, or a list of token ids",
-            ),
-            (len(prompt) > 0, "the prompt is empty"),
-        ]
-    )
+    is_known = is_chat or is_listing(prompt, is_token_id)
+    _raise_first([(is_known, "a prompt is text, a list of messages, or a list of token ids")])
+    _raise_first([(len(prompt) > 0, "the prompt is empty")])
 
 
 def is_text(value: object) -> bool:

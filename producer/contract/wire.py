@@ -349,7 +349,9 @@ def decode_events(data: bytes) -> list[OutboxEvent]:
         WireError: not an array of events.
     """
     with _Reading("list of events"):
-        return [_read_event(*event[:5]) for event in unpack_from_script(data)]
+        # Any: each part is checked where it is read.
+        events = cast("list[list[Any]]", _list(unpack_from_script(data)))
+        return [_read_event(*event[:5]) for event in events]
 
 
 def _read_event(

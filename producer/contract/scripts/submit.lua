@@ -67,7 +67,8 @@ local function refusal_for_fullness(job)
 end
 
 local function lacks_feature(job)
-  if not job.features then return nil end
+  -- Before its first worker a queue states nothing, and takes what comes.
+  if not job.features or not SETTINGS.features then return nil end
   for _, feature in ipairs(job.features) do
     if not string.find(',' .. (SETTINGS.features or '') .. ',', ',' .. feature .. ',', 1, true) then return feature end
   end
@@ -139,8 +140,8 @@ local function write_hash(job)
   local fields = {
     'state', 'queued', 'version', '1', 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens,
     'choices', job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed,
-    'digest', job.digest, 'submitted', NOW_TEXT, 'entry', job.entry or '', 'lane', job.lane or '', 'number', job.number or 0,
-    'before', job.before or 0,
+    'digest', job.digest, 'submitted', NOW_TEXT, 'entry', job.entry or '', 'lane', job.lane or '',
+    'number', job.number or 0, 'before', job.before or 0,
   }
   for _, name in ipairs(OPTIONAL) do
     if job[name] then
