@@ -102,7 +102,7 @@ def _cut(events: list[e.Packed], size: int) -> Iterator[list[e.Packed]]:
 def _fill(client: Client, entries: Iterator[list[e.Packed]]) -> None:
     with client.pipeline(transaction=False) as pipeline:
         for number, events in enumerate(entries):
-            pipeline.xadd(e.KEYS.key("outbox"), {"e": e.pack(events)})
+            pipeline.xadd(e.KEYS.outbox, {"e": e.pack(events)})
             if number % 500 == 499:
                 pipeline.execute()
         pipeline.execute()

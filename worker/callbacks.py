@@ -45,7 +45,7 @@ from worker.connections import Client, connect, redacted
 from worker.errors import ExitCode
 from worker.log import configure_logs, get_log
 from worker.migrate import prepare
-from worker.stream_group import Entry, StreamGroup
+from worker.stream_group import Entry, StreamGroup, keep_garbage
 from worker.trouble import Trouble
 from worker.webhooks import IpNetwork, Sender
 
@@ -180,9 +180,7 @@ class Mover:
         self._partitions = [
             (
                 keys,
-                StreamGroup(
-                    client, keys.key("callbacks"), group=GROUP, name=name, claim_after_s=settings.claim_after_s
-                ),
+                StreamGroup(client, keys.callbacks, group=GROUP, name=name, claim_after_s=settings.claim_after_s),
             )
             for keys in (QueueKeys(settings.queue, number) for number in range(settings.partitions))
         ]
@@ -237,9 +235,7 @@ class Mover:
             event = self._read(keys, raw)
         except (WireError, KeyError, ValueError) as error:
             self._log.warning("foreign entry among the callbacks", entry=entry_id.decode(), error=str(error))
-            what = b" ".join(raw.values())[: limits.GARBAGE_ENTRY_BYTES]
-            kept = {"where": keys.key("callbacks"), "what": what}
-            self._client.xadd(keys.key("garbage"), kept, maxlen=limits.GARBAGE_MAXLEN)
+            keep_garbage(self._client, keys, keys.callbacks, b" ".join(raw.values()))
             return
         if event is not None:
             self._enqueue_webhook(event)

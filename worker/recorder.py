@@ -22,7 +22,6 @@ from typing import Literal
 import redis
 from sqlalchemy.engine import Engine
 
-from producer.contract import limits
 from producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import OutboxEvent, WireError, decode_events, split_job_id
@@ -33,7 +32,7 @@ from worker.history_rows import JobChange, changes_of
 from worker.history_writer import HistoryAway, HistoryWriter
 from worker.log import get_log
 from worker.migrate import prepare
-from worker.stream_group import PAGE_ENTRIES, Entry, StreamGroup
+from worker.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage
 from worker.trouble import Trouble
 
 GROUP = "recorder"
@@ -101,9 +100,7 @@ class Recorder:
 
     def _open(self, keys: QueueKeys, name: str) -> Outbox:
         claim_after_s = self._settings.claim_after_s
-        return Outbox(
-            keys, StreamGroup(self._client, keys.key("outbox"), group=GROUP, name=name, claim_after_s=claim_after_s)
-        )
+        return Outbox(keys, StreamGroup(self._client, keys.outbox, group=GROUP, name=name, claim_after_s=claim_after_s))
 
     def run(self) -> None:
         """Record until `stop`; then what is there, for `FINISH_S` at most."""
@@ -181,8 +178,7 @@ class Recorder:
             return [self._with_result(outbox, event) for event in _checked(data)]
         except WireError as error:
             self._log.warning("foreign entry in the outbox", entry=entry_id.decode(), error=str(error))
-            kept = {"where": outbox.stream.key, "what": data[: limits.GARBAGE_ENTRY_BYTES]}
-            self._client.xadd(outbox.keys.key("garbage"), kept, maxlen=limits.GARBAGE_MAXLEN)
+            keep_garbage(self._client, outbox.keys, outbox.stream.key, data)
             return []
 
     def _with_result(self, outbox: Outbox, event: OutboxEvent) -> OutboxEvent:

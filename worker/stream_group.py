@@ -9,12 +9,40 @@ from collections.abc import Mapping, Sequence
 
 import redis
 
+from producer.contract import limits
+from producer.contract.keys import QueueKeys
 from worker.connections import Client
 
 PAGE_ENTRIES = 100
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
 """(id, fields); no fields when the entry was deleted while it was pending."""
+
+
+# A script, since at maxmemory Redis refuses every command of a MULTI, these two as well.
+_ACKNOWLEDGE = """
+redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 2))
+return redis.call('XDEL', KEYS[1], unpack(ARGV, 2))
+"""
+
+# At maxmemory Redis refuses the first growing write of a script, and lets all pass after one write of any kind.
+_WRITE = "redis.call('DEL', KEYS[1] .. ':nothing') return redis.call(unpack(ARGV))"
+
+
+def write_even_when_full(client: Client, key: str, *command: str | bytes | int) -> None:
+    """Run one command on `key` that Redis would refuse at maxmemory: here it is what makes room.
+
+    Raises:
+        redis.RedisError: it is refused for another reason, or the server is away.
+    """
+    client.eval(_WRITE, 1, key, *command)
+
+
+def keep_garbage(client: Client, keys: QueueKeys, where: str, what: bytes) -> None:
+    """Keep a foreign entry for a person to look at: cut, and only the newest so many."""
+    key, cut = keys.key("garbage"), what[: limits.GARBAGE_ENTRY_BYTES]
+    bound = ("MAXLEN", "~", limits.GARBAGE_MAXLEN)
+    write_even_when_full(client, key, "XADD", key, *bound, "*", "where", where, "what", cut)
 
 
 class StreamGroup:
@@ -46,10 +74,7 @@ class StreamGroup:
 
     def acknowledge(self, ids: Sequence[bytes]) -> None:
         """Mark entries as handled and delete them, in one step."""
-        with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.xack(self.key, self._group, *ids)
-            pipeline.xdel(self.key, *ids)
-            pipeline.execute()
+        self._client.eval(_ACKNOWLEDGE, 1, self.key, self._group, *ids)
 
     def recover(self) -> None:
         """After an error: the group may be gone, and entries may have been delivered in a reply that was lost."""
@@ -58,7 +83,7 @@ class StreamGroup:
     def _create_group(self) -> None:
         try:
             # From the beginning: what was written before the first reader ran counts too.
-            self._client.xgroup_create(self.key, self._group, id="0", mkstream=True)
+            write_even_when_full(self._client, self.key, "XGROUP", "CREATE", self.key, self._group, "0", "MKSTREAM")
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise

@@ -30,7 +30,7 @@ from worker.history_rows import changes_of
 from worker.history_writer import HistoryWriter
 from worker.webhooks import parse_networks
 
-CALLBACKS = e.KEYS.key("callbacks")
+CALLBACKS = e.KEYS.callbacks
 SECRET = "correct horse"
 
 

@@ -21,7 +21,7 @@ from worker.connections import Client, connect
 from worker.history_writer import HistoryWriter
 from worker.recorder import GROUP, Recorder, RecorderSettings
 
-OUTBOX = e.KEYS.key("outbox")
+OUTBOX = e.KEYS.outbox
 
 
 def add(client: Client, *entries: list[e.Packed]) -> None:
@@ -296,6 +296,23 @@ class TestGivenARedisThatGoesAway:
             client.flushall()
             add(client, [e.submitted("0.a.1")])
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
+
+
+class TestGivenARedisThatIsFull:
+    """At maxmemory it refuses what grows; the recorder is what makes room."""
+
+    def test_when_the_first_recorder_comes_then_it_drains_the_outbox(
+        self, any_redis: RedisServer, sqlite_history: Engine
+    ) -> None:
+        client = client_of(any_redis)
+        client.xadd(OUTBOX, {"who": "another program"})
+        add(client, [e.submitted("0.a.1")])
+        client.config_set("maxmemory", 1)
+
+        recorder(any_redis, sqlite_history).drain()
+
+        assert states(sqlite_history) == {"0.a.1": "queued"}
+        assert (client.xlen(OUTBOX), client.xlen(e.KEYS.key("garbage"))) == (0, 1)
 
 
 class TestGivenRowsThatSqlRefuses:
