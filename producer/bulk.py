@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -246,18 +246,18 @@ class BulkRun:
         return line
 
     def _job(self, line: Line) -> NewJob:
-        made = self._template(line.options).new_job(line.prompt)
+        made = self._template(line.options)
+        prompt = made.encode(line.prompt)
         which = line.custom_id
         if which is None:
-            which = f"#{self._asked[made.digest]}"
-            self._asked[made.digest] += 1
-        identity = json.dumps([self._settings.batch, self._run, which]).encode() + made.digest
+            which = f"#{self._asked[prompt.digest]}"
+            self._asked[prompt.digest] += 1
+        identity = f"{self._settings.batch}\n{self._run}\n{which}\n".encode() + prompt.digest
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
-        tenant = made.id.split(".")[1]
+        job_id = JobId(f"{partition_of(name, self._settings.partitions)}.{made.tenant}.{name}")
         # The seed too: the same line, submitted twice, is the same job in everything.
-        seed = made.seed if line.options.get("seed") is not None else int.from_bytes(drawn[NAME_BYTES:])
-        return replace(made, id=JobId(f"{partition_of(name, self._settings.partitions)}.{tenant}.{name}"), seed=seed)
+        return made.job_of(prompt, job_id, int.from_bytes(drawn[NAME_BYTES:]))
 
     def _template(self, options: Options) -> Template:
         key = repr(options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from time import time
-from typing import Any, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack, cast
 from zlib import crc32
 
 from producer.contract import errors as contract_errors
@@ -35,8 +35,6 @@ PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, st
 
 Moment: TypeAlias = datetime | timedelta
 """A point in time with its zone, or how long from now."""
-
-DIGEST_BYTES = 16
 
 
 Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
@@ -108,6 +106,18 @@ def job(prompt: PromptLike, **options: Unpack[Options]) -> Job:
     return Job(prompt, options)
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt as it is sent. One for each job: a named tuple is quick to make."""
+
+    payload: bytes
+    num_bytes: int
+    """Of its text, for the queue's estimate; 0 where the tokens are known."""
+
+    num_tokens: int | None
+    digest: bytes
+    """Of all that is asked, options too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """Options, checked and encoded, for any number of prompts."""
@@ -128,34 +138,50 @@ class Template:
     asked: bytes
     """What a digest covers beside the prompt: options and a given seed, not the trace context or how tokens travel."""
 
+    features: tuple[str, ...]
+    """What a worker must be able to do for it."""
+
     partitions: int
 
-    def new_job(self, prompt: PromptLike, *, job_id: JobId | None = None, seed: int | None = None) -> NewJob:
-        """A job for this prompt.
+    def new_job(self, prompt: PromptLike) -> NewJob:
+        """A job for this prompt, with an id and a seed of its own where none are given.
 
         Raises:
             InvalidJob: the prompt is empty, too large, not UTF-8 or of no kind that is known.
         """
-        payload, prompt_bytes, prompt_tokens = encoded_prompt(prompt)
         drawn = os.urandom(20)
-        seed = seed if seed is not None else self.seed
+        job_id = self.job_id or self._new_id(drawn[:12].hex())
+        return self.job_of(self.encode(prompt), job_id, int.from_bytes(drawn[12:]))
+
+    def encode(self, prompt: PromptLike) -> "EncodedPrompt":
+        """The prompt as it is sent, and the digest of what is asked.
+
+        Raises:
+            InvalidJob: as in `new_job`.
+        """
+        payload, num_bytes, num_tokens = encoded_prompt(prompt)
+        return EncodedPrompt(payload, num_bytes, num_tokens, blake2b(payload + self.asked, digest_size=16).digest())
+
+    def job_of(self, prompt: "EncodedPrompt", job_id: JobId, drawn_seed: int) -> NewJob:
+        """The job of this id; the seed is taken where the options have none."""
         return NewJob(
-            id=job_id or self.job_id or self._new_id(drawn[:12].hex()),
+            id=job_id,
             spec=self.spec,
-            payload=payload,
-            seed=int.from_bytes(drawn[12:]) if seed is None else seed,
+            payload=prompt.payload,
+            seed=drawn_seed if self.seed is None else self.seed,
             priority=self.priority,
-            prompt_tokens=prompt_tokens,
-            prompt_bytes=prompt_bytes,
+            prompt_tokens=prompt.num_tokens,
+            prompt_bytes=prompt.num_bytes,
             max_tokens=self.max_tokens,
             choices=self.choices,
             idempotency_key=self.idempotency_key,
-            digest=blake2b(payload + self.asked, digest_size=DIGEST_BYTES).digest(),
+            digest=prompt.digest,
             batch=self.batch,
             not_before_ms=self.not_before_ms,
             ttl_ms=self.ttl_ms,
             deadline_ms=self.deadline_ms,
             wants_callback=self.wants_callback,
+            features=self.features,
         )
 
     def _new_id(self, name: str) -> JobId:
@@ -203,8 +229,21 @@ def _template(options: Options, partitions: int) -> Template:
         idempotency_key=_key(options.get("idempotency_key")),
         job_id=job_id,
         asked=asked + repr(seed).encode(),
+        features=_features(spec.options),
         partitions=partitions,
     )
+
+
+def _features(options: JobOptions) -> tuple[str, ...]:
+    """In the words in which workers state what they can do."""
+    is_penal = options.repetition_penalty != 1 or options.frequency_penalty != 0 or options.presence_penalty != 0
+    asked = (
+        ("logprobs", options.logprobs is not None),
+        ("choices", options.n > 1),
+        ("logit_bias", bool(options.logit_bias)),
+        ("penalties", is_penal),
+    )
+    return tuple(name for name, is_asked in asked if is_asked)
 
 
 def _spec(options: Options) -> JobSpec:

@@ -543,3 +543,18 @@ class TestGivenAnyOutput:
         result = producer.result(receipt).choices[0]
         assert tokens_of(first) + tokens_of(rest) == list(result.token_ids)
         assert text_of(first) + text_of(rest) == result.text
+
+
+class TestGivenWhatWorkersCanDo:
+    def test_when_a_job_needs_more_then_it_is_refused_by_name_and_others_are_taken(self, producer: Producer) -> None:
+        producer.configure(QueueSettings(features=("choices",)))
+
+        with pytest.raises(InvalidJob, match="logprobs"):
+            producer.submit("hello", logprobs=2)
+
+        assert producer.submit("hello", n=2).id
+
+    def test_when_no_worker_has_come_yet_then_everything_is_taken(self, producer: Producer) -> None:
+        receipt = producer.submit("hello", logprobs=2, n=2, logit_bias={5: 1.0}, repetition_penalty=1.1)
+
+        assert producer.status(receipt).choices == 2
