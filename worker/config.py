@@ -146,6 +146,10 @@ class ModelConfig:
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
         help="Longest prompt and output together. What the model was made for if not given.",
     )  # fmt: skip
+    num_threads: int | None = setting(
+        None, env="NUM_THREADS", metavar="THREADS",
+        help="Threads that compute on the CPU. One for a small model, else one per core, if not given.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
@@ -154,7 +158,7 @@ class ModelConfig:
             yield "device", f"expected cpu or cuda:N, got {self.device!r}"
         if not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
-        yield from _positive(self, "block_size", "num_blocks", "max_model_len")
+        yield from _positive(self, "block_size", "num_blocks", "max_model_len", "num_threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

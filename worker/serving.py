@@ -30,6 +30,7 @@ With `obey_prompts=1` a prompt may ask for faults, as in `[[kill@7]]`: see `engi
 
 SMALL_MODEL = Path(__file__).parent / "small_model"
 _GPU_BLOCK_SIZE = 16
+_ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
 
@@ -178,6 +179,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
             max_model_len=model.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
+            num_threads=model.num_threads or _num_threads(folder),
         )
     )
     facts = tokenizer.facts
@@ -194,6 +196,13 @@ def _warm_up(served: Served) -> None:
     served.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
     while not served.engine.is_idle:
         served.engine.step()
+
+
+def _num_threads(folder: Path) -> int | None:
+    """One for a small model: its products end before a second thread has woken, and where another process has that
+    core the first waits for it in every one of them (50 times slower steps were measured). None: all cores."""
+    size_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return 1 if size_bytes < _ONE_THREAD_BYTES else None
 
 
 def _served(
