@@ -119,8 +119,9 @@ class TestGivenBytesThatAreNoMessage:
     @pytest.mark.parametrize("decode", DECODERS)
     @pytest.mark.parametrize(
         "data",
-        [b"", b"\xc1", b"hello", b"\x93\x01", pack({}), pack([]), pack([0]), pack([True, 1, 2, 3, 4, 5, 6, 7]), pack([1]),
-         pack([1, 2, 3, 4, 5, 6, 7]), b"\x91" * 2000, b"\x81\x91\x01\x01", pack([1, b"\xff", b"\xff", 3, 4, 5, 6])],
+        [b"", b"\xc1", b"hello", b"\x93\x01", pack({}), pack([]), pack([0]), pack([True, 1, 2, 3, 4, 5, 6, 7]),
+         pack([1]), pack([1, 2, 3, 4, 5, 6, 7]), b"\x91" * 2000, b"\x81\x91\x01\x01",
+         pack([1, b"\xff", b"\xff", 3, 4, 5, 6])],
     )  # fmt: skip
     def test_when_they_are_read_then_it_is_a_wire_error(self, decode: Any, data: bytes) -> None:
         if decode is decode_events and data == pack([]):
