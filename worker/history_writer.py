@@ -19,6 +19,9 @@ from producer.contract.tables import batches, jobs, results
 from worker.history_rows import IDENTITY, JobChange, Row
 from worker.history_upserts import Upserts
 
+BatchName = tuple[str, str]
+"""(queue, batch)."""
+
 MAX_JOBS_PER_TRANSACTION = 1000
 MAX_TEXT_CHARS = 1_000_000
 """Of a cleaned text; a sound one is never cut."""
@@ -97,15 +100,28 @@ class HistoryWriter:
         if returned:
             _reopen_batches(connection, returned)
 
-    def refresh_batch(self, *, now_ms: int, counted_before_ms: int) -> bool:
-        """Count the jobs of the open batch that was counted longest ago; False when none is due.
+    def open_batches(self) -> list[BatchName]:
+        """Batches that have jobs on their way, or whose counters may be old.
+
+        Raises:
+            HistoryAway: the database does not answer.
+        """
+        found = sa.select(batches.c.queue, batches.c.id).where(batches.c.completed_ms.is_(None))
+        try:
+            with self._engine.connect() as connection:
+                return [(str(queue), str(batch)) for queue, batch in connection.execute(found).tuples()]
+        except DBAPIError as error:
+            raise HistoryAway(_reason(error)) from error
+
+    def count_batch(self, name: BatchName, *, now_ms: int) -> None:
+        """Count the jobs of a batch by state; with none on their way it is complete.
 
         Raises:
             HistoryAway: the database does not answer.
         """
         try:
             with self._engine.begin() as connection:
-                return _refresh_batch(connection, now_ms, counted_before_ms)
+                _count_batch(connection, name, now_ms)
         except DBAPIError as error:
             raise HistoryAway(_reason(error)) from error
 
@@ -135,15 +151,12 @@ def _batches_of(changes: Sequence[JobChange]) -> list[Row]:
     return [{"queue": queue, "id": batch, "created_ms": at_ms} for (queue, batch), at_ms in sorted(created.items())]
 
 
-def _refresh_batch(connection: Connection, now_ms: int, counted_before_ms: int) -> bool:
-    counted_ms = sa.func.coalesce(batches.c.refreshed_ms, 0)
-    is_due = sa.and_(batches.c.completed_ms.is_(None), counted_ms <= counted_before_ms)
+def _count_batch(connection: Connection, name: BatchName, now_ms: int) -> None:
+    queue, batch = name
+    same = sa.and_(batches.c.queue == queue, batches.c.id == batch)
     # The lock makes a change that is under way wait, and reopen the batch after this count.
-    due = sa.select(batches.c.queue, batches.c.id).where(is_due).order_by(counted_ms).limit(1).with_for_update()
-    found = connection.execute(due).one_or_none()
-    if found is None:
-        return False
-    mine = sa.and_(jobs.c.queue == found.queue, jobs.c.batch == found.id)
+    connection.execute(sa.select(batches.c.id).where(same).with_for_update())
+    mine = sa.and_(jobs.c.queue == queue, jobs.c.batch == batch)
     counted = connection.execute(sa.select(jobs.c.state, sa.func.count()).where(mine).group_by(jobs.c.state))
     counts = {str(state): int(count) for state, count in counted}
     totals = {name: counts.get(name, 0) for name in ("queued", "running", "done", "failed", "cancelled", "expired")}
@@ -151,9 +164,7 @@ def _refresh_batch(connection: Connection, now_ms: int, counted_before_ms: int) 
     if totals["queued"] + totals["running"] == 0:
         completed_ms = connection.execute(sa.select(sa.func.max(jobs.c.finished_ms)).where(mine)).scalar_one()
     values = totals | {"jobs": sum(counts.values()), "completed_ms": completed_ms, "refreshed_ms": now_ms}
-    same = sa.and_(batches.c.queue == found.queue, batches.c.id == found.id)
     connection.execute(batches.update().where(same).values(**values))
-    return True
 
 
 # ---------------------------------------------------------------- rows that SQL refuses

@@ -29,7 +29,7 @@ from worker.clock import wall_ms
 from worker.connections import Client, connect, redacted
 from worker.errors import ExitCode
 from worker.history_rows import JobChange, changes_of
-from worker.history_writer import HistoryAway, HistoryWriter
+from worker.history_writer import BatchName, HistoryAway, HistoryWriter
 from worker.log import get_log
 from worker.migrate import prepare
 from worker.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage
@@ -41,10 +41,10 @@ PAGES_PER_TURN = 20
 """Short entries: up to 2000 in one transaction. Long ones stop at `TURN_BYTES`."""
 
 TURN_BYTES = 8 * 1024 * 1024
-REFRESH_SHARE = 20
+COUNT_SHARE = 20
 """Counting batches may take a twentieth of the time, however large they are."""
 
-REFRESH_EVERY_S = 0.25
+COUNT_EVERY_S = 0.1
 FINISH_S = 5.0
 
 
@@ -93,8 +93,10 @@ class Recorder:
         self._redis_trouble = Trouble("redis", self._log)
         self._history_trouble = Trouble("history database", self._log)
         self._stopping = stopping or threading.Event()
-        self._last_write_ms = wall_ms()
-        self._refresh_at_s = 0.0
+        self._to_count: list[BatchName] = []
+        # What the process before wrote last may not have been counted.
+        self._has_written = True
+        self._count_at_s = 0.0
         self.num_recorded = 0
         """Events written so far."""
 
@@ -130,7 +132,7 @@ class Recorder:
         is_written = bool(entries) and self._write(outbox, entries)
         if is_written:
             outbox.stream.acknowledge([entry_id for entry_id, _ in entries])
-        self._refresh_batches()
+        self._count_batches()
         return len(entries) if is_written else 0
 
     def _try_turn(self, outbox: Outbox, *, block_s: float) -> int:
@@ -155,7 +157,7 @@ class Recorder:
         for job_id, reason in cleaned:
             self._log.warning("row cleaned", job_id=job_id, error=reason)
         self.num_recorded += len(events)
-        self._last_write_ms = wall_ms()
+        self._has_written = True
         return True
 
     def _write_patiently(self, changes: Sequence[JobChange]) -> list[tuple[str, str]] | None:
@@ -191,19 +193,21 @@ class Recorder:
             return event
         return replace(event, fields={**event.fields, "result": data})
 
-    def _refresh_batches(self) -> None:
-        """Count one open batch that has changed since it was counted, now and then."""
+    def _count_batches(self) -> None:
+        """Count one open batch, now and then, as long as something was written since all were counted."""
         began_s = time.monotonic()
-        if began_s < self._refresh_at_s:
+        if began_s < self._count_at_s:
             return
         try:
-            has_more = self._writer.refresh_batch(now_ms=wall_ms(), counted_before_ms=self._last_write_ms)
+            if not self._to_count and self._has_written:
+                self._to_count, self._has_written = self._writer.open_batches(), False
+            if self._to_count:
+                self._writer.count_batch(self._to_count.pop(), now_ms=wall_ms())
         except HistoryAway as error:
+            self._has_written = True
             self._history_trouble.broke(error)
-            has_more = False
         ended_s = time.monotonic()
-        cost_s = (ended_s - began_s) * REFRESH_SHARE
-        self._refresh_at_s = ended_s + max(cost_s, 0 if has_more else REFRESH_EVERY_S)
+        self._count_at_s = ended_s + max(COUNT_EVERY_S, (ended_s - began_s) * COUNT_SHARE)
 
 
 def _checked(data: bytes) -> list[OutboxEvent]:
