@@ -109,7 +109,7 @@ class HistoryWriter:
         found = sa.select(batches.c.queue, batches.c.id).where(batches.c.completed_ms.is_(None))
         try:
             with self._engine.connect() as connection:
-                return [(str(queue), str(batch)) for queue, batch in connection.execute(found).tuples()]
+                return [(str(row.queue), str(row.id)) for row in connection.execute(found)]
         except DBAPIError as error:
             raise HistoryAway(_reason(error)) from error
 
