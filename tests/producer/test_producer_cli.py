@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from producer import Producer, Receipt
+from producer import AsyncProducer, Producer, Receipt
 from producer.cli import main
 from producer.contract.database import open_database
 from producer.contract.states import JobState
@@ -483,6 +484,17 @@ class TestGivenAHistory:
 
         assert run("jobs", "show", "0.default.nobody").code == 1
 
+    async def test_when_a_client_asks_for_jobs_then_it_has_the_same_rows(
+        self, job_id: str, valkey: RedisServer, sqlite_url: str
+    ) -> None:
+        with Producer(valkey.url) as producer:
+            rows = producer.jobs(batch="b", state="done")
+        async with AsyncProducer(valkey.url, database_url=sqlite_url) as aproducer:
+            same = await aproducer.jobs()
+
+        assert [row.id for row in rows] == [row.id for row in same] == [job_id]
+        assert rows[0].e2e_s == 0.04
+
     def test_when_it_is_deleted_then_neither_queue_nor_history_has_its_data(
         self, run: Run, job_id: str, sqlite_url: str, producer: Producer
     ) -> None:
@@ -496,3 +508,22 @@ class TestGivenAHistory:
         engine.dispose()
         assert (row["prompt"], row["state"]) == (None, "done")
         assert row["deleted_ms"] is not None
+
+
+class TestGivenTheEmbeddedServer:
+    def test_when_it_is_looked_at_and_stopped_then_it_says_where_it_is(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SLUICE_REDIS_URL")
+        with TemporaryDirectory(prefix="sluice-") as folder:
+            monkeypatch.setenv("SLUICE_STATE_DIR", folder)
+
+            assert json.loads(run("server", "status", "--json").out)["runs"] is False
+            assert run("queues", "list").code == 0
+            status = json.loads(run("server", "status", "--json").out)
+            assert run("server", "stop").err == "stopped\n"
+            assert run("server", "stop").err == "it was not running\n"
+
+        assert status == {
+            "url": f"unix://{folder}/server.sock", "runs": True, "folder": folder, "history": f"{folder}/history.db",
+        }  # fmt: skip
