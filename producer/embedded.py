@@ -31,6 +31,7 @@ START_TIMEOUT_S = 60.0
 """An append-only file of gigabytes takes seconds to read; its progress is not visible from outside."""
 
 STOP_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 1.0
 POLL_S = 0.01
 MAX_SOCKET_PATH_BYTES = 100
 """Unix socket paths end at 108 bytes on Linux, 104 on macOS; the server adds a suffix while it binds."""
@@ -141,7 +142,17 @@ def find_binary() -> Path:
 
 
 def _start(embedded: Embedded) -> None:
-    binary = find_binary()
+    # One that only reads its data (or hangs) does not answer yet; a second on the same files would spoil them.
+    if not _runs(embedded):
+        _launch(embedded, find_binary())
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not answers(embedded):
+        if time.monotonic() > deadline or not _is_coming(embedded):
+            raise EmbeddedServerError(f"the server did not start; its log {embedded.log_path} ends:\n{_tail(embedded)}")
+        time.sleep(POLL_S)
+
+
+def _launch(embedded: Embedded, binary: Path) -> None:
     # It makes itself a daemon in a session of its own, so neither Ctrl-C nor the end of this process reaches it.
     command = [
         binary, "--daemonize", "yes", "--port", "0", "--unixsocket", embedded.socket_path, "--unixsocketperm", "600",
@@ -154,22 +165,32 @@ def _start(embedded: Embedded) -> None:
     )
     if started.returncode != 0:
         raise EmbeddedServerError(f"{binary} ended with {started.returncode}: {started.stdout[-500:].decode()}")
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not answers(embedded):
-        if time.monotonic() > deadline or _has_died(embedded):
-            raise EmbeddedServerError(f"{binary} did not start; its log {embedded.log_path} ends:\n{_tail(embedded)}")
-        time.sleep(POLL_S)
 
 
-def _has_died(embedded: Embedded) -> bool:
+def _is_coming(embedded: Embedded) -> bool:
+    """Whether it has not written its process id yet, or lives."""
+    return not embedded.pid_path.exists() or _runs(embedded)
+
+
+def _runs(embedded: Embedded) -> bool:
+    """Whether the process of the pid file is there and is this server, not one that got its number later."""
     pid = _pid(embedded)
-    return pid is not None and not _is_alive(pid)
+    if pid is None or not _is_alive(pid):
+        return False
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True  # no /proc here: better none started than two
+    return os.fsencode(embedded.socket_path) in title or os.fsencode(embedded.folder) in title
 
 
 def _ask(embedded: Embedded, command: str) -> object:
     # Any: redis-py types no reply.
     client: Any = redis.Redis(
-        unix_socket_path=str(embedded.socket_path), socket_timeout=5, retry=Retry(NoBackoff(), 0), protocol=2
+        unix_socket_path=str(embedded.socket_path),
+        socket_timeout=ANSWER_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
     )
     try:
         with client:

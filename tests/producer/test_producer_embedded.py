@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,26 @@ class TestGivenAServerWithData:
             kept = connection.get("kept")
 
         assert kept == b"yes"
+
+    def test_when_it_does_not_answer_for_a_while_then_no_second_one_is_started(self, folder: Path) -> None:
+        server = embedded.ensure(folder)
+        pid = int(server.pid_path.read_text())
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
+
+        embedded.ensure(folder)
+
+        with client(server) as connection:
+            assert connection.info("server")["process_id"] == pid
+
+    def test_when_its_number_belongs_to_another_process_now_then_a_server_is_started(self, folder: Path) -> None:
+        server = embedded.ensure(folder)
+        embedded.stop(folder)
+        server.pid_path.write_text(str(os.getpid()))
+
+        embedded.ensure(folder)
+
+        assert int(server.pid_path.read_text()) != os.getpid()
 
 
 class TestGivenAMachineWithoutAServerProgram:
