@@ -1,6 +1,6 @@
 """How fast the engine generates on this CPU, beside its peers and its bound.
 
-    python -m benchmarks.engine [--peers none|all] [--threads N]
+    python -m benchmarks.engine [--peers none|all] [--threads N] [--spin]
 
 A random model of 125 M parameters in Llama's shape (12 layers x 768, 12/4 heads, vocabulary 32,000, bf16), made once in
 a temporary folder. 48 requests of 16 to 384 prompt tokens and 8 to 192 output tokens, greedy, the end of the sequence
@@ -39,6 +39,7 @@ from engine.detokenizer import ByteDetokenizer
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.request import Request, SamplingParams
+from engine.threads import stop_spinning
 
 VOCAB_SIZE = 32_000
 STATIC_BATCH = 16
@@ -258,8 +259,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", choices=("none", "all"), default="all", help="also measure transformers")
+    parser.add_argument("--spin", action="store_true", help="let waiting threads spin, as OpenMP does by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of torch and the kernels")
     arguments = parser.parse_args()
+    if not arguments.spin and "OMP_WAIT_POLICY" not in os.environ:
+        # What the worker does, which must come before torch.
+        stop_spinning()
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]])
     torch.set_num_threads(arguments.threads)
     folder, jobs = model_folder(), make_jobs()
     num_prompt_tokens = sum(len(job.prompt) for job in jobs)

@@ -17,6 +17,7 @@ from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Request, SamplingParams
+from engine.threads import stop_spinning
 from worker.chat import ChatTemplate, compile_template
 from worker.config import ModelConfig, WorkerConfig
 from worker.errors import ConfigError
@@ -162,6 +163,8 @@ def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfi
 
 
 def _load_folder(config: WorkerConfig, folder: Path) -> Served:
+    # Before torch, which reads once how its threads shall wait.
+    stop_spinning()
     # Torch takes seconds to import, and the null model does without.
     from engine.model_runner import ModelOptions, load_model_runner
     from engine.tokenizer import load_tokenizer
@@ -175,7 +178,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
             dtype=model.dtype,
             block_size=model.block_size or _GPU_BLOCK_SIZE,
             num_blocks=model.num_blocks,
-            memory_fraction=model.memory_fraction,
+            memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),
             max_model_len=model.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
