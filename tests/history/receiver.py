@@ -1,5 +1,6 @@
 """A real HTTP server that takes webhooks, answers as told, and remembers what it got."""
 
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ class Receiver:
 
 
 @contextmanager
-def receiver() -> Generator[Receiver]:
-    """A running server on loopback."""
+def receiver(tls: ssl.SSLContext | None = None) -> Generator[Receiver]:
+    """A running server on loopback; with `tls` it speaks HTTPS."""
     state = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -42,7 +43,10 @@ def receiver() -> Generator[Receiver]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_address[1]}/hook?of=sluice"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        scheme, host = ("http", "127.0.0.1") if tls is None else ("https", "localhost")
+        state.url = f"{scheme}://{host}:{server.server_address[1]}/hook?of=sluice"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rq import SimpleWorker
 from rq.job import Job
@@ -293,10 +294,49 @@ class TestGivenTheWholeProcess:
         assert probe.return_value() == ["worker.chores"]
         assert process.exitcode == 0
 
+    def test_when_an_rq_worker_is_killed_then_another_takes_its_place_and_all_go_with_their_parent(
+        self, valkey: RedisServer, sqlite_url: str, hook: Receiver
+    ) -> None:
+        settings = settings_for(valkey, sqlite_url, webhook_workers=1)
+        process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
+        process.start()
+        parent = psutil.Process(process.pid)
+        until(lambda: num_workers(parent) == 2, "both rq workers are there")
+        before = workers_of(parent)
+        for one in before:
+            one.kill()
+
+        until(lambda: num_workers(parent) == 2 and not set(workers_of(parent)) & set(before), "two others are there")
+        end_job(client_of(valkey), hook.url)
+        until(lambda: len(hook.got) == 1, "the webhook arrives")
+        after = workers_of(parent)
+        parent.kill()
+        process.join()
+
+        until(lambda: not any(is_alive(one) for one in after), "they have gone with their parent")
+
     def test_when_the_database_is_too_old_then_it_says_what_to_do(
         self, valkey: RedisServer, postgres_empty_url: str
     ) -> None:
         assert main(settings_for(valkey, postgres_empty_url)) == 2
+
+
+def workers_of(parent: psutil.Process) -> list[psutil.Process]:
+    """The rq workers' processes (multiprocessing has a helper of its own besides)."""
+    return [child for child in parent.children() if is_alive(child) and "spawn_main" in " ".join(child.cmdline())]
+
+
+def num_workers(parent: psutil.Process) -> int:
+    """How many there are."""
+    return len(workers_of(parent))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs (an orphan that nobody reaps is a zombie)."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def probe_is_done(probe: Job) -> Any:

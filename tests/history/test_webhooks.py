@@ -1,8 +1,13 @@
 """Webhooks against a real HTTP server: signed, never redirected, never to where they must not go."""
 
 import ipaddress
+import shutil
 import socket
-from collections.abc import Generator
+import ssl
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -142,6 +147,64 @@ class TestGivenAUrlFromAStranger:
         self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address
     ) -> None:
         assert ip.is_global or not is_allowed(str(ip))
+
+    def test_when_its_name_changes_its_meaning_then_the_address_that_was_checked_is_used(
+        self, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        resolve, asked = socket.getaddrinfo, list[str]()
+
+        def lying(host: str, *rest: Any, **more: Any) -> Any:  # as the resolver it stands for
+            if host != "rebinding.test":
+                return resolve(host, *rest, **more)
+            asked.append(host)
+            return resolve("127.0.0.1" if len(asked) == 1 else "169.254.169.254", *rest, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", lying)
+
+        sender().send(hook.url.replace("127.0.0.1", "rebinding.test"), "evt_1", b"{}")
+
+        assert asked == ["rebinding.test"]
+        assert hook.got[0][0]["Host"].startswith("rebinding.test:")
+
+
+class TestGivenAReceiverWithACertificate:
+    """Of localhost, by an authority that the machine trusts."""
+
+    @pytest.fixture
+    def certified(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ssl.SSLContext]:
+        """Make a server's context with a certificate for a name, and trust it."""
+
+        def make(name: str) -> ssl.SSLContext:
+            key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+            subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+            kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+            command = ["openssl", "req", *kind, *subject, "-keyout", str(key), "-out", str(certificate)]
+            subprocess.run(command, check=True, capture_output=True)
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            return context
+
+        if shutil.which("openssl") is None:
+            pytest.skip("needs openssl: apt-get install openssl")
+        return make
+
+    def test_when_the_certificate_is_the_hosts_then_the_event_arrives(
+        self, certified: Callable[[str], ssl.SSLContext]
+    ) -> None:
+        with receiver(certified("localhost")) as hook:
+            sender(networks=parse_networks("127.0.0.0/8,::1")).send(hook.url, "evt_1", b"{}")
+
+            assert len(hook.got) == 1
+
+    def test_when_the_certificate_is_anothers_then_nothing_is_sent(
+        self, certified: Callable[[str], ssl.SSLContext]
+    ) -> None:
+        with receiver(certified("example.org")) as hook:
+            with pytest.raises(WebhookFailed, match="certificate"):
+                sender(networks=parse_networks("127.0.0.0/8,::1")).send(hook.url, "evt_1", b"{}")
+
+            assert hook.got == []
 
 
 class TestGivenASignature:
