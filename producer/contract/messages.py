@@ -318,10 +318,11 @@ class OutboxEvent:
     at_ms: int
     fields: Mapping[str, bytes | int | None]
     """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
-    prompt (where the history keeps prompts whole). started: epoch, attempt, incarnation. returned: why, epoch.
-    ended: state, reason, error, error_code, epoch, attempt, incarnation, record (encoded JobRecord, if a worker ended
-    it), result (encoded, where the history keeps results). A field without a value is absent; text, seeds (decimal)
-    and encoded messages are all bytes."""
+    prompt (where the history keeps prompts whole) or prompt_to_hash (where it keeps their hash). started: epoch,
+    attempt, incarnation. returned: why, epoch. ended: state, reason, error, error_code, epoch, attempt, incarnation,
+    record (encoded JobRecord, if a worker ended it), result (encoded, where the history keeps results) or result_bytes
+    (its length, where it is too large for an event: read it from its key). A field without a value is absent; text,
+    seeds (decimal) and encoded messages are all bytes."""
 
 
 def option_names() -> tuple[str, ...]:
