@@ -122,7 +122,7 @@ def submit(keys: QueueKeys, jobs: Sequence[NewJob]) -> Call[list[SubmitAnswer]]:
     call holds the server for long: cut there (a single larger job travels alone).
 
     Raises:
-        ValueError: too many jobs, or one of another partition.
+        ValueError: too many jobs, one of another partition, or of a priority that does not exist.
     """
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
@@ -134,6 +134,8 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
     """The order of `unpacked` in submit.lua."""
     if split_job_id(job.id)[0] != keys.partition:
         raise ValueError(f"job {job.id} belongs to another partition than {keys.partition}")
+    if not 0 <= job.priority <= limits.MAX_PRIORITY:
+        raise ValueError(f"priority must be in [0, {limits.MAX_PRIORITY}], got {job.priority}")
     return (
         job.id,
         job.spec,
@@ -557,6 +559,8 @@ def give_back(keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, fa
 
     At most `MAX_JOBS_PER_CALL` a call. False for a job that is not this incarnation's any more.
     """
+    if len(jobs) > limits.MAX_JOBS_PER_CALL:
+        raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
     rows = [(job.job_id, job.epoch) for job in jobs]
     return Call("give_back", keys.fixed(), (incarnation, int(farewell), pack_for_script(rows)), _read_truths)
 

@@ -54,6 +54,9 @@ WORKER_KEPT_S = 3600.0
 CHANNEL_TTL_S = 600.0
 """A channel is kept this long after its job ended; then readers get the rest from the result."""
 
+EMPTY_CHANNEL_TTL_S = 60.0
+"""A channel without tokens is kept this long: many jobs may be cancelled at once, and each channel takes 4 KB."""
+
 RESULT_TTL_S = 86_400.0
 IDEMPOTENCY_TTL_S = 86_400.0
 """An idempotency key is kept this long after its job ended."""
@@ -78,6 +81,12 @@ DEFAULT_RESERVE_TOKENS = 256
 
 DEFAULT_MAX_ATTEMPTS = 3
 """A job that fails with a retryable error this often ends failed; deaths of workers are not counted here."""
+
+FOREIGN_LANE_WAIT_S = 10.0
+"""A job whose lane's key is another program's tries again after this long."""
+
+SERVED_KEPT = 1000
+"""Tenants whose virtual tokens are kept though they neither wait nor are ahead of others."""
 
 SUSPECT_WAIT_S = 30.0
 """A suspect that has waited this long makes the next worker that pulls drain for it."""

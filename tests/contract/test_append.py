@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
 from producer.contract import calls, limits
 from producer.contract.calls import Already, Broken, Ok, Replaced, SendFrom
@@ -318,6 +319,18 @@ class TestGivenARetryableFailure:
         assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "returned", "started"]
         check(queue)
 
+    def test_when_it_was_asked_to_end_meanwhile_then_it_ends_as_asked(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.cancel(job_id, reason="enough")
+
+        worker.advance(ending(job, 0, 1, state=JobState.FAILED, retry_in_ms=0))
+
+        view = queue.view(job_id)
+        assert (view.state, view.error) == (JobState.CANCELLED, "enough")
+        check(queue)
+
     def test_when_it_has_failed_too_often_then_it_fails(self, queue: Queue) -> None:
         queue.configure(max_attempts=2)
         job_id = queue.add("a")
@@ -375,6 +388,23 @@ class TestGivenKeysOfTheWrongType:
 
         assert isinstance(answer, Broken)
         assert queue.state(job_id) is JobState.FAILED
+
+
+class TestGivenAQueuesKeyOfTheWrongType:
+    def test_when_tokens_and_ends_come_then_nothing_of_the_call_is_written(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.add("b")
+        worker = queue.worker("A")
+        first, second = worker.pull().jobs
+        queue.client.set(queue.keys.key("dead"), "foreign")
+
+        with pytest.raises(redis.ResponseError, match="dead is a string"):
+            worker.advance(tokens(first, 0, 1), ending(second, 0, 1, state=JobState.FAILED))
+
+        assert queue.names("channel:*") == set()
+        queue.client.delete(queue.keys.key("dead"))
+        assert worker.advance(tokens(first, 0, 1), ending(second, 0, 1, state=JobState.FAILED)) == [Ok(), Ok()]
+        check(queue)
 
 
 class TestGivenMoreThanACallTakes:

@@ -68,6 +68,19 @@ class TestGivenACancel:
         assert queue.names("timers") | queue.names("delayed") == set()
         check(queue)
 
+    def test_when_it_has_no_tokens_then_its_channel_goes_soon(self, queue: Queue) -> None:
+        """Each channel takes 4 KB, and a purge may write a million of them."""
+        first, second = queue.add("a"), queue.add("b")
+        worker = queue.worker("A")
+        jobs = worker.pull().jobs
+        worker.advance(
+            tokens(jobs[0], 0, 1),
+            *[ending(job, i, state=JobState.CANCELLED) for job, i in zip(jobs, (1, 0), strict=True)],
+        )
+
+        assert queue.client.pttl(queue.keys.channel(first)) > limits.EMPTY_CHANNEL_TTL_S * 1000
+        assert 0 < queue.client.pttl(queue.keys.channel(second)) <= limits.EMPTY_CHANNEL_TTL_S * 1000
+
     def test_when_a_flag_was_set_before_then_the_first_stands(self, queue: Queue) -> None:
         job_id = queue.add("a", deadline_ms=queue.look().server_ms + 100)
         worker = queue.worker("A")

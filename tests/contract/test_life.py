@@ -228,6 +228,27 @@ class TestGivenADeadWorker:
         assert queue.state(good) is JobState.RUNNING
         assert queue.look().running_jobs == 1
 
+    def test_when_its_list_of_jobs_is_a_foreign_key_then_the_other_dead_are_reclaimed(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.worker("A").take()
+        queue.add("b")
+        queue.worker("B").take()
+        queue.client.delete(queue.keys.key("held", "A"))
+        queue.client.set(queue.keys.key("held", "A"), "foreign")
+        queue.pass_time(LIFE_MS + 1)
+
+        assert short(queue.worker("C").pull().jobs) == ["b"]
+
+    def test_when_what_it_said_was_forgotten_then_nothing_of_it_stays_for_ever(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.worker("A").take()
+        queue.client.delete(queue.keys.key("worker", "A"))
+        queue.pass_time(LIFE_MS + 1)
+
+        queue.worker("B").pull()
+
+        assert queue.client.pttl(queue.keys.key("worker", "A")) > 0
+
     def test_when_it_died_with_its_channel_half_written_then_the_next_goes_on_there(self, queue: Queue) -> None:
         job_id = queue.add("a")
         dead, worker = queue.worker("A"), queue.worker("B")
@@ -266,6 +287,36 @@ class TestGivenAFarewell:
         assert queue.worker("B").take().was_reclaimed
         assert "deaths" not in queue.hash_of("job", "t", job.id.split(".")[2])
         assert queue.events(job.id)[2].fields["why"] == b"farewell"
+        check(queue)
+
+    def test_when_a_beat_was_under_way_then_it_does_not_bring_the_incarnation_back(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        worker.take()
+        worker.give_back(farewell=True)
+
+        reply = worker.beat(job_id)
+
+        assert (reply.was_dead, reply.lost) == (True, (job_id,))
+        assert queue.worker("B").take().id == job_id
+        check(queue)
+
+    def test_when_the_returned_lane_is_a_foreign_key_then_the_job_waits_for_it_to_go(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        queue.client.set(queue.keys.lane("returned", "t"), "foreign")
+
+        assert worker.give_back(job) == [True]
+
+        assert queue.state(job_id) is JobState.QUEUED
+        queue.pass_time(10_000)
+        worker.beat()
+        assert worker.pull().jobs == ()
+        queue.client.delete(queue.keys.lane("returned", "t"))
+        queue.pass_time(10_000)
+        worker.beat()
+        assert worker.take().id == job_id
         check(queue)
 
     def test_when_a_job_is_another_owners_by_now_then_it_is_not_given_back(self, queue: Queue) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from producer.contract import limits
 from tests.contract.driving import Queue, check, drain, ending, new_job, short
 
 
@@ -143,6 +144,20 @@ class TestGivenModeFair:
         worker.take()
 
         assert queue.hash_of("served")["t"] == "30"
+
+    def test_when_many_tenants_have_come_and_gone_then_they_are_forgotten(self, queue: Queue) -> None:
+        served = queue.keys.key("served")
+        gone = {f"gone{i}": i for i in range(limits.SERVED_KEPT + 500)}
+        queue.client.hset(served, mapping={**gone, ":time": 1200, "waits": 5})
+        queue.add("a", "waits")
+
+        for _ in range(300):
+            queue.fire_timers()
+
+        left = queue.hash_of("served")
+        assert limits.SERVED_KEPT - limits.MAX_BITE <= len(left) <= limits.SERVED_KEPT
+        assert {"waits", ":time"} <= set(left)
+        assert all(f"gone{i}" in left for i in range(1201, limits.SERVED_KEPT + 500))
 
     def test_when_two_have_the_same_share_then_the_older_head_goes_first(self, queue: Queue) -> None:
         queue.add("old", "zz")

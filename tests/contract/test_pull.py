@@ -302,6 +302,14 @@ class TestGivenWhatIsNotOurs:
         assert short(queue.worker("A").pull().jobs) == ["b"]
         assert queue.client.get(queue.keys.lane(0, "one")) == b"foreign"
 
+    def test_when_a_class_is_a_string_then_the_others_are_served(self, queue: Queue) -> None:
+        queue.add("a", priority=5)
+        queue.add("b", priority=3)
+        queue.client.set(queue.keys.key("heads", 5), "foreign")
+
+        assert short(queue.worker("A").pull().jobs) == ["b"]
+        assert queue.client.get(queue.keys.key("heads", 5)) == b"foreign"
+
     def test_when_a_jobs_hash_is_a_string_then_its_entry_goes_and_the_others_are_served(self, queue: Queue) -> None:
         bad = queue.add("bad")
         queue.add("good")

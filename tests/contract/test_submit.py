@@ -43,6 +43,10 @@ class TestGivenAnEmptyQueue:
         with pytest.raises(ValueError, match="another partition"):
             one_queue.submit(new_job("a", id=JobId("1.t.a")))
 
+    def test_when_a_priority_does_not_exist_then_it_is_a_mistake(self, one_queue: Queue) -> None:
+        with pytest.raises(ValueError, match="priority"):
+            one_queue.submit(new_job("a", priority=10))
+
     def test_when_it_is_not_due_then_it_has_no_entry_and_counts_as_waiting(self, queue: Queue) -> None:
         due = queue.look().server_ms + 1000
         job_id = queue.add("a", not_before_ms=due)
@@ -194,7 +198,7 @@ class TestGivenBounds:
 
 
 class TestGivenKeysOfTheWrongType:
-    @pytest.mark.parametrize("name", ["job:t:a", "lane:0:t", "batch:b", "idem:k"])
+    @pytest.mark.parametrize("name", ["job:t:a", "lane:0:t", "heads:0", "ready:0", "batch:b", "idem:k"])
     def test_when_a_job_would_need_one_then_it_is_refused_and_the_key_is_left_alone(
         self, queue: Queue, name: str
     ) -> None:
@@ -204,7 +208,7 @@ class TestGivenKeysOfTheWrongType:
 
         assert isinstance(refused, Refused)
         assert refused.reason == "wrong_type"
-        assert name in refused.message
+        assert name.split(":")[-1] in refused.message
         assert queue.names() == {name, "config"}
 
 

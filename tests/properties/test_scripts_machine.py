@@ -315,6 +315,8 @@ class ScriptsMachine(RuleBasedStateMachine):
     def _ended(
         self, job: ModelJob, leased: LeasedJob, name: str, choice: int, state: JobState, retry_in_ms: int | None
     ) -> None:
+        if retry_in_ms is not None and job.flag is not None:
+            return job.end(job.flag, (name, leased.epoch))
         if retry_in_ms is not None:
             job.failures += 1
             if job.failures < self.max_attempts:

@@ -11,6 +11,8 @@
 -- is the server's own wall behind that.
 
 write_even_when_full()
+local wrong = wrong_key(ARGV[1])
+if wrong then return wrong end
 
 local incarnation = ARGV[1]
 local rows = cmsgpack.unpack(ARGV[2])
@@ -59,8 +61,13 @@ local function all_ended(lease)
 end
 
 -- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
-local function is_retried(job, how)
+local function is_retried(job, lease, how)
   if not how.retry_in then return false end
+  -- It was asked to end: that is what it does instead.
+  if lease[FLAG] ~= '' then
+    how.state = lease[FLAG]
+    return false
+  end
   return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
 end
 
@@ -70,7 +77,7 @@ local function retry(job, lease, how)
 end
 
 local function end_choice(job, lease, choice, how)
-  if is_retried(job, how) then
+  if is_retried(job, lease, how) then
     retry(job, lease, how)
     return forget_lease(job.id)
   end

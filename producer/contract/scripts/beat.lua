@@ -7,7 +7,7 @@
 -- Reply: {now, 1 if its life had run out, {job, state asked, …}, {job lost …}}.
 
 write_even_when_full()
-local wrong = wrong_key()
+local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
 local me, processed, life = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -96,6 +96,8 @@ local function give_back_orphans()
   end
 end
 
+-- After its farewell an incarnation is over: a beat that was under way does not bring it back.
+if call('HGET', worker_key(me), 'farewell') == '1' then return { NOW, 1, {}, listed } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()

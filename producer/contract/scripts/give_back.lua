@@ -5,7 +5,7 @@
 -- Reply: for each 1 (returned, or ended as it had been asked) or 0 (not this incarnation's any more).
 
 write_even_when_full()
-local wrong = wrong_key()
+local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
 local me, is_farewell = ARGV[1], ARGV[2] == '1'

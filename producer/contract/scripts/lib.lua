@@ -26,13 +26,20 @@ end
 
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
--- An error reply when a key of the queue itself is not what it should be, else nil. Scripts return it before any write.
-local function wrong_key()
+-- An error reply when a key of the queue itself (or of this incarnation) is not what it should be, else nil. Scripts
+-- return it before any write.
+local function wrong_key(incarnation)
   local types = {
     OUTBOX, 'stream', CALLBACKS, 'stream', BELL, 'stream', GARBAGE, 'stream', LEASES, 'hash', COUNTERS, 'hash',
     DEPTH, 'hash', SERVED, 'hash', TIMERS, 'zset', DEAD, 'zset', SUSPECTS, 'zset', ALIVE, 'zset', DELAYED, 'zset',
     ISOLATOR, 'string',
   }
+  if incarnation then
+    for _, name in ipairs({ 'held:', 'worker:' }) do
+      types[#types + 1] = PREFIX .. name .. incarnation
+      types[#types + 1] = 'hash'
+    end
+  end
   for i = 1, #types, 2 do
     local key, wanted = types[i], types[i + 1]
     local found = call('TYPE', key).ok

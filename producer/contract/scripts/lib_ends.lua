@@ -102,6 +102,13 @@ local function keep_result(job, how, keep_ms)
   end
 end
 
+-- A channel without tokens tells no more than the job's state, and takes as much memory as a full one.
+local function channel_kept_ms(lease)
+  local kept_ms = setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000)
+  if published_tokens(lease) > 0 then return kept_ms end
+  return math.min(kept_ms, LIMITS.EMPTY_CHANNEL_TTL_S * 1000)
+end
+
 -- Any of the four ends, from any state, with all that it means. `how`: state, reason, error, error_code; from a worker
 -- also incarnation, result, record, output_tokens.
 local function end_job(job, lease, how)
@@ -117,7 +124,7 @@ local function end_job(job, lease, how)
   if how.state == 'cancelled' then how.error = job.asked or how.error end
   local is_dead = how.state == 'failed'
   local keep_ms = is_dead and LIMITS.DEAD_TTL_S * 1000 or setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
-  close_channels(job, lease, how, is_dead and keep_ms or setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+  close_channels(job, lease, how, is_dead and keep_ms or channel_kept_ms(lease))
   keep_result(job, how, keep_ms)
   if not is_dead then call('DEL', payload_key(job)) end
   call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),

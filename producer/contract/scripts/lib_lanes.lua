@@ -3,13 +3,25 @@
 -- A lane's numbers in `depth`: waiting jobs and tokens, ever added, ever taken. Read once, written once by `finish`.
 local lanes = {}
 
+local function is_type(key, wanted)
+  local found = call('TYPE', key).ok
+  return found == wanted or found == 'none'
+end
+
+local sound_classes = {}
+local function is_sound_class(class)
+  if sound_classes[class] == nil then
+    sound_classes[class] = is_type(PREFIX .. 'heads:' .. class, 'zset') and is_type(PREFIX .. 'ready:' .. class, 'zset')
+  end
+  return sound_classes[class]
+end
+
 local function open_lane(class, tenant)
   local name = class .. ':' .. tenant
   local lane = lanes[name]
   if lane then return lane end
   lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false }
-  local found = call('TYPE', lane.key).ok
-  lane.is_sound = found == 'stream' or found == 'none'
+  lane.is_sound = is_type(lane.key, 'stream') and is_sound_class(class)
   local numbers = {}
   for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do numbers[#numbers + 1] = tonumber(number) end
   lane.jobs, lane.tokens = numbers[1] or 0, numbers[2] or 0
@@ -52,9 +64,23 @@ local function write_served()
     call('HSET', SERVED, tenant, served[tenant])
     if tenant ~= VIRTUAL_TIME then
       for class = 0, LIMITS.MAX_PRIORITY do
-        call('ZADD', PREFIX .. 'ready:' .. class, 'XX', served[tenant], tenant)
+        try('ZADD', PREFIX .. 'ready:' .. class, 'XX', served[tenant], tenant)
       end
     end
+  end
+end
+
+-- Tenants that are no longer ahead of others would be lifted anyway when they come back: beyond a number they are
+-- forgotten, a few at a time.
+local function forget_served()
+  if call('HLEN', SERVED) <= LIMITS.SERVED_KEPT then return end
+  local floor = served_of(VIRTUAL_TIME)
+  for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.MAX_BITE)) do
+    local waits = tenant == VIRTUAL_TIME
+    for class = 0, LIMITS.MAX_PRIORITY do
+      waits = waits or is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant)
+    end
+    if not waits and served_of(tenant) <= floor then call('HDEL', SERVED, tenant) end
   end
 end
 
@@ -68,18 +94,19 @@ local function score_of(lane, at, head)
   return head.deadline - head.cost * setting('ms_per_token', 0)
 end
 
+-- A class whose own key is foreign lists nothing; its lanes are unsound, so nothing is added to them.
 local function list_lane(lane, at, score)
-  call('ZADD', PREFIX .. 'heads:' .. lane.class, at, lane.tenant)
-  call('ZADD', PREFIX .. 'ready:' .. lane.class, score, lane.tenant)
+  try('ZADD', PREFIX .. 'heads:' .. lane.class, at, lane.tenant)
+  try('ZADD', PREFIX .. 'ready:' .. lane.class, score, lane.tenant)
 end
 
 local function unlist_lane(lane)
-  call('ZREM', PREFIX .. 'heads:' .. lane.class, lane.tenant)
-  call('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
+  try('ZREM', PREFIX .. 'heads:' .. lane.class, lane.tenant)
+  try('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
 end
 
 -- Put a job's one valid entry at the end of a lane; `at` is the time it is ordered by, and what was published must be
--- computed again like prompt. The caller writes the job (`write_place`).
+-- computed again like prompt. The lane must be sound; the caller writes the job.
 local function add_entry(job, class, at, published)
   local lane = open_lane(class, job.tenant)
   local is_first = not lane.has_entries and not call('ZSCORE', PREFIX .. 'heads:' .. class, job.tenant)

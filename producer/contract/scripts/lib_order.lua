@@ -4,7 +4,7 @@ local AGE_STEP = setting('age_step_ms', LIMITS.DEFAULT_AGE_STEP_S * 1000)
 local oldest = {}  -- class -> submit time of its oldest head, or false when nothing waits there
 
 local function look_at(class)
-  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 1, 'WITHSCORES')
+  local heads = is_sound_class(class) and call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 1, 'WITHSCORES') or {}
   oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = not heads[3] } or false
 end
 

@@ -45,11 +45,26 @@ local function let_go(job, lease)
   write_lease(job.id, lease)
 end
 
--- A fresh entry with the submit time, in the class that is served first.
-local function enqueue_again(job, lease)
-  add_entry(job, RETURNED, job.submitted, published_tokens(lease))
+local function wait_until(job, at)
+  call('HSET', job.hash, 'retry', at)
+  call('ZADD', DELAYED, 0, job.id)
+  add_timer('retry', job, at)
+end
+
+-- An entry on a lane. Where a foreign key stands in its place, the job waits for a person to take that away.
+local function enqueue(job, class, at, lease)
+  local lane = open_lane(class, job.tenant)
+  if lane.is_sound then
+    add_entry(job, class, at, published_tokens(lease))
+  else
+    to_garbage(lane.key, 'a foreign key where a lane should be; jobs wait for it to go')
+    wait_until(job, NOW + LIMITS.FOREIGN_LANE_WAIT_S * 1000)
+  end
   write_place(job)
 end
+
+-- With its submit time, in the class that is served first.
+local function enqueue_again(job, lease) enqueue(job, RETURNED, job.submitted, lease) end
 
 -- Running -> queued: with a fresh entry at its submit time in the class that is served first, or among the suspects, or
 -- (`retry_at`) without an entry until its time.
@@ -64,9 +79,7 @@ local function return_job(job, lease, why, retry_at)
     call('ZADD', SUSPECTS, NOW, job.id)
     ring()
   elseif retry_at then
-    call('HSET', job.hash, 'retry', retry_at)
-    call('ZADD', DELAYED, 0, job.id)
-    add_timer('retry', job, retry_at)
+    wait_until(job, retry_at)
   else
     return enqueue_again(job, lease)
   end

@@ -12,7 +12,13 @@ end
 local function the_dead()
   local dead = {}
   for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
-    if incarnation ~= ME then dead[#dead + 1] = incarnation end
+    local is_sound = is_type(held_key(incarnation), 'hash') and is_type(worker_key(incarnation), 'hash')
+    if not is_sound then
+      call('ZREM', ALIVE, incarnation)
+      to_garbage(ALIVE, incarnation .. ': a key of it has the wrong type')
+    elseif incarnation ~= ME then
+      dead[#dead + 1] = incarnation
+    end
   end
   return dead
 end
@@ -22,6 +28,7 @@ local function about_death(incarnation)
   local num_held = call('HLEN', held_key(incarnation))
   -- Mates are counted once, when the death is first seen: later some have been moved.
   call('HSETNX', key, 'mates', math.max(0, num_held - 1))
+  call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
   local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life')
   return {
     incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',

@@ -13,8 +13,7 @@ end
 local function make_due(job, class, at)
   if job.state ~= 'queued' or job.entry then return end
   call('ZREM', DELAYED, job.id)
-  add_entry(job, class, at, published_tokens(read_lease(job.id)))
-  write_place(job)
+  enqueue(job, class, at, read_lease(job.id))
 end
 
 local TIMER_EFFECTS = {
@@ -45,9 +44,12 @@ local function fire_timers()
   local due = call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_BITE)
   for _, member in ipairs(due) do
     fire_timer(member)
-    call('ZREM', TIMERS, member)
+    -- Its effect may have been to wait once more.
+    local again = tonumber(call('ZSCORE', TIMERS, member) or '')
+    if again and again <= NOW then call('ZREM', TIMERS, member) end
   end
   forget_old_dead()
+  forget_served()
   return #due
 end
 

@@ -13,7 +13,7 @@
 -- lower one is a late double and gets nothing.
 
 write_even_when_full()
-local wrong = wrong_key()
+local wrong = wrong_key(ME)
 if wrong then return wrong end
 
 local function tell_again()

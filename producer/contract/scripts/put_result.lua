@@ -5,6 +5,8 @@
 -- Reply: 'ok', 'replaced', or 'too_large'.
 
 write_even_when_full()
+local wrong = wrong_key(ARGV[1])
+if wrong then return wrong end
 
 local me, id, epoch, offset, part = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local lease, tenant, suffix = read_lease(id), names_of(id)
