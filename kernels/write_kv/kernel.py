@@ -104,9 +104,11 @@ def _write_kv_kernel(
         value_cache_ptr + block * value_stride_block + offset * value_stride_slot + kv_heads * value_stride_head
     )
     is_query = (heads < H)[:, None]
-    # A negative slot stores nothing: it must not wrap round to the cache's last block.
-    is_stored_key = (heads >= H)[:, None] & (heads < H + G)[:, None] & (slot >= 0)
-    is_stored_value = is_value & (slot >= 0)
+    # A negative slot stores nothing: it must not wrap round to the cache's last block. One flag per head, since the
+    # interpreter of triton 3.9 makes no mask of a block and a scalar.
+    has_slot = (tl.zeros([BLOCK_N], dtype=tl.int64) + slot >= 0)[:, None]
+    is_stored_key = (heads >= H)[:, None] & (heads < H + G)[:, None] & has_slot
+    is_stored_value = is_value & has_slot
     tl.store(query_rows + pairs[None, :], out_first, mask=inside & is_query)
     tl.store(query_rows + R // 2 + pairs[None, :], out_second, mask=inside & is_query)
     tl.store(key_rows + pairs[None, :], out_first, mask=inside & is_stored_key)

@@ -29,7 +29,7 @@ class Interpreter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
     def run(self, file: Path, name: str, arguments: Mapping[str, object]) -> str | None:

@@ -47,7 +47,7 @@ def kept_rows(logits: Tensor, options: SampleOptions) -> Tensor:
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenLogits:
     @pytest.mark.slow
-    @pytest.mark.parametrize("vocab_size", [1, 33, 5003])
+    @pytest.mark.parametrize("vocab_size", [33, 5003])
     def test_when_rows_are_filtered_in_every_way_then_each_keeps_its_set_and_draws_its_token(
         self, device: str, dtype: torch.dtype, vocab_size: int
     ) -> None:
@@ -61,6 +61,12 @@ class TestGivenLogits:
 
         assert [d for row in range(len(FILTERS)) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
         assert tokens.tolist() == sample_reference(logits, options).tolist()
+
+    def test_when_there_is_one_token_then_it_is_drawn(self, device: str, dtype: torch.dtype) -> None:
+        logits = torch.full((3, 1), -5.0, dtype=dtype, device=device)
+        options = make_options([{"temperature": 0.0}, {"top_k": 1, "top_p": 0.1}, {}], device)
+
+        assert draw(logits, options).tolist() == [0, 0, 0]
 
     @pytest.mark.parametrize("batch", [1, 9])
     def test_when_values_tie_then_the_lowest_ids_are_kept_whatever_the_batch(
