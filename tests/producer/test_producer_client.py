@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from producer import Producer, Receipt, StreamEvent, job
 from producer.contract.calls import QueueSettings
 from producer.contract.states import JobState
-from producer.contract.wire import JobId, Message, decode_prompt
+from producer.contract.wire import ChannelEntry, JobId, Message, decode_prompt, encode_entry
 from producer.errors import (
     BadOffset,
     ChannelExpired,
@@ -348,6 +348,23 @@ class TestGivenARunningJob:
         assert leased.published == (3,)
         assert tokens_of(seen) == [1, 2, 3, 4]
         assert text_of(seen) == "abcd"
+
+    def test_when_the_server_lost_its_last_second_and_entries_come_anew_with_other_bounds_then_no_token_comes_twice(
+        self, producer: Producer, worker: HandWorker, running: Any, redis_client: Any
+    ) -> None:
+        worker.say(running, [4, 5], "de")
+        events = producer.stream(running.id, timeout_s=10)
+        seen = [next(events) for _ in range(3)]
+        channel = worker.keys.channel(running.id)
+        redis_client.delete(channel)
+        for start, token_ids, text in ((0, (1, 2, 3), "abc"), (3, (4, 5, 6), "def"), (6, (7,), "g")):
+            entry = ChannelEntry(start=start, token_ids=token_ids, text=text, time_ms=0)
+            redis_client.xadd(channel, {"e": encode_entry(entry)}, id=f"{start + len(token_ids)}-0")
+
+        seen.append(next(events))
+
+        assert tokens_of(seen) == [1, 2, 3, 4, 5, 6, 7]
+        assert text_of(seen) == "abcdefg"
 
 
 class TestGivenAWaitingJob:
