@@ -144,7 +144,10 @@ def _read_facts(folder: Path, backend: Backend, config: Mapping[str, object]) ->
 def _read_chat_template(folder: Path, settings: Mapping[str, object]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise ModelFolderError(f"{path} cannot be read as text: {error}.") from error
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         named = cast("list[dict[str, str]]", template)

@@ -138,6 +138,12 @@ class TestGivenAFolderThatIsWrong:
         with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json"):
             load_tokenizer(folder)
 
+    def test_when_the_template_is_no_text_then_it_is_named(self, folder: Path) -> None:
+        (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{{ x }}")
+
+        with pytest.raises(ModelFolderError, match=r"chat_template\.jinja"):
+            load_tokenizer(folder)
+
     def test_when_the_tokenizer_has_more_tokens_than_the_model_then_they_do_not_belong_together(
         self, folder: Path
     ) -> None:
