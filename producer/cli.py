@@ -201,7 +201,7 @@ for command in (submit, jobs, queues, server, delete):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line: one sentence for whatever goes wrong, and an exit code that says whose turn it is."""
     try:
-        code = cli.main(arguments, standalone_mode=False)
+        code = cli.main(arguments, prog_name="producer", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone, as `head` does. Whatever Python still wants to flush goes nowhere.
