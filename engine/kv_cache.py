@@ -12,11 +12,18 @@ from kernels.paged_attention import KVCache, allocate_kv_cache
 def make_caches(
     config: DecoderConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """Allocate every layer's cache, zeroed."""
-    return [
-        allocate_kv_cache(num_blocks, block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
-        for _ in range(config.num_layers)
-    ]
+    """Allocate every layer's cache, zeroed.
+
+    Raises:
+        NotEnoughMemory: the machine does not give so much.
+    """
+    sizes = (num_blocks, block_size, config.num_kv_heads, config.head_size)
+    try:
+        return [allocate_kv_cache(*sizes, dtype=dtype, device=device) for _ in range(config.num_layers)]
+    except (OSError, RuntimeError) as error:
+        raise NotEnoughMemory(
+            f"the KV cache of {num_blocks} blocks of {block_size} tokens cannot be had: {error}. Ask for fewer blocks."
+        ) from error
 
 
 def block_bytes(config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> int:

@@ -243,6 +243,25 @@ class TestGivenTooLittleMemory:
         with pytest.raises(NotEnoughMemory, match=r"64 tokens needs 4 blocks of 16 tokens .* but the KV cache has 3"):
             load(folder, num_blocks=3, max_model_len=64)
 
+    def test_when_the_machine_refuses_then_the_cache_that_was_asked_for_is_named(self, folder: Path) -> None:
+        with pytest.raises(NotEnoughMemory, match=r"1000000000000 blocks of 16 tokens cannot be had"):
+            load(folder, num_blocks=10**12)
+
+    @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say what is resident")
+    def test_when_a_large_cache_is_made_then_memory_is_taken_only_where_it_is_written(self, folder: Path) -> None:
+        before = resident_bytes()
+
+        # Two layers, two heads of 16 padded elements, keys and values, float32: 8 KiB a block.
+        runner = load(folder, num_blocks=2**18)
+
+        assert runner.limits.num_blocks == 2**18
+        assert resident_bytes() - before < 2**28
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is not just promised."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
 
 class TestGivenConfigsOfBothAges:
     """transformers 5 writes `rope_parameters`; before, it was `rope_theta` and `rope_scaling`."""
