@@ -11,11 +11,20 @@
 -- is the server's own wall behind that.
 
 write_even_when_full()
-local wrong = wrong_key(ARGV[1])
-if wrong then return wrong end
 
 local incarnation = ARGV[1]
 local rows = cmsgpack.unpack(ARGV[2])
+
+-- Tokens alone touch channels and leases, whose types show when they are read or tried. An end touches the queue's
+-- keys.
+local function has_end()
+  for i = 1, #rows do
+    if rows[i][8] then return true end
+  end
+  return false
+end
+local wrong = has_end() and wrong_key(incarnation)
+if wrong then return wrong end
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
@@ -94,6 +103,8 @@ end
 -- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason. When
 -- its hash is what is wrong, there is nothing left that could end: the lease goes.
 local function broken(id, job, lease, reason)
+  -- It cannot be ended while the queue's own keys are foreign too: it stays with its owner, who hears the reason.
+  if wrong_key(incarnation) then return 'broken ' .. reason end
   forget_lease(id)
   if not job then
     forget_lease_of_nothing(id, lease, reason)
