@@ -154,7 +154,7 @@ def migrate(revision: str | None, config_file: Path | None, **given: object) -> 
         worker migrate --database-url postgresql+psycopg://sluice@db/sluice
     """
     from worker.migrate import main as run_migrate
-    from worker.start import database_url_of
+    from worker.places import database_url_of
 
     url = database_url_of(_config_of(config_file, given), os.environ)
     sys.exit(
@@ -172,7 +172,7 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
     Example:
         worker record --redis-url redis://queue:6379/0 --database-url postgresql+psycopg://sluice@db/sluice
     """
-    from worker.start import run_recorder
+    from worker.beside import run_recorder
 
     sys.exit(run_recorder(_config_of(config_file, given), os.environ, until_eof=until_eof))
 
@@ -186,6 +186,6 @@ def callbacks(config_file: Path | None, **given: object) -> NoReturn:
     Example:
         worker callbacks --redis-url redis://queue:6379/0 --retention-days 30
     """
-    from worker.start import run_callbacks
+    from worker.beside import run_callbacks
 
     sys.exit(run_callbacks(_config_of(config_file, given), os.environ))

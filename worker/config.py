@@ -139,8 +139,11 @@ class ModelConfig:
     num_blocks: int | None = setting(
         None, env="NUM_BLOCKS", metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
     )
-    memory_fraction: float = setting(
-        0.9, env="MEMORY_FRACTION", metavar="FRACTION", help="Share of the device's memory that the worker may use."
+    memory_fraction: float | None = setting(
+        None,
+        env="MEMORY_FRACTION",
+        metavar="FRACTION",
+        help="Share of free memory that the KV cache may take. 0.9 on a GPU, 0.5 on a CPU if not given.",
     )
     max_model_len: int | None = setting(
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
@@ -156,7 +159,7 @@ class ModelConfig:
         kind, _, index = self.device.partition(":")
         if not (self.device == "cpu" or (kind == "cuda" and (index == "" or index.isdigit()))):
             yield "device", f"expected cpu or cuda:N, got {self.device!r}"
-        if not 0 < self.memory_fraction <= 1:
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
         yield from _positive(self, "block_size", "num_blocks", "max_model_len", "num_threads")
 

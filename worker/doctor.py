@@ -15,9 +15,9 @@ from worker.clock import monotonic_s
 from worker.config import WorkerConfig
 from worker.connections import Client, connect, redacted
 from worker.errors import WorkerError
+from worker.places import database_url_of, redis_url_of
 from worker.server import ServerFacts, raise_if_refused, read_facts
 from worker.serving import NULL, engine_config, find_folder, is_name
-from worker.start import database_url_of, redis_url_of
 
 MAX_LATENCY_MS = 5.0
 """A slower Redis delays tokens visibly."""

@@ -9,8 +9,8 @@ from producer.contract.running import run
 from worker.config import WorkerConfig
 from worker.connections import connect, redacted
 from worker.errors import NotReady
+from worker.places import partitions_of, redis_url_of
 from worker.server import raise_if_refused
-from worker.start import partitions_of, redis_url_of
 
 COLUMNS = ("worker", "host", "pid", "device", "model", "state", "held", "running", "waiting", "tokens_per_s")
 

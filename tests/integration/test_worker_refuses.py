@@ -1,5 +1,6 @@
 """What keeps a worker from starting: one sentence that says what to do, an exit code, no traceback, no secret."""
 
+import sqlite3
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -117,6 +118,20 @@ class TestGivenAModelThatIsNotThere:
 
         assert result.exit_code == ExitCode.MISUSED
         assert "has no config.json" in result.output
+
+
+class TestGivenAHistoryOfAnotherRelease:
+    def test_when_it_is_newer_then_the_worker_says_what_to_do(self, valkey: RedisServer, tmp_path: Path) -> None:
+        path = tmp_path / "history.db"
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+            database.execute("INSERT INTO alembic_version VALUES ('9999')")
+        database.close()
+
+        result = invoke("start", "--redis-url", valkey.url, "--model", "null", "--database-url", f"sqlite:///{path}")
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "the history has schema 9999" in result.output
 
 
 class TestGivenAWellServer:

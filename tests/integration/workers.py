@@ -9,8 +9,9 @@ from worker.config import load_config
 from worker.daemon import Daemon
 from worker.errors import ExitCode
 from worker.log import get_log
+from worker.places import Places
 from worker.serving import load
-from worker.start import Places, build
+from worker.start import build
 
 FAST: dict[str, object] = {
     "model.path": "null",

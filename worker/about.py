@@ -1,0 +1,95 @@
+"""What a worker says of itself: to the queue in each beat, to scrapes, to probes."""
+
+import os
+import socket
+
+from redis.exceptions import RedisError
+
+from producer.contract.calls import QueueView, inspect
+from producer.contract.running import run
+from worker.clock import monotonic_s
+from worker.common import Common
+from worker.connections import Client
+from worker.exchange import Exchange
+from worker.life import Life
+from worker.metrics import Rates, Snapshot
+from worker.serving import Served
+
+QUEUE_VIEW_AGE_S = 1.0
+"""A scrape asks Redis for the queue's depth at most this often."""
+
+
+class About:
+    """What this worker says of itself: to the queue in each beat, to scrapes, to probes."""
+
+    def __init__(self, common: Common, served: Served, life: Life, exchange: Exchange, client: Client) -> None:
+        self._common = common
+        self._served = served
+        self._life = life
+        self._exchange = exchange
+        self._client = client
+        self._rates = Rates()
+        self._started_ms = common.clock.ms(monotonic_s())
+        self._view: QueueView | None = None
+        self._viewed_s = float("-inf")
+
+    def say(self) -> dict[str, str]:
+        """Facts for `worker status`, and the rate from which starts are estimated."""
+        stats = self._served.engine.stats
+        self._rates.sample(tokens=stats.num_output_tokens, busy_s=self._life.watch.busy_s)
+        return {
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "device": self._common.config.model.device,
+            "model": self._common.origin.model,
+            "fingerprint": self._common.origin.fingerprint,
+            "started_ms": str(self._started_ms),
+            "held": str(len(self._common.leases)),
+            "running": str(stats.num_running),
+            "waiting": str(stats.num_waiting),
+            "kv_tokens_total": str(stats.kv_tokens_total),
+            "kv_tokens_used": str(stats.kv_tokens_used),
+            "tokens_per_s": f"{self._rates.tokens_per_s:.1f}",
+            "utilisation": f"{self._rates.utilisation:.3f}",
+            "state": "quiet" if self._exchange.is_quiet else "pulling",
+        }
+
+    def snapshot(self) -> Snapshot:
+        """What a scrape shows."""
+        stats, view = self._served.engine.stats, self._queue_view()
+        return Snapshot(
+            running_requests=stats.num_running,
+            waiting_requests=stats.num_waiting,
+            utilisation=self._rates.utilisation,
+            tokens_per_second=self._rates.tokens_per_s,
+            kv_tokens_total=stats.kv_tokens_total,
+            kv_tokens_used=stats.kv_tokens_used,
+            preemptions=stats.num_preemptions,
+            steps=stats.num_steps,
+            prompt_tokens=stats.num_prompt_tokens,
+            cached_tokens=stats.num_cached_tokens,
+            output_tokens=stats.num_output_tokens,
+            queue_jobs=view.waiting_jobs if view else None,
+            queue_tokens=view.waiting_tokens if view else None,
+            queue_oldest_s=(view.server_ms - view.oldest_ms) / 1000 if view and view.oldest_ms is not None else None,
+        )
+
+    def _queue_view(self) -> QueueView | None:
+        """The first partition's depth, at most a second old; None while Redis is away."""
+        if monotonic_s() - self._viewed_s > QUEUE_VIEW_AGE_S:
+            self._viewed_s = monotonic_s()
+            try:
+                self._view = run(self._client, inspect(self._common.partitions[0]))
+            except (RedisError, OSError):
+                self._view = None
+        return self._view
+
+    def sick(self) -> str | None:
+        """Why the process should be replaced, if it should."""
+        return "a step has outlasted its deadline" if self._life.watch.is_overdue else None
+
+    def unready(self) -> str | None:
+        """Why the worker takes no jobs now, if it takes none."""
+        if self._exchange.is_quiet:
+            return "draining"
+        return None if self._common.health.is_well else "redis is unreachable"
