@@ -144,6 +144,25 @@ class TestGivenOneWorkerWithMoreThanItRuns:
         check_every_token_once(client, {job_id: ask})
 
 
+class TestGivenARedisThatGoesAwayForGood:
+    def test_when_told_to_stop_then_the_worker_ends_in_time_all_the_same(
+        self, durable_valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        ask = Ask(options=JobOptions(max_tokens=3000))
+        client: Any = durable_valkey.client()  # redis-py types it in part
+        with client, crew(durable_valkey.url, tmp_path) as workers:
+            worker = workers.start_all(1, DRAIN_TIMEOUT_S="0.3")[0]
+            (job_id,) = submit_all(client, [ask])
+            wait_until(lambda: num_on_channel(client, job_id) >= 3, "it runs")
+            durable_valkey.kill()
+            worker.wait_for_line("redis unreachable")
+
+            worker.signal(signal.SIGTERM)
+
+            assert worker.wait() == 0
+            assert "farewell not heard" in worker.said
+
+
 class TestGivenARedisThatRestarts:
     """It keeps an append-only file; one worker has jobs in mid-generation."""
 

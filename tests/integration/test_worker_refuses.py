@@ -113,6 +113,14 @@ class TestGivenAModelThatIsNotThere:
         assert result.exit_code == ExitCode.MISUSED
         assert words in result.output
 
+    def test_when_it_is_a_name_and_the_network_is_away_then_it_is_said(self, valkey: RedisServer) -> None:
+        result = invoke(
+            "start", "--redis-url", valkey.url, "--model", "nobody/nothing", "--no-recorder", HF_HUB_OFFLINE="1"
+        )
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "nobody/nothing is no folder here" in result.output
+
     def test_when_its_folder_is_empty_then_it_is_said(self, valkey: RedisServer, tmp_path: Path) -> None:
         result = invoke("start", "--redis-url", valkey.url, "--model", str(tmp_path))
 
