@@ -100,7 +100,8 @@ def _attend_tile(
     value_stride_block,
     value_stride_slot,
     log2_scale,
-    WINDOW: tl.constexpr,
+    window,
+    HAS_WINDOW: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -134,8 +135,8 @@ def _attend_tile(
     scores = tl.dot(query, key, input_precision="ieee") * log2_scale  # [BLOCK_ROWS, TILE]
     if MASKED:
         visible = readable[None, :] & (positions[None, :] <= query_positions[:, None])
-        if WINDOW > 0:
-            visible = visible & (query_positions[:, None] - positions[None, :] < WINDOW)
+        if HAS_WINDOW:
+            visible = visible & (query_positions[:, None] - positions[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
 
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
@@ -148,7 +149,7 @@ def _attend_tile(
     return acc, new_max, row_sum
 
 
-@triton.jit(do_not_specialize=["T", "S", "num_segments", "table_stride_sequence"])
+@triton.jit(do_not_specialize=["T", "S", "num_segments", "window", "table_stride_sequence"])
 def _paged_attention_kernel(
     out_ptr,  # [T, H, D]; unused when SPLIT
     partial_ptr,  # [T, H, num_segments, D] float32; used when SPLIT
@@ -164,6 +165,7 @@ def _paged_attention_kernel(
     T,
     S,
     num_segments,
+    window,  # unused unless HAS_WINDOW
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -175,7 +177,7 @@ def _paged_attention_kernel(
     value_stride_head,
     value_stride_slot,
     table_stride_sequence,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     H: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -229,8 +231,8 @@ def _paged_attention_kernel(
     last_position = tl.minimum(first_position + BLOCK_QUERIES, context_len) - 1
     end_key = last_position + 1
     first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+    if HAS_WINDOW:
+        first_key = tl.maximum(first_position - window + 1, 0)
     tiles_start = first_key // TILE * TILE
     tiles_end = end_key
     if SPLIT:
@@ -251,7 +253,7 @@ def _paged_attention_kernel(
         value_ptr = value_cache_ptr + kv_head * value_stride_head
 
         masked_start = tiles_start
-        if WINDOW == 0:
+        if not HAS_WINDOW:
             # Whole tiles up to the first query's own position are seen by every row.
             masked_start = tl.maximum(tl.minimum(first_position + 1, tiles_end) // TILE * TILE, tiles_start)
             for tile_start in range(tiles_start, masked_start, TILE):
@@ -259,14 +261,14 @@ def _paged_attention_kernel(
                     acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
                     table_ptr, key_ptr, value_ptr,
                     key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
-                    WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
+                    window, HAS_WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
                 )  # fmt: skip
         for tile_start in range(masked_start, tiles_end, TILE):
             acc, row_max, row_sum = _attend_tile(
                 acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
                 table_ptr, key_ptr, value_ptr,
                 key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
-                WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
+                window, HAS_WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
             )  # fmt: skip
 
     if SPLIT:
@@ -413,6 +415,7 @@ def paged_attention_triton(
         num_tokens,
         num_sequences,
         num_segments,
+        sliding_window,
         out.stride(0),
         out.stride(1),
         query.stride(0),
@@ -424,7 +427,7 @@ def paged_attention_triton(
         values.stride(2),
         values.stride(1),
         block_tables.stride(0),
-        WINDOW=sliding_window,
+        HAS_WINDOW=sliding_window > 0,
         H=num_heads,
         GROUP=group,
         D=head_size,
