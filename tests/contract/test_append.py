@@ -234,6 +234,19 @@ class TestGivenAZombie:
         assert worker.advance(tokens(new, 2, 1)) == [Ok()]
         check(queue)
 
+    def test_when_the_job_came_back_to_the_same_incarnation_then_its_old_sequence_may_not_write(
+        self, queue: Queue
+    ) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        old = worker.take()
+        worker.give_back(old)
+        new = worker.take()
+
+        assert worker.advance(tokens(old, 0, 1), ending(old, 0, 1)) == [Replaced(), Replaced()]
+        assert worker.advance(tokens(new, 0, 1)) == [Ok()]
+        check(queue)
+
     def test_when_its_job_was_given_back_then_nobody_may_write(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")

@@ -294,6 +294,16 @@ class TestGivenWhatIsNotOurs:
         assert queue.worker("B").pull().jobs == ()
         check(queue)
 
+    def test_when_a_stale_entry_comes_before_the_valid_one_then_only_the_valid_one_counts(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        fields = {"job": job_id, "prompt": 10, "cost": 30, "choices": 1, "at": 1}
+        queue.client.xadd(queue.keys.lane("returned", "t"), fields)
+        for name in ("heads", "ready"):
+            queue.client.zadd(queue.keys.key(name, "returned"), {"t": 1})
+
+        assert short(queue.worker("A").pull().jobs) == ["a"]
+        check(queue)
+
     def test_when_a_lane_is_a_string_then_the_others_are_served(self, queue: Queue) -> None:
         queue.add("a", "one")
         queue.add("b", "two")
