@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from worker.clock import monotonic_s
 from worker.errors import ConfigError
 
 SENTINEL_PORT = 26379
@@ -55,6 +56,18 @@ def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: A
     connected()
 
 
+class Uplink:
+    """The exchange's client, which knows since when its connection stands. Changes when it is made anew."""
+
+    def __init__(self, connections: "Connections") -> None:
+        self.since_s = float("inf")
+        self.client = connections.open(self._note)
+
+    def _note(self) -> None:
+        # Whoever was cut off with us could not beat either: for one life nobody is dead.
+        self.since_s = monotonic_s()
+
+
 class Connections:
     """Clients of one worker, one for each thread that needs one; closed when it ends. A part: start, quiet, stop."""
 
@@ -62,6 +75,12 @@ class Connections:
         self._url = url
         self._timeout_s = timeout_s
         self._clients: list[Client] = []
+        self.uplink = Uplink(self)
+
+    @property
+    def name(self) -> str:
+        """The server's URL without its secrets, for messages."""
+        return redacted(self._url)
 
     def open(self, connected: Callable[[], None] | None = None) -> Client:
         """Another client; see `connect`."""

@@ -60,8 +60,8 @@ class Exchange:
     """The thread that talks to Redis for the loop. A part: start, quiet, stop."""
 
     def __init__(self, connections: Connections, bell: Bell, common: Common, watch: StepWatch) -> None:
-        self._connected_s = float("inf")
-        self._client = connections.open(self._note_connected)
+        self._uplink = connections.uplink
+        self._client = connections.uplink.client
         self._bell = bell
         self._common = common
         self._leases = common.leases
@@ -190,10 +190,6 @@ class Exchange:
             self._return_waiting()
         else:
             self._rest()
-
-    def _note_connected(self) -> None:
-        # Whoever was cut off with us could not beat either: for one life nobody is dead.
-        self._connected_s = monotonic_s()
 
     def _make_trip(self, legs: list[Leg]) -> bool:
         """One round trip; False if Redis did not answer it all."""
@@ -395,7 +391,7 @@ class Exchange:
             now_s=now_s,
             cache_tokens=self._cache_tokens,
             is_empty=self.is_drained,
-            may_reclaim=now_s - self._connected_s > self._common.config.beat.life_s,
+            may_reclaim=now_s - self._uplink.since_s > self._common.config.beat.life_s,
             holds_oversized=self._holds_oversized(),
         )
         if asked is not None:

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from redis.exceptions import ResponseError
@@ -19,7 +19,7 @@ from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
 from worker.companion import Companion
 from worker.config import WorkerConfig
-from worker.connections import Client, Connections, connect, redacted
+from worker.connections import Client, Connections
 from worker.daemon import Daemon, Part
 from worker.errors import ConfigError, ExitCode
 from worker.exchange import Exchange
@@ -54,7 +54,9 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     log = get_log(worker_id=incarnation[:8])
     engine_config(config)
     places = find_places(config, environ)
-    client = connect(places.redis_url, timeout_s=config.redis.timeout_s)
+    connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
+    # Connected before the model is loaded, a worker may take over from the dead as soon as it is ready.
+    client = connections.uplink.client
     wait_until_usable(client, places.redis_url, patience_s=config.redis.patience_s, log=log)
     with ThreadPoolExecutor(1, thread_name_prefix="history") as beside:
         # Seconds of imports and reading, side by side.
@@ -62,8 +64,8 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         served = _load(config, log)
         history.result()
     agree_on_queue(client, config, served)
-    client.connection_pool.disconnect()
-    return build(config, places, served, environ, incarnation, log).run()
+    recorder = [_recorder(config, places, environ, log)] if config.history.recorder else []
+    return build(config, connections, served, incarnation, log, beside=recorder).run()
 
 
 def _load(config: WorkerConfig, log: Log) -> Served:
@@ -143,10 +145,15 @@ def _look_at(client: Client, keys: QueueKeys) -> QueueView:
 
 
 def build(  # the one place that knows every part
-    config: WorkerConfig, places: Places, served: Served, environ: Mapping[str, str], incarnation: str, log: Log
+    config: WorkerConfig,
+    connections: Connections,
+    served: Served,
+    incarnation: str,
+    log: Log,
+    *,
+    beside: Sequence[Part] = (),
 ) -> Daemon:
-    """Put a daemon together; nothing runs yet."""
-    connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
+    """Put a daemon together, with further parts `beside` it; nothing runs yet."""
     worker = f"{socket.gethostname()}:{os.getpid()}"
     common = Common(
         incarnation=incarnation,
@@ -156,7 +163,7 @@ def build(  # the one place that knows every part
         leases=Leases(),
         mailbox=Mailbox(max_buffered_bytes=config.redis.buffer_mib * 2**20),
         clock=ServerClock(),
-        health=RedisHealth(log, redacted(places.redis_url)),
+        health=RedisHealth(log, connections.name),
         meters=Meters(),
         log=log,
     )
@@ -175,9 +182,7 @@ def build(  # the one place that knows every part
     life.connect(hearing, about.say, common)
     readiness = Readiness(sick=about.sick, unready=about.unready)
     metrics = MetricsServer(config.metrics, WorkerCollector(about.snapshot, common.meters), readiness, log)
-    parts: list[Part] = [connections, metrics]
-    if config.history.recorder:
-        parts.append(_recorder(config, places, environ, log))
+    parts: list[Part] = [connections, metrics, *beside]
     around: list[Part] = [preparation, life, bell, exchange]
     return Daemon(served.engine, exchange, common.mailbox, parts + around, config.drain, log)
 

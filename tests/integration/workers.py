@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from worker.config import load_config
+from worker.connections import Connections
 from worker.daemon import Daemon
 from worker.errors import ExitCode
 from worker.log import get_log
-from worker.places import Places
 from worker.serving import load
 from worker.start import build
 
@@ -29,7 +29,9 @@ class RunningWorker:
     def __init__(self, url: str, flags: dict[str, object]) -> None:
         config = load_config({}, flags={"redis.url": url, **FAST, **flags})
         self.incarnation = uuid4().hex
-        self.daemon: Daemon = build(config, Places(url, ""), load(config), {}, self.incarnation, get_log())
+        self.daemon: Daemon = build(
+            config, Connections(url, timeout_s=config.redis.timeout_s), load(config), self.incarnation, get_log()
+        )
         self.exit_code: ExitCode | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
