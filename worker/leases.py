@@ -6,6 +6,7 @@ A job is held from the pull that leased it until its end, its give-back or its l
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
@@ -13,6 +14,8 @@ from producer.contract.states import JobState
 from producer.contract.wire import End, JobId, JobSpec
 from worker.channel import ChoiceOutput
 from worker.results import JobMeasures
+
+_numbers = count(1)
 
 FORGET_PROMPT_BYTES = 16 * 1024
 """Shorter prompts are kept with their jobs: letting go costs more than they do."""
@@ -45,10 +48,11 @@ class HeldJob:
     """It is being given back: nothing more is said about it."""
 
     request_id: str = field(init=False)
-    """What the engine calls it: another lease on the same job is another request."""
+    """What the engine calls it: another lease on the same job is another request, even one of the same epoch, which a
+    Redis that lost its last second gives again."""
 
     def __post_init__(self) -> None:
-        self.request_id = f"{self.leased.id}#{self.leased.epoch}"
+        self.request_id = f"{self.leased.id}#{self.leased.epoch}.{next(_numbers)}"
         if not self.choices:
             self.choices = [
                 ChoiceOutput(published=offset, has_end=ended)
@@ -96,7 +100,9 @@ class HeldJob:
 class HeldList:
     """What a beat says of one partition: taken at one instant."""
 
-    epochs: Mapping[JobId, int]
+    requests: Mapping[JobId, str]
+    """Each held job with its request: the lease that the beat speaks for."""
+
     processed_pull: int
 
 
@@ -151,5 +157,5 @@ class Leases:
     def held(self, keys: QueueKeys) -> HeldList:
         """What the next beat of a partition says."""
         with self.lock:
-            epochs = {job.id: job.leased.epoch for job in self._by_job.values() if job.keys == keys}
-            return HeldList(epochs, self._processed_pull.get(keys, 0))
+            requests = {job.id: job.request_id for job in self._by_job.values() if job.keys == keys}
+            return HeldList(requests, self._processed_pull.get(keys, 0))

@@ -174,7 +174,7 @@ class Life:
     def _say(self, held: HeldList) -> Beat:
         return Beat(
             incarnation=self._incarnation,
-            held=tuple(held.epochs),
+            held=tuple(held.requests),
             processed_pull=held.processed_pull,
             life_ms=int(self._config.life_s * 1000),
             about=self._about(),
@@ -182,7 +182,7 @@ class Life:
 
     def _hear(self, held: HeldList, reply: BeatReply) -> None:
         if reply.was_dead:
-            self._log.warning("life had run out", held=len(held.epochs), lost=len(reply.lost))
+            self._log.warning("life had run out", held=len(held.requests), lost=len(reply.lost))
         with self._leases.lock:
             for job_id, state in reply.stops:
                 if (job := self._same_lease(held, job_id)) is not None:
@@ -194,7 +194,7 @@ class Life:
     def _same_lease(self, held: HeldList, job_id: str) -> HeldJob | None:
         """The held job, unless it was leased anew since the beat was sent: the reply is about the older lease."""
         job = self._leases.of_job(job_id)  # pyright: ignore[reportArgumentType]  # an id that the queue repeated
-        return job if job is not None and held.epochs.get(job.id) == job.leased.epoch else None
+        return job if job is not None and held.requests.get(job.id) == job.request_id else None
 
     def _farewell(self) -> None:
         try:

@@ -1,9 +1,11 @@
 """The book of held jobs: what a beat says is true of one instant, and an older lease never speaks for a newer one."""
 
+from engine.request import Request, Room
 from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import JobId, JobSpec
 from worker.leases import FORGET_PROMPT_BYTES, HeldJob, Leases
+from worker.mailbox import Mailbox
 
 ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
 
@@ -20,12 +22,13 @@ def job(name: str, *, epoch: int = 1, keys: QueueKeys = ONE, payload: bytes = b"
 class TestGivenPullsOfTwoPartitions:
     def test_when_a_beat_is_made_then_it_lists_its_partitions_jobs_and_its_last_pull(self) -> None:
         leases = Leases()
-        leases.take(ONE, 4, [job("a"), job("b", epoch=2)])
+        first, second = job("a"), job("b", epoch=2)
+        leases.take(ONE, 4, [first, second])
         leases.take(TWO, 9, [job("c", keys=TWO)])
 
         held = leases.held(ONE)
 
-        assert dict(held.epochs) == {"0.t.a": 1, "0.t.b": 2}
+        assert dict(held.requests) == {"0.t.a": first.request_id, "0.t.b": second.request_id}
         assert held.processed_pull == 4
         assert leases.held(TWO).processed_pull == 9
 
@@ -39,7 +42,7 @@ class TestGivenPullsOfTwoPartitions:
         assert leases.remove(ended)
 
         assert not leases.remove(ended)
-        assert dict(leases.held(ONE).epochs) == {}
+        assert dict(leases.held(ONE).requests) == {}
         assert len(leases) == 0
 
 
@@ -53,9 +56,24 @@ class TestGivenAJobThatComesBack:
         replaced = leases.take(ONE, 2, [newer])
 
         assert replaced == [older]
-        assert leases.of_request("0.t.a#1") is None
-        assert leases.of_request("0.t.a#3") is newer
+        assert leases.of_request(older.request_id) is None
+        assert leases.of_request(newer.request_id) is newer
         assert leases.of_job(newer.id) is newer
+
+    def test_when_the_queue_forgot_the_first_pull_then_the_second_of_the_same_epoch_is_another_request(self) -> None:
+        """Redis lost its last second: the loop has not yet heard of the loss when the job is delivered anew."""
+        leases, older, newer = Leases(), job("a", epoch=1), job("a", epoch=1)
+        mailbox = Mailbox(max_buffered_bytes=1)
+        leases.take(ONE, 1, [older])
+        mailbox.lose([one.request_id for one in leases.take(ONE, 2, [newer])])
+        mailbox.deliver([Request(id=newer.request_id, prompt_token_ids=(1,))])
+
+        added = mailbox.take_requests(Room(kv_tokens=1, prefill_tokens=1, sequences=1), wait=False)
+        dropped = mailbox.take_lost()
+
+        assert [one.id for one in added if one.id not in dropped] == [newer.request_id]
+        assert leases.of_request(older.request_id) is None, "its late deltas are nobody's"
+        assert leases.held(ONE).requests[newer.id] != older.request_id, "a late beat speaks for the older alone"
 
     def test_when_the_older_is_removed_late_then_the_newer_stays(self) -> None:
         leases, older, newer = Leases(), job("a", epoch=1), job("a", epoch=3)

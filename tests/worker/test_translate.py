@@ -80,7 +80,7 @@ class TestGivenAPromptOfEachKind:
 
         request = translator().request(held("a", spec=spec))
 
-        assert request.id == "0.acme.abc#3"
+        assert request.id.startswith("0.acme.abc#3.")
         assert (request.priority, request.tenant, request.cache_salt) == (2, "acme", "acme")
         assert request.arrival_s == SUBMITTED_MS / 1000
         sampling = request.sampling
