@@ -218,7 +218,7 @@ class Exchange:
 
     def _rest(self) -> None:
         """Nothing to say and nothing to ask: sleep until the loop, the bell or the clock has something."""
-        if self.is_quiet or not has_room(self._mailbox.room()):
+        if not self._may_pull or not has_room(self._mailbox.room()):
             self._mailbox.wait(PULL_AT_LEAST_EVERY_S)
             return
         self._bell.listen(self._pulls.bells)
@@ -382,8 +382,13 @@ class Exchange:
 
     # ------------------------------------------------------------ what is asked of the queue
 
+    @property
+    def _may_pull(self) -> bool:
+        """Not while the loop hangs: the beat is silent, and what is held goes to others."""
+        return not self.is_quiet and not self._watch.is_overdue
+
     def _next_pull(self) -> Iterable[Leg]:
-        if self.is_quiet or self._closing.is_set():
+        if not self._may_pull or self._closing.is_set():
             return
         now_s = monotonic_s()
         asked = self._pulls.next(

@@ -228,6 +228,25 @@ class TestGivenADeadWorker:
         assert queue.state(good) is JobState.RUNNING
         assert queue.look().running_jobs == 1
 
+    @pytest.mark.parametrize("num_jobs", [0, 1])
+    def test_when_all_of_it_was_moved_then_it_takes_nothing_until_it_beats(self, queue: Queue, num_jobs: int) -> None:
+        """Its loop hangs, its exchange still pulls: beat, life over, moved, pull, submit, pull, beat, pull."""
+        silent, worker = queue.worker("A"), queue.worker("B")
+        silent.beat()
+        for i in range(num_jobs):
+            queue.add(f"j{i}")
+            silent.take()
+        queue.pass_time(LIFE_MS + 1)
+        assert len(worker.pull().jobs) == num_jobs
+        assert "A" not in queue.look().workers
+        new = queue.add("new")
+
+        assert silent.pull().jobs == ()
+
+        silent.beat()
+        assert silent.take().id == new
+        check(queue)
+
     def test_when_its_list_of_jobs_is_a_foreign_key_then_the_other_dead_are_reclaimed(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()

@@ -30,10 +30,12 @@ local function tell_again()
   has_more = true
 end
 
--- An incarnation that was never seen begins to live; one whose life is over takes nothing until it beats again.
+-- An incarnation that was never seen begins to live; one whose life is over takes nothing until it beats again, even
+-- when all it held was moved and it left `alive`: what it said of itself is kept for longer.
 local function lives()
   local expiry = call('ZSCORE', ALIVE, ME)
   if expiry then return tonumber(expiry) > NOW end
+  if call('EXISTS', MINE) == 1 then return false end
   call('ZADD', ALIVE, NOW + LIMITS.LIFE_S * 1000, ME)
   return true
 end

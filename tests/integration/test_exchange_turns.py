@@ -1,0 +1,103 @@
+"""What the exchange does in its turns, whatever else keeps it busy: on a real server, with a loop that tests move."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from engine.request import Room
+from tests.integration.jobs import KEYS, Ask, submit_all, wait_until
+from tests.servers import RedisServer
+from worker.bell import Bell
+from worker.clock import ServerClock
+from worker.common import Common
+from worker.config import load_config
+from worker.connections import Connections
+from worker.exchange import Exchange
+from worker.health import RedisHealth
+from worker.leases import HeldJob, Leases
+from worker.life import StepWatch
+from worker.log import get_log
+from worker.mailbox import Mailbox
+from worker.metrics import Meters
+from worker.results import Origin
+
+ROOM = Room(kv_tokens=10_000, prefill_tokens=10_000, sequences=100)
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Running:
+    """An exchange and all it needs; jobs that were pulled lie in `taken`. Changes with the test."""
+
+    def __init__(self, url: str) -> None:
+        config = load_config({}, flags={"redis.url": url, "queue.model_wait_s": 0.01})
+        self.clock = Clock()
+        self.watch = StepWatch(30.0, self.clock)
+        self.connections = Connections(url, timeout_s=config.redis.timeout_s)
+        self.common = Common(
+            incarnation="me",
+            partitions=(KEYS,),
+            config=config,
+            origin=Origin(model="m", fingerprint="f", worker="w"),
+            leases=Leases(),
+            mailbox=Mailbox(max_buffered_bytes=2**20),
+            clock=ServerClock(),
+            health=RedisHealth(get_log(), url),
+            meters=Meters(),
+            log=get_log(),
+        )
+        self.taken: list[HeldJob] = []
+        mailbox = self.common.mailbox
+        self.bell = Bell(self.connections.open(), mailbox.ring, mailbox.fail)
+        self.exchange = Exchange(self.connections, self.bell, self.common, self.watch)
+        self.exchange.connect(self.taken.extend, cache_tokens=10_000)
+
+    def start(self) -> None:
+        """With an engine that has room."""
+        self.common.mailbox.take_requests(ROOM, wait=False)
+        self.bell.start()
+        self.exchange.start()
+
+    def stop(self) -> None:
+        """In the daemon's order."""
+        self.exchange.stop()
+        self.bell.stop()
+        self.connections.stop()
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:  # redis-py types it in part
+    with valkey.client() as client:
+        yield client
+
+
+@pytest.fixture
+def running(valkey: RedisServer) -> Generator[Running]:
+    running = Running(valkey.url)
+    yield running
+    running.stop()
+
+
+class TestGivenALoopThatHangs:
+    def test_when_jobs_wait_then_none_is_pulled_until_the_step_ends(self, running: Running, client: Any) -> None:
+        running.watch.begin()
+        running.clock.now_s += 31
+        (job_id,) = submit_all(client, [Ask()])
+        running.start()
+
+        # Its first turn would pull.
+        with pytest.raises(AssertionError, match="in vain"):
+            wait_until(lambda: running.taken, "it pulls", patience_s=0.3)
+
+        running.watch.end()
+        wait_until(lambda: running.taken, "it pulls")
+        assert running.taken[0].id == job_id
