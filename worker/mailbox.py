@@ -82,9 +82,11 @@ class Mailbox:
         return bool(self._requests or self._cancelled or self._lost or self._is_interrupted or self._failure)
 
     def take_cancelled(self) -> list[str]:
-        """Request ids to abort."""
+        """Request ids to abort; not those that the loop has yet to take: an abort of them would meet nothing."""
         with self._loop_wakes:
-            cancelled, self._cancelled = self._cancelled, []
+            untaken = {request.id for request in self._requests}
+            cancelled = [one for one in self._cancelled if one not in untaken]
+            self._cancelled = [one for one in self._cancelled if one in untaken]
             return cancelled
 
     def take_lost(self) -> list[str]:

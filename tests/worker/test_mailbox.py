@@ -62,6 +62,18 @@ class TestGivenJobsOnTheirWay:
         assert [one.id for one in mailbox.take_requests(room(1), wait=False)] == ["b"]
         assert mailbox.take_lost() == ["a"]
 
+    def test_when_one_is_delivered_and_cancelled_between_two_questions_then_it_is_aborted_once_the_loop_has_it(
+        self, mailbox: Mailbox
+    ) -> None:
+        mailbox.take_requests(room(1), wait=False)
+        mailbox.deliver([request("a")])
+        mailbox.cancel(["a", "b"])
+
+        assert mailbox.take_cancelled() == ["b"]
+        assert [one.id for one in mailbox.take_requests(room(1), wait=True)] == ["a"]
+        assert mailbox.take_cancelled() == ["a"]
+        assert mailbox.take_cancelled() == []
+
     def test_when_more_is_on_its_way_than_fits_then_there_is_no_room(self, mailbox: Mailbox) -> None:
         mailbox.take_requests(room(10), wait=False)
         mailbox.expect([("a", room(30))])
