@@ -181,13 +181,14 @@ class Exchange:
 
     def _turn(self) -> None:
         self._take_what_was_said()
+        # First: there may always be something to say.
+        if self._returns_unstarted:
+            self._return_unstarted()
+        if self._waiting_for_model and self._waiting_for_model[0][0] <= monotonic_s():
+            self._return_waiting()
         legs = [*self._advances(), *self._next_pull()]
         if legs:
             self._make_trip(legs)
-        elif self._returns_unstarted:
-            self._return_unstarted()
-        elif self._waiting_for_model and self._waiting_for_model[0][0] <= monotonic_s():
-            self._return_waiting()
         else:
             self._rest()
 

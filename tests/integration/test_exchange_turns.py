@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine.request import Room
-from tests.integration.jobs import KEYS, Ask, submit_all, wait_until
+from engine.request import Room, SequenceStats, TokenDelta
+from producer.contract.states import JobState
+from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_until
 from tests.servers import RedisServer
 from worker.bell import Bell
+from worker.channel import MAX_ENTRY_TOKENS
 from worker.clock import ServerClock
 from worker.common import Common
 from worker.config import load_config
@@ -23,6 +25,7 @@ from worker.metrics import Meters
 from worker.results import Origin
 
 ROOM = Room(kv_tokens=10_000, prefill_tokens=10_000, sequences=100)
+PROMPT_TOKENS = 10
 
 
 class Clock:
@@ -49,7 +52,7 @@ class Running:
             config=config,
             origin=Origin(model="m", fingerprint="f", worker="w"),
             leases=Leases(),
-            mailbox=Mailbox(max_buffered_bytes=2**20),
+            mailbox=Mailbox(max_buffered_bytes=2**30),
             clock=ServerClock(),
             health=RedisHealth(get_log(), url),
             meters=Meters(),
@@ -101,3 +104,42 @@ class TestGivenALoopThatHangs:
         running.watch.end()
         wait_until(lambda: running.taken, "it pulls")
         assert running.taken[0].id == job_id
+
+
+class TestGivenAJobThatHasNewsForManyTurns:
+    """As one whose engine takes no longer for a step than a round trip takes."""
+
+    @pytest.fixture
+    def jobs(self, running: Running, client: Any) -> list[HeldJob]:
+        """One with much to say, and one that has not begun."""
+        running.start()
+        submit_all(client, [Ask()] * 2)
+        wait_until(lambda: len(running.taken) == 2, "both are held")
+        running.exchange.quiet()
+        return running.taken
+
+    @staticmethod
+    def _speak(running: Running, job: HeldJob) -> None:
+        token_ids = (1,) * (200 * MAX_ENTRY_TOKENS)
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        delta = TokenDelta(request_id=job.request_id, choice=0, start=0, token_ids=token_ids, text="x", stats=stats)
+        running.common.mailbox.put_deltas([delta])
+        wait_until(lambda: job.num_published, "it is heard")
+
+    def test_when_drained_then_what_has_not_begun_goes_back_at_once(
+        self, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        self._speak(running, jobs[0])
+        running.exchange.return_unstarted()
+
+        wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
+        assert jobs[0].has_news
+
+    def test_when_another_waited_for_its_model_long_enough_then_it_goes_back_at_once(
+        self, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        self._speak(running, jobs[0])
+        running.exchange.wait_for_model(jobs[1])
+
+        wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
+        assert jobs[0].has_news
