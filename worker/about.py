@@ -2,10 +2,13 @@
 
 import os
 import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
 from producer.contract.calls import QueueView, inspect
+from producer.contract.keys import QueueKeys
 from producer.contract.running import run
 from worker.clock import monotonic_s
 from worker.common import Common
@@ -19,6 +22,48 @@ QUEUE_VIEW_AGE_S = 1.0
 """A scrape asks Redis for the queue's depth at most this often."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """What waits in all partitions of a queue."""
+
+    jobs: int
+    tokens: int
+    oldest_s: float | None
+    """How long the oldest has waited; None when nothing waits."""
+
+
+class QueueDepth:
+    """Looks at a queue, but not at every scrape. Changes with each look."""
+
+    def __init__(
+        self, client: Client, partitions: Sequence[QueueKeys], *, clock: Callable[[], float] = monotonic_s
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._clock = clock
+        self._depth: Depth | None = None
+        self._looked_s = float("-inf")
+
+    def look(self) -> Depth | None:
+        """The depth, at most a second old; None while Redis is away."""
+        if self._clock() - self._looked_s > QUEUE_VIEW_AGE_S:
+            self._looked_s = self._clock()
+            try:
+                self._depth = _depth_of([run(self._client, inspect(keys)) for keys in self._partitions])
+            except (RedisError, OSError):
+                self._depth = None
+        return self._depth
+
+
+def _depth_of(views: Sequence[QueueView]) -> Depth:
+    ages_ms = [view.server_ms - view.oldest_ms for view in views if view.oldest_ms is not None]
+    return Depth(
+        jobs=sum(view.waiting_jobs for view in views),
+        tokens=sum(view.waiting_tokens for view in views),
+        oldest_s=max(ages_ms) / 1000 if ages_ms else None,
+    )
+
+
 class About:
     """What this worker says of itself: to the queue in each beat, to scrapes, to probes."""
 
@@ -27,11 +72,9 @@ class About:
         self._served = served
         self._life = life
         self._exchange = exchange
-        self._client = client
+        self._depth = QueueDepth(client, common.partitions)
         self._rates = Rates()
         self._started_ms = common.clock.ms(monotonic_s())
-        self._view: QueueView | None = None
-        self._viewed_s = float("-inf")
 
     def say(self) -> dict[str, str]:
         """Facts for `worker status`, and the rate from which starts are estimated."""
@@ -56,7 +99,7 @@ class About:
 
     def snapshot(self) -> Snapshot:
         """What a scrape shows."""
-        stats, view = self._served.engine.stats, self._queue_view()
+        stats, depth = self._served.engine.stats, self._depth.look()
         return Snapshot(
             running_requests=stats.num_running,
             waiting_requests=stats.num_waiting,
@@ -69,20 +112,10 @@ class About:
             prompt_tokens=stats.num_prompt_tokens,
             cached_tokens=stats.num_cached_tokens,
             output_tokens=stats.num_output_tokens,
-            queue_jobs=view.waiting_jobs if view else None,
-            queue_tokens=view.waiting_tokens if view else None,
-            queue_oldest_s=(view.server_ms - view.oldest_ms) / 1000 if view and view.oldest_ms is not None else None,
+            queue_jobs=depth.jobs if depth else None,
+            queue_tokens=depth.tokens if depth else None,
+            queue_oldest_s=depth.oldest_s if depth else None,
         )
-
-    def _queue_view(self) -> QueueView | None:
-        """The first partition's depth, at most a second old; None while Redis is away."""
-        if monotonic_s() - self._viewed_s > QUEUE_VIEW_AGE_S:
-            self._viewed_s = monotonic_s()
-            try:
-                self._view = run(self._client, inspect(self._common.partitions[0]))
-            except (RedisError, OSError):
-                self._view = None
-        return self._view
 
     def sick(self) -> str | None:
         """Why the process should be replaced, if it should."""

@@ -3,7 +3,7 @@
 Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
     # While another choice still runs this is not the job's end, and the queue does not look at result and state.
     # Once all have ended each end carries the result, whichever of them the queue happens to take last.
     ends = [one.end for one in (job.choices if job.has_ended else [choice]) if one.end]
-    decisive = _worst(ends)
+    decisive = worst(ends)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
@@ -104,7 +104,7 @@ def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
 _WORST_FIRST = (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.DONE)
 
 
-def _worst(ends: list[End]) -> End:
+def worst(ends: Sequence[End]) -> End:
     """The end that decides the job's: one failed choice makes a failed job."""
     return min(ends, key=lambda end: _WORST_FIRST.index(end.state))
 

@@ -31,7 +31,7 @@ from producer.contract.keys import QueueKeys
 from producer.contract.running import run_many
 from producer.contract.states import JobState
 from producer.contract.wire import End
-from worker.advance import Said, calls_of, news_of, parts_of
+from worker.advance import Said, calls_of, news_of, parts_of, worst
 from worker.bell import Bell
 from worker.clock import monotonic_s
 from worker.common import Common
@@ -364,7 +364,9 @@ class Exchange:
 
     def _report(self, job: HeldJob) -> None:
         now_ms = self._common.clock.ms(monotonic_s())
-        first_ms, end = job.measures.first_token_ms, job.choices[-1].end
+        first_ms = job.measures.first_token_ms
+        ends = [choice.end for choice in job.choices if choice.end]
+        end = worst(ends) if ends else None
         ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
         e2e_s = (now_ms - job.leased.submitted_ms) / 1000
         state = end.state if end else JobState.DONE

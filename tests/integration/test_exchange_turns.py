@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.request import Room, SequenceStats, TokenDelta
+from engine.request import Finish, FinishReason, Room, SequenceStats, TokenDelta
 from producer.contract.states import JobState
+from producer.contract.wire import JobOptions
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_until
 from tests.servers import RedisServer
 from worker.bell import Bell
@@ -143,3 +144,29 @@ class TestGivenAJobThatHasNewsForManyTurns:
 
         wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
         assert jobs[0].has_news
+
+
+class TestGivenAJobWithChoices:
+    def test_when_one_fails_before_the_last_is_done_then_a_failed_job_is_counted(
+        self, running: Running, client: Any
+    ) -> None:
+        running.start()
+        submit_all(client, [Ask(options=JobOptions(n=2))])
+        wait_until(lambda: running.taken, "it is held")
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        finishes = Finish(reason=FinishReason.ERROR, error="it broke"), Finish(reason=FinishReason.STOP)
+        running.common.mailbox.put_deltas(
+            [
+                TokenDelta(
+                    request_id=running.taken[0].request_id, choice=choice, start=0, token_ids=(), text="", stats=stats,
+                    finish=finish,
+                )
+                for choice, finish in enumerate(finishes)
+            ]
+        )  # fmt: skip
+
+        wait_until(lambda: running.exchange.is_drained, "it has ended")
+
+        wait_until(lambda: running.common.meters.jobs_by_state, "it is counted")
+        assert running.common.meters.jobs_by_state == {"failed": 1}
+        assert state_of(client, running.taken[0].id) is JobState.FAILED
