@@ -14,16 +14,19 @@ from worker.errors import ConfigError, ExitCode, WorkerError
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # click passes options by name
 
-_DEVICE_FLAGS = "device"
-_SERVERS = ("redis", "history", "log")
+_WORKER = ("redis", "history", "queue", "model", "batching", "beat", "drain", "metrics", "log")
+_HISTORY = ("history.database_url",)
+_QUEUE = ("redis.url", "queue.name", "queue.partitions")
+_NO_FLAG = frozenset({"model.device", "callbacks.secret"})
+"""--gpu and --cpu stand for the first; the second is a secret itself, and `ps` shows a command line to everyone."""
 
 
-def _options(*sections: str) -> Callable[[Command], Command]:
-    """Give a command a flag for each setting of these sections (all, if none is named), and `--config`."""
+def _options(*parts: str) -> Callable[[Command], Command]:
+    """Give a command a flag for each setting that it reads, by section or by `section.name`, and `--config`."""
 
     def decorate(command: Command) -> Command:
         for leaf in reversed(SETTINGS):
-            if (not sections or leaf.section in sections) and leaf.name != _DEVICE_FLAGS:
+            if (leaf.section in parts or leaf.key in parts) and leaf.key not in _NO_FLAG:
                 command = _option(leaf)(command)
         return click.option(
             "--config",
@@ -46,6 +49,17 @@ def _option(leaf: Setting) -> Callable[[Command], Command]:
     if leaf.is_switch:
         return click.option(f"{leaf.flag}/--no-{leaf.flag[2:]}", name, default=None, help=help_text)
     return click.option(leaf.flag, name, metavar=leaf.metavar, default=None, help=help_text)
+
+
+def _device_options(command: Command) -> Command:
+    command = click.option("--cpu", is_flag=True, help="Run on the CPU, as without --gpu.")(command)
+    return click.option("--gpu", metavar="NUMBER", type=click.IntRange(min=0), help="Run on this GPU.")(command)
+
+
+def _device_of(gpu: int | None, *, cpu: bool) -> str | None:
+    if gpu is not None and cpu:
+        raise click.UsageError("--gpu and --cpu exclude each other")
+    return f"cuda:{gpu}" if gpu is not None else "cpu" if cpu else None
 
 
 def _config_of(config_file: Path | None, given: Mapping[str, object], **own: object) -> WorkerConfig:
@@ -73,9 +87,8 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--gpu", metavar="NUMBER", type=click.IntRange(min=0), help="Run on this GPU.")
-@click.option("--cpu", is_flag=True, help="Run on the CPU, as without --gpu.")
-@_options()
+@_device_options
+@_options(*_WORKER)
 def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Drain a queue into a model until told to stop.
 
@@ -91,10 +104,7 @@ def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object)
     Example:
         worker start --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
-    if gpu is not None and cpu:
-        raise click.UsageError("--gpu and --cpu exclude each other")
-    device = f"cuda:{gpu}" if gpu is not None else "cpu" if cpu else None
-    config = _config_of(config_file, given, model__device=device)
+    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
     # Only now: help and misuse should answer at once.
     from worker.start import start as start_worker
 
@@ -102,18 +112,20 @@ def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object)
 
 
 @main.command()
-@_options()
-def doctor(config_file: Path | None, **given: object) -> NoReturn:
+@_device_options
+@_options(*_WORKER)
+def doctor(gpu: int | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Check everything that a worker depends on, and say what to do.
 
     \b
     Example:
-        worker doctor --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+        worker doctor --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
     from worker.doctor import examine
 
+    device = _device_of(gpu, cpu=cpu)
     try:
-        config = _config_of(config_file, given)
+        config = _config_of(config_file, given, model__device=device)
     except ConfigError as error:
         click.echo(str(error))
         sys.exit(ExitCode.BROKEN)
@@ -127,7 +139,7 @@ def doctor(config_file: Path | None, **given: object) -> NoReturn:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_options("redis", "queue")
+@_options(*_QUEUE, "redis.timeout_s")
 def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     """Show the living workers of a queue.
 
@@ -143,7 +155,7 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
 
 @main.command()
 @click.option("--to", "revision", metavar="REVISION", help="Revision to reach; the newest by default.")
-@_options(*_SERVERS)
+@_options(*_HISTORY)
 def migrate(revision: str | None, config_file: Path | None, **given: object) -> NoReturn:
     """Bring the history's tables to this version.
 
@@ -164,7 +176,7 @@ def migrate(revision: str | None, config_file: Path | None, **given: object) -> 
 
 @main.command()
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as when started by a worker.")
-@_options("redis", "history", "queue", "log")
+@_options(*_QUEUE, *_HISTORY, "history.keep_prompts", "log")
 def record(until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Write what happens to jobs into the history; `worker start` runs this beside itself.
 
@@ -178,9 +190,12 @@ def record(until_eof: bool, config_file: Path | None, **given: object) -> NoRetu
 
 
 @main.command()
-@_options("redis", "history", "queue", "callbacks", "log")
+@_options(*_QUEUE, *_HISTORY, "callbacks", "log")
 def callbacks(config_file: Path | None, **given: object) -> NoReturn:
     """Deliver webhooks, export batches and apply retention.
+
+    The keys that sign webhooks are read from SLUICE_CALLBACKS_SECRET or `[callbacks] secret` in the file: a flag would
+    show them to everyone on this machine.
 
     \b
     Example:

@@ -1,0 +1,55 @@
+"""The command line: each command shows the settings that it reads, and no secret is ever a flag."""
+
+import pytest
+from click.testing import CliRunner
+
+from worker.cli import main
+from worker.config import SETTINGS
+from worker.errors import ExitCode
+
+
+def flags_of(command: str) -> set[str]:
+    """Every flag of a command."""
+    return {flag for parameter in main.commands[command].params for flag in parameter.opts}
+
+
+def flags_in(*sections: str) -> set[str]:
+    """The flags of these sections' settings."""
+    return {leaf.flag for leaf in SETTINGS if leaf.section in sections}
+
+
+class TestGivenTheCommands:
+    def test_when_all_are_asked_then_every_setting_but_the_secret_has_a_flag_somewhere(self) -> None:
+        shown = {flag for command in main.commands for flag in flags_of(command)}
+
+        # --gpu and --cpu stand for the device.
+        assert {leaf.flag for leaf in SETTINGS} - shown == {"--device", "--callbacks-secret"}
+
+    @pytest.mark.parametrize("command", sorted(main.commands))
+    def test_when_the_secret_is_given_as_a_flag_then_it_is_misuse(self, command: str) -> None:
+        result = CliRunner().invoke(main, [command, "--callbacks-secret", "hunter2"])
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "hunter2" not in result.output
+
+    @pytest.mark.parametrize("command", ["start", "doctor"])
+    def test_when_a_worker_s_commands_are_asked_then_they_have_all_that_a_worker_reads_and_no_more(
+        self, command: str
+    ) -> None:
+        flags = flags_of(command)
+
+        assert flags_in("redis", "queue", "batching", "beat", "drain", "metrics", "log") <= flags
+        assert {"--gpu", "--cpu", "--model"} <= flags
+        assert flags & flags_in("callbacks") == set()
+
+    @pytest.mark.parametrize("command", ["status", "migrate", "record", "callbacks"])
+    def test_when_another_command_is_asked_then_it_has_nothing_of_the_engine(self, command: str) -> None:
+        assert flags_of(command) & (flags_in("model", "batching", "beat", "drain", "metrics") | {"--gpu"}) == set()
+
+    def test_when_callbacks_are_asked_then_they_say_where_the_secret_is_read(self) -> None:
+        assert "SLUICE_CALLBACKS_SECRET" in CliRunner().invoke(main, ["callbacks", "--help"]).output
+
+
+class TestGivenADoctorForAGpu:
+    def test_when_both_devices_are_asked_for_then_it_is_misuse(self) -> None:
+        assert CliRunner().invoke(main, ["doctor", "--gpu", "0", "--cpu"]).exit_code == ExitCode.MISUSED
