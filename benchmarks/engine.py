@@ -39,7 +39,7 @@ from engine.detokenizer import ByteDetokenizer
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.request import Request, SamplingParams
-from engine.threads import stop_spinning
+from engine.threads import limit_spinning
 
 VOCAB_SIZE = 32_000
 STATIC_BATCH = 16
@@ -262,9 +262,9 @@ def main() -> None:
     parser.add_argument("--spin", action="store_true", help="let waiting threads spin, as OpenMP does by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of torch and the kernels")
     arguments = parser.parse_args()
-    if not arguments.spin and "OMP_WAIT_POLICY" not in os.environ:
+    if not arguments.spin and "GOMP_SPINCOUNT" not in os.environ:
         # What the worker does, which must come before torch.
-        stop_spinning()
+        limit_spinning()
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]])
     torch.set_num_threads(arguments.threads)
     folder, jobs = model_folder(), make_jobs()

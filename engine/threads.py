@@ -3,17 +3,21 @@
 import os
 import sys
 
+_SPINS = "5000"
+"""A tenth to a quarter of a millisecond: longer than a joint of a quiet step, shorter than a scheduler's slice."""
 
-def stop_spinning() -> bool:
-    """Let a thread that waits for the others of its step give up its core, instead of spinning on it.
 
-    OpenMP's threads spin by default, for milliseconds at each of a step's hundred joints. Where another process (a
+def limit_spinning() -> bool:
+    """Let a thread that waits for the others of its step spin for a moment, then give up its core.
+
+    OpenMP's threads spin by default for milliseconds at each of a step's hundred joints. Where another process (a
     server, a recorder) needs the core, the thread that is waited for is then the one that does not run: on two cores
-    with five busy processes a step took 240 ms spinning and 38 ms not. Nothing is changed that the operator has set.
+    with five busy processes a step took 240 ms spinning and 38 ms not. Not to spin at all costs a quiet machine a
+    quarter of its speed (docs/performance.md). Nothing is changed that the operator has set.
 
     Returns:
         Whether it can take effect: torch, which reads it once, is not imported yet.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ["GOMP_SPINCOUNT"] = _SPINS
     return "torch" not in sys.modules

@@ -17,7 +17,7 @@ from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Request, SamplingParams
-from engine.threads import stop_spinning
+from engine.threads import limit_spinning
 from worker.chat import ChatTemplate, compile_template
 from worker.config import ModelConfig, WorkerConfig
 from worker.errors import ConfigError
@@ -164,7 +164,7 @@ def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfi
 
 def _load_folder(config: WorkerConfig, folder: Path) -> Served:
     # Before torch, which reads once how its threads shall wait.
-    stop_spinning()
+    limit_spinning()
     # Torch takes seconds to import, and the null model does without.
     from engine.model_runner import ModelOptions, load_model_runner
     from engine.tokenizer import load_tokenizer

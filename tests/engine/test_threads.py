@@ -1,14 +1,14 @@
-"""Threads that wait without spinning: said in time, and not against the operator's word."""
+"""Threads that spin only for a moment: said in time, and not against the operator's word."""
 
 import subprocess
 import sys
 
 CODE = """
 import os
-from engine.threads import stop_spinning
-in_time = stop_spinning()
+from engine.threads import limit_spinning
+in_time = limit_spinning()
 import torch
-print(in_time, stop_spinning(), os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
+print(in_time, limit_spinning(), os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
@@ -17,8 +17,8 @@ def say(**environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_waiting_becomes_passive_if_it_is_said_before_torch() -> None:
-    assert say() == "True False passive None"
+def test_spinning_is_limited_if_it_is_said_before_torch() -> None:
+    assert say() == "True False None 5000"
 
 
 def test_what_the_operator_set_stays() -> None:
