@@ -7,7 +7,7 @@ are compared with what is there, pulls are numbered.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -194,8 +194,11 @@ class Exchange:
 
     def _make_trip(self, legs: list[Leg]) -> bool:
         """One round trip; False if Redis did not answer it all."""
+        beat_every_s, sent_s = self._common.config.beat.every_s, monotonic_s()
         try:
             replies = run_many(self._client, [leg.call for leg in legs])
+            if monotonic_s() - sent_s > beat_every_s:
+                self._common.health.stalled()
             for leg, reply in zip(legs, replies, strict=True):
                 if isinstance(reply, BaseException):
                     raise reply
@@ -393,17 +396,20 @@ class Exchange:
     def _next_pull(self) -> Iterable[Leg]:
         if not self._may_pull or self._closing.is_set():
             return
-        now_s = monotonic_s()
+        now_s, beat = monotonic_s(), self._common.config.beat
+        # Whoever was cut off with us, or stood still with us, could not beat either: for one life nobody is dead.
+        undisturbed_s = now_s - max(self._uplink.since_s, self._common.health.stalled_s)
         asked = self._pulls.next(
             self._mailbox.room(),
             now_s=now_s,
             cache_tokens=self._cache_tokens,
             is_empty=self.is_drained,
-            may_reclaim=now_s - self._uplink.since_s > self._common.config.beat.life_s,
+            may_reclaim=undisturbed_s > beat.life_s,
             holds_oversized=self._holds_oversized(),
         )
         if asked is not None:
             keys, request = asked
+            request = replace(request, reclaim_until_ms=self._common.clock.ms(now_s + beat.every_s))
             yield Leg(pull(keys, request), _reader(self._hear_pull, keys))
 
     def _holds_oversized(self) -> bool:

@@ -39,6 +39,8 @@ class RedisHealth:
         self._failing: dict[str, float] = {}
         self._down_since_s: float | None = None
         self.num_outages = 0
+        self.stalled_s = float("-inf")
+        """When an answer last came so late that beats of other workers may have come too late as well."""
 
     @property
     def is_well(self) -> bool:
@@ -53,6 +55,10 @@ class RedisHealth:
                 self.num_outages += 1
                 self._log.warning("redis unreachable", url=self._url, error=f"{type(error).__name__}: {error}")
             self._failing[who] = monotonic_s()
+
+    def stalled(self) -> None:
+        """An answer took longer than the time between two beats."""
+        self.stalled_s = monotonic_s()
 
     def answered(self, who: str) -> None:
         """Thread `who` got an answer."""

@@ -164,6 +164,8 @@ class Life:
         sent_s = monotonic_s()
         replies = run_many(self._client, calls)
         received_s = monotonic_s()
+        if received_s - sent_s > self._config.every_s:
+            self._health.stalled()
         for held, reply in zip(lists, replies, strict=True):
             if isinstance(reply, BaseException):
                 raise reply

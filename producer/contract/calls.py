@@ -205,7 +205,11 @@ class PullRequest:
     """It already holds one job that waits for room."""
 
     may_reclaim: bool = True
-    """False within one life of the worker's own (re)connection."""
+    """False within one life of the worker's own (re)connection, or of a Redis that stood still."""
+
+    reclaim_until_ms: int | None = None
+    """By the queue's clock: a pull that is served later reclaims nothing. It has waited for a Redis that stood still,
+    and the beats of those who seem dead may lie behind it."""
 
     reserve_tokens: int = 256
     """Most output tokens counted in a job's cost at admission."""
@@ -282,6 +286,7 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
         int(request.holds_oversized),
         int(request.may_reclaim),
         request.reserve_tokens,
+        "" if request.reclaim_until_ms is None else request.reclaim_until_ms,
     )
     return Call("pull", keys.fixed(), args, _read_pull)
 

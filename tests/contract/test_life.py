@@ -134,6 +134,24 @@ class TestGivenADeadWorker:
         assert queue.worker("B").pull(may_reclaim=False).jobs == ()
         assert queue.worker("B").pull(number=2).jobs != ()
 
+    def test_when_the_others_pull_was_sent_before_redis_stood_still_then_it_does_not_reclaim(
+        self, queue: Queue
+    ) -> None:
+        """The stall outlasted a life: the pull is served first, and the beats of the healthy lie behind it."""
+        job_id = queue.add("a")
+        healthy, worker = queue.worker("A"), queue.worker("B")
+        healthy.take()
+        until_ms = queue.now_ms + 1000
+        queue.pass_time(LIFE_MS + 1)
+
+        assert worker.pull(reclaim_until_ms=until_ms).jobs == ()
+        assert healthy.beat(job_id).lost == ()
+
+        queue.pass_time(LIFE_MS + 1)
+        worker.beat()
+        assert worker.take(reclaim_until_ms=queue.now_ms + 1000).id == job_id
+        check(queue)
+
     def test_when_the_queue_is_paused_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()

@@ -8,11 +8,12 @@ import pytest
 from engine.request import Finish, FinishReason, Room, SequenceStats, TokenDelta
 from producer.contract.states import JobState
 from producer.contract.wire import JobOptions
+from tests.contract.driving import Queue
 from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_until
 from tests.servers import RedisServer
 from worker.bell import Bell
 from worker.channel import MAX_ENTRY_TOKENS
-from worker.clock import ServerClock
+from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
 from worker.config import load_config
 from worker.connections import Connections
@@ -43,7 +44,9 @@ class Running:
     """An exchange and all it needs; jobs that were pulled lie in `taken`. Changes with the test."""
 
     def __init__(self, url: str) -> None:
-        config = load_config({}, flags={"redis.url": url, "queue.model_wait_s": 0.01})
+        config = load_config(
+            {}, flags={"redis.url": url, "queue.model_wait_s": 0.01, "beat.every_s": 0.1, "beat.life_s": 0.4}
+        )
         self.clock = Clock()
         self.watch = StepWatch(30.0, self.clock)
         self.connections = Connections(url, timeout_s=config.redis.timeout_s)
@@ -170,3 +173,28 @@ class TestGivenAJobWithChoices:
         wait_until(lambda: running.common.meters.jobs_by_state, "it is counted")
         assert running.common.meters.jobs_by_state == {"failed": 1}
         assert state_of(client, running.taken[0].id) is JobState.FAILED
+
+
+class TestGivenARedisThatStandsStill:
+    def test_when_it_stood_for_longer_than_a_beat_then_nothing_is_reclaimed_for_a_life(
+        self, running: Running, client: Any
+    ) -> None:
+        """Whoever seems dead then may have had no chance to beat."""
+        queue = Queue(client, KEYS)
+        queue.configure(test_clock_offset_ms=3_600_000)
+        sent_s = monotonic_s()
+        running.common.clock.read(queue.look().server_ms, sent_s=sent_s, received_s=monotonic_s())
+        running.start()
+        wait_until(lambda: monotonic_s() - running.connections.uplink.since_s > 0.4, "it may reclaim")
+        running.exchange.quiet()
+        other = queue.worker("other")
+        other.beat(life_ms=250)
+        queue.add("a")
+        other.take()
+
+        stood_s = monotonic_s() + 0.3
+        client.execute_command("CLIENT", "PAUSE", 300, "ALL")
+        running.exchange.resume()
+
+        wait_until(lambda: running.taken, "it reclaims")
+        assert monotonic_s() - stood_s > 0.4

@@ -3,7 +3,7 @@
 local request = {
   incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
   sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
-  may_reclaim = ARGV[9] == '1', reserve = tonumber(ARGV[10]),
+  may_reclaim = ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW), reserve = tonumber(ARGV[10]),
 }
 local ME, MINE = request.incarnation, worker_key(request.incarnation)
 

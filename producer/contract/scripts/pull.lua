@@ -4,7 +4,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
---   reclaim, reserve tokens (truths as 0 and 1).
+--   reclaim, reserve tokens, until when it may reclaim or '' (truths as 0 and 1).
 -- Reply: {number, {job …}, last id of the bell, has more, is paused, drain, now, next timer or false}; a job is an
 -- array in
 --   the order of `told`.
