@@ -169,6 +169,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
     from engine.model_runner import ModelOptions, load_model_runner
     from engine.tokenizer import load_tokenizer
 
+    _check_device(config.model.device)
     tokenizer = load_tokenizer(folder)
     model, batching = config.model, engine_config(config)
     executor = load_model_runner(
@@ -199,6 +200,19 @@ def _warm_up(served: Served) -> None:
     served.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
     while not served.engine.is_idle:
         served.engine.step()
+
+
+def _check_device(device: str) -> None:
+    """Raise ConfigError where there is no such GPU: torch would say so in a traceback, and a supervisor try again."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= count:
+        build = "" if torch.version.cuda else "; this torch is built without CUDA"
+        raise ConfigError(
+            [f"SLUICE_DEVICE: there is no GPU {index or 0} ({count} found{build}): give another, or --cpu"]
+        )
 
 
 def _num_threads(folder: Path) -> int | None:

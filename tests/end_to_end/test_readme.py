@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import torch
 
 from producer import embedded
 from producer.client import Producer
@@ -259,3 +260,13 @@ class TestGivenTheReadme:
         missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
 
         assert missing == []
+
+
+class TestGivenNoGpu:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+    def test_when_a_gpu_is_asked_for_then_a_sentence_says_so_and_nobody_restarts_it(self, place: Place) -> None:
+        done = place.run("worker start --gpu 0")
+
+        assert done.returncode == 2
+        assert "there is no GPU 0" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
