@@ -3,12 +3,12 @@
 Pure: no I/O, no clock.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from producer.contract.calls import EndCall, Progress
-from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL
+from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from producer.contract.states import JobState
 from producer.contract.wire import End, encode_entry, encode_record
 from worker.channel import ChoiceOutput
@@ -88,23 +88,32 @@ def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
     # While another choice still runs this is not the job's end, and the queue does not look at result and state.
     # Once all have ended each end carries the result, whichever of them the queue happens to take last.
     ends = [one.end for one in (job.choices if job.has_ended else [choice]) if one.end]
-    decisive = worst(ends)
+    decisive, own_end = _worst(ends), choice.end_entry()
+    result = result_of(origin, job.measures, job.choices) if job.has_ended else None
+    if job.has_ended and result is None and decisive.state is JobState.DONE:
+        decisive = _too_large(decisive)
+        own_end = replace(own_end, end=decisive)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
         error=decisive.error,
         error_code=decisive.error_code,
-        result=result_of(origin, job.measures, job.choices) if job.has_ended else None,
+        result=result,
         record=encode_record(record_of(origin, job.measures, job.choices)),
         output_tokens=sum(len(one.token_ids) for one in job.choices),
-        entry=encode_entry(choice.end_entry()),
+        entry=encode_entry(own_end),
     )
+
+
+def _too_large(end: End) -> End:
+    message = f"its result is larger than the {MAX_RESULT_BYTES} bytes that are kept: ask for fewer tokens or choices"
+    return End(state=JobState.FAILED, error=message, error_code="result_too_large", usage=end.usage)
 
 
 _WORST_FIRST = (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED, JobState.DONE)
 
 
-def worst(ends: Sequence[End]) -> End:
+def _worst(ends: list[End]) -> End:
     """The end that decides the job's: one failed choice makes a failed job."""
     return min(ends, key=lambda end: _WORST_FIRST.index(end.state))
 

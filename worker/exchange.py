@@ -18,6 +18,7 @@ from producer.contract.calls import (
     Already,
     Broken,
     Call,
+    EndCall,
     LeasedJob,
     Ok,
     PullReply,
@@ -31,7 +32,7 @@ from producer.contract.keys import QueueKeys
 from producer.contract.running import run_many
 from producer.contract.states import JobState
 from producer.contract.wire import End
-from worker.advance import Said, calls_of, news_of, parts_of, worst
+from worker.advance import Said, calls_of, news_of, parts_of
 from worker.bell import Bell
 from worker.clock import monotonic_s
 from worker.common import Common
@@ -339,7 +340,7 @@ class Exchange:
         choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None)
         job.is_announced = job.is_announced or said.announces
         if job.is_finished:
-            self._finish(job)
+            self._finish(job, progress.end)
         elif not job.has_news:
             self._news.pop(job.request_id, None)
 
@@ -356,20 +357,18 @@ class Exchange:
         self._news.pop(job.request_id, None)
         self.drop(job, why)
 
-    def _finish(self, job: HeldJob) -> None:
+    def _finish(self, job: HeldJob, end: EndCall | None) -> None:
         """The queue has acknowledged every end: the job is nobody's."""
         self._news.pop(job.request_id, None)
         if self._leases.remove(job):
             self._mailbox.forget([job.request_id])
-            self._report(job)
+            self._report(job, end)
         if self.is_quiet and self.is_drained:
             self._mailbox.interrupt()
 
-    def _report(self, job: HeldJob) -> None:
+    def _report(self, job: HeldJob, end: EndCall | None) -> None:
         now_ms = self._common.clock.ms(monotonic_s())
         first_ms = job.measures.first_token_ms
-        ends = [choice.end for choice in job.choices if choice.end]
-        end = worst(ends) if ends else None
         ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
         e2e_s = (now_ms - job.leased.submitted_ms) / 1000
         state = end.state if end else JobState.DONE
@@ -380,7 +379,7 @@ class Exchange:
             job_id=job.id,
             attempt=job.leased.attempt,
             state=state.value,
-            finish_reason=end.finish_reason if end else None,
+            finish_reason=end.reason if end else None,
             output_tokens=sum(len(choice.token_ids) for choice in job.choices),
             ttft_s=ttft_s,
             e2e_s=e2e_s,

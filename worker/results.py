@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from producer.contract.limits import MAX_RESULT_BYTES
-from producer.contract.wire import ChoiceResult, JobRecord, JobResult, Usage, encode_result
+from producer.contract.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
 from worker.channel import ChoiceOutput
 
 
@@ -38,17 +37,22 @@ def usage_of(measures: JobMeasures, choices: list[ChoiceOutput]) -> Usage:
     )
 
 
-def result_of(origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput]) -> bytes:
-    """The encoded result of an ended job; without log-probabilities where they would exceed the bound."""
+def result_of(origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput]) -> bytes | None:
+    """The encoded result of an ended job; without log-probabilities where they would exceed the bound.
+
+    None: it is too large even so.
+    """
     usage = usage_of(measures, choices)
-    encoded = encode_result(JobResult(choices=tuple(map(_choice_result, choices)), usage=usage, model=origin.model))
-    if len(encoded) <= MAX_RESULT_BYTES:
-        return encoded
-    plain = tuple(_choice_result(choice, with_logprobs=False) for choice in choices)
-    return encode_result(JobResult(choices=plain, usage=usage, model=origin.model))
+    for with_logprobs in (True, False):
+        kept = tuple(_choice_result(choice, with_logprobs=with_logprobs) for choice in choices)
+        try:
+            return encode_result(JobResult(choices=kept, usage=usage, model=origin.model))
+        except WireError:
+            continue
+    return None
 
 
-def _choice_result(choice: ChoiceOutput, *, with_logprobs: bool = True) -> ChoiceResult:
+def _choice_result(choice: ChoiceOutput, *, with_logprobs: bool) -> ChoiceResult:
     return ChoiceResult(
         text=choice.text,
         token_ids=tuple(choice.token_ids),

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from engine.request import Finish, FinishReason, Room, SequenceStats, TokenDelta
+from producer.contract import limits
 from producer.contract.states import JobState
 from producer.contract.wire import JobOptions
 from tests.contract.driving import Queue
-from tests.integration.jobs import KEYS, Ask, state_of, submit_all, wait_until
+from tests.integration.jobs import KEYS, Ask, read_channel, state_of, submit_all, wait_until
 from tests.servers import RedisServer
 from worker.bell import Bell
 from worker.channel import MAX_ENTRY_TOKENS
@@ -173,6 +174,33 @@ class TestGivenAJobWithChoices:
         wait_until(lambda: running.common.meters.jobs_by_state, "it is counted")
         assert running.common.meters.jobs_by_state == {"failed": 1}
         assert state_of(client, running.taken[0].id) is JobState.FAILED
+
+    def test_when_its_result_is_larger_than_can_be_kept_then_it_fails_and_says_so(
+        self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 500)
+        running.start()
+        submit_all(client, [Ask()])
+        wait_until(lambda: running.taken, "it is held")
+        job, stats = running.taken[0], SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        running.common.mailbox.put_deltas(
+            [
+                TokenDelta(
+                    request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x" * 1000, stats=stats,
+                    finish=Finish(reason=FinishReason.STOP),
+                )
+            ]
+        )  # fmt: skip
+
+        wait_until(lambda: running.common.meters.jobs_by_state, "it is counted")
+
+        assert running.common.meters.jobs_by_state == {"failed": 1}
+        view = Queue(client, KEYS).view(job.id)
+        assert (view.state, view.error_code, view.has_result) == (JobState.FAILED, "result_too_large", False)
+        assert view.error is not None
+        end = read_channel(client, job.id)[-1].end
+        assert end is not None
+        assert (end.state, end.error) == (view.state, view.error)
 
 
 class TestGivenARedisThatStandsStill:

@@ -1,16 +1,18 @@
 """Results and records: what is kept of a job when it ends."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producer.contract import limits
 from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
 from producer.contract.states import JobState
-from producer.contract.wire import End, JobId, JobSpec, decode_entry, decode_record, decode_result
+from producer.contract.wire import End, JobId, JobSpec, TokenLogprobs, decode_entry, decode_record, decode_result
 from worker.advance import calls_of, news_of
 from worker.channel import ChoiceOutput
 from worker.leases import HeldJob
-from worker.results import Origin, percentile
+from worker.results import JobMeasures, Origin, percentile, result_of
 
 ORIGIN = Origin(model="m", fingerprint="f", worker="w")
 
@@ -60,6 +62,31 @@ class TestGivenAJobWithChoices:
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
         own = [decode_entry(end.entry).end for end in ends if end.entry]
         assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
+
+
+class TestGivenAResultAtItsBound:
+    def test_when_log_probabilities_exceed_it_then_they_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 500)
+        made = choice(10, ends=JobState.DONE)
+        made.logprobs = [TokenLogprobs(chosen=-1.0, top=((1, -1.0),) * 10)] * 10
+
+        encoded = result_of(ORIGIN, JobMeasures(prompt_tokens=1), [made])
+
+        assert encoded is not None
+        kept = decode_result(encoded).choices[0]
+        assert (kept.text, kept.logprobs) == ("x" * 10, None)
+
+    @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED])
+    def test_when_the_text_of_a_job_that_is_not_done_exceeds_it_then_its_end_stands(
+        self, monkeypatch: pytest.MonkeyPatch, state: JobState
+    ) -> None:
+        monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 5)
+
+        (said,) = news_of(job_of(choice(10, ends=state)), ORIGIN)
+
+        assert said.progress.end is not None
+        assert (said.progress.end.state, said.progress.end.result) == (state, None)
+        assert said.large_result is None
 
 
 class TestGivenMoreNewsThanACallTakes:
