@@ -17,7 +17,7 @@ from tools.small_model.example import Kind, draw_from, is_held_out
 
 FOLDER = Path(__file__).parents[2] / "worker" / "small_model"
 
-CORPUS_DIGEST = "eb7a7e387a02fc82d894f51092f49bca1791581d10616f5406b80895b7e5c471"
+CORPUS_DIGEST = "7f613e43d3bcd2fae834cf8beecfd9087d7b559e8e8fda6c1fd4ea8146720c1e"
 """Of the first 200 trained examples of each kind under seed 2. A change of the corpus changes it: train anew then."""
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tools.small_model import stories
 from tools.small_model.documents import DocumentMaker, lay_out
 from tools.small_model.example import Example, Kind
-from tools.small_model.measure import Speaker, held_out
+from tools.small_model.measure import Speaker, generated, held_out
 from tools.small_model.model import Decoder, Shape, load_weights
 from tools.small_model.train import Trainer
 
@@ -23,12 +23,12 @@ FOLDER = Path(__file__).parents[2] / "worker" / "small_model"
 MAX_BYTES = 8_000_000
 
 FLOORS: dict[Kind, float] = {
-    Kind.ARITHMETIC: 0.94,
-    Kind.STORY: 0.4,
-    Kind.FACT: 0.92,
-    Kind.LIST: 0.5,
-    Kind.JSON: 0.85,
-    Kind.TALK: 0.85,
+    Kind.ARITHMETIC: 0.95,
+    Kind.STORY: 0.40,
+    Kind.FACT: 0.93,
+    Kind.LIST: 0.60,
+    Kind.JSON: 0.87,
+    Kind.TALK: 0.88,
 }
 """Share of held-out questions answered rightly, a little under what was measured (tools/small_model/README.md)."""
 
@@ -133,13 +133,21 @@ class TestGivenHeldOutQuestions:
         assert share >= FLOORS[kind] - 0.08
 
     @pytest.mark.long
+    @pytest.mark.timeout(900)
     @pytest.mark.parametrize("kind", Kind)
     def test_when_hundreds_are_asked_then_the_floor_holds(self, speaker: Speaker, kind: Kind) -> None:
-        examples = sorted(held_out(kind, 60 if kind is Kind.STORY else 400, seed=2), key=lambda each: len(each.answer))
+        count = 60 if kind is Kind.STORY else 400
 
-        shares = [share_right(speaker, examples[at : at + 20], max_tokens=1600) for at in range(0, len(examples), 20)]
+        num_right = sum(is_right for _, _, is_right in generated(speaker, kind, count=count))
 
-        assert sum(shares) / len(shares) >= FLOORS[kind]
+        assert num_right >= FLOORS[kind] * count
+
+    def test_when_json_is_asked_for_then_all_answers_parse(self, speaker: Speaker) -> None:
+        examples = held_out(Kind.JSON, 48, seed=1)
+
+        answers = speaker.answers(examples, max_tokens=120)
+
+        assert all(isinstance(json.loads(text), dict | list) for text, _ in answers)
 
 
 class TestGivenOneQuestionOfEachKind:
@@ -149,6 +157,7 @@ class TestGivenOneQuestionOfEachKind:
         ("prompt", "answer"),
         [
             ("What is 12 + 30?", "12 + 30 = 42."),
+            ("What is 47 + 36?", "47 + 36 = 70 + 13 = 83."),
             ("What is the capital of France?", "The capital of France is Paris."),
             ("Count from 3 to 12.", "3, 4, 5, 6, 7, 8, 9, 10, 11, 12."),
             ("Name five fruits.", "1. apple\n2. pear\n3. plum\n4. cherry\n5. grape"),
@@ -169,6 +178,19 @@ class TestGivenOneQuestionOfEachKind:
 @pytest.mark.slow
 class TestGivenALongJob:
     """Jobs of a thousand tokens and more, for showing that a killed worker loses nothing."""
+
+    def test_when_it_counts_to_a_hundred_then_every_number_is_there(self, speaker: Speaker) -> None:
+        [(text, has_ended)] = speaker.answers([asked("Count from 1 to 100.")], max_tokens=400)
+
+        assert has_ended
+        assert text == ", ".join(map(str, range(1, 101))) + "."
+
+    def test_when_it_counts_to_a_thousand_then_it_is_right_for_as_long_as_a_demonstration_lasts(
+        self, speaker: Speaker
+    ) -> None:
+        [(text, _)] = speaker.answers([asked("Count from 1 to 1000.")], max_tokens=600)
+
+        assert text.startswith(", ".join(map(str, range(1, 160))))
 
     def test_when_it_tells_ten_chapters_then_all_are_there(self, speaker: Speaker) -> None:
         [(text, has_ended)] = speaker.answers([asked("Tell a long story about a fox.")], max_tokens=1000)

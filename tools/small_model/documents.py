@@ -20,12 +20,12 @@ from tools.small_model.example import Example, Kind, is_held_out
 from tools.small_model.tokenizer import ASSISTANT, BOS, END, MAX_LENGTH, SYSTEM, USER
 
 SHARES: dict[Kind, float] = {
-    Kind.ARITHMETIC: 0.12,
-    Kind.STORY: 0.17,
-    Kind.FACT: 0.09,
-    Kind.LIST: 0.38,
-    Kind.JSON: 0.15,
-    Kind.TALK: 0.09,
+    Kind.ARITHMETIC: 0.21,
+    Kind.STORY: 0.10,
+    Kind.FACT: 0.10,
+    Kind.LIST: 0.28,
+    Kind.JSON: 0.17,
+    Kind.TALK: 0.14,
 }
 """Share of the training tokens, prompts included."""
 
@@ -116,7 +116,7 @@ def without_middle(rng: random.Random, document: Document, *, prompt_len: int) -
     tail = rng.randint(24, _LONGEST_TAIL)
     head = min(prompt_len + rng.randint(0, 12), len(document))
     last_start = len(document) - tail
-    start = max(head, last_start if rng.random() < 0.55 else rng.randint(head, max(head, last_start)))
+    start = max(head, last_start if rng.random() < 0.7 else rng.randint(head, max(head, last_start)))
     num_unknown = 8 if start > head else 0
     kept = [*range(head), *range(start, min(start + tail, len(document)))]
     return Document(
@@ -144,7 +144,7 @@ class DocumentStream:
                 yield document
 
     def _draw(self, kind: Kind) -> Document:
-        if kind is Kind.LIST and self._rng.random() < 0.35:
+        if kind is Kind.LIST and self._rng.random() < 0.3:
             return self._draw_long_count()
         if kind is Kind.ARITHMETIC and self._rng.random() < 0.3:
             return self._maker.worksheet([self._line() for _ in range(_WORKSHEET_LINES)])

@@ -87,7 +87,7 @@ TASKS: Tasks = {
     "pet": (1, _pet),
     "people": (3, _people),
     "point": (0.5, _point),
-    "numbers": (1, _numbers),
+    "numbers": (2, _numbers),
     "words": (3, _words),
     "product": (0.7, _product),
 }

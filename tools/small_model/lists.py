@@ -48,7 +48,7 @@ def count(rng: random.Random, most: int = LARGEST_COUNT) -> Example:
 
 
 def _count_some(rng: random.Random) -> Example:
-    return count(rng, most=40)
+    return count(rng, most=60)
 
 
 def _count_down(rng: random.Random) -> Example:
@@ -113,12 +113,12 @@ def _spell(rng: random.Random) -> Example:
 
 
 TASKS: Tasks = {
-    "count": (5, _count_some),
-    "count down": (1, _count_down),
-    "count by": (2, _count_by),
-    "name some": (5, _name_some),
-    "alphabet": (4, _alphabet),
+    "count": (4, _count_some),
+    "count down": (1.5, _count_down),
+    "count by": (1.5, _count_by),
+    "name some": (3, _name_some),
+    "alphabet": (2, _alphabet),
     "ordered": (0.5, _ordered),
-    "table": (0.4, _table),
-    "spell": (1, _spell),
+    "table": (0.7, _table),
+    "spell": (2.5, _spell),
 }
