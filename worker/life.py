@@ -223,7 +223,7 @@ def hand_back(
     """
     bites = [jobs[at : at + MAX_BITE] for at in range(0, len(jobs), MAX_BITE)] or ([[]] if farewell else [])
     for number, bite in enumerate(bites, start=1):
-        returned = [Returned(job_id=job.id, epoch=job.leased.epoch, published_tokens=job.num_published) for job in bite]
+        returned = [Returned(job_id=job.id, epoch=job.leased.epoch) for job in bite]
         run(client, give_back(keys, incarnation, returned, farewell=farewell and number == len(bites)))
         for job in bite:
             leases.remove(job)

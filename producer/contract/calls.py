@@ -354,7 +354,7 @@ class EndCall:
     """Of all choices, to correct the tenant's virtual tokens."""
 
     retry_in_ms: int | None = None
-    """Failed but retryable: return to the stream after this long instead of ending."""
+    """Failed but retryable: return to the stream after this long instead of ending. No worker asks for it today."""
 
     entry: bytes | None = None
     """Encoded ChannelEntry of the end itself: no tokens, `start` = offset after the last one, the text that only the
@@ -555,8 +555,6 @@ class Returned:
 
     job_id: JobId
     epoch: int
-    published_tokens: int
-    """All choices; part of the cost it comes back with."""
 
 
 def give_back(keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, farewell: bool) -> Call[list[bool]]:

@@ -130,7 +130,7 @@ class Worker:
 
     def give_back(self, *jobs: LeasedJob, farewell: bool = False) -> list[bool]:
         """Give jobs back."""
-        returned = [calls.Returned(job_id=job.id, epoch=job.epoch, published_tokens=0) for job in jobs]
+        returned = [calls.Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
         return self.queue.run(calls.give_back(self.queue.keys, self.name, returned, farewell=farewell))
 
 

@@ -341,7 +341,10 @@ class TestGivenARetryableFailure:
         worker.advance(ending(job, 0, 1, state=JobState.FAILED, retry_in_ms=0))
 
         view = queue.view(job_id)
-        assert (view.state, view.error) == (JobState.CANCELLED, "enough")
+        assert (view.state, view.error, view.error_code) == (JobState.CANCELLED, "enough", "cancelled")
+        end = queue.channel(job_id)[-1][1].end
+        assert end is not None
+        assert (end.state, end.error, end.error_code) == (JobState.CANCELLED, "enough", "cancelled")
         check(queue)
 
     def test_when_it_has_failed_too_often_then_it_fails(self, queue: Queue) -> None:

@@ -138,5 +138,5 @@ class HandWorker:
 
     def farewell(self, jobs: Sequence[LeasedJob]) -> None:
         """Give jobs back and go."""
-        returned = [Returned(job_id=job.id, epoch=job.epoch, published_tokens=0) for job in jobs]
+        returned = [Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
         run(self.client, give_back(self.keys, self.incarnation, returned, farewell=True))

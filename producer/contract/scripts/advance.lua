@@ -72,9 +72,10 @@ end
 -- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
 local function is_retried(job, lease, how)
   if not how.retry_in then return false end
-  -- It was asked to end: that is what it does instead.
+  -- It was asked to end: that is what it does instead, and what its channel says, not that it failed.
   if lease[FLAG] ~= '' then
-    how.state = lease[FLAG]
+    local said = SAID[lease[FLAG]]
+    how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
     return false
   end
   return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
@@ -90,7 +91,7 @@ local function end_choice(job, lease, choice, how)
     retry(job, lease, how)
     return forget_lease(job.id)
   end
-  write_end(job, lease, choice, how.state, how.entry)
+  if how.entry then write_end(job, lease, choice, how.state, how.entry) end
   if how.retry_in or all_ended(lease) then
     end_job(job, lease, how)
     return forget_lease(job.id)
