@@ -34,9 +34,9 @@ KILL_AFTER_TOKENS = 150
 """Kill the worker once every long job has this much on its channel."""
 
 LONG_JOBS = {
-    "count": "Count from 1 to 400.",
-    "story": "Tell a very long story about a fox.",
-    "alphabet": "Count from 500 to 900.",
+    "count": "Count from 1 to 1000.",
+    "fox": "Tell a long story about a fox.",
+    "owl": "Tell a long story about an owl.",
 }
 SHORT_PROMPTS = [f"What is {a} + {b}?" for a in range(11, 15) for b in range(21, 26)]
 
@@ -118,7 +118,7 @@ def run_long_jobs() -> None:
 
     with Producer() as producer:
         jobs = {
-            str(producer.submit(messages=[{"role": "user", "content": prompt}], max_tokens=2500, temperature=0)): name
+            str(producer.submit(messages=[{"role": "user", "content": prompt}], max_tokens=1500, temperature=0)): name
             for name, prompt in LONG_JOBS.items()
         }
         say(f"{len(jobs)} long jobs are on the queue")
