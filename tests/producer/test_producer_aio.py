@@ -86,6 +86,7 @@ class TestGivenManyReaders:
     async def test_when_two_hundred_jobs_are_streamed_at_once_then_few_connections_carry_them(
         self, aproducer: AsyncProducer, worker: HandWorker, redis_client: Any
     ) -> None:
+        before = len(redis_client.client_list(_type="normal"))
         ids = [(await aproducer.submit(f"prompt {i}")).id for i in range(200)]
         leased = worker.pull(1000)
         while len(leased) < 200:
@@ -96,7 +97,7 @@ class TestGivenManyReaders:
             worker.generate(job)
 
         found = await asyncio.gather(*readers)
-        connections = len(redis_client.client_list(_type="normal"))
+        connections = len(redis_client.client_list(_type="normal")) - before
 
         assert [[token for event in events for token in event.token_ids] for events in found] == [[100, 101, 102]] * 200
         # One that reads for all, and those that asked for states as the readers began.

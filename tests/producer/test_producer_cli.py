@@ -387,6 +387,11 @@ class TestGivenAMisuse:
         assert "130  interrupted" in helps[""].out
 
 
+def _hear_ctrl_c() -> None:
+    """A suite that runs in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class TestGivenAProcessOfItsOwn:
     @pytest.fixture
     def environ(self, valkey: RedisServer, tmp_path: Path) -> dict[str, str]:
@@ -397,7 +402,9 @@ class TestGivenAProcessOfItsOwn:
         self, environ: dict[str, str], producer: Producer, worker: HandWorker
     ) -> None:
         command = [sys.executable, "-c", "from producer.cli import main; main()", "ask", "hello"]
-        with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+        with subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_hear_ctrl_c
+        ) as asking:
             leased = worker.pull()
             while not leased:
                 leased = worker.pull()
