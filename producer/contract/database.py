@@ -10,6 +10,7 @@ HistoryError
 
 import json
 import sqlite3
+import time
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -20,6 +21,8 @@ from producer.contract.tables import SCHEMA_REVISION
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a connection to SQLite waits for another writer."""
+
+SWITCH_POLL_S = 0.005
 
 # JSON as small as it gets; refuses what JSON has no word for (NaN). One encoder: making one costs more than it does.
 _compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -124,7 +127,7 @@ def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         # The driver would begin transactions by itself, only before a change and without the write lock.
         connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_writer else 'NORMAL'}")
 
     def begin(connection: Connection) -> None:
@@ -133,3 +136,17 @@ def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
     listen(engine, "connect", configure)
     listen(engine, "begin", begin)
     return engine
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead logging; SQLite does not wait by itself where another connection switches just now."""
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(SWITCH_POLL_S)
+        else:
+            return
