@@ -1,10 +1,10 @@
 """What the service adds to the engine: throughput beside the bare engine, waking up, time to the first token, starting.
 
-    python -m benchmarks.service [--rounds 3]
+    python -m benchmarks.service [--rounds 7]
 
-The same 48 requests as `benchmarks.engine` (random 125 M Llama shape, bf16), once by the bare engine in a process of
-its own, once through the whole service (embedded server with its append-only file, worker process, recorder into
-SQLite, tokens on channels), in turns; medians and their ratio. Waking up is measured with the null model: an idle
+The same 48 requests as `benchmarks.engine` (random 125 M Llama shape, bf16), by the bare engine in a process of its own
+and through the whole service (embedded server with its append-only file, worker process, recorder into SQLite, tokens
+on channels), in turns, each while the other is idle; every pair and the median of their ratios. Waking up is measured with the null model: an idle
 worker, one job at a time, from before `submit` to the first token in the reader's hands.
 """
 
@@ -28,6 +28,7 @@ from benchmarks.engine import (
 )
 from benchmarks.service_parts import num_done, own_server, percentile, wait_until, worker
 from engine.model_runner import ModelOptions, load_model_runner
+from engine.threads import limit_spinning
 from producer.client import Producer
 from producer.jobs import job as one_job
 
@@ -55,14 +56,28 @@ def batching(num_seqs: int) -> tuple[str, ...]:
     return ("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", tokens, "--no-enable-prefix-caching")
 
 
-def engine_s(num_seqs: int) -> float:
-    """Seconds of the bare engine for all jobs, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.service", "--only-engine", str(num_seqs)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+class BareEngine:
+    """The engine without the service, in a process of its own: all jobs once, whenever asked."""
+
+    def __init__(self, num_seqs: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.service", "--only-engine", str(num_seqs)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "BareEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def run_s(self) -> float:
+        """Seconds for all jobs."""
+        assert self._process.stdin and self._process.stdout
+        print(file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
 
 
-def run_engine(num_seqs: int) -> float:
-    """Seconds of the bare engine for all jobs, here; the second of two runs."""
+def answer_as_engine(num_seqs: int) -> None:
+    """Run all jobs for each line that comes in, and print the seconds: what `BareEngine` starts."""
     options = ModelOptions(
         path=folder_with_tokenizer(),
         device="cpu",
@@ -70,19 +85,19 @@ def run_engine(num_seqs: int) -> float:
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
     )
     runner, jobs = RecordingRunner(load_model_runner(options)), make_jobs()
-    run_ours(runner, jobs, num_seqs)
-    began_s = time.perf_counter()
-    run_ours(runner, jobs, num_seqs)
-    return time.perf_counter() - began_s
+    for _ in sys.stdin:
+        began_s = time.perf_counter()
+        run_ours(runner, jobs, num_seqs)
+        print(time.perf_counter() - began_s, flush=True)
 
 
-def service_s(num_seqs: int) -> float:
-    """Seconds of the whole service for all jobs, first scheduled to last ended; the second of two runs."""
-    with own_server() as folder, Producer() as producer:
+def pairs_s(num_seqs: int, num_rounds: int) -> list[tuple[float, float]]:
+    """Seconds of the bare engine and of the whole service for all jobs, in turns; both warm, the other idle."""
+    with BareEngine(num_seqs) as engine, own_server() as folder, Producer() as producer:
         log = folder / "worker.log"
         with worker("--model", str(folder_with_tokenizer()), *batching(num_seqs), log=log):
-            run_jobs(producer, make_jobs())
-            return run_jobs(producer, make_jobs())
+            rounds = [(engine.run_s(), run_jobs(producer, make_jobs())) for _ in range(1 + num_rounds)]
+    return rounds[1:]
 
 
 def run_jobs(producer: Producer, jobs: Sequence[Job]) -> float:
@@ -136,18 +151,22 @@ def _ttft_s(producer: Producer, prompt: list[int]) -> float:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turns (default 3)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each, in turns (default 7)")
     parser.add_argument("--only-engine", type=int, metavar="SEQUENCES", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only_engine:
-        print(run_engine(given.only_engine))
+        answer_as_engine(given.only_engine)
         return
+    # Both sides wait in the way the worker does; the processes started here inherit it.
+    limit_spinning()
     num_tokens = sum(job.num_output_tokens for job in make_jobs())
     print(f"{'sequences':>9} {'engine tok/s':>13} {'service tok/s':>14} {'service / engine':>17}")
     for num_seqs in (16, 48):
-        pairs = [(engine_s(num_seqs), service_s(num_seqs)) for _ in range(given.rounds)]
-        bare, whole = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"{num_seqs:9} {num_tokens / bare:13.1f} {num_tokens / whole:14.1f} {bare / whole:17.3f}")
+        ratios: list[float] = []
+        for bare, whole in pairs_s(num_seqs, given.rounds):
+            ratios.append(bare / whole)
+            print(f"{num_seqs:9} {num_tokens / bare:13.1f} {num_tokens / whole:14.1f} {ratios[-1]:17.3f}", flush=True)
+        print(f"{num_seqs:9} median of the ratios {statistics.median(ratios):.3f}, best {max(ratios):.3f}\n")
     wakes = wakes_ms()
     print(f"submit to first token, null model: p50 {percentile(wakes, 50):.2f} ms, p99 {percentile(wakes, 99):.2f} ms")
     start_s, ttft_s = first_token_s()
