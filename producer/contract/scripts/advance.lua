@@ -29,6 +29,7 @@ if wrong then return wrong end
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
 local leases, changed = {}, {}
+dropped = {}
 
 local function read_leases()
   local ids = {}
@@ -49,6 +50,10 @@ local function write_leases()
     flat[#flat + 1] = cmsgpack.pack(lease)
   end
   if #flat > 0 then call('HSET', LEASES, unpack(flat)) end
+  if #dropped > 0 then
+    call('HDEL', LEASES, unpack(dropped))
+    call('HDEL', held_key(incarnation), unpack(dropped))
+  end
 end
 
 local function forget_lease(id) leases[id], changed[id] = nil, nil end
@@ -122,14 +127,14 @@ local function without_lease(id, epoch)
   return ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
 end
 
+-- What was measured first stands; the exact number of prompt tokens replaces the estimate.
 local function note_extras(job, extras)
-  if extras[1] then call('HSETNX', job.hash, 'scheduled', extras[1]) end
-  if extras[2] then call('HSETNX', job.hash, 'first_token', extras[2]) end
-  if extras[4] then call('HSETNX', job.hash, 'fingerprint', extras[4]) end
-  if extras[3] then
-    job.prompt = extras[3]
-    call('HSET', job.hash, 'prompt', extras[3])
-  end
+  job.scheduled = job.scheduled or extras[1] or nil
+  job.first_token = job.first_token or extras[2] or nil
+  job.prompt = extras[3] or job.prompt
+  job.fingerprint = job.fingerprint or extras[4] or nil
+  call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
+    'fingerprint', job.fingerprint or '')
 end
 
 -- A result that was written in parts must be there whole before the end may name it.

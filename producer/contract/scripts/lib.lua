@@ -78,11 +78,15 @@ local MODE = SETTINGS.mode or DEFAULT_MODE
 
 -- ---------------------------------------------------------------- names
 
--- `<tenant>`, `<tenant>:<random>` of a job id; nil when it is none.
+-- `<tenant>`, `<tenant>:<random>` of a job id; nil when it is none. Asked several times for a job, so kept for a call.
+local tenants, suffixes = {}, {}
 local function names_of(id)
-  local tenant, random = string.match(id, '^%d+%.([a-z0-9_-]+)%.([A-Za-z0-9_-]+)$')
-  if not tenant then return nil end
-  return tenant, tenant .. ':' .. random
+  if not suffixes[id] then
+    local tenant, random = string.match(id, '^%d+%.([a-z0-9_-]+)%.([A-Za-z0-9_-]+)$')
+    if not tenant then return nil end
+    tenants[id], suffixes[id] = tenant, tenant .. ':' .. random
+  end
+  return tenants[id], suffixes[id]
 end
 
 local function lane_key(class, tenant) return PREFIX .. 'lane:' .. class .. ':' .. tenant end
