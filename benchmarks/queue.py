@@ -3,8 +3,9 @@
     python -m benchmarks.queue [--jobs 20000]
 
 Everything is real: the embedded server with its append-only file, the client library, worker processes. A no-op job
-asks for one token. `burst` drains with no recorder, so the outbox grows; `sustained` ends when every job has its row in
-SQLite.
+asks for one token and has a prompt of 16 bytes, or of 400, which the null model takes for as many tokens: the engine
+checks and hashes them as it would a model's. `burst` drains with no recorder, so the outbox grows; `sustained` ends
+when every job has its row in SQLite.
 """
 
 import argparse
@@ -16,14 +17,14 @@ from pathlib import Path
 from benchmarks.service_parts import num_done, own_server, wait_until, worker
 from producer.client import Producer
 
-PROMPT = "x" * 400
+NO_OP_BYTES, PROMPT_BYTES = 16, 400
 NULL = ("--model", "null", "--max-num-seqs", "256", "--max-num-batched-tokens", "131072", "--log-level", "warning")
 
 
-def submit(producer: Producer, num_jobs: int) -> float:
-    """Submit no-op jobs; jobs per second."""
-    began_s = time.perf_counter()
-    answers = producer.submit_many((PROMPT for _ in range(num_jobs)), max_tokens=1, stream=False)
+def submit(producer: Producer, num_jobs: int, prompt_bytes: int = PROMPT_BYTES) -> float:
+    """Submit jobs of one token; jobs per second."""
+    prompt, began_s = "x" * prompt_bytes, time.perf_counter()
+    answers = producer.submit_many((prompt for _ in range(num_jobs)), max_tokens=1, stream=False)
     refused = [answer for answer in answers if isinstance(answer, Exception)]
     if refused:
         raise RuntimeError(f"{len(refused)} jobs were refused: {refused[0]}")
@@ -36,11 +37,11 @@ def num_rows(folder: Path) -> int:
         return connection.execute("SELECT count(*) FROM jobs WHERE state = 'done'").fetchone()[0]
 
 
-def drain(num_jobs: int, *options: str, num_workers: int = 1) -> tuple[float, float, float]:
+def drain(num_jobs: int, prompt_bytes: int, *options: str, num_workers: int = 1) -> tuple[float, float, float]:
     """Let workers drain a queue that is full when they begin: jobs per second submitted, done, and recorded."""
     with own_server() as folder, Producer() as producer:
         producer.pause()
-        submitted_per_s = submit(producer, num_jobs)
+        submitted_per_s = submit(producer, num_jobs, prompt_bytes)
         with Workers(num_workers, folder, options):
             began_s = time.perf_counter()
             producer.pause(is_paused=False)
@@ -77,16 +78,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is printed (default 3)")
     given = parser.parse_args()
     cases: list[tuple[str, Callable[[], tuple[float, float, float]]]] = [
-        ("burst, one worker", lambda: drain(given.jobs, "--no-recorder")),
-        ("burst, two workers", lambda: drain(given.jobs, "--no-recorder", num_workers=2)),
-        ("sustained, history on", lambda: drain(given.jobs)),
+        ("burst, no-op", lambda: drain(given.jobs, NO_OP_BYTES, "--no-recorder")),
+        ("burst, no-op, two workers", lambda: drain(given.jobs, NO_OP_BYTES, "--no-recorder", num_workers=2)),
+        ("burst, 400-byte prompts", lambda: drain(given.jobs, PROMPT_BYTES, "--no-recorder")),
+        ("sustained, history on, no-op", lambda: drain(given.jobs, NO_OP_BYTES)),
     ]
-    print(f"{'case':24} {'submit/s':>10} {'done/s':>10} {'recorded/s':>10}")
+    print(f"{'case':28} {'submit/s':>10} {'done/s':>10} {'recorded/s':>10}")
     for name, run in cases:
         rounds = sorted(run() for _ in range(given.rounds))
         submitted, done, recorded = (sorted(column)[given.rounds // 2] for column in zip(*rounds, strict=True))
         shown = f"{recorded:10,.0f}" if "history" in name else f"{'-':>10}"
-        print(f"{name:24} {submitted:10,.0f} {done:10,.0f} {shown}")
+        print(f"{name:28} {submitted:10,.0f} {done:10,.0f} {shown}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 The same 48 requests as `benchmarks.engine` (random 125 M Llama shape, bf16), by the bare engine in a process of its own
 and through the whole service (embedded server with its append-only file, worker process, recorder into SQLite, tokens
-on channels), in turns, each while the other is idle; every pair and the median of their ratios. Waking up is measured with the null model: an idle
-worker, one job at a time, from before `submit` to the first token in the reader's hands.
+on channels), in turns, each while the other is idle; every pair and the median of their ratios. Waking up is measured
+with the null model: an idle worker, one job at a time, from before `submit` to the first token in the reader's hands.
 """
 
 import argparse
@@ -71,7 +71,8 @@ class BareEngine:
 
     def run_s(self) -> float:
         """Seconds for all jobs."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
 

@@ -77,32 +77,35 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for problem in self._problems():
-            raise InvalidSamplingParams(problem)
+        for holds, rule, value in self._rules():
+            if not holds:
+                raise InvalidSamplingParams(f"{rule}, got {value}")
 
-    def _problems(self) -> list[str]:
-        checks = [
-            (0 <= self.temperature < float("inf"), f"temperature must be 0 (greedy) or more, got {self.temperature}"),
-            (0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}"),
-            (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, got {self.top_k}"),
-            (0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}"),
+    def _rules(self) -> tuple[tuple[bool, str, object], ...]:
+        """(whether it holds, what must be, what is): sentences are made for broken ones only, as most are not."""
+        return (
+            (0 <= self.temperature < float("inf"), "temperature must be 0 (greedy) or more", self.temperature),
+            (0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p),
+            (self.top_k >= 0, "top_k must be 0 (all tokens) or more", self.top_k),
+            (0 <= self.min_p <= 1, "min_p must be in [0, 1]", self.min_p),
+            (0 < self.repetition_penalty < float("inf"), "repetition_penalty must be over 0", self.repetition_penalty),
+            (-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty),
+            (-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty),
             (
-                0 < self.repetition_penalty < float("inf"),
-                f"repetition_penalty must be over 0, got {self.repetition_penalty}",
+                all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
+                "each logit_bias must be in [-100, 100]",
+                self.logit_bias,
             ),
-            (-2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"),
-            (-2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"),
-            (all(-100 <= b <= 100 for b in self.logit_bias.values()), "each logit_bias must be in [-100, 100]"),
-            (self.max_tokens >= 1, f"max_tokens must be 1 or more, got {self.max_tokens}"),
-            (0 <= self.min_tokens <= self.max_tokens, f"min_tokens must be in [0, max_tokens], got {self.min_tokens}"),
-            (all(self.stop), "a stop string must not be empty"),
+            (self.max_tokens >= 1, "max_tokens must be 1 or more", self.max_tokens),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens must be in [0, max_tokens]", self.min_tokens),
+            (all(self.stop), "a stop string must not be empty", self.stop),
             (
                 self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-                f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}",
+                f"logprobs must be in [0, {MAX_LOGPROBS}]",
+                self.logprobs,
             ),
-            (0 <= self.seed < 2**64, f"seed must be an unsigned 64-bit number, got {self.seed}"),
-        ]
-        return [problem for holds, problem in checks if not holds]
+            (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number", self.seed),
+        )
 
     @property
     def is_greedy(self) -> bool:

@@ -251,6 +251,9 @@ class LeasedJob:
     resumed_from: str | None = None
     """Incarnation of the owner before."""
 
+    failures: int = 0
+    """How often it went back with a retryable error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullReply:
@@ -328,6 +331,7 @@ def _read_leased(row: Raw) -> LeasedJob:
         first_scheduled_ms=row[17],
         first_token_ms=row[18],
         resumed_from=_text(row[19]),
+        failures=row[20],
     )
 
 
@@ -354,7 +358,7 @@ class EndCall:
     """Of all choices, to correct the tenant's virtual tokens."""
 
     retry_in_ms: int | None = None
-    """Failed but retryable: return to the stream after this long instead of ending. No worker asks for it today."""
+    """Failed but retryable: return to the stream after this long instead of ending, unless it has failed too often."""
 
     entry: bytes | None = None
     """Encoded ChannelEntry of the end itself: no tokens, `start` = offset after the last one, the text that only the
@@ -414,13 +418,18 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
+class Retried:
+    """The job went back to the stream, as its end had asked: it is nobody's until its time comes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """A key of this job has the wrong type: the job was put in the dead set with this reason; drop the sequence."""
 
     reason: str
 
 
-AdvanceAnswer = Ok | Already | SendFrom | Replaced | Broken
+AdvanceAnswer = Ok | Already | SendFrom | Replaced | Retried | Broken
 
 
 def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> Call[list[AdvanceAnswer]]:
@@ -494,6 +503,8 @@ def _read_answer(word: str) -> AdvanceAnswer:
             return SendFrom(int(rest))
         case "replaced":
             return Replaced()
+        case "retried":
+            return Retried()
         case _:
             return Broken(rest)
 
@@ -652,6 +663,9 @@ class BatchView:
     completed_ms: int | None
     """When the last of a closed batch ended."""
 
+    deadline_ms: int | None = None
+    """When what has not ended of it expires."""
+
     @property
     def ended(self) -> int:
         """Jobs of it that have ended."""
@@ -663,6 +677,17 @@ def close_batch(keys: QueueKeys, batch: str, *, callback_url: str | None = None)
     return Call("close_batch", keys.fixed(), (batch, callback_url or ""), lambda reply: _read_batch(batch, reply))
 
 
+def cancel_batch(keys: QueueKeys, batch: str, *, reason: str | None = None) -> Call[tuple[int, int, bool]]:
+    """Close a batch and cancel one bite of its jobs: (how many ended, how many were asked, whether more are left)."""
+    args = (batch, reason or "")
+    return Call("cancel_batch", keys.fixed(), args, lambda reply: (reply[0], reply[1], bool(reply[2])))
+
+
+def expire_batch(keys: QueueKeys, batch: str, *, deadline_ms: int) -> Call[BatchView]:
+    """Give a batch a deadline: when it passes, the batch is closed, and jobs of it that have not ended expire."""
+    return Call("expire_batch", keys.fixed(), (batch, deadline_ms), lambda reply: _read_batch(batch, reply))
+
+
 def inspect_batch(keys: QueueKeys, batch: str) -> Call[BatchView]:
     """Look at a batch; one that is unknown here has no jobs."""
     return Call("inspect_batch", keys.fixed(), (batch,), lambda reply: _read_batch(batch, reply))
@@ -670,7 +695,7 @@ def inspect_batch(keys: QueueKeys, batch: str) -> Call[BatchView]:
 
 def _read_batch(batch: str, reply: Raw) -> BatchView:
     numbers = _flat(reply)
-    completed = numbers.get("completed")
+    completed, deadline = numbers.get("completed"), numbers.get("deadline")
     return BatchView(
         id=batch,
         is_closed=numbers.get("closed") == "1",
@@ -680,6 +705,7 @@ def _read_batch(batch: str, reply: Raw) -> BatchView:
         cancelled=int(numbers.get("cancelled", 0)),
         expired=int(numbers.get("expired", 0)),
         completed_ms=int(completed) if completed else None,
+        deadline_ms=int(deadline) if deadline else None,
     )
 
 
@@ -746,6 +772,18 @@ def _setting(value: Raw) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A worker that died without farewell while it held a job."""
+
+    incarnation: str
+    mates: int
+    """Other jobs that it held."""
+
+    is_apart: bool
+    """It ran suspects alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """What the queue knows of one job; reading never writes."""
 
@@ -784,6 +822,11 @@ class JobView:
     """The end that a running job was asked to come to."""
 
     requeues: int = 0
+    failures: int = 0
+    """How often it went back with a retryable error; `error` is the last one's."""
+
+    deaths: tuple[Death, ...] = ()
+    """Workers that died with it since it last made progress."""
 
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
@@ -826,7 +869,14 @@ def _read_view(row: Raw) -> JobView:
         asked=None if asked is None else JobState(asked),
         requeues=row[25],
         output_tokens=row[26],
+        failures=row[27],
+        deaths=tuple(map(_read_death, (_text(row[28]) or "").split(";")[:-1])),
     )
+
+
+def _read_death(listed: str) -> Death:
+    incarnation, mates, apart = listed.split(",")
+    return Death(incarnation=incarnation, mates=int(mates), is_apart=apart == "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -486,13 +486,16 @@ def _bounded(data: bytes, what: str, max_bytes: int) -> bytes:
 
 def _changed(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
     """The fields that differ from their defaults, so that a message says only what is special about it."""
-    changed = {field.name: getattr(value, field.name) for field in fields(value) if field.name != skip}
-    return {name: one for name, one in changed.items() if one != _defaults(type(value))[name]}
+    return {
+        name: one
+        for name, default in _defaults(type(value))
+        if name != skip and (one := getattr(value, name)) != default
+    }
 
 
 @cache
-def _defaults(kind: "type[DataclassInstance]") -> dict[str, object]:
-    return {
-        field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+def _defaults(kind: "type[DataclassInstance]") -> list[tuple[str, object]]:
+    return [
+        (field.name, field.default_factory() if field.default_factory is not MISSING else field.default)
         for field in fields(kind)
-    }
+    ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -9,8 +10,8 @@ from importlib.resources import files
 from producer.contract import limits
 from producer.contract.states import TRANSITIONS
 
-_SHARED = ("lib", "lib_lanes", "lib_places", "lib_ends")
-"""What every script begins with, in this order."""
+_BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
+"""What scripts begin with, in this order; one that puts the shared part elsewhere (`INCLUDE`) begins with the base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,13 @@ class Script:
 def load(name: str) -> Script:
     """Read a script by its file name without ending."""
     own = _read(name)
-    libraries = [_read(library) for library in (*_SHARED, *_included(own))]
-    source = _with_constants("\n".join([*libraries, own]))
+    first = (*_BASE, *_included(own)) if _LATER.search(own) else (*_BASE, *_SHARED, *_included(own))
+    source = _with_constants(_joined(first) + _LATER.sub(lambda match: _joined(match[1].split()), own))
     return Script(name=name, source=source, sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "".join(f"{_read(name)}\n" for name in names)
 
 
 def _read(name: str) -> str:
@@ -50,4 +55,5 @@ def _with_constants(source: str) -> str:
     return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")
 
 
+_LATER = re.compile(r"^INCLUDE (.*)$", re.MULTILINE)
 _LIMIT = re.compile(r"\bLIMITS\.([A-Z_]+)")

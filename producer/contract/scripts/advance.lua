@@ -15,21 +15,9 @@ write_even_when_full()
 local incarnation = ARGV[1]
 local rows = cmsgpack.unpack(ARGV[2])
 
--- Tokens alone touch channels and leases, whose types show when they are read or tried. An end touches the queue's
--- keys.
-local function has_end()
-  for i = 1, #rows do
-    if rows[i][8] then return true end
-  end
-  return false
-end
-local wrong = has_end() and wrong_key(incarnation)
-if wrong then return wrong end
-
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 
 local leases, changed = {}, {}
-dropped = {}
 
 local function read_leases()
   local ids = {}
@@ -50,104 +38,40 @@ local function write_leases()
     flat[#flat + 1] = cmsgpack.pack(lease)
   end
   if #flat > 0 then call('HSET', LEASES, unpack(flat)) end
-  if #dropped > 0 then
-    call('HDEL', LEASES, unpack(dropped))
-    call('HDEL', held_key(incarnation), unpack(dropped))
-  end
 end
 
 local function forget_lease(id) leases[id], changed[id] = nil, nil end
 
--- ---------------------------------------------------------------- ends
+-- ---------------------------------------------------------------- what only some rows need, made for the first of them
 
-local function how_of(row)
-  return {
-    state = row[1], reason = row[2], error = row[3], error_code = row[4], result = row[5], record = row[6],
-    output_tokens = row[7], retry_in = row[8], entry = row[9], result_bytes = row[10], incarnation = incarnation,
-  }
+local function later()
+INCLUDE lib lib_lanes lib_places lib_ends lib_advance
 end
 
-local function all_ended(lease)
-  for at = FIRST + 1, #lease, 2 do
-    if lease[at] == 0 then return false end
+local rest
+local function the_rest()
+  rest = rest or later()
+  return rest
+end
+
+-- Tokens alone touch channels and leases, whose types show when they are read or tried. An end touches the queue's
+-- keys.
+local function has_end()
+  for i = 1, #rows do
+    if rows[i][8] then return true end
   end
-  return true
+  return false
 end
-
--- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
-local function is_retried(job, lease, how)
-  if not how.retry_in then return false end
-  -- It was asked to end: that is what it does instead, and what its channel says, not that it failed.
-  if lease[FLAG] ~= '' then
-    local said = SAID[lease[FLAG]]
-    how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
-    return false
-  end
-  return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
-end
-
-local function retry(job, lease, how)
-  call('HSET', job.hash, 'failures', job.failures + 1, 'error', how.error or '', 'error_code', how.error_code or '')
-  return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
-end
-
-local function end_choice(job, lease, choice, how)
-  if is_retried(job, lease, how) then
-    retry(job, lease, how)
-    return forget_lease(job.id)
-  end
-  if how.entry then write_end(job, lease, choice, how.state, how.entry) end
-  if how.retry_in or all_ended(lease) then
-    end_job(job, lease, how)
-    return forget_lease(job.id)
-  end
-  changed[job.id] = lease
-end
+local wrong = has_end() and the_rest().wrong_key(incarnation)
+if wrong then return wrong end
 
 -- ---------------------------------------------------------------- one choice
-
--- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason. When
--- its hash is what is wrong, there is nothing left that could end: the lease goes.
-local function broken(id, job, lease, reason)
-  -- It cannot be ended while the queue's own keys are foreign too: it stays with its owner, who hears the reason.
-  if wrong_key(incarnation) then return 'broken ' .. reason end
-  forget_lease(id)
-  if not job then
-    forget_lease_of_nothing(id, lease, reason)
-    return 'broken ' .. reason
-  end
-  end_job(job, lease, { state = 'failed', error = reason, error_code = 'broken_key', incarnation = incarnation })
-  return 'broken ' .. reason
-end
 
 local function without_lease(id, epoch)
   local _, suffix = names_of(id)
   if not suffix then return 'replaced' end
   local ended_by = try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')
   return ended_by == incarnation .. ':' .. epoch and 'already' or 'replaced'
-end
-
--- What was measured first stands; the exact number of prompt tokens replaces the estimate.
-local function note_extras(job, extras)
-  job.scheduled = job.scheduled or extras[1] or nil
-  job.first_token = job.first_token or extras[2] or nil
-  job.prompt = extras[3] or job.prompt
-  job.fingerprint = job.fingerprint or extras[4] or nil
-  call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
-    'fingerprint', job.fingerprint or '')
-end
-
--- A result that was written in parts must be there whole before the end may name it.
-local function has_all_parts(job, end_row)
-  local num_bytes = end_row[10]
-  return not num_bytes or try('STRLEN', result_key(job)) == num_bytes
-end
-
--- Progress forgives: a job that got further has not killed the process at the same place again.
-local function forgive(id, lease)
-  local job = load_job(id)
-  if job then call('HDEL', job.hash, 'deaths') end
-  lease[DEATHS] = 0
 end
 
 local function append(id, lease, choice, to, entry)
@@ -179,20 +103,22 @@ local function advance(row)
 
   local job, why
   if row[7] or row[8] then
-    job, why = load_job(id)
-    if not job then return broken(id, nil, lease, 'job hash: ' .. why) end
+    job, why = the_rest().load_job(id)
+    if not job then return rest.broken(id, nil, lease, 'job hash: ' .. why) end
   end
-  if row[8] and not has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
+  if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
   if tokens > 0 then
     local added = append(id, lease, choice, from + tokens, row[6])
-    if failed(added) then return broken(id, load_job(id), lease, 'channel ' .. choice .. ': ' .. added.err) end
+    if failed(added) then
+      return the_rest().broken(id, rest.load_job(id), lease, 'channel ' .. choice .. ': ' .. added.err)
+    end
     lease[at] = from + tokens
     changed[id] = lease
-    if lease[DEATHS] == 1 then forgive(id, lease) end
+    if lease[DEATHS] == 1 then the_rest().forgive(id, lease) end
   end
-  if row[7] then note_extras(job, row[7]) end
+  if row[7] then rest.note_extras(job, row[7]) end
   local word = stop_word('ok', lease)
-  if row[8] then end_choice(job, lease, choice, how_of(row[8])) end
+  if row[8] then rest.end_choice(job, lease, choice, rest.how_of(row[8])) end
   return word
 end
 
@@ -200,5 +126,5 @@ local answers = {}
 if #rows > 0 then read_leases() end
 for i = 1, #rows do answers[i] = advance(rows[i]) end
 write_leases()
-finish()
+if rest then rest.finish() end
 return answers

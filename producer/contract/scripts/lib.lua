@@ -1,30 +1,14 @@
--- What every script shares: names of keys, time, settings, counting, and the changes of a job that more than one script
--- makes. It stands before each script. docs/wire-format.md describes every key, docs/job-states.md every change.
---
--- KEYS[1] is always `<prefix>:config`. The other fixed keys are declared by the caller; lane and job keys are derived
--- from what a script reads, and lie in the same slot.
+-- What the scripts share beyond the base: keys, settings, time, counting, and what is read and written of a job.
+-- docs/wire-format.md describes every key, docs/job-states.md every change.
 --
 -- Scripts do not roll back. So whatever can be wrong with a job's keys is looked at (or tried with `try`) before the
 -- first write for that job; what is wrong with the queue's own keys stops the script before any write (`wrong_key`).
 
-local call, try = redis.call, redis.pcall
-local PREFIX = string.sub(KEYS[1], 1, -7)
-
 local OUTBOX, CALLBACKS, BELL = PREFIX .. 'outbox', PREFIX .. 'callbacks', PREFIX .. 'bell'
-local LEASES, TIMERS, COUNTERS, DEPTH = PREFIX .. 'leases', PREFIX .. 'timers', PREFIX .. 'counters', PREFIX .. 'depth'
+local TIMERS, COUNTERS, DEPTH = PREFIX .. 'timers', PREFIX .. 'counters', PREFIX .. 'depth'
 local DEAD, SUSPECTS, ISOLATOR = PREFIX .. 'dead', PREFIX .. 'suspects', PREFIX .. 'isolator'
 local ALIVE, SERVED, GARBAGE, DELAYED = PREFIX .. 'alive', PREFIX .. 'served', PREFIX .. 'garbage', PREFIX .. 'delayed'
 local RETURNED = 'returned'
-
--- ---------------------------------------------------------------- the call
-
--- At maxmemory Redis refuses the first growing write of a script, and lets all pass after one write of any kind. Only
--- submit may be refused: every other script begins with this one, which does nothing.
-local function write_even_when_full()
-  call('DEL', PREFIX .. 'nothing')
-end
-
-local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- An error reply when a key of the queue itself (or of this incarnation) is not what it should be, else nil. Scripts
 -- return it before any write.
@@ -77,17 +61,6 @@ local DEFAULT_MODE = 'fair'
 local MODE = SETTINGS.mode or DEFAULT_MODE
 
 -- ---------------------------------------------------------------- names
-
--- `<tenant>`, `<tenant>:<random>` of a job id; nil when it is none. Asked several times for a job, so kept for a call.
-local tenants, suffixes = {}, {}
-local function names_of(id)
-  if not suffixes[id] then
-    local tenant, random = string.match(id, '^%d+%.([a-z0-9_-]+)%.([A-Za-z0-9_-]+)$')
-    if not tenant then return nil end
-    tenants[id], suffixes[id] = tenant, tenant .. ':' .. random
-  end
-  return tenants[id], suffixes[id]
-end
 
 local function lane_key(class, tenant) return PREFIX .. 'lane:' .. class .. ':' .. tenant end
 local function channel_key(job, choice) return PREFIX .. 'channel:' .. job.suffix .. ':' .. choice end
@@ -157,10 +130,6 @@ local function enter(job, state)
 end
 
 -- ---------------------------------------------------------------- leases
-
--- A lease is an array: owner ('' when given back), epoch, flag ('' or the state asked for), the owner before, 1 if
--- the job has deaths listed, then for each choice its offset and whether it ended: 0 no, 1 yes, 2 well (`done`).
-local OWNER, EPOCH, FLAG, PREVIOUS, DEATHS, FIRST = 1, 2, 3, 4, 5, 6
 
 local function new_lease(choices)
   local lease = { '', 0, '', '', 0 }

@@ -35,14 +35,24 @@ local function complete_batch(batch, numbers)
   call('PEXPIRE', batch_key(batch), setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
   if numbers.closed ~= '1' or numbers.completed then return end
   call('HSET', batch_key(batch), 'completed', NOW)
+  call('ZREM', TIMERS, 'batch|' .. batch)
   call('XADD', CALLBACKS, '*', 'kind', 'batch', 'id', batch, 'at', NOW, 'total', numbers.total or 0,
     'done', numbers.done or 0, 'failed', numbers.failed or 0, 'cancelled', numbers.cancelled or 0,
     'expired', numbers.expired or 0, 'url', numbers.url or '')
 end
 
+-- Jobs of a batch that have not ended, so that all of it can be ended in bites; the score is 1 once a job was asked.
+local function members_key(batch) return PREFIX .. 'members:' .. batch end
+
+local function join_members(job)
+  local added = try('ZADD', members_key(job.batch), 0, job.id)
+  if failed(added) then to_garbage(members_key(job.batch), added.err) end
+end
+
 local function count_in_batch(job)
   if not job.batch then return end
   local key = batch_key(job.batch)
+  try('ZREM', members_key(job.batch), job.id)
   if failed(try('HINCRBY', key, job.state, 1)) then return to_garbage(key, 'a batch of the wrong type') end
   complete_batch(job.batch, as_map(call('HGETALL', key)))
 end
@@ -64,6 +74,9 @@ local function bury(job)
   if not forgotten then return end
   for _, key in ipairs({ forgotten.hash, payload_key(forgotten), result_key(forgotten) }) do
     call('PEXPIRE', key, setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
+  end
+  for choice = 0, forgotten.choices - 1 do
+    call('PEXPIRE', channel_key(forgotten, choice), setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
   end
 end
 
@@ -161,10 +174,49 @@ local SAID = {
   cancelled = { error = 'The job was cancelled.', error_code = 'cancelled' },
   expired = { error = 'The job did not end before its deadline.', error_code = 'deadline' },
   unstarted = { error = 'The job waited longer than its time to live.', error_code = 'ttl' },
+  batch_expired = { error = 'The job did not end before the deadline of its batch.', error_code = 'deadline' },
 }
 
 local function end_unheard(job, lease, state, said)
   end_job(job, lease, { state = state, error = said.error, error_code = said.error_code })
+end
+
+-- ---------------------------------------------------------------- a whole batch
+
+-- Close a batch and end a bite of its jobs: a waiting one at once, a running one by its flag. No call looks again at
+-- one that was asked. Returns how many ended and were asked, and whether more may be left.
+local function end_batch(batch, state, said, budget)
+  local numbers = { ended = 0, asked = 0 }
+
+  local function end_member(job)
+    local lease = read_lease(job.id)
+    if job.state ~= 'running' or not lease then
+      end_unheard(job, lease, state, said)
+      return 'ended'
+    end
+    if state == 'cancelled' then call('HSET', job.hash, 'asked', said.error) end
+    flag(job, lease, state)
+    call('ZADD', members_key(batch), 1, job.id)
+    return 'asked'
+  end
+
+  call('HSET', batch_key(batch), 'closed', 1)
+  local ids = try('ZRANGEBYSCORE', members_key(batch), 0, 0, 'LIMIT', 0, budget)
+  if failed(ids) then
+    to_garbage(members_key(batch), ids.err)
+    ids = {}
+  end
+  for _, id in ipairs(ids) do
+    local job = load_job(id)
+    if job and (job.state == 'queued' or job.state == 'running') and job.batch == batch then
+      local how = end_member(job)
+      numbers[how] = numbers[how] + 1
+    else
+      call('ZREM', members_key(batch), id)
+    end
+  end
+  complete_batch(batch, as_map(call('HGETALL', batch_key(batch))))
+  return numbers.ended, numbers.asked, #ids == budget
 end
 
 -- ---------------------------------------------------------------- the last act of every script

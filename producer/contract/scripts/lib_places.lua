@@ -74,7 +74,11 @@ local function return_job(job, lease, why, retry_at)
   count('running_jobs', -1)
   job.cost = cost_of(job, published_tokens(lease))
   count_waiting(job, 1)
-  emit('returned', job, { why = why, epoch = lease[EPOCH] })
+  local is_retry = why == 'retry'
+  emit('returned', job, {
+    why = why, epoch = lease[EPOCH], error = is_retry and job.error or nil,
+    error_code = is_retry and job.error_code or nil,
+  })
   if why == 'suspect' then
     call('ZADD', SUSPECTS, NOW, job.id)
     ring()

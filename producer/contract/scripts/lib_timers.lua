@@ -26,8 +26,22 @@ local TIMER_EFFECTS = {
   deadline = function(job) end_expired(job, SAID.expired) end,
 }
 
+-- A batch whose deadline has passed takes no more jobs and ends in bites, one with each call that fires timers.
+local num_left_to_expire = LIMITS.MAX_BITE
+local function expire_batch(batch)
+  if call('EXISTS', batch_key(batch)) == 0 then return end
+  if not is_type(batch_key(batch), 'hash') then return to_garbage(batch_key(batch), 'a batch of the wrong type') end
+  local num_ended, num_asked, has_more = 0, 0, true
+  if num_left_to_expire > 0 then
+    num_ended, num_asked, has_more = end_batch(batch, 'expired', SAID.batch_expired, num_left_to_expire)
+  end
+  num_left_to_expire = num_left_to_expire - num_ended - num_asked
+  if has_more then call('ZADD', TIMERS, NOW + 1, 'batch|' .. batch) end
+end
+
 local function fire_timer(member)
   local kind, id = string.match(member, '^([a-z_]+)|(.+)$')
+  if kind == 'batch' then return expire_batch(id) end
   local effect = kind and TIMER_EFFECTS[kind]
   if not effect then return to_garbage(TIMERS, member) end
   local job, why = load_job(id)

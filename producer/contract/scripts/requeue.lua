@@ -31,16 +31,25 @@ local function reopen_channels(job, lease)
   end
 end
 
+-- A batch that is forgotten stays so: it would come back with one job of its many.
+local function reopen_batch(job)
+  if not job.batch then return end
+  local key = batch_key(job.batch)
+  local total = try('HGET', key, 'total')
+  if failed(total) or not total then return end
+  call('HINCRBY', key, 'failed', -1)
+  call('HDEL', key, 'completed')
+  call('PERSIST', key)
+  join_members(job)
+end
+
 local function reopen_keys(job)
   call('PERSIST', job.hash)
   call('PERSIST', payload_key(job))
   call('DEL', result_key(job))
   call('ZREM', DEAD, job.id)
   if job.key then call('SET', idem_key(job.key), job.id .. ' queued ' .. (job.digest or '')) end
-  if job.batch and not failed(try('HINCRBY', batch_key(job.batch), 'failed', -1)) then
-    call('HDEL', batch_key(job.batch), 'completed')
-    call('PERSIST', batch_key(job.batch))
-  end
+  reopen_batch(job)
 end
 
 -- A deadline that has passed does not hold for a second life that a person gave.

@@ -166,6 +166,7 @@ local function join_batch(job)
   if not job.batch then return end
   call('HINCRBY', batch_key(job.batch), 'total', 1)
   call('PERSIST', batch_key(job.batch))
+  join_members(job)
 end
 
 local function accept(job)

@@ -1,0 +1,18 @@
+-- Give a batch a deadline: when it passes, the batch takes no more jobs and those that have not ended expire, in bites.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: batch, time in milliseconds.
+-- Reply: its numbers as a flat map.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local key = batch_key(ARGV[1])
+if not call('HGET', key, 'completed') then
+  call('HSET', key, 'deadline', ARGV[2])
+  call('ZADD', TIMERS, ARGV[2], 'batch|' .. ARGV[1])
+  call('PERSIST', key)
+end
+finish()
+return call('HGETALL', key)

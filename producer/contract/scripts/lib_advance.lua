@@ -1,0 +1,103 @@
+-- The part of an advance that only some rows need: ends, a job's first tokens, what is broken.
+
+dropped = {}
+
+-- ---------------------------------------------------------------- ends
+
+local function how_of(row)
+  return {
+    state = row[1], reason = row[2], error = row[3], error_code = row[4], result = row[5], record = row[6],
+    output_tokens = row[7], retry_in = row[8], entry = row[9], result_bytes = row[10], incarnation = incarnation,
+  }
+end
+
+local function all_ended(lease)
+  for at = FIRST + 1, #lease, 2 do
+    if lease[at] == 0 then return false end
+  end
+  return true
+end
+
+-- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
+local function is_retried(job, lease, how)
+  if not how.retry_in then return false end
+  -- It was asked to end: that is what it does instead, and what its channel says, not that it failed.
+  if lease[FLAG] ~= '' then
+    local said = SAID[lease[FLAG]]
+    how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
+    return false
+  end
+  return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
+end
+
+local function retry(job, lease, how)
+  call('HSET', job.hash, 'failures', job.failures + 1, 'error', how.error or '', 'error_code', how.error_code or '')
+  return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
+end
+
+local function end_choice(job, lease, choice, how)
+  if is_retried(job, lease, how) then
+    retry(job, lease, how)
+    return forget_lease(job.id)
+  end
+  if how.entry then write_end(job, lease, choice, how.state, how.entry) end
+  if how.retry_in or all_ended(lease) then
+    end_job(job, lease, how)
+    return forget_lease(job.id)
+  end
+  changed[job.id] = lease
+end
+
+-- ---------------------------------------------------------------- what is broken
+
+-- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason. When
+-- its hash is what is wrong, there is nothing left that could end: the lease goes.
+local function broken(id, job, lease, reason)
+  -- It cannot be ended while the queue's own keys are foreign too: it stays with its owner, who hears the reason.
+  if wrong_key(incarnation) then return 'broken ' .. reason end
+  forget_lease(id)
+  if not job then
+    forget_lease_of_nothing(id, lease, reason)
+    return 'broken ' .. reason
+  end
+  end_job(job, lease, { state = 'failed', error = reason, error_code = 'broken_key', incarnation = incarnation })
+  return 'broken ' .. reason
+end
+
+-- ---------------------------------------------------------------- first tokens, forgiveness
+
+-- What was measured first stands; the exact number of prompt tokens replaces the estimate.
+local function note_extras(job, extras)
+  job.scheduled = job.scheduled or extras[1] or nil
+  job.first_token = job.first_token or extras[2] or nil
+  job.prompt = extras[3] or job.prompt
+  job.fingerprint = job.fingerprint or extras[4] or nil
+  call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
+    'fingerprint', job.fingerprint or '')
+end
+
+-- A result that was written in parts must be there whole before the end may name it.
+local function has_all_parts(job, end_row)
+  local num_bytes = end_row[10]
+  return not num_bytes or try('STRLEN', result_key(job)) == num_bytes
+end
+
+-- Progress forgives: a job that got further has not killed the process at the same place again.
+local function forgive(id, lease)
+  local job = load_job(id)
+  if job then call('HDEL', job.hash, 'deaths') end
+  lease[DEATHS] = 0
+end
+
+local function finish_ends()
+  if #dropped > 0 then
+    call('HDEL', LEASES, unpack(dropped))
+    call('HDEL', held_key(incarnation), unpack(dropped))
+  end
+  finish()
+end
+
+return {
+  wrong_key = wrong_key, load_job = load_job, how_of = how_of, end_choice = end_choice, broken = broken,
+  note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, finish = finish_ends,
+}

@@ -1,0 +1,58 @@
+-- What the counters should say, counted from what is there: no more than one command for each lane and each worker, so
+-- that it is exact at one instant.
+
+-- The entry of a queued job, where it is on its lane and names it.
+local function entry_of(job)
+  if not job.entry or not job.lane then return nil end
+  local found = try('XRANGE', PREFIX .. 'lane:' .. job.lane, job.entry, job.entry)
+  local parsed = not failed(found) and found[1] and parse_entry(found[1])
+  return parsed and parsed.job == job.id and parsed or nil
+end
+
+-- Every lane that something speaks of: `depth`, the heads of a class, or the caller, who has seen its key.
+local function lane_names(also)
+  local depth, names = as_map(call('HGETALL', DEPTH)), {}
+  for name in pairs(depth) do names[name] = depth[name] end
+  for _, class in ipairs({ RETURNED, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }) do
+    local tenants = try('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
+    for _, tenant in ipairs(failed(tenants) and {} or tenants) do
+      local name = class .. ':' .. tenant
+      names[name] = names[name] or ''
+    end
+  end
+  for _, name in ipairs(also) do names[name] = names[name] or '' end
+  return names
+end
+
+local function length_of(name)
+  local length = try('XLEN', PREFIX .. 'lane:' .. name)
+  return failed(length) and 0 or length
+end
+
+local function held_jobs()
+  local total = 0
+  for _, incarnation in ipairs(call('ZRANGE', ALIVE, 0, -1)) do
+    local held = try('HLEN', held_key(incarnation))
+    total = total + (failed(held) and 0 or held)
+  end
+  return total
+end
+
+-- Changes with every change of a job's state: two counts with the same stamp were made of the same jobs.
+local function stamp()
+  local about = try('XINFO', 'STREAM', OUTBOX)
+  return failed(about) and '0-0' or as_map(about)['last-generated-id']
+end
+
+-- Waiting and running jobs that there are, and each lane whose number in `depth` differs from its length.
+local function count_up(also)
+  local waiting, wrong_lanes = call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS), {}
+  for name, text in pairs(lane_names(also)) do
+    local length = length_of(name)
+    waiting = waiting + length
+    if length ~= (tonumber(string.match(text, '^%d+') or '') or 0) then
+      wrong_lanes[#wrong_lanes + 1] = { name, text, length }
+    end
+  end
+  return waiting, held_jobs(), wrong_lanes
+end

@@ -1,0 +1,20 @@
+-- Give jobs that have not ended their prompts back, where these are gone from the queue.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of {job id, prompt as it was submitted}.
+-- Reply: for each 1, or 0 where the prompt is there, the job has ended, or it was submitted with another.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local function restore(id, payload)
+  local job = load_job(id)
+  if not job or job.state ~= 'queued' and job.state ~= 'running' then return 0 end
+  if #payload + #(job.spec or '') ~= job.bytes then return 0 end
+  return call('SETNX', payload_key(job), payload)
+end
+
+local answers = {}
+for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = restore(row[1], row[2]) end
+return answers
