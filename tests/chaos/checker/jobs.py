@@ -1,0 +1,127 @@
+"""One job: its state, its channels, its result, and what an undisturbed run said. Each finding begins with its kind."""
+
+from collections.abc import Iterator
+
+from tests.chaos.checker.evidence import Asked, Said
+from tests.chaos.checker.formats import ENDS, Entry, Job
+
+HOUR_MS = 3_600_000
+DEAD_KEPT_MS = 14 * 24 * HOUR_MS
+EMPTY_CHANNEL_KEPT_MS = 60_000
+
+Settings = dict[str, str]
+
+
+def check_job(job: Job, asked: Asked, said: tuple[Said, ...], settings: Settings) -> Iterator[str]:
+    """What is wrong with one job of a drained queue."""
+    if not job.fields:
+        if asked.is_acknowledged:
+            yield "lost: it was acknowledged and the queue does not know it"
+        return
+    if job.state not in ENDS:
+        yield f"unfinished: it is {job.state}"
+        return
+    if job.state not in asked.ends:
+        why = f"{job.fields.get('error_code')}: {job.fields.get('error')}"
+        yield f"ended otherwise: it is {job.state} ({why}) and should be {' or '.join(sorted(asked.ends))}"
+    if job.has_lease:
+        yield "lease left: it has ended and is still leased"
+    if job.number("choices") != len(said):
+        yield f"choices: it has {job.number('choices')} and was asked for {len(said)}"
+        return
+    for choice, expected in enumerate(said):
+        yield from _check_choice(job, choice, expected)
+    yield from _check_result(job, said)
+    yield from _check_kept(job, settings)
+
+
+def _check_choice(job: Job, choice: int, said: Said) -> Iterator[str]:
+    entries = job.channels[choice]
+    if entries is None:
+        if job.published[choice][0]:
+            yield f"channel gone: choice {choice} had {job.published[choice][0]} tokens"
+        return
+    where = f"choice {choice}"
+    yield from _check_offsets(entries, where)
+    yield from _check_ends(job, entries, choice)
+    ids = tuple(one for entry in entries for one in entry.ids)
+    text = "".join(entry.text for entry in entries)
+    if job.published[choice][0] != len(ids):
+        yield f"published: {where} has {len(ids)} tokens on its channel and {job.published[choice][0]} in the job"
+    yield from _check_tokens(job, ids, text, said, where)
+
+
+def _check_offsets(entries: tuple[Entry, ...], where: str) -> Iterator[str]:
+    """Each entry begins where the one before ended, and its id says where it ends."""
+    offset = 0
+    for entry in entries:
+        if entry.start < offset:
+            yield f"twice: {where} has tokens {entry.start} to {offset} again"
+        elif entry.start > offset:
+            yield f"gap: {where} lacks tokens {offset} to {entry.start}"
+        offset = entry.start + len(entry.ids)
+        if entry.tokens != offset:
+            yield f"entry id: {where} has an entry of id {entry.tokens} that ends at {offset}"
+
+
+def _check_ends(job: Job, entries: tuple[Entry, ...], choice: int) -> Iterator[str]:
+    """Exactly one end, the last, with its own id and the job's state (done where this choice was)."""
+    ends = [entry for entry in entries if entry.end is not None]
+    if len(ends) != 1:
+        yield f"ends: choice {choice} has {len(ends)} of them"
+        return
+    [last] = ends
+    if last is not entries[-1]:
+        yield f"ends: choice {choice} has tokens after its end"
+    if last.tail != 1 + job.number("requeues"):
+        yield f"ends: that of choice {choice} has the id {last.tokens}-{last.tail}"
+    state = (last.end or {}).get("state")
+    if state != job.state and (state != "done" or job.number("choices") == 1):
+        yield f"ends: choice {choice} says {state} and the job is {job.state}"
+
+
+def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Said, where: str) -> Iterator[str]:
+    """A job that is done says all that an undisturbed run says; another a beginning of it."""
+    if job.state == "done" and (ids, text) == (said.ids, said.text):
+        return
+    if ids != said.ids[: len(ids)]:
+        at = next((i for i, pair in enumerate(zip(ids, said.ids, strict=False)) if pair[0] != pair[1]), len(said.ids))
+        yield f"tokens: {where} differs from the undisturbed run at token {at}"
+    elif not said.text.startswith(text):
+        yield f"text: {where} says {text[-40:]!r} where the undisturbed run says {said.text[: len(text)][-40:]!r}"
+    elif job.state == "done":
+        yield f"tokens: {where} has {len(ids)} and {len(text)} letters, the undisturbed run {len(said.ids)}"
+
+
+def _check_result(job: Job, said: tuple[Said, ...]) -> Iterator[str]:
+    if job.result is None:
+        if job.state == "done":
+            yield "result: it is done and has none"
+        return
+    if len(job.result) != len(said):
+        yield f"result: it has {len(job.result)} choices of {len(said)}"
+        return
+    for choice, (kept, expected) in enumerate(zip(job.result, said, strict=True)):
+        entries = job.channels[choice]
+        if entries is not None and kept.ids != tuple(one for entry in entries for one in entry.ids):
+            yield f"result: the tokens of choice {choice} are not those of its channel"
+        if entries is not None and kept.text != "".join(entry.text for entry in entries):
+            yield f"result: the text of choice {choice} is not that of its channel"
+        if job.state == "done" and kept.finish != expected.finish:
+            yield f"result: choice {choice} ended by {kept.finish} and undisturbed by {expected.finish}"
+
+
+def _check_kept(job: Job, settings: Settings) -> Iterator[str]:
+    """Each key goes by itself, not later than stated; a prompt goes with the end, but of failed jobs."""
+    is_dead = job.state == "failed"
+    result_ms = DEAD_KEPT_MS if is_dead else int(settings.get("result_ttl_ms") or 24 * HOUR_MS)
+    channel_ms = result_ms if is_dead else int(settings.get("channel_ttl_ms") or HOUR_MS // 6)
+    if not is_dead and not any(offset for offset, _ in job.published):
+        channel_ms = min(channel_ms, EMPTY_CHANNEL_KEPT_MS)
+    at_most = {"job": result_ms, "result": result_ms, "channel": channel_ms, "payload": DEAD_KEPT_MS}
+    at_most["idem"] = int(settings.get("idempotency_ttl_ms") or 24 * HOUR_MS)
+    for name, kept_ms in job.kept_ms.items():
+        if not 0 < kept_ms <= at_most[name.split()[0]]:
+            yield f"residue: its {name} is kept for {kept_ms} ms"
+    if job.has_payload and not is_dead:
+        yield "residue: its prompt is still there"
