@@ -33,7 +33,7 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
-from producer.errors import QueueFull
+from producer.errors import ProducerError, QueueFull
 from producer.following import Place, Reader, StreamEvent
 from producer.hub import Hub
 from producer.jobs import Job, Options, PromptLike, Workshop, only_prompt, template
@@ -205,7 +205,12 @@ class AsyncProducer:
         try:
             step = next(operation)
             while True:
-                step = operation.send(await self._perform(step))
+                try:
+                    replies = await self._perform(step)
+                except ProducerError as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(replies)
         except StopIteration as stop:
             return stop.value
 

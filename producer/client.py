@@ -32,7 +32,7 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
-from producer.errors import QueueFull
+from producer.errors import ProducerError, QueueFull
 from producer.following import Place, Reader, StreamEvent
 from producer.jobs import Job, Options, Prepared, PromptLike, Workshop, only_prompt, template
 from producer.links import Link, LinkSettings, Pipe
@@ -269,12 +269,15 @@ class Producer:
     # ------------------------------------------------------------ running
 
     def _run(self, operation: commands.Operation[Result]) -> Result:
-        replies: list[Reply] = []
         try:
             step = next(operation)
             while True:
-                replies = self._perform(step)
-                step = operation.send(replies)
+                try:
+                    replies = self._perform(step)
+                except ProducerError as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(replies)
         except StopIteration as stop:
             return stop.value
 

@@ -1,7 +1,8 @@
 """The producer's side without I/O: what to send for what is asked, and what the replies mean.
 
-Every operation is a generator. It yields an `Ask` (one pipelined round trip) or a `Pause`, is sent the replies, and
-returns or yields what the caller wants. `client.py` and `aio.py` only run it: one waits, the other awaits.
+Every operation is a generator. It yields an `Ask` (one pipelined round trip) or a `Pause`, is sent the replies (or
+what the link raises is thrown into it), and returns or yields what the caller wants. `client.py` and `aio.py` only run
+it: one waits, the other awaits.
 
 An Ask may be sent again after a lost connection, with the same content: reading changes nothing, a submit carries its
 ids, a cancel of a cancelled job says so. The few that may not be say `is_repeatable=False`.
@@ -20,6 +21,7 @@ from producer.contract.states import JobState
 from producer.contract.wire import JobId, JobResult, WireError, decode_result, split_job_id
 from producer.errors import (
     ENDS_BADLY,
+    AccessDenied,
     IdempotencyConflict,
     InvalidJob,
     JobFailed,
@@ -356,6 +358,8 @@ def _refusal(job: NewJob, refused: Refused) -> ProducerError:
             return JobTooLarge(refused.message)
         case "feature":
             return InvalidJob(refused.message)
+        case "wrong_type":
+            return QueueRefused(f"job {job.id}: {refused.message}, or this user may not use it")
         case _:
             return QueueRefused(f"job {job.id}: {refused.message}")
 
@@ -388,7 +392,10 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
     if view.state is not JobState.QUEUED:
         return JobStatus(**facts)
-    survey = yield from ask_call(calls.inspect(queue.keys_of(job_id)))
+    try:
+        survey = yield from ask_call(calls.inspect(queue.keys_of(job_id)))
+    except AccessDenied:
+        return JobStatus(**facts)  # a tenant's reader may not look at the whole queue
     return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey))
 
 

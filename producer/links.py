@@ -62,6 +62,9 @@ AWAY = (RedisConnectionError, RedisTimeoutError, MasterNotFoundError, OSError)
 """What a restart or a failover looks like: worth another try."""
 
 AWAY_WORDS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+DENIED_WORDS = ("NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+"""How servers say that a user may not: alone, and inside a script (Valkey, Redis 7.0 and 6.2)."""
+
 HOPELESS = (AuthenticationError, NoPermissionError, InvalidResponse)
 
 Connection = Any  # redis-py's connections share no public typed base
@@ -127,7 +130,7 @@ def _checked(replies: list[Reply], url: str) -> list[Reply]:
 
 
 def _refusal(error: Exception, url: str) -> ProducerError:
-    if isinstance(error, (AuthenticationError, NoPermissionError)) or str(error).startswith("NOAUTH"):
+    if isinstance(error, (AuthenticationError, NoPermissionError)) or any(word in str(error) for word in DENIED_WORDS):
         return _unreachable(AuthenticationError(str(error)), url)
     if isinstance(error, OutOfMemoryError):
         where = config.redacted(url)

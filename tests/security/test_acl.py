@@ -1,0 +1,184 @@
+"""What each user of docs/security.md can do on each server, and what it cannot."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError, ResponseError
+
+from producer import Producer
+from producer.errors import AccessDenied, ProducerError, QueueRefused
+from tests.integration.workers import running_worker
+from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
+from tests.servers import RedisServer
+
+WRITES: list[tuple[str, ...]] = [
+    ("XADD", "{chat:0}:channel:acme:a:0", "1-0", "e", "x"),
+    ("HSET", "{chat:0}:held:w", "0.acme.a", "1"),
+    ("HSET", "{chat:0}:worker:w", "host", "h"),
+    ("SET", "{chat:0}:result:acme:a", "x"),
+    ("DEL", "{chat:0}:result:acme:a"),
+    ("XADD", "{chat:0}:lane:0:other", "*", "job", "x"),
+    ("HSET", "{chat:0}:job:other:a", "state", "done"),
+]
+"""What only a worker, or another tenant, may write."""
+
+NEW_WRITES: list[tuple[str, ...]] = [
+    ("HSET", "{chat:0}:leases", "0.acme.a", "x"),
+    ("HSET", "{chat:0}:config", "max_waiting_jobs", "1"),
+    ("XADD", "{chat:0}:callbacks", "*", "kind", "job"),
+    ("ZADD", "{chat:0}:alive", "1", "w"),
+]
+"""Also refused to a submitter, but by Redis 6.2: its patterns are of all scripts' fixed keys alike."""
+
+
+@pytest.fixture
+def guarded(any_redis: RedisServer) -> RedisServer:
+    """A server with the page's users."""
+    with any_redis.client() as client:
+        for user in rules_for(any_redis.flavor):
+            client.execute_command("ACL", "DELUSER", user)
+    set_users(any_redis)
+    return any_redis
+
+
+def client_of(server: RedisServer, user: str) -> Any:  # Any: redis-py's client, partly typed
+    return redis.Redis(unix_socket_path=str(server.socket_path), username=user, password=PASSWORD)
+
+
+def is_refused(client: Any, command: tuple[str, ...]) -> bool:
+    try:
+        client.execute_command(*command)
+    except NoPermissionError:
+        return True
+    except ResponseError as error:
+        return any(words in str(error) for words in ("NOPERM", "ACL failure", "can't run this command", "can't access"))
+    return False
+
+
+def through_a_script(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The same from inside a script that declares no key."""
+    return ("EVAL", "return redis.call(unpack(ARGV))", "0", *command)
+
+
+class TestGivenASubmitOnlyUser:
+    def test_when_it_submits_in_every_way_then_the_queue_has_the_jobs(self, guarded: RedisServer) -> None:
+        ways: list[dict[str, Any]] = [  # Any: options of jobs
+            {"priority": 3},
+            {"idempotency_key": "k"},
+            {"batch": "b"},
+            {"deadline": timedelta(minutes=5)},
+            {"not_before": timedelta(seconds=5)},
+            {"ttl_s": 50.0},
+            {"callback_url": "https://example.com/done"},
+        ]
+        with Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter:
+            receipts = [submitter.submit("hello", tenant="acme", **way) for way in ways]
+
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            assert [owner.status(receipt).state for receipt in receipts] == ["queued"] * len(ways)
+
+    def test_when_it_submits_for_another_tenant_then_it_is_refused(self, guarded: RedisServer) -> None:
+        with (
+            Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter,
+            pytest.raises((QueueRefused, AccessDenied)),
+        ):
+            submitter.submit("hello", tenant="other")
+
+        with guarded.client() as client:
+            assert client.keys("*other*") == []
+
+    def test_when_it_writes_what_is_a_workers_then_it_is_refused(self, guarded: RedisServer) -> None:
+        writes = WRITES if guarded.flavor == "redis-6.2" else WRITES + NEW_WRITES
+        with client_of(guarded, "acme-submit") as client:
+            allowed = [write for write in writes if not is_refused(client, write)]
+            allowed += [write for write in writes if not is_refused(client, through_a_script(write))]
+
+        assert allowed == []
+
+    def test_when_it_reads_what_was_generated_then_it_is_refused(self, guarded: RedisServer) -> None:
+        reads = [("GET", "{chat:0}:result:acme:a"), ("XRANGE", "{chat:0}:channel:acme:a:0", "-", "+")]
+        with client_of(guarded, "acme-submit") as client:
+            assert [read for read in reads if not is_refused(client, read)] == []
+
+
+class TestGivenATenantsReader:
+    def test_when_it_follows_a_job_of_its_tenant_then_it_reads_all_of_it(self, guarded: RedisServer) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner, Producer(url_of(guarded, "acme-reader"), queue=QUEUE) as mine:
+            job = owner.submit("hello", tenant="acme", max_tokens=8, ignore_eos=True)
+            assert mine.status(job).state == "queued"
+            with running_worker(guarded.url, queue__name=QUEUE):
+                events = list(mine.stream(job, timeout_s=20))
+
+            assert sum(len(event.token_ids) for event in events) == 8
+            assert len(mine.result(job, timeout_s=5).choices[0].token_ids) == 8
+
+    def test_when_it_asks_for_another_tenants_job_then_it_is_refused(self, guarded: RedisServer) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            job = owner.submit("secret", tenant="other")
+            name = str(job).rpartition(".")[2]
+        reads = [
+            ("HGETALL", f"{{chat:0}}:job:other:{name}"),
+            ("GET", f"{{chat:0}}:payload:other:{name}"),
+            ("GET", f"{{chat:0}}:payload:acme:{name}"),
+            ("GET", f"{{chat:0}}:result:other:{name}"),
+            ("XREAD", "STREAMS", f"{{chat:0}}:channel:other:{name}:0", "0-0"),
+            ("XRANGE", f"{{chat:0}}:channel:other:{name}:0", "-", "+"),
+            ("XRANGE", "{chat:0}:outbox", "-", "+") if guarded.flavor != "redis-6.2" else ("KEYS", "*"),
+            ("HGETALL", "{chat:0}:leases") if guarded.flavor != "redis-6.2" else ("SCAN", "0"),
+        ]
+        with client_of(guarded, "acme-reader") as client:
+            allowed = [read for read in reads if not is_refused(client, read)]
+            allowed += [read for read in reads if not is_refused(client, through_a_script(read))]
+
+        assert allowed == []
+        # What the scripts answer about it is nothing, or a refusal.
+        with Producer(url_of(guarded, "acme-reader"), queue=QUEUE) as mine:
+            with pytest.raises(Exception, match=r"unknown|refuses"):
+                mine.status(job)
+            with pytest.raises(Exception, match=r"unknown|refuses"):
+                mine.result(job, timeout_s=1)
+
+
+class TestGivenReadersWhoMayNotWrite:
+    @pytest.mark.parametrize("user", ["acme-reader", "watcher"])
+    def test_when_they_write_anything_then_it_is_refused(self, guarded: RedisServer, user: str) -> None:
+        own = [("XADD", "{chat:0}:bell", "*", "a", "b"), ("HSET", "{chat:0}:job:acme:a", "state", "done")]
+        writes = [*WRITES, *NEW_WRITES, *own, ("DEL", "{chat:0}:config"), ("FLUSHALL",)]
+        with client_of(guarded, user) as client:
+            allowed = [write for write in writes if not is_refused(client, write)]
+            allowed += [write for write in writes if not is_refused(client, through_a_script(write))]
+
+        assert allowed == []
+
+    def test_when_the_watcher_looks_at_the_queue_then_it_sees_all_of_it(self, guarded: RedisServer) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner, Producer(url_of(guarded, "watcher"), queue=QUEUE) as watcher:
+            job = owner.submit("hello", tenant="other")
+
+            [partition] = watcher.queue()
+            assert partition.totals["submitted"] == 1
+            assert watcher.status(job).state == "queued"
+            with pytest.raises(ProducerError):
+                watcher.submit("hello")
+            with pytest.raises(AccessDenied):
+                watcher.cancel(job)
+
+        with guarded.client() as client:
+            assert client.hget("{chat:0}:counters", "submitted") == b"1"
+
+
+class TestGivenAWorkersUser:
+    def test_when_the_worker_runs_as_it_then_jobs_are_done(self, guarded: RedisServer) -> None:
+        with (
+            Producer(guarded.url, queue=QUEUE) as owner,
+            running_worker(url_of(guarded, "chat-worker"), queue__name=QUEUE),
+        ):
+            job = owner.submit("hello", max_tokens=4, ignore_eos=True)
+
+            assert len(owner.result(job, timeout_s=20).choices[0].token_ids) == 4
+
+    def test_when_it_speaks_of_another_queue_or_the_server_then_it_is_refused(self, guarded: RedisServer) -> None:
+        others = [("GET", "{mail:0}:config"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("ACL", "LIST")]
+        with client_of(guarded, "chat-worker") as client:
+            assert [one for one in others if not is_refused(client, one)] == []
