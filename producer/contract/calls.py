@@ -723,6 +723,9 @@ class QueueSettings:
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
     max_outbox_entries: int | None = None
+    durability: str | None = None
+    """Of submits that do not say it themselves: memory, aof, fsync or replica:N."""
+
     max_job_tokens: int | None = None
     """A job whose prompt + max_tokens exceeds this is refused at submit."""
 

@@ -261,6 +261,7 @@ def check(queue: Queue, ignored: Sequence[str] = ()) -> None:
     _check_counters(queue, jobs)
     _check_lanes(queue, jobs)
     _check_timers(queue, jobs)
+    _check_batches(queue, jobs)
     _check_events(queue, jobs)
     for name, job in jobs.items():
         _check_channels(queue, name, job)
@@ -341,9 +342,23 @@ def _check_lanes(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
 def _check_timers(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
     for member in queue.client.zrange(queue.keys.key("timers"), 0, -1):
         kind, _, job_id = member.decode().partition("|")
+        if kind == "batch":
+            assert not queue.hash_of("batch", job_id).get("completed"), job_id
+            continue
         job = jobs.get(job_id.partition(".")[2].replace(".", ":"))
         assert job is not None, member
         assert job["state"] in ("queued", "running"), (kind, job_id)
+
+
+def _check_batches(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
+    """A batch lists exactly its jobs that have not ended."""
+    unended: dict[str, set[str]] = {}
+    for name, job in jobs.items():
+        if job.get("batch") and job["state"] in ("queued", "running"):
+            unended.setdefault(job["batch"], set()).add(_id(name))
+    listed = {name.removeprefix("members:"): queue.keys.key(name) for name in queue.names("members:*")}
+    zsets = {batch: key for batch, key in listed.items() if queue.client.type(key) == b"zset"}
+    assert {batch: {one.decode() for one in queue.client.zrange(key, 0, -1)} for batch, key in zsets.items()} == unended
 
 
 def _check_events(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from producer.contract import calls, limits
-from producer.contract.calls import Already, Broken, Ok, Replaced, SendFrom
+from producer.contract.calls import Already, Broken, Ok, Replaced, Retried, SendFrom
 from producer.contract.states import JobState
 from producer.contract.wire import ChannelEntry, End, JobId, encode_entry
 from tests.contract.driving import Queue, check, ending, new_job, packed, tokens
@@ -321,15 +321,21 @@ class TestGivenARetryableFailure:
         job = worker.take()
 
         failure = ending(job, 0, 2, state=JobState.FAILED, retry_in_ms=1000)
-        assert worker.advance(failure) == [Ok()]
+        assert worker.advance(failure) == [Retried()]
 
-        assert queue.state(job_id) is JobState.QUEUED
+        view = queue.view(job_id)
+        assert (view.state, view.failures, view.error, view.error_code) == (JobState.QUEUED, 1, "it broke", "broke")
+        assert worker.advance(failure) == [Replaced()], "its lease is over, whoever sends it again"
         assert worker.pull().jobs == ()
         check(queue)
         queue.pass_time(1000)
         again = worker.take()
-        assert (again.published, again.attempt, again.epoch) == ((2,), 2, 2)
-        assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "returned", "started"]
+        assert (again.published, again.attempt, again.epoch, again.failures) == ((2,), 2, 2, 1)
+        submitted, started, returned, again_started = queue.events(job_id)
+        kinds = [event.kind for event in (submitted, started, returned, again_started)]
+        assert kinds == ["submitted", "started", "returned", "started"]
+        assert (returned.fields["why"], returned.fields["error"]) == (b"retry", b"it broke")
+        assert returned.fields["error_code"] == b"broke"
         check(queue)
 
     def test_when_it_was_asked_to_end_meanwhile_then_it_ends_as_asked(self, queue: Queue) -> None:

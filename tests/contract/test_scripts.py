@@ -54,6 +54,8 @@ ACTS: dict[str, Act] = {
     "delete": lambda queue: queue.run(calls.delete(queue.keys, [JobId("0.t.done")])),
     "timers": lambda queue: queue.fire_timers(),
     "close_batch": lambda queue: queue.run(calls.close_batch(queue.keys, "b")),
+    "cancel_batch": lambda queue: queue.run(calls.cancel_batch(queue.keys, "b")),
+    "expire_batch": lambda queue: queue.run(calls.expire_batch(queue.keys, "b", deadline_ms=queue.now_ms)),
     "put_result": lambda queue: queue.run(
         calls.put_result(queue.keys, "A", JobId("0.t.running"), 1, offset=0, part=b"abc")
     ),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from producer.contract import calls
-from producer.contract.calls import Accepted, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced, SendFrom
+from producer.contract.calls import Accepted, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced, Retried, SendFrom
 from producer.contract.states import TRANSITIONS, JobState
 from producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
@@ -231,11 +231,14 @@ class ScriptsMachine(RuleBasedStateMachine):
         retry = retry_in_ms if state is JobState.FAILED else None
         progress = ending(leased, start, num_tokens, choice, state, retry_in_ms=retry)
         expected = self._expected(name, leased, choice, start, num_tokens, has_end=True)
+        is_taken = isinstance(expected, Ok)
+        if is_taken and retry is not None and job.flag is None and job.failures + 1 < self.max_attempts:
+            expected = Retried()
 
         (answer,) = self.workers[name].advance(progress)
 
         assert answer == expected
-        if isinstance(expected, Ok):
+        if is_taken:
             job.offsets[choice] += num_tokens
             self._ended(job, leased, name, choice, state, retry)
         if is_doubled:

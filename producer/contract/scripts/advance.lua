@@ -3,8 +3,8 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: incarnation. ARGV[2]: packed array of progress, each {job, epoch, choice, from, tokens, entry, extras, end}:
 --   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint}; end (or nil) in the order of `how_of`.
--- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'broken <reason>'; and
---   'ok <state>', 'already <state>' when the job is flagged.
+-- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (back on the stream, as
+--   the end had asked), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
 -- Only the lease decides: it must name this incarnation and epoch, and `from` must be its offset. So nothing that a
 -- worker sends after it was replaced is written, and nothing is written twice. The entry's id, `<offset after it>-0`,
@@ -118,8 +118,7 @@ local function advance(row)
   end
   if row[7] then rest.note_extras(job, row[7]) end
   local word = stop_word('ok', lease)
-  if row[8] then rest.end_choice(job, lease, choice, rest.how_of(row[8])) end
-  return word
+  return row[8] and rest.end_choice(job, lease, choice, rest.how_of(row[8])) or word
 end
 
 local answers = {}

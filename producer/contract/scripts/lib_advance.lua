@@ -31,14 +31,17 @@ local function is_retried(job, lease, how)
 end
 
 local function retry(job, lease, how)
+  job.error, job.error_code = how.error, how.error_code
   call('HSET', job.hash, 'failures', job.failures + 1, 'error', how.error or '', 'error_code', how.error_code or '')
   return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
 end
 
+-- Returns the word that is answered where it is no ordinary end.
 local function end_choice(job, lease, choice, how)
   if is_retried(job, lease, how) then
     retry(job, lease, how)
-    return forget_lease(job.id)
+    forget_lease(job.id)
+    return 'retried'
   end
   if how.entry then write_end(job, lease, choice, how.state, how.entry) end
   if how.retry_in or all_ended(lease) then
