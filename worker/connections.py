@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from producer.contract import tls
 from worker.clock import monotonic_s
 from worker.errors import ConfigError
 
@@ -42,13 +43,20 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     if connected is not None:
         options["redis_connect_func"] = partial(_connect, connected)
     try:
+        tls.check_files(url)
         if "+sentinel://" in url:
             return _behind_sentinels(url, options)
         if url.startswith("unix://"):
             options.pop("socket_keepalive")
-        return redis.Redis.from_url(url, **options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
+        return _sound(redis.Redis.from_url(url, **options))  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
     except (ValueError, TypeError, redis.RedisError) as error:
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+
+
+def _sound(client: Client) -> Client:
+    pool = client.connection_pool
+    pool.connection_class(**pool.connection_kwargs)  # an option that does not exist is said now
+    return client
 
 
 def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: ANN401  # as `Client`

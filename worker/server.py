@@ -6,6 +6,7 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+from producer.contract import tls
 from worker.clock import monotonic_s
 from worker.connections import Client, redacted
 from worker.errors import ConfigError, NotReady
@@ -79,7 +80,7 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
             if monotonic_s() >= deadline_s:
                 raise NotReady(
                     f"redis at {redacted(url)} did not answer within {patience_s:g} s: {error}. "
-                    f"Check the URL and that the server runs."
+                    f"{tls.HOW if tls.may_be_refused(error) else 'Check the URL and that the server runs.'}"
                 ) from error
             if not has_complained:
                 log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)
@@ -95,9 +96,11 @@ def raise_if_refused(error: BaseException, url: str) -> None:
     """Tell wrong credentials from a server that is away.
 
     Raises:
-        ConfigError: the server is there, and refuses this user.
+        ConfigError: the server is there, and refuses this user, or one side the other's certificate.
     """
     if isinstance(error, AuthenticationError | NoPermissionError) or str(error).startswith(_REFUSALS):
         raise ConfigError(
             [f"redis at {redacted(url)} refuses this user: check the name and password in the URL"]
         ) from error
+    if tls.is_refused(error):
+        raise ConfigError([f"redis at {redacted(url)}: TLS was refused: {error}. {tls.HOW}"]) from error

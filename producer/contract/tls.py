@@ -1,0 +1,47 @@
+"""TLS to the queue's server: which files a URL names, and which errors mean that a certificate is not accepted."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""What a URL may name: who is trusted, this program's certificate, and its key."""
+
+HOW = f"Check {', '.join(FILES)} in the URL, and the server's own certificate."
+
+_REFUSED = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "ALERT_CERTIFICATE",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_BAD_CERTIFICATE",
+    "WRONG_VERSION",
+)
+_HUNG_UP = "EOF occurred in violation of protocol"
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether one of the two sides does not accept the other's certificate."""
+    return any(word in str(error) for word in _REFUSED)
+
+
+def may_be_refused(error: BaseException) -> bool:
+    """As `is_refused`, or the server hung up, as it also does on a client without a certificate."""
+    return is_refused(error) or _HUNG_UP in str(error)
+
+
+def check_files(url: str) -> None:
+    """Look whether the files that the URL names can be read.
+
+    Raises:
+        ValueError: one cannot.
+    """
+    named = [(name, Path(value)) for name, value in parse_qsl(urlsplit(url).query) if name in FILES]
+    if problems := [f"{name}: {problem}" for name, path in named if (problem := _problem_of(path))]:
+        raise ValueError("; ".join(problems))
+
+
+def _problem_of(path: Path) -> str | None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror}"
+    return None
