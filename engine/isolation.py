@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from engine.batch import Batch, Sampled, ScheduledSequence
 from engine.errors import EngineBroken
 from engine.executor import Executor
-from engine.request import SamplingParams
+from engine.request import FailureKind, Finish, FinishReason, SamplingParams
 from engine.sequence import Sequence
 
 _PROBE_ID = -1
@@ -27,8 +27,8 @@ class Outcome:
     done: list[tuple[Batch, list[Sampled]]] = field(default_factory=list[tuple[Batch, list[Sampled]]])
     """The parts that succeeded, with a row for each sequence that samples; one part where nothing failed."""
 
-    failed: list[tuple[Sequence, str]] = field(default_factory=list[tuple[Sequence, str]])
-    """The culprits, each with a sentence."""
+    failed: list[tuple[Sequence, Finish]] = field(default_factory=list[tuple[Sequence, Finish]])
+    """The culprits, each with its end."""
 
     @property
     def went_well(self) -> bool:
@@ -89,7 +89,7 @@ class IsolatingExecutor:
         """Find the culprits of a `batch` that failed."""
         if len(batch.sequences) == 1:
             sequence = batch.sequences[0].sequence
-            outcome.failed.append((sequence, f"the model failed on this request: {_sentence(error)}"))
+            outcome.failed.append((sequence, _failure(error)))
             return
         for part in _parts(batch):
             problem = self._attempt(part, outcome, num_tries=1)
@@ -128,6 +128,11 @@ def _check_rows(batch: Batch, sampled: list[Sampled]) -> None:
     num_expected = sum(scheduled.samples for scheduled in batch.sequences)
     if len(sampled) != num_expected:
         raise RuntimeError(f"the executor returned {len(sampled)} rows, not {num_expected}")
+
+
+def _failure(error: Exception) -> Finish:
+    message = f"the model failed on this request: {_sentence(error)}"
+    return Finish(reason=FinishReason.ERROR, error=message, failure=FailureKind.of(error))
 
 
 def _sentence(error: Exception) -> str:

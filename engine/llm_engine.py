@@ -121,7 +121,7 @@ class LLMEngine:
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
-        deltas += [self._outputs.of_sequence(sequence).end(_failure(error)) for sequence, error in outcome.failed]
+        deltas += [self._outputs.of_sequence(sequence).end(finish) for sequence, finish in outcome.failed]
         self._retire(self._outputs.finished())
         self._count(deltas)
         return deltas
@@ -235,7 +235,3 @@ def _progress(request: Request) -> tuple[ChoiceProgress, ...]:
     """What was published of each choice, one for each, whatever the request says."""
     missing = max(1, request.num_choices) - len(request.progress)
     return request.progress + (ChoiceProgress(),) * missing
-
-
-def _failure(error: str) -> Finish:
-    return Finish(reason=FinishReason.ERROR, error=error)

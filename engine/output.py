@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from engine.batch import Batch, Sampled
 from engine.detokenizer import Detokenizer, stream_opener
 from engine.executor import ModelLimits, TextDecoder
-from engine.request import Finish, FinishReason, Request, SequenceStats, TokenDelta
+from engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from engine.sequence import Sequence
 from engine.stopping import StopMatcher, StopStrings
 
@@ -63,7 +63,7 @@ class ChoiceOutput:
         """Take what a step drew and say what it added. Tokens after the end are dropped."""
         token_ids, logprobs, error = row
         if error is not None:
-            return self.end(Finish(reason=FinishReason.ERROR, error=error))
+            return self.end(Finish(reason=FinishReason.ERROR, error=error, failure=FailureKind.LOGITS))
         start = self.num_tokens
         text = ""
         for token_id in token_ids:

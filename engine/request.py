@@ -27,6 +27,31 @@ class FinishReason(StrEnum):
     """This request failed; the others went on."""
 
 
+class FailureKind(StrEnum):
+    """What went wrong with a request that could have run: constant words for programs."""
+
+    STEP = "engine_error"
+    """Steps raise with this request, and go well without it."""
+
+    MEMORY = "out_of_memory"
+    """They raise because there is no memory for it now."""
+
+    FILE = "model_file_lost"
+    """They raise because a file that the model needs cannot be read."""
+
+    LOGITS = "bad_logits"
+    """Its logits leave no token to draw: NaN, or all masked."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "FailureKind":
+        """The kind of what a step, or the preparation of a request, raised."""
+        # By name: whatever computes is not known here.
+        is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if is_memory or "can't allocate memory" in str(error):
+            return cls.MEMORY
+        return cls.FILE if isinstance(error, OSError) else cls.STEP
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose the next token, and when to stop.
@@ -166,6 +191,9 @@ class Finish:
 
     is_rejection: bool = False
     """The request never started: it is bad in itself (RequestRejected), and a retry would not help."""
+
+    failure: FailureKind = FailureKind.STEP
+    """What went wrong, when the reason is ERROR and it is no rejection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

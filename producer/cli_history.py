@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from producer.history import Forgotten, JobRow
 
 STATES = [state.value for state in JobState]
-LIST_HEADERS = ("id", "state", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
+LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
 
 
 @click.group()
@@ -87,7 +87,8 @@ def _listed(values: Values, limit: int) -> "list[JobRow]":
 
 def _cells(row: "JobRow") -> list[object]:
     why = row.error or row.reason
-    return [row.id, row.state, when(row.submitted_ms), row.queue_s, row.ttft_s, row.e2e_s, row.output_tokens, why]
+    times = (when(row.submitted_ms), row.queue_s, row.ttft_s, row.e2e_s)
+    return [row.id, row.state, row.attempts, *times, row.output_tokens, why]
 
 
 def _show_batch(values: Values, *, as_json: bool) -> None:

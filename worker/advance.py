@@ -14,6 +14,7 @@ from producer.contract.wire import End, encode_entry, encode_record
 from worker.channel import ChoiceOutput
 from worker.leases import HeldJob
 from worker.results import Origin, record_of, result_of
+from worker.retries import retry_in_ms
 
 PART_BYTES = MAX_CALL_BYTES // 2
 """A result longer than this is written in parts of this length."""
@@ -101,8 +102,17 @@ def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
         result=result,
         record=encode_record(record_of(origin, job.measures, job.choices)),
         output_tokens=sum(len(one.token_ids) for one in job.choices),
+        # A choice that ended well says so: only the one that failed asks for another try.
+        retry_in_ms=_retry_in_ms(job, own_end.end),
         entry=encode_entry(own_end),
     )
+
+
+def _retry_in_ms(job: HeldJob, end: End | None) -> int | None:
+    if end is None or end.state is not JobState.FAILED:
+        return None
+    leased = job.leased
+    return retry_in_ms(end.error_code, leased.failures, which=f"{leased.id} {leased.epoch}")
 
 
 def _too_large(end: End) -> End:

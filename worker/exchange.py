@@ -23,6 +23,7 @@ from producer.contract.calls import (
     Ok,
     PullReply,
     Replaced,
+    Retried,
     SendFrom,
     advance,
     pull,
@@ -33,7 +34,7 @@ from producer.contract.running import run_many
 from producer.contract.states import JobState
 from producer.contract.wire import End
 from worker.advance import Said, calls_of, news_of, parts_of
-from worker.bell import Bell
+from worker.bells import Listener
 from worker.clock import monotonic_s
 from worker.common import Common
 from worker.connections import Connections
@@ -55,12 +56,14 @@ class Leg:
 
     call: Call[Any]  # replies of different calls travel together
     read: Callable[[Any], None]
+    missed: Callable[[], None] = lambda: None
+    """Its reply is an error."""
 
 
 class Exchange:
     """The thread that talks to Redis for the loop. A part: start, quiet, stop."""
 
-    def __init__(self, connections: Connections, bell: Bell, common: Common, watch: StepWatch) -> None:
+    def __init__(self, connections: Connections, bell: Listener, common: Common, watch: StepWatch) -> None:
         self._uplink = connections.uplink
         self._client = connections.uplink.client
         self._bell = bell
@@ -200,10 +203,7 @@ class Exchange:
             replies = run_many(self._client, [leg.call for leg in legs])
             if monotonic_s() - sent_s > beat_every_s:
                 self._common.health.stalled()
-            for leg, reply in zip(legs, replies, strict=True):
-                if isinstance(reply, BaseException):
-                    raise reply
-                leg.read(reply)
+            _read_all(legs, replies)
         except (RedisError, OSError) as error:
             self._away(error)
             return False
@@ -291,7 +291,7 @@ class Exchange:
             case FinishReason.ABORTED:
                 return End(state=job.stop or JobState.CANCELLED, usage=usage)
             case FinishReason.ERROR:
-                code = INVALID_REQUEST if finish.is_rejection else "engine_error"
+                code = INVALID_REQUEST if finish.is_rejection else finish.failure.value
                 return End(state=JobState.FAILED, error=finish.error, error_code=code, usage=usage)
 
     # ------------------------------------------------------------ what is said to the queue
@@ -331,6 +331,8 @@ class Exchange:
             case Replaced():
                 self._common.meters.num_refused_writes += 1
                 self._forget(job, "replaced")
+            case Retried():
+                self._go_back(said)
             case Broken(reason):
                 self._forget(job, reason)
 
@@ -339,7 +341,8 @@ class Exchange:
         choice = job.choices[said.choice]
         choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None)
         job.is_announced = job.is_announced or said.announces
-        if job.is_finished:
+        is_over = progress.end is not None and progress.end.retry_in_ms is not None
+        if job.is_finished or is_over:
             self._finish(job, progress.end)
         elif not job.has_news:
             self._news.pop(job.request_id, None)
@@ -358,13 +361,37 @@ class Exchange:
         self.drop(job, why)
 
     def _finish(self, job: HeldJob, end: EndCall | None) -> None:
-        """The queue has acknowledged every end: the job is nobody's."""
-        self._news.pop(job.request_id, None)
-        if self._leases.remove(job):
-            self._mailbox.forget([job.request_id])
+        """The queue has acknowledged every end, or one that ends the others too: the job is nobody's."""
+        if self._let_go(job):
             self._report(job, end)
+
+    def _go_back(self, said: Said) -> None:
+        """The job failed here, and is tried again when its time comes, here or elsewhere."""
+        job, end = said.job, said.progress.end
+        assert end is not None, "only an end is answered so"
+        if self._let_go(job):
+            self._common.meters.num_jobs_retried += 1
+            self._common.log.warning(
+                "job goes back to be tried again",
+                job_id=job.id,
+                attempt=job.leased.attempt,
+                failures=job.leased.failures + 1,
+                error_code=end.error_code,
+                error=end.error,
+                retry_in_ms=end.retry_in_ms,
+            )
+
+    def _let_go(self, job: HeldJob) -> bool:
+        self._news.pop(job.request_id, None)
+        was_held = self._leases.remove(job)
+        if was_held and job.is_finished:
+            self._mailbox.forget([job.request_id])
+        elif was_held:
+            # Its other choices may still run.
+            self._mailbox.lose([job.request_id])
         if self.is_quiet and self.is_drained:
             self._mailbox.interrupt()
+        return was_held
 
     def _report(self, job: HeldJob, end: EndCall | None) -> None:
         now_ms = self._common.clock.ms(monotonic_s())
@@ -409,7 +436,7 @@ class Exchange:
         if asked is not None:
             keys, request = asked
             request = replace(request, reclaim_until_ms=self._common.clock.ms(now_s + beat.every_s))
-            yield Leg(pull(keys, request), _reader(self._hear_pull, keys))
+            yield Leg(pull(keys, request), _reader(self._hear_pull, keys), lambda: self._pulls.missed(keys))
 
     def _holds_oversized(self) -> bool:
         """Whether the job that may wait here for room has not reached the engine, which closes the room itself."""
@@ -475,6 +502,23 @@ def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:
     job.measures.first_token_ms = leased.first_token_ms
     job.measures.prompt_tokens = leased.prompt_tokens
     return job
+
+
+def _read_all(legs: Sequence[Leg], replies: Sequence[Any]) -> None:  # as in `Leg`
+    """Let each reply be heard: where one shard is away, the others' words count.
+
+    Raises:
+        RedisError: one reply is an error.
+    """
+    problem: BaseException | None = None
+    for leg, reply in zip(legs, replies, strict=True):
+        if isinstance(reply, BaseException):
+            problem = problem or reply
+            leg.missed()
+        else:
+            leg.read(reply)
+    if problem is not None:
+        raise problem
 
 
 def _ignore(_answer: object) -> None:

@@ -11,6 +11,7 @@ belongs to one of four groups, whose merging does not depend on order or repetit
 `merge` does it for two rows in memory; `history_writer` states the same in SQL.
 """
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ from producer.contract.wire import (
 
 KeepPrompts = Literal["none", "hash", "full"]
 Row = dict[str, object]
+EventFields = Mapping[str, bytes | int | None]
 
 NEWEST: tuple[str, ...] = (
     "version", "state", "reason", "error", "error_code", "worker", "finished_ms", "model", "fingerprint",
@@ -43,7 +45,7 @@ NEWEST: tuple[str, ...] = (
 )  # fmt: skip
 SUBMITTED: tuple[str, ...] = (
     "submitted_ms", "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
-    "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt",
+    "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked",
 )  # fmt: skip
 LEAST: tuple[str, ...] = ("pulled_ms",)
 GREATEST: tuple[str, ...] = ("attempts", "record_error")
@@ -137,8 +139,8 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
     if keep_prompts != "none":
         # The queue says by the field's name how much of its prompts may be kept.
-        _read_into(row, fields.get("prompt"), lambda data: _prompt_columns(data, keep_prompts))
-        _read_into(row, fields.get("prompt_to_hash"), lambda data: _prompt_columns(data, "hash"))
+        _read_into(row, fields.get("prompt"), lambda data: _prompt_columns(data, keep_prompts, fields))
+        _read_into(row, fields.get("prompt_to_hash"), lambda data: _prompt_columns(data, "hash", fields))
     change.job = merge(change.job, row)
 
 
@@ -153,12 +155,13 @@ def _started(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
 
 
 def _returned(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
-    why = _text(event.fields.get("why"))
+    why, code = _text(event.fields.get("why")), _text(event.fields.get("error_code"))
     row = _blank_job_like(change.job, event, JobState.QUEUED)
-    row["reason"] = why
+    # One that waits for its retry tells the error that sent it back.
+    row |= {"reason": why, "error": _text(event.fields.get("error")), "error_code": code}
     change.job = merge(change.job, row)
     change.is_returned = True
-    end: Row = {"end_version": event.version, "ended_ms": event.at_ms, "outcome": "returned", "why": why}
+    end: Row = {"end_version": event.version, "ended_ms": event.at_ms, "outcome": "returned", "why": code or why}
     _merge_attempt_into(change, event, end)
 
 
@@ -209,10 +212,20 @@ def _spec_columns(spec: JobSpec) -> Row:
     return columns if spec.batch is None else columns | {"batch": spec.batch}
 
 
-def _prompt_columns(data: bytes, keep_prompts: KeepPrompts) -> Row:
-    text = _prompt_text(decode_prompt(data))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return {"prompt_sha256": digest, "prompt": text if keep_prompts == "full" else None}
+def _prompt_columns(data: bytes, keep_prompts: KeepPrompts, fields: EventFields) -> Row:
+    prompt = decode_prompt(data)
+    text = _prompt_text(prompt)
+    columns: Row = {"prompt_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return columns if keep_prompts != "full" else columns | {"prompt": text, "asked": _asked(prompt, fields)}
+
+
+def _asked(prompt: Prompt, fields: EventFields) -> Row | None:
+    """With the prompt and the other columns all of what was submitted: a job that its queue lost can be had again."""
+    spec, digest = fields.get("spec"), fields.get("digest")
+    if not isinstance(spec, bytes) or not isinstance(digest, bytes):
+        return None
+    kind = "text" if isinstance(prompt, str) else "ids" if isinstance(prompt[0], int) else "chat"
+    return {"prompt": kind, "spec": base64.b64encode(spec).decode(), "digest": digest.hex()}
 
 
 def _prompt_text(prompt: Prompt) -> str:

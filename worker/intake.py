@@ -22,6 +22,7 @@ from worker.connections import Client
 from worker.errors import JobRejected, PartDied
 from worker.health import Patience
 from worker.leases import HeldJob
+from worker.retries import rejection_of
 from worker.translate import Translator
 
 PULL_AT_LEAST_EVERY_S = 0.5
@@ -114,6 +115,12 @@ class Pulls:
         turn.left = left
         until_timer_s = (reply.next_timer_ms - reply.server_ms) / 1000 if reply.next_timer_ms is not None else 1e9
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_timer_s))
+        self._turns.remove(turn)
+        self._turns.append(turn)
+
+    def missed(self, keys: QueueKeys) -> None:
+        """A pull was not answered: another partition goes first, for its shard may be well."""
+        turn = self._turn_of(keys)
         self._turns.remove(turn)
         self._turns.append(turn)
 
@@ -213,6 +220,10 @@ class Preparation:
             self._reject(job, rejection)
             return None
         except _NotOurs:
+            return None
+        except BaseException as error:  # noqa: BLE001  # one job's prompt must end that job alone, whatever it sets off
+            # Libraries written in Rust panic with what is no Exception; and nothing interrupts this thread.
+            self._reject(job, rejection_of(error))
             return None
         job.measures.prompt_tokens = len(request.prompt_token_ids)
         job.forget_prompt()

@@ -54,6 +54,7 @@ class Meters:
     jobs_by_state: dict[str, int] = field(default_factory=dict[str, int])
     num_jobs_pulled: int = 0
     num_jobs_lost: int = 0
+    num_jobs_retried: int = 0
     num_refused_writes: int = 0
     num_round_trips: int = 0
 
@@ -134,6 +135,7 @@ class WorkerCollector(Collector):
             ("output_tokens", "Tokens generated.", now.output_tokens),
             ("jobs_pulled", "Jobs leased from the queue.", self._meters.num_jobs_pulled),
             ("jobs_lost", "Leases that went to another worker.", self._meters.num_jobs_lost),
+            ("jobs_retried", "Jobs that failed here and went back to be tried again.", self._meters.num_jobs_retried),
             ("refused_writes", "Writes that the queue refused because the lease was another's.",
              self._meters.num_refused_writes),
             ("round_trips", "Pipelined round trips to Redis.", self._meters.num_round_trips),

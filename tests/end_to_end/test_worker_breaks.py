@@ -94,7 +94,7 @@ class TestGivenAJobWithLogitsThatAreNotNumbers:
         assert state_of(client, bad_id) is JobState.FAILED
         last = read_channel(client, bad_id)[-1]
         assert last.end is not None
-        assert (last.start, last.end.error_code) == (7, "engine_error")
+        assert (last.start, last.end.error_code) == (7, "bad_logits")
         check_every_token_once(client, {good_id: GOOD})
 
 

@@ -132,6 +132,26 @@ class TestGivenAJobThatRuns:
         assert (row(history, job_id).state, row(history, job_id).error) == ("queued", None)
         assert outcomes(history, job_id) == [(1, "failed", "broke")]
 
+    def test_when_it_waits_for_a_retry_then_its_row_has_the_attempt_and_the_last_error(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one")
+        worker = queue.worker("w1")
+        worker.advance(ending(worker.take(), 0, 2, state=JobState.FAILED, retry_in_ms=1000))
+        record_all(valkey, history)
+
+        found = row(history, job_id)
+        assert (found.state, found.attempts, found.reason) == ("queued", 1, "retry")
+        assert (found.error, found.error_code) == ("it broke", "broke")
+        assert outcomes(history, job_id) == [(1, "returned", "broke")]
+
+        queue.pass_time(1000)
+        worker.advance(ending(worker.take(), 2, 1))
+        record_all(valkey, history)
+        found = row(history, job_id)
+        assert (found.state, found.attempts, found.error) == ("done", 2, None)
+        assert outcomes(history, job_id) == [(1, "returned", "broke"), (2, "done", "stop")]
+
 
 class TestGivenAJobThatNeverRuns:
     """It ends while it waits."""

@@ -1,7 +1,7 @@
 """Workers for tests: in this process, on a thread, with the null model."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -10,7 +10,7 @@ from worker.connections import Connections
 from worker.daemon import Daemon
 from worker.errors import ExitCode
 from worker.log import get_log
-from worker.serving import load
+from worker.serving import Served, load
 from worker.start import build
 
 FAST: dict[str, object] = {
@@ -26,11 +26,15 @@ FAST: dict[str, object] = {
 class RunningWorker:
     """A daemon on a thread. Changes: it can be asked to stop."""
 
-    def __init__(self, url: str, flags: dict[str, object]) -> None:
+    def __init__(self, url: str, flags: dict[str, object], change: Callable[[Served], Served]) -> None:
         config = load_config({}, flags={"redis.url": url, **FAST, **flags})
         self.incarnation = uuid4().hex
         self.daemon: Daemon = build(
-            config, Connections(url, timeout_s=config.redis.timeout_s), load(config), self.incarnation, get_log()
+            config,
+            Connections(url, timeout_s=config.redis.timeout_s),
+            change(load(config)),
+            self.incarnation,
+            get_log(),
         )
         self.exit_code: ExitCode | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -51,9 +55,11 @@ class RunningWorker:
 
 
 @contextmanager
-def running_worker(url: str, **flags: object) -> Generator[RunningWorker]:
-    """A worker that is drained at the end; flags by `section__name`."""
-    worker = RunningWorker(url, {name.replace("__", "."): value for name, value in flags.items()})
+def running_worker(
+    url: str, *, change: Callable[[Served], Served] = lambda served: served, **flags: object
+) -> Generator[RunningWorker]:
+    """A worker that is drained at the end; flags by `section__name`; `change` has the model that it loaded."""
+    worker = RunningWorker(url, {name.replace("__", "."): value for name, value in flags.items()}, change)
     try:
         yield worker
     finally:

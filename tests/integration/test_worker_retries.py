@@ -1,0 +1,161 @@
+"""Errors that are worth another try: the job comes back after its back-off and goes on at its next token."""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from producer.contract import calls
+from producer.contract.calls import JobView, QueueSettings
+from producer.contract.running import run
+from producer.contract.states import JobState
+from producer.contract.wire import JobId, JobOptions
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    read_channel,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.integration.workers import running_worker
+from tests.servers import RedisServer
+from worker.serving import Served
+
+FAULTY = "null?obey_prompts=1"
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:  # Any: redis-py's clients share no typed base
+    with valkey.client() as client:
+        yield client
+
+
+def view_of(client: Any, job_id: JobId) -> JobView:
+    """What the queue says of a job that it knows."""
+    (view,) = run(client, calls.status(KEYS, [job_id]))
+    assert view is not None
+    return view
+
+
+def let_pass(client: Any, ms: int) -> None:
+    """Move the queue's clock."""
+    client.hincrby(KEYS.key("config"), "test_clock_offset_ms", ms)
+
+
+def wait_for_failures(client: Any, job_id: JobId, count: int) -> JobView:
+    """Until it has gone back so often."""
+    wait_until(lambda: view_of(client, job_id).failures == count, f"it has failed {count} times")
+    return view_of(client, job_id)
+
+
+class TestGivenAStepThatFailsOnOneJob:
+    def test_when_it_goes_well_later_then_the_job_goes_on_at_its_next_token(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        # A step is tried three times before the job fails.
+        ask = Ask(prompt="[[fail@5x3]]", options=JobOptions(max_tokens=20))
+        with running_worker(valkey.url, model__path=FAULTY):
+            (job_id,) = submit_all(client, [ask])
+            view = wait_for_failures(client, job_id, 1)
+
+            assert (view.state, view.attempt, view.error_code) == (JobState.QUEUED, 1, "engine_error")
+            assert view.error == "the model failed on this request: RuntimeError: told to fail"
+            assert [entry.end for entry in read_channel(client, job_id)][-1] is None, "its readers wait"
+            assert view.published == (5,)
+            let_pass(client, 1000)
+            wait_for_ends(client, [job_id])
+
+            assert (view_of(client, job_id).attempt, view_of(client, job_id).error) == (2, None)
+            check_every_token_once(client, {job_id: ask})
+        check_nothing_is_left(client)
+
+    def test_when_it_never_goes_well_then_it_fails_with_its_last_error_after_the_tries_there_are(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        run(client, calls.configure(KEYS, QueueSettings(max_attempts=3)))
+        with running_worker(valkey.url, model__path=FAULTY):
+            (job_id,) = submit_all(client, [Ask(prompt="[[fail@3]]", options=JobOptions(max_tokens=20))])
+            for failures in (1, 2):
+                wait_for_failures(client, job_id, failures)
+                let_pass(client, 2000)
+            wait_for_ends(client, [job_id])
+
+            view = view_of(client, job_id)
+            assert (view.state, view.attempt, view.failures) == (JobState.FAILED, 3, 2)
+            assert view.error_code == "engine_error"
+            assert client.zscore(KEYS.key("dead"), job_id) is not None
+            last = read_channel(client, job_id)[-1]
+            assert last.end is not None
+            assert (last.start, last.end.error_code) == (3, "engine_error")
+        check_nothing_is_left(client)
+
+    def test_when_it_is_one_choice_of_three_then_each_token_of_each_is_there_once(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        # Three times with the others and once alone: the first choice fails, and the others go on without it.
+        ask = Ask(prompt="[[fail@6x4]]", options=JobOptions(max_tokens=20, n=3))
+        with running_worker(valkey.url, model__path=FAULTY):
+            (job_id,) = submit_all(client, [ask])
+            wait_for_failures(client, job_id, 1)
+            let_pass(client, 1000)
+            wait_for_ends(client, [job_id])
+
+            check_every_token_once(client, {job_id: ask})
+        check_nothing_is_left(client)
+
+    def test_when_it_is_cancelled_while_it_waits_for_its_retry_then_it_ends_at_once(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        with running_worker(valkey.url, model__path=FAULTY):
+            (job_id,) = submit_all(client, [Ask(prompt="[[fail@3]]", options=JobOptions(max_tokens=20))])
+            wait_for_failures(client, job_id, 1)
+
+            assert run(client, calls.cancel(KEYS, [job_id])) == ["cancelled"]
+        check_nothing_is_left(client)
+
+
+class TestGivenLogitsThatAreNotNumbers:
+    def test_when_they_come_then_the_job_is_not_tried_again(self, valkey: RedisServer, client: Any) -> None:
+        with running_worker(valkey.url, model__path=FAULTY):
+            (job_id,) = submit_all(client, [Ask(prompt="[[nan@4]]", options=JobOptions(max_tokens=20))])
+            wait_for_ends(client, [job_id])
+
+            assert (view_of(client, job_id).attempt, view_of(client, job_id).error_code) == (1, "bad_logits")
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises: no Exception."""
+
+
+class TestGivenAPromptThatBreaksTheTokenizer:
+    """What it raises must not take the worker and its other jobs along."""
+
+    @pytest.mark.parametrize("error", [ZeroDivisionError("no"), Panic("no")])
+    def test_when_it_is_prepared_then_it_alone_goes_back_and_fails_in_the_end(
+        self, valkey: RedisServer, client: Any, error: BaseException
+    ) -> None:
+        def breaking(served: Served) -> Served:
+            def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+                if "bad" in text:
+                    raise error
+                return served.encode(text, add_special_tokens=add_special_tokens)
+
+            return replace(served, encode=encode)
+
+        with running_worker(valkey.url, change=breaking) as worker:
+            bad_id, good_id = submit_all(client, [Ask(prompt="a bad prompt"), Ask()])
+            for failures in (1, 2):
+                wait_for_failures(client, bad_id, failures)
+                let_pass(client, 2000)
+            wait_for_ends(client, [bad_id, good_id])
+
+            assert worker.exit_code is None
+            view = view_of(client, bad_id)
+            assert (view.state, view.error_code) == (JobState.FAILED, "preparation_failed")
+            assert view.error == f"its request could not be made: {type(error).__name__}: no"
+            check_every_token_once(client, {good_id: Ask()})
+        check_nothing_is_left(client)

@@ -1,0 +1,101 @@
+"""Which errors are tried again: the table is whole, its times grow, are bounded and spread, and only failures ask."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine import errors
+from engine.errors import RequestRejected
+from engine.request import FailureKind
+from worker.retries import FINAL, PREPARATION_FAILED, RETRIES, BackOff, rejection_of, retry_in_ms
+from worker.translate import code_of
+
+ROOT = Path(__file__).parent.parent.parent
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def codes_that_can_be_said() -> set[str]:
+    """Every error code that an engine, a worker or a script can give a job."""
+    rejections = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestRejected)
+    ]
+    worker = "\n".join(path.read_text() for path in (ROOT / "worker").glob("*.py"))
+    scripts = "\n".join(path.read_text() for path in (ROOT / "producer/contract/scripts").glob("*.lua"))
+    said = re.findall(r'JobRejected\(\s*"([a-z_]+)"', worker) + re.findall(r'error_code="([a-z_]+)"', worker)
+    return {
+        *map(str, FailureKind),
+        PREPARATION_FAILED,
+        *(code_of(kind("")) for kind in rejections),
+        *said,
+        *re.findall(r"error_code = '([a-z_]+)'", scripts),
+    }
+
+
+class TestGivenTheTable:
+    def test_when_a_code_can_be_said_then_it_is_either_tried_again_or_final(self) -> None:
+        said = codes_that_can_be_said()
+
+        assert {"engine_error", "invalid_request", "killed_its_worker", "result_too_large"} <= said
+        assert said - (RETRIES.keys() | FINAL) == set()
+        assert RETRIES.keys() & FINAL == set()
+        assert (RETRIES.keys() | FINAL) - said == set(), "nobody says these any more"
+
+    def test_when_the_operations_page_lists_codes_then_it_says_the_same(self) -> None:
+        rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", OPERATIONS, re.MULTILINE)
+        listed = {code: "yes" in again for codes, again in rows for code in re.findall(r"`([a-z_]+)`", codes)}
+
+        assert listed == {code: code in RETRIES for code in RETRIES.keys() | FINAL}
+
+    @pytest.mark.parametrize("code", [*FINAL, "nobody_knows_it", None])
+    def test_when_an_error_is_final_or_unknown_then_it_is_not_tried_again(self, code: str | None) -> None:
+        assert retry_in_ms(code, 0, which="j 1") is None
+
+
+class TestGivenABackOff:
+    def test_when_failures_follow_each_other_then_it_doubles_up_to_its_bound(self) -> None:
+        back_off = BackOff(first_s=1, most_s=10)
+
+        assert [back_off.delay_s(n, share=1) for n in range(6)] == [1, 2, 4, 8, 10, 10]
+        assert back_off.delay_s(10**9, share=1) == 10
+        assert back_off.delay_s(0, share=0) == 0.5
+
+    @pytest.mark.parametrize("code", RETRIES)
+    def test_when_many_jobs_fail_together_then_they_come_back_spread_over_half_of_its_time(self, code: str) -> None:
+        delays = [retry_in_ms(code, 1, which=f"0.t.{n} 1") or 0 for n in range(1000)]
+        whole_ms = RETRIES[code].first_s * 2 * 1000
+
+        assert min(delays) >= whole_ms / 2
+        assert max(delays) <= whole_ms
+        quarters = [sum(1 for one in delays if part <= (one / whole_ms - 0.5) * 8 < part + 1) for part in range(4)]
+        assert min(quarters) > 150, "no quarter of the time is left out"
+
+    def test_when_the_same_end_is_sent_again_then_it_asks_for_the_same_time(self) -> None:
+        assert retry_in_ms("engine_error", 0, which="j 1") == retry_in_ms("engine_error", 0, which="j 1")
+        assert retry_in_ms("engine_error", 0, which="j 1") != retry_in_ms("engine_error", 0, which="j 2")
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+class TestGivenWhatADeviceRaises:
+    @pytest.mark.parametrize(
+        ("error", "kind"),
+        [
+            (OutOfMemoryError("CUDA out of memory"), FailureKind.MEMORY),
+            (MemoryError(), FailureKind.MEMORY),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory"), FailureKind.MEMORY),
+            (FileNotFoundError("model.safetensors"), FailureKind.FILE),
+            (RuntimeError("bad shape"), FailureKind.STEP),
+        ],
+    )
+    def test_when_it_is_read_then_its_kind_is_known(self, error: Exception, kind: FailureKind) -> None:
+        assert FailureKind.of(error) is kind
+
+    def test_when_preparing_a_job_raises_then_its_producer_hears_what(self) -> None:
+        assert (rejection_of(KeyError("x")).code, str(rejection_of(KeyError("x")))) == (
+            PREPARATION_FAILED,
+            "its request could not be made: KeyError: 'x'",
+        )
+        assert rejection_of(FileNotFoundError("tokenizer.json")).code == "model_file_lost"
