@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from producer.contract import calls, limits
 from producer.contract.calls import Accepted, BatchView, Call, Conflict, Duplicate, JobView, NewJob, QueueView, Refused
+from producer.contract.durability import NOTHING_ASKED, Assurance
 from producer.contract.keys import QueueKeys
 from producer.contract.scripts import load
 from producer.contract.states import JobState
@@ -27,6 +28,7 @@ from producer.errors import (
     JobFailed,
     JobNotFound,
     JobTooLarge,
+    LessDurable,
     ProducerError,
     QueueFull,
     QueueRefused,
@@ -46,6 +48,9 @@ class Ask:
     commands: tuple[Command, ...]
     is_repeatable: bool = True
     """Whether it may be sent again when the connection was lost before the reply."""
+
+    is_lenient: bool = False
+    """An error of one command is that command's reply, as our typed error, and not raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,9 @@ SubmitAnswer: TypeAlias = Receipt | ProducerError
 JOB_OVERHEAD_BYTES = 256
 """Of one job's arguments in a call beside spec and payload."""
 
+CALLS_PER_WAIT = 4
+"""Calls of one chunk where the server's disk or replicas are waited for: once for all of them."""
+
 
 Group: TypeAlias = tuple[Call[list[calls.SubmitAnswer]], list[int]]
 """A call, and the places of its jobs in their chunk."""
@@ -229,9 +237,12 @@ Group: TypeAlias = tuple[Call[list[calls.SubmitAnswer]], list[int]]
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Jobs that travel together: at most `MAX_JOBS_PER_CALL` and `MAX_CALL_BYTES`. Filled, sent, then answered."""
+    """Jobs that travel together: what fits a call (or several, if they are waited for). Filled, sent, then answered."""
 
     queue: Queue
+    assurance: Assurance = NOTHING_ASKED
+    """What is asked of the server behind them."""
+
     jobs: list[NewJob | ProducerError] = field(default_factory=list[NewJob | ProducerError])
     """In the caller's order; an error stands where a job could not be made."""
 
@@ -245,7 +256,9 @@ class Chunk:
         """Whether this job still fits; a single large one travels alone."""
         if not self.jobs:
             return True
-        return len(self.jobs) < limits.MAX_JOBS_PER_CALL and self.num_bytes + _size(job) <= limits.MAX_CALL_BYTES
+        num_calls = CALLS_PER_WAIT if self.assurance.is_asked else 1
+        has_bytes = self.num_bytes + _size(job) <= num_calls * limits.MAX_CALL_BYTES
+        return has_bytes and len(self.jobs) < num_calls * limits.MAX_JOBS_PER_CALL
 
     def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> None:
         """Put one in."""
@@ -256,34 +269,57 @@ class Chunk:
             self.num_bytes += _size(job)
 
     def ask(self) -> Ask:
-        """What to send: one call for each partition that has jobs in it. Nothing is added after this."""
-        self._calls = self._grouped()
-        return Ask(tuple(command_of(call) for call, _ in self._calls))
-
-    def answers(self, replies: Sequence[Reply]) -> list[SubmitAnswer]:
-        """What became of each, in the caller's order."""
-        found: dict[int, SubmitAnswer] = {}
-        for (call, places), reply in zip(self._calls, replies, strict=True):
-            for place, answer in zip(places, call.parse(reply), strict=True):
-                job = self.jobs[place]
-                assert isinstance(job, NewJob)
-                found[place] = _answer(job, answer, is_chosen=place in self.chosen)
-        return [job if isinstance(job, ProducerError) else found[i] for i, job in enumerate(self.jobs)]
-
-    def refused(self, error: ProducerError) -> list[SubmitAnswer]:
-        """The answers where the server refused the whole call."""
-        return [job if isinstance(job, ProducerError) else error for job in self.jobs]
-
-    def _grouped(self) -> list[Group]:
+        """What to send: calls for each partition that has jobs in it. Nothing is added after this."""
         groups: dict[int, list[int]] = {}
         for i, job in enumerate(self.jobs):
             if isinstance(job, NewJob):
                 # A new job's id is known to be one: no need to look closer at each.
                 groups.setdefault(int(job.id.partition(".")[0]), []).append(i)
-        return [
-            (calls.submit(self.queue.keys(partition), [cast("NewJob", self.jobs[i]) for i in places]), places)
-            for partition, places in groups.items()
-        ]
+        self._calls = [group for partition, places in groups.items() for group in self._cut(partition, places)]
+        behind = self.assurance.commands([self.queue.keys(partition) for partition in groups])
+        return Ask((*(command_of(call) for call, _ in self._calls), *behind), is_lenient=True)
+
+    def answers(self, replies: Sequence[Reply]) -> list[SubmitAnswer]:
+        """What became of each, in the caller's order.
+
+        Raises:
+            QueueRefused, AccessDenied: the server refuses the call itself.
+        """
+        found: dict[int, SubmitAnswer] = {}
+        for (call, places), reply in zip(self._calls, replies, strict=False):
+            found.update(zip(places, self._read(call, places, reply), strict=True))
+        doubt = self.assurance.doubt(replies[len(self._calls) :])
+        answers = [job if isinstance(job, ProducerError) else found[i] for i, job in enumerate(self.jobs)]
+        return answers if doubt is None else [self._doubted(answer, doubt) for answer in answers]
+
+    def _read(self, call: Call[list[calls.SubmitAnswer]], places: list[int], reply: Reply) -> Iterator[SubmitAnswer]:
+        if isinstance(reply, QueueFull):
+            yield from [reply] * len(places)
+        elif isinstance(reply, ProducerError):
+            raise reply
+        else:
+            for place, answer in zip(places, call.parse(reply), strict=True):
+                yield _answer(cast("NewJob", self.jobs[place]), answer, is_chosen=place in self.chosen)
+
+    def _doubted(self, answer: SubmitAnswer, doubt: str) -> SubmitAnswer:
+        if isinstance(answer, ProducerError):
+            return answer
+        return LessDurable(answer.id, str(self.assurance.asked), doubt, receipt=answer)
+
+    def _cut(self, partition: int, places: list[int]) -> Iterator[Group]:
+        """The calls that these jobs of one partition need: one, unless several chunks' worth are waited for at once."""
+        keys, bite, num_bytes = self.queue.keys(partition), list[int](), 0
+        for place in places:
+            size = _size(cast("NewJob", self.jobs[place]))
+            if bite and (len(bite) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
+                yield self._group(keys, bite)
+                bite, num_bytes = [], 0
+            bite.append(place)
+            num_bytes += size
+        yield self._group(keys, bite)
+
+    def _group(self, keys: QueueKeys, places: list[int]) -> Group:
+        return calls.submit(keys, [cast("NewJob", self.jobs[i]) for i in places]), places
 
 
 def _size(job: NewJob) -> int:
@@ -293,31 +329,33 @@ def _size(job: NewJob) -> int:
 class Packer:
     """Cuts jobs into what one call takes."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, assurance: Assurance = NOTHING_ASKED) -> None:
         self._queue = queue
-        self._chunk = Chunk(queue)
+        self._assurance = assurance
+        self._chunk = Chunk(queue, assurance)
 
     def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> Chunk | None:
         """Put one in; returns the chunk before it when that is full."""
         full = None
         if isinstance(job, NewJob) and not self._chunk.takes(job):
-            full, self._chunk = self._chunk, Chunk(self._queue)
+            full, self._chunk = self._chunk, Chunk(self._queue, self._assurance)
         self._chunk.add(job, is_chosen=is_chosen)
         return full
 
     def rest(self) -> Chunk | None:
         """What is left."""
-        rest, self._chunk = self._chunk, Chunk(self._queue)
+        rest, self._chunk = self._chunk, Chunk(self._queue, self._assurance)
         return rest if rest.jobs else None
 
 
-def submit(queue: Queue, job: NewJob, *, is_chosen: bool) -> Operation[Receipt]:
+def submit(queue: Queue, job: NewJob, assurance: Assurance = NOTHING_ASKED, *, is_chosen: bool) -> Operation[Receipt]:
     """Submit one job.
 
     Raises:
         QueueFull, QueueRefused, JobTooLarge, InvalidJob, IdempotencyConflict: the queue does not take it.
+        LessDurable: it does, but the server has not confirmed what was asked of it.
     """
-    chunk = Chunk(queue)
+    chunk = Chunk(queue, assurance)
     chunk.add(job, is_chosen=is_chosen)
     [answer] = chunk.answers((yield chunk.ask()))
     if isinstance(answer, QueueFull):

@@ -8,6 +8,8 @@ ProducerError
 ├── IdempotencyConflict          the caller's: the key or id belongs to another job
 ├── QueueFull                    nobody's: the queue is at a bound; try again after `retry_after_s`
 ├── QueueRefused                 the operator's: the queue does not take jobs as it is now
+│   └── DurabilityRefused        the server cannot promise the durability asked for; nothing was submitted
+├── LessDurable                  the queue has the job, but the server did not confirm the durability; `receipt` has it
 ├── JobNotFound                  the id is unknown, or its data has expired
 ├── JobNotDone                   the job ended without all of its output; `partial` has what there is
 │   ├── JobFailed
@@ -18,6 +20,7 @@ ProducerError
 ├── ResultTimeout                the job is still on its way
 ├── QueueUnreachable             the server is away: nothing is lost, try again
 │   ├── AccessDenied             wrong password or missing rights
+│   ├── CertificateRefused       TLS: one side does not accept the other's certificate
 │   └── NotAQueue                something answers there, but not as Redis does
 ├── EmbeddedServerError          the embedded server cannot be found or started
 └── HistoryUnavailable           the job history cannot be read
@@ -75,6 +78,23 @@ class QueueFull(ProducerError):
 
 class QueueRefused(ProducerError):
     """The queue does not take this job as it is configured now."""
+
+
+class DurabilityRefused(QueueRefused):
+    """The server cannot promise the durability that was asked for. Nothing was submitted."""
+
+
+class LessDurable(ProducerError):
+    """The queue has the job and will do it, but the server has not confirmed that it is as durable as asked."""
+
+    def __init__(self, job_id: JobId, asked: str, doubt: str, *, receipt: object) -> None:
+        super().__init__(
+            f"job {job_id} is accepted, but less durable than {asked}: {doubt} It will be done unless the server loses "
+            "it. To ask once more, submit the same with this job_id: the queue takes it once."
+        )
+        self.job_id = job_id
+        self.receipt = receipt
+        """The Receipt of the accepted job."""
 
 
 class JobNotFound(ProducerError, LookupError):
@@ -142,6 +162,10 @@ class QueueUnreachable(ProducerError):
 
 class AccessDenied(QueueUnreachable):
     """The server refuses this user."""
+
+
+class CertificateRefused(QueueUnreachable):
+    """TLS: the server's certificate is not trusted here, or the server does not accept ours, or there is none."""
 
 
 class NotAQueue(QueueUnreachable):

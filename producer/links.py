@@ -21,12 +21,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     InvalidResponse,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -34,9 +36,11 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from producer import config
 from producer.commands import Ask, Reply, with_source
+from producer.contract import tls
 from producer.contract.running import no_retry
 from producer.errors import (
     AccessDenied,
+    CertificateRefused,
     InvalidSetting,
     NotAQueue,
     ProducerError,
@@ -61,7 +65,10 @@ MAX_IN_FLIGHT = 4
 AWAY = (RedisConnectionError, RedisTimeoutError, MasterNotFoundError, OSError)
 """What a restart or a failover looks like: worth another try."""
 
-AWAY_WORDS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+AWAY_WORDS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED")
+AWAY_REPLIES = (ClusterDownError, ReadOnlyError, TryAgainError)
+"""The same, where redis-py has a class for it: then the word is cut from the reply."""
+
 DENIED_WORDS = ("NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
 """How servers say that a user may not: alone, and inside a script (Valkey, Redis 7.0 and 6.2)."""
 
@@ -115,18 +122,24 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool = True) -> Q
         return AccessDenied(f"{where} refuses this user: {error}. Check user name, password and rights.")
     if isinstance(error, InvalidResponse):
         return NotAQueue(f"what answers at {where} is not Redis. Check host and port.")
+    if tls.may_be_refused(error):
+        return CertificateRefused(f"{where}: TLS was refused, on one side or the other: {error}. {tls.HOW}")
     unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
     return QueueUnreachable(f"{where} does not answer: {error}. Check the address, and that the server runs.{unsure}")
 
 
-def _checked(replies: list[Reply], url: str) -> list[Reply]:
-    """The replies, if none is an error."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            if str(reply).startswith(AWAY_WORDS) or isinstance(reply, ReadOnlyError):
-                raise RedisConnectionError(str(reply)) from reply
-            raise _refusal(reply, url) from reply
-    return replies
+def checked(ask: Ask, replies: list[Reply], url: str) -> list[Reply]:
+    """The replies, if none is an error; those of a lenient ask with our errors among them."""
+    return [_checked_one(reply, url, ask) if isinstance(reply, Exception) else reply for reply in replies]
+
+
+def _checked_one(error: Exception, url: str, ask: Ask) -> Reply:
+    if str(error).startswith(AWAY_WORDS) or isinstance(error, AWAY_REPLIES):
+        raise RedisConnectionError(str(error)) from error
+    refusal = _refusal(error, url)
+    if ask.is_lenient:
+        return refusal
+    raise refusal from error
 
 
 def _refusal(error: Exception, url: str) -> ProducerError:
@@ -194,10 +207,11 @@ def make_pool(url: str) -> ConnectionPool:
     """
     pool_options = _pool_options(no_retry())
     try:
+        tls.check_files(url)
         if "+sentinel" in url:
             addresses, service, sentinel_options, options = _sentinel_arguments(url, pool_options)
             return SentinelConnectionPool(service, Sentinel(addresses, sentinel_kwargs=sentinel_options), **options)
-        return _POOL.from_url(url, **pool_options)
+        return _sound(_POOL.from_url(url, **pool_options))
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error
 
@@ -210,12 +224,18 @@ def make_async_pool(url: str) -> redis_async.ConnectionPool:
     """
     pool_options = _pool_options(AsyncRetry(NoBackoff(), 0))
     try:
+        tls.check_files(url)
         if "+sentinel" in url:
             addresses, service, sentinel_options, options = _sentinel_arguments(url, pool_options)
             return AsyncSentinelPool(service, AsyncSentinel(addresses, sentinel_kwargs=sentinel_options), **options)
-        return _ASYNC_POOL.from_url(url, **pool_options)
+        return _sound(_ASYNC_POOL.from_url(url, **pool_options))
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error
+
+
+def _sound(pool: Any) -> Any:  # noqa: ANN401  # pools of either kind
+    pool.connection_class(**pool.connection_kwargs)  # an option that does not exist is said now
+    return pool
 
 
 def _sentinels(pool: object) -> list[Any]:  # Any: clients of either kind
@@ -271,6 +291,10 @@ class Link:
         return Patience(self._settings, self._has_connected, time.monotonic())
 
     def _try(self, ask: Ask) -> list[Reply]:
+        return self.checked(ask, self.exchange(ask))
+
+    def exchange(self, ask: Ask) -> list[Reply]:
+        """Send once, and wait for the replies; an error reply is one of them."""
         connection = self.connect()
         try:
             replies = self._exchange(connection, ask)
@@ -279,7 +303,7 @@ class Link:
                 replies = merged(replies, places, self._exchange(connection, in_full(only(ask, places))))
         finally:
             self._pool.release(connection)
-        return self.checked(replies)
+        return replies
 
     def connect(self) -> Connection:
         """Take a connection from the pool, connected."""
@@ -291,13 +315,13 @@ class Link:
         """Return a connection to the pool."""
         self._pool.release(connection)
 
-    def checked(self, replies: list[Reply]) -> list[Reply]:
-        """The replies, if none is an error.
+    def checked(self, ask: Ask, replies: list[Reply]) -> list[Reply]:
+        """The replies, if none is an error; those of a lenient ask with our errors among them.
 
         Raises:
             QueueRefused, QueueFull, AccessDenied: one is.
         """
-        return _checked(replies, self._settings.url)
+        return checked(ask, replies, self._settings.url)
 
     def _exchange(self, connection: Connection, ask: Ask) -> list[Reply]:
         connection.send_packed_command(connection.pack_commands(ask.commands))
@@ -342,13 +366,13 @@ class Pipe:
         patience = self._link.patience()
         while True:
             try:
-                replies = self._try()
+                replies = self._link.checked(self._in_flight[0], self._try())
             except AWAY + HOPELESS as error:
                 self._drop()
                 time.sleep(patience.next_delay_s(error))
             else:
                 self._in_flight.popleft()
-                return self._link.checked(replies)
+                return replies
 
     def close(self) -> None:
         """Give the connection back; one with replies still to come is closed."""
@@ -446,11 +470,15 @@ class AsyncLink:
         """Return a connection to the pool."""
         await self._pool.release(connection)
 
-    def checked(self, replies: list[Reply]) -> list[Reply]:
+    def checked(self, ask: Ask, replies: list[Reply]) -> list[Reply]:
         """As `Link.checked`."""
-        return _checked(replies, self._settings.url)
+        return checked(ask, replies, self._settings.url)
 
     async def _try(self, ask: Ask) -> list[Reply]:
+        return self.checked(ask, await self.exchange(ask))
+
+    async def exchange(self, ask: Ask) -> list[Reply]:
+        """As `Link.exchange`."""
         connection = await self.connect()
         try:
             replies = await self._exchange(connection, ask)
@@ -459,7 +487,7 @@ class AsyncLink:
                 replies = merged(replies, places, await self._exchange(connection, in_full(only(ask, places))))
         finally:
             await self._pool.release(connection)
-        return self.checked(replies)
+        return replies
 
     async def _exchange(self, connection: Connection, ask: Ask) -> list[Reply]:
         await connection.send_packed_command(connection.pack_commands(ask.commands))
@@ -504,13 +532,13 @@ class AsyncPipe:
         patience = self._link.patience()
         while True:
             try:
-                replies = await self._try()
+                replies = self._link.checked(self._in_flight[0], await self._try())
             except AWAY + HOPELESS as error:
                 await self._drop()
                 await asyncio.sleep(patience.next_delay_s(error))
             else:
                 self._in_flight.popleft()
-                return self._link.checked(replies)
+                return replies
 
     async def close(self) -> None:
         """Give the connection back; one with replies still to come is closed."""

@@ -1,0 +1,214 @@
+"""How surely an accepted job is kept: what may be asked for, what a server must be like, and how its word is read.
+
+    memory      the server has accepted the job; what it survives is up to the server's own settings
+    aof         and the server writes an append-only file
+    fsync       and the job was on the server's disk before submit returned
+    replica:N   the job was in the memory of N replicas before submit returned
+
+Knows no connection: commands go out, replies come back.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias, cast
+
+from producer.contract.errors import InvalidJob
+from producer.contract.keys import QueueKeys
+
+Command: TypeAlias = tuple[str | int, ...]
+
+WAITAOF_SINCE = (7, 2)
+"""Of Redis; Valkey has had it from the beginning and says that it is compatible with this."""
+
+LOOK: tuple[Command, ...] = (("INFO", "persistence"), ("CONFIG", "GET", "*appendfsync*"))
+"""What the server does with its append-only file."""
+
+FACTS: tuple[Command, ...] = (*LOOK, ("INFO", "server"), ("INFO", "replication"))
+"""All that `keeping_of` reads."""
+
+
+class Level(StrEnum):
+    """Kinds of durability, from the weakest; `replica` is apart, since it says nothing of disks."""
+
+    MEMORY = "memory"
+    AOF = "aof"
+    FSYNC = "fsync"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What is asked for."""
+
+    level: Level
+    replicas: int = 0
+    """How many must have the job; for level `replica` alone."""
+
+    def __str__(self) -> str:
+        return f"{self.level}:{self.replicas}" if self.level is Level.REPLICA else str(self.level)
+
+
+MEMORY = Durability(Level.MEMORY)
+
+
+def read_durability(text: object) -> Durability:
+    """The durability that a text names.
+
+    Raises:
+        InvalidJob: it names none.
+    """
+    level, _, count = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if level in (Level.MEMORY, Level.AOF, Level.FSYNC) and text == level:
+        return Durability(Level(level))
+    if level == Level.REPLICA and count.isascii() and count.isdigit() and int(count) > 0:
+        return Durability(Level.REPLICA, int(count))
+    raise InvalidJob(f"durability must be memory, aof, fsync or replica:N with N of 1 or more, got {text!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What a server does to keep what it has accepted."""
+
+    is_appending: bool
+    is_append_failing: bool
+    """The last write to the append-only file went wrong."""
+
+    appendfsync: str | None
+    """None: this user may not ask."""
+
+    skips_fsync: bool
+    """`no-appendfsync-on-rewrite`: nothing is synced while the file is rewritten."""
+
+    has_waitaof: bool
+    replicas: int
+    """In sync now."""
+
+    def objection(self, asked: Durability) -> str | None:
+        """Why this server cannot promise what is asked, and what to do; None: it can."""
+        match asked.level:
+            case Level.MEMORY:
+                return None
+            case Level.AOF:
+                return self._objection_to_aof()
+            case Level.FSYNC:
+                return self._objection_to_aof() or self._objection_to_fsync()
+            case Level.REPLICA if self.replicas < asked.replicas:
+                return f"{self.replicas} replicas follow it, not {asked.replicas}. Add replicas, or ask for fewer."
+            case Level.REPLICA:
+                return None
+
+    def _objection_to_aof(self) -> str | None:
+        if not self.is_appending:
+            return "its append-only file is off. Set `appendonly yes` there."
+        if self.is_append_failing:
+            return "it cannot write its append-only file. Look at its log, and at the space on its disk."
+        return None
+
+    def _objection_to_fsync(self) -> str | None:
+        if self.appendfsync is None:
+            return "this user may not ask for `appendfsync`. Allow it CONFIG GET, or ask for aof."
+        if self.appendfsync != "always":
+            return (
+                f"`appendfsync` is {self.appendfsync}, so it answers before the job is on disk. "
+                "Set `appendfsync always` there, or ask for aof."
+            )
+        if self.skips_fsync and not self.has_waitaof:
+            return "`no-appendfsync-on-rewrite` is yes, so it may answer before the job is on disk. Set it to no there."
+        return None
+
+
+def keeping_of(info: Mapping[str, object], config: Mapping[str, str] | None) -> Keeping:
+    """Read INFO (server, persistence and replication), and CONFIG GET where it is allowed."""
+    version = [int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdigit()]
+    return Keeping(
+        is_appending=str(info.get("aof_enabled", "0")) == "1",
+        is_append_failing=info.get("aof_last_write_status", "ok") != "ok",
+        appendfsync=None if config is None else config.get("appendfsync"),
+        skips_fsync=config is not None and config.get("no-appendfsync-on-rewrite") == "yes",
+        has_waitaof="valkey_version" in info or tuple(version) >= WAITAOF_SINCE,
+        replicas=sum(bool(re.fullmatch(r"slave\d+", name)) and "online" in str(info[name]) for name in info),
+    )
+
+
+def keeping_in(replies: Sequence[object]) -> Keeping | None:
+    """Read the replies to `FACTS`, or to `LOOK` alone; None: this user may not ask."""
+    found, config, *rest = replies
+    infos = [found, *rest]
+    if not all(isinstance(info, bytes) for info in infos):
+        return None
+    # A flat reply: name, value, name, value …; an error where CONFIG is not allowed.
+    flat = [part.decode() for part in cast("list[bytes]", config)] if isinstance(config, list) else None
+    named = None if flat is None else dict(zip(flat[::2], flat[1::2], strict=True))
+    return keeping_of(_lines(b"\n".join(cast("list[bytes]", infos))), named)
+
+
+def _lines(info: bytes) -> dict[str, str]:
+    pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class Assurance:
+    """What a submit asks of the server behind its jobs, in the same round trip, and how the answer is read."""
+
+    asked: Durability
+    timeout_ms: int = 0
+    has_waitaof: bool = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything follows the jobs."""
+        return self.asked.level is not Level.MEMORY
+
+    def commands(self, partitions: Sequence[QueueKeys]) -> tuple[Command, ...]:
+        """What to send after the jobs of these partitions, on the same connection."""
+        # WAIT and WAITAOF look at the last write of their connection. A job that was sent twice, and was there
+        # already, writes nothing: so something is written that changes nothing.
+        touches: list[Command] = [("HINCRBY", keys.key("counters"), "submitted", 0) for keys in partitions]
+        match self.asked.level:
+            case Level.MEMORY:
+                return ()
+            case Level.FSYNC if self.has_waitaof:
+                return (*LOOK, *touches, ("WAITAOF", 1, 0, self.timeout_ms))
+            case Level.AOF | Level.FSYNC:
+                return LOOK
+            case Level.REPLICA:
+                return (*touches, ("WAIT", self.asked.replicas, self.timeout_ms))
+
+    def doubt(self, replies: Sequence[object]) -> str | None:
+        """Why the jobs before these replies may not be as durable as asked; None: they are."""
+        match self.asked.level:
+            case Level.MEMORY:
+                return None
+            case Level.AOF:
+                return self._doubt_of_file(replies)
+            case Level.FSYNC:
+                return self._doubt_of_file(replies) or self._doubt_of_disk(replies[-1])
+            case Level.REPLICA:
+                return self._doubt_of_replicas(replies[-1])
+
+    def _doubt_of_file(self, replies: Sequence[object]) -> str | None:
+        # Asked again behind the jobs: after a failover, this is another server.
+        keeping = keeping_in(replies[: len(LOOK)])
+        if keeping is None:
+            return str(replies[0])
+        return replace(keeping, has_waitaof=self.has_waitaof).objection(self.asked)
+
+    def _doubt_of_disk(self, reply: object) -> str | None:
+        if not self.has_waitaof:
+            return None  # it answers only once the job is on disk
+        if not isinstance(reply, list):
+            return str(reply)
+        return None if reply[0] else f"it was not on disk after {self.timeout_ms / 1000:g} s."
+
+    def _doubt_of_replicas(self, reply: object) -> str | None:
+        if not isinstance(reply, int):
+            return str(reply)
+        waited = f"{reply} of {self.asked.replicas} replicas had it after {self.timeout_ms / 1000:g} s."
+        return None if reply >= self.asked.replicas else waited
+
+
+NOTHING_ASKED = Assurance(MEMORY)
+"""What level `memory` asks of the server."""
