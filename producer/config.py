@@ -2,7 +2,7 @@
 
 Only this file reads the environment, from a mapping it is given. Knows no server and opens nothing.
 
-    SLUICE_REDIS_URL      redis://, rediss://, unix:// or redis+sentinel:// URL of the queue's server
+    SLUICE_REDIS_URL      redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the queue's server
     SLUICE_DATABASE_URL   SQLAlchemy URL of the job history
     SLUICE_STATE_DIR      folder of the embedded server and of journals; default $XDG_STATE_HOME/sluice
 """
@@ -10,7 +10,9 @@ Only this file reads the environment, from a mapping it is given. Knows no serve
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from producer.errors import InvalidSetting
@@ -19,8 +21,15 @@ REDIS_URL = "SLUICE_REDIS_URL"
 DATABASE_URL = "SLUICE_DATABASE_URL"
 STATE_DIR = "SLUICE_STATE_DIR"
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
-HOW = "Give one of redis://HOST:PORT/DB, rediss://…, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+HOW = (
+    "Give one of redis://HOST:PORT/DB, rediss://…, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, "
+    "redis+cluster://HOST:PORT,HOST:PORT."
+)
+
+
+SENTINEL = "sentinel_"
+"""How options for the connections to the Sentinels begin."""
 
 
 def redis_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -67,8 +76,20 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}{'?' if query else ''}{query}" if parts.scheme else parts.path
 
 
-def sentinel_parts(url: str) -> tuple[list[tuple[str, int]], str, dict[str, str | int]]:
-    """Sentinel addresses, service name and options (db, username, password, sentinel_*) of a redis+sentinel:// URL.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelUrl:
+    """Whom to ask for the primary of which service, and how to connect to either. May hold passwords."""
+
+    addresses: list[tuple[str, int]]
+    service: str
+    sentinel_options: dict[str, Any]  # Any: redis-py's keyword arguments
+    options: dict[str, Any]
+
+
+def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
+    """Read redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with our own options beside its.
+
+    Options that begin with `sentinel_` are for the connections to the Sentinels, and so are our timeouts.
 
     Raises:
         InvalidSetting: the service is missing, or a port or database number is not a number.
@@ -78,14 +99,24 @@ def sentinel_parts(url: str) -> tuple[list[tuple[str, int]], str, dict[str, str 
     service, _, db = parts.path.strip("/").partition("/")
     if not service or not hosts:
         raise InvalidSetting(f"{redacted(url)!r} names no sentinels or no service. {HOW}")
-    options: dict[str, str | int] = dict(parse_qsl(parts.query))
     name, _, password = user.partition(":")
-    options |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
+    given: dict[str, Any] = dict(parse_qsl(parts.query))
+    given |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
     try:
-        options["db"] = int(db or 0)
-        return [_address(host) for host in hosts.split(",")], unquote(service), options
+        given["db"] = int(db or 0)
+        addresses = [_address(host) for host in hosts.split(",")]
     except ValueError as error:
         raise InvalidSetting(f"a port or database of {redacted(url)!r} is not a number. {HOW}") from error
+    both: dict[str, Any] = {"ssl": True} if parts.scheme.startswith("rediss") else {}
+    shared = {key: value for key, value in options.items() if key.startswith(("socket_", "retry"))}
+    own = {key.removeprefix(SENTINEL): value for key, value in given.items() if key.startswith(SENTINEL)}
+    rest = {key: value for key, value in given.items() if not key.startswith(SENTINEL)}
+    return SentinelUrl(
+        addresses=addresses,
+        service=unquote(service),
+        sentinel_options={**shared, **both, **own},
+        options={**options, **both, **rest},
+    )
 
 
 def _address(host: str) -> tuple[str, int]:

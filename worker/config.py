@@ -45,7 +45,7 @@ class RedisConfig:
 
     url: str | None = setting(
         None, env="REDIS_URL", metavar="URL", secret=True,
-        help="Redis or Valkey to serve: redis://, rediss://, unix:// or redis+sentinel://. Starts one if not given.",
+        help="Redis or Valkey: redis, rediss, unix, redis+sentinel or redis+cluster URL. Starts one if not given.",
     )  # fmt: skip
     timeout_s: float = setting(
         5.0, env="REDIS_TIMEOUT_S", metavar="SECONDS",
@@ -61,7 +61,8 @@ class RedisConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
-        schemes = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+        plain = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+        schemes = (*plain, "redis+cluster://", "rediss+cluster://")
         if self.url is not None and not self.url.startswith(schemes):
             scheme = self.url.split("://")[0] if "://" in self.url else "no scheme"
             yield "url", f"expected a URL that begins with {', '.join(schemes)}; got {scheme}"

@@ -6,18 +6,18 @@ Knows no scripts and no keys.
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from producer.contract import tls
+from producer.config import read_sentinel_url
+from producer.contract import cluster, tls
 from worker.clock import monotonic_s
+from worker.cluster import ClusterClient
 from worker.errors import ConfigError
-
-SENTINEL_PORT = 26379
 
 Client = Any  # redis-py's clients share no typed base
 """A Redis client whose replies are bytes."""
@@ -26,7 +26,8 @@ Client = Any  # redis-py's clients share no typed base
 def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None = None) -> Client:
     """A client of its own for one thread; nothing is sent yet.
 
-    URLs: `redis://`, `rediss://`, `unix://`, and `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`.
+    URLs: `redis://`, `rediss://`, `unix://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`, and
+    `redis+cluster://HOST:PORT,HOST:PORT` (see `producer.contract.cluster`).
     `connected` is told of each connection made: redis-py replaces a broken one without a word.
 
     Raises:
@@ -42,6 +43,8 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     }
     if connected is not None:
         options["redis_connect_func"] = partial(_connect, connected)
+    if cluster.is_cluster(url):
+        return _of_cluster(url, lambda node: connect(node, timeout_s=timeout_s, connected=connected))
     try:
         tls.check_files(url)
         if "+sentinel://" in url:
@@ -53,10 +56,31 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
 
 
+def _of_cluster(url: str, make: Callable[[str], Client]) -> Client:
+    try:
+        return ClusterClient(cluster.read_url(url), make)
+    except ValueError as error:
+        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+
+
 def _sound(client: Client) -> Client:
     pool = client.connection_pool
     pool.connection_class(**pool.connection_kwargs)  # an option that does not exist is said now
     return client
+
+
+def is_cluster(client: Client) -> bool:
+    """Whether this client speaks to several shards."""
+    return isinstance(client, ClusterClient)
+
+
+def shards_of(client: Client) -> list[Client]:
+    """A client for each server behind this one.
+
+    Raises:
+        RedisError: a Cluster does not answer.
+    """
+    return client.shards() if isinstance(client, ClusterClient) else [client]
 
 
 def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: ANN401  # as `Client`
@@ -108,31 +132,9 @@ class Connections:
 
 
 def _behind_sentinels(url: str, options: dict[str, Any]) -> Client:  # as above
-    scheme, _, rest = url.partition("://")
-    authority, _, path = rest.partition("/")
-    credentials, _, hosts = authority.rpartition("@")
-    name, _, tail = path.partition("/")
-    database, _, query = tail.partition("?")
-    if not name or not hosts:
-        raise ValueError("expected redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB")
-    username, _, password = credentials.rpartition(":")
-    sentinel = Sentinel(
-        [_address(host) for host in hosts.split(",")],
-        sentinel_kwargs={"socket_timeout": options["socket_timeout"], **dict(parse_qsl(query))},
-    )
-    return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
-        name,
-        db=int(database or 0),
-        username=unquote(username) or None,
-        password=unquote(password) or None,
-        ssl=scheme == "rediss+sentinel",
-        **options,
-    )
-
-
-def _address(host: str) -> tuple[str, int]:
-    name, _, port = host.partition(":")
-    return name, int(port or SENTINEL_PORT)
+    asked = read_sentinel_url(url, options)
+    sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+    return sentinel.master_for(asked.service, **asked.options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
 
 
 def redacted(url: str) -> str:

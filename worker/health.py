@@ -2,8 +2,16 @@
 
 import threading
 
+from redis.exceptions import (
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from worker.clock import monotonic_s
@@ -15,6 +23,9 @@ AWAY_CODES = (
 )  # fmt: skip
 """Error replies of a server that is there but cannot serve for now."""
 
+AWAY_KINDS = (ClusterDownError, NoPermissionError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+"""The same, where redis-py has a class for it: then the word is cut from the reply."""
+
 MAX_STRANGE_REPLIES = 8
 """This many error replies of another kind in a row, and we are the ones who are wrong."""
 
@@ -24,7 +35,7 @@ MAX_DELAY_S = 1.0
 
 def is_away(error: BaseException) -> bool:
     """Whether the server, or the way to it, is what fails: trying again is right."""
-    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError):
+    if isinstance(error, (RedisConnectionError, RedisTimeoutError, OSError, *AWAY_KINDS)):
         return True
     return isinstance(error, ResponseError) and str(error).startswith(AWAY_CODES)
 

@@ -166,11 +166,14 @@ class Life:
         received_s = monotonic_s()
         if received_s - sent_s > self._config.every_s:
             self._health.stalled()
+        problem = next((reply for reply in replies if isinstance(reply, BaseException)), None)
         for held, reply in zip(lists, replies, strict=True):
             if isinstance(reply, BaseException):
-                raise reply
+                continue  # one shard's word does not wait for another's
             self._clock.read(reply.server_ms, sent_s=sent_s, received_s=received_s)
             self._hear(held, reply)
+        if problem is not None:
+            raise problem
         self._last_s = received_s
 
     def _say(self, held: HeldList) -> Beat:

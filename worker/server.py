@@ -8,7 +8,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from producer.contract import tls
 from worker.clock import monotonic_s
-from worker.connections import Client, redacted
+from worker.connections import Client, redacted, shards_of
 from worker.errors import ConfigError, NotReady
 from worker.log import Log
 
@@ -74,7 +74,7 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
     has_complained = False
     while True:
         try:
-            facts = read_facts(client)
+            facts = [read_facts(shard) for shard in shards_of(client)]
         except (RedisError, OSError) as error:
             raise_if_refused(error, url)
             if monotonic_s() >= deadline_s:
@@ -87,9 +87,9 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
             has_complained = True
             time.sleep(POLL_S)
         else:
-            if problems := facts.problems():
+            if problems := [problem for one in facts for problem in one.problems()]:
                 raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
-            return facts
+            return facts[0]
 
 
 def raise_if_refused(error: BaseException, url: str) -> None:

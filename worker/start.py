@@ -14,7 +14,7 @@ from producer.contract.keys import QueueKeys
 from producer.contract.running import run
 from worker import intake
 from worker.about import About
-from worker.bell import Bell
+from worker.bells import make_bell
 from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
 from worker.companion import Companion
@@ -169,7 +169,7 @@ def build(  # the one place that knows every part
     )
 
     life = Life(connections.open(), incarnation, common.partitions, config.beat, common.leases)
-    bell = Bell(connections.open(), common.mailbox.ring, common.mailbox.fail)
+    bell = make_bell(connections, common.partitions, common.mailbox.ring, common.mailbox.fail)
     translator = Translator(
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )

@@ -1,0 +1,90 @@
+"""A real Redis Cluster for tests: a process for each shard, on loopback."""
+
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.crc import key_slot
+
+from producer.contract.keys import QueueKeys
+from tests.servers import START_TIMEOUT_S, Flavor, RedisServer, free_port
+
+NUM_SLOTS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Shards, each with an equal range of slots."""
+
+    servers: list[RedisServer]
+
+    @property
+    def url(self) -> str:
+        """Two of its nodes: the client finds the rest."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
+
+    def shard_of(self, keys: QueueKeys) -> RedisServer:
+        """Who holds a partition."""
+        slot = key_slot(keys.bell.encode())
+        return self.servers[slot * len(self.servers) // NUM_SLOTS]
+
+    def queue_over_all(self, partitions: int) -> str:
+        """A queue's name whose partitions lie on as many shards."""
+        for number in range(10_000):
+            name = f"q{number}"
+            if len({self.shard_of(QueueKeys(name, p)).port for p in range(partitions)}) == partitions:
+                return name
+        raise AssertionError("no such name")
+
+
+def _config(name: str) -> tuple[str, ...]:
+    # A shard that is down takes the others not with it.
+    return ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no",
+            "--cluster-config-file", name, "--cluster-port", str(free_port()))  # fmt: skip
+
+
+@contextmanager
+def redis_cluster(flavor: Flavor, num_shards: int = 3) -> Generator[Cluster]:
+    """A running cluster, each shard with an append-only file."""
+    with ExitStack() as stack:
+        servers: list[RedisServer] = []
+        for _ in range(num_shards):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-")))
+            server = RedisServer(flavor, folder, is_durable=True, port=free_port(), extra=_config("nodes.conf"))
+            server.start()
+            stack.callback(server.kill)
+            servers.append(server)
+        cluster = Cluster(servers)
+        _join(cluster)
+        yield cluster
+
+
+def _join(cluster: Cluster) -> None:
+    first = cluster.servers[0]
+    for number, server in enumerate(cluster.servers):
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", *_range(number, len(cluster.servers)))
+            if server is not first:
+                bus = first.extra[first.extra.index("--cluster-port") + 1]
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not all(_is_ready(server, len(cluster.servers)) for server in cluster.servers):
+        assert time.monotonic() < deadline_s, "the cluster did not form"
+        time.sleep(0.02)
+
+
+def _range(number: int, count: int) -> tuple[int, int]:
+    # The first slot of a range is the first that `Cluster.shard_of` gives it.
+    return -(-number * NUM_SLOTS // count), -(-(number + 1) * NUM_SLOTS // count) - 1
+
+
+def _is_ready(server: RedisServer, count: int) -> bool:
+    with server.client() as client:
+        info: Any = client.execute_command("CLUSTER", "INFO")
+        slots: Any = client.execute_command("CLUSTER", "SLOTS")
+    text = info.decode() if isinstance(info, bytes) else str(info)
+    return "cluster_state:ok" in text and len(slots) == count
