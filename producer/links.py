@@ -19,6 +19,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
@@ -66,7 +67,7 @@ AWAY = (RedisConnectionError, RedisTimeoutError, MasterNotFoundError, OSError)
 """What a restart or a failover looks like: worth another try."""
 
 AWAY_WORDS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED")
-AWAY_REPLIES = (ClusterDownError, ReadOnlyError, TryAgainError)
+AWAY_REPLIES = (AskError, ClusterDownError, ReadOnlyError, TryAgainError)
 """The same, where redis-py has a class for it: then the word is cut from the reply."""
 
 DENIED_WORDS = ("NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
@@ -187,18 +188,6 @@ def _pool_options(retry: object) -> dict[str, Any]:  # Any: redis-py's keyword a
     }
 
 
-def _sentinel_arguments(
-    url: str, pool_options: dict[str, Any]
-) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]]:  # Any: as above
-    addresses, service, options = config.sentinel_parts(url)
-    prefix = "sentinel_"
-    ours = {name[len(prefix) :]: value for name, value in options.items() if name.startswith(prefix)}
-    rest = {name: value for name, value in options.items() if not name.startswith(prefix)}
-    timeouts = {name: value for name, value in pool_options.items() if name.startswith(("socket_", "retry"))}
-    is_tls = {"ssl": True} if url.startswith("rediss") else {}
-    return addresses, service, {**timeouts, **is_tls, **ours}, {**pool_options, **is_tls, **rest}
-
-
 def make_pool(url: str) -> ConnectionPool:
     """A pool of connections; none is made yet.
 
@@ -209,8 +198,9 @@ def make_pool(url: str) -> ConnectionPool:
     try:
         tls.check_files(url)
         if "+sentinel" in url:
-            addresses, service, sentinel_options, options = _sentinel_arguments(url, pool_options)
-            return SentinelConnectionPool(service, Sentinel(addresses, sentinel_kwargs=sentinel_options), **options)
+            asked = config.read_sentinel_url(url, pool_options)
+            sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            return SentinelConnectionPool(asked.service, sentinel, **asked.options)
         return _sound(_POOL.from_url(url, **pool_options))
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error
@@ -226,8 +216,9 @@ def make_async_pool(url: str) -> redis_async.ConnectionPool:
     try:
         tls.check_files(url)
         if "+sentinel" in url:
-            addresses, service, sentinel_options, options = _sentinel_arguments(url, pool_options)
-            return AsyncSentinelPool(service, AsyncSentinel(addresses, sentinel_kwargs=sentinel_options), **options)
+            asked = config.read_sentinel_url(url, pool_options)
+            sentinel = AsyncSentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            return AsyncSentinelPool(asked.service, sentinel, **asked.options)
         return _sound(_ASYNC_POOL.from_url(url, **pool_options))
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error

@@ -4,13 +4,14 @@ Servers listen on a unix socket; `with_tcp=True` adds a port on loopback. What t
 """
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,9 @@ class RedisServer:
     """0: unix socket only."""
 
     extra: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the server process, beside our own."""
+
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -107,6 +111,7 @@ class RedisServer:
                 ],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **self.environ},
             )  # fmt: skip
         self._wait_until_ready()
 

@@ -85,11 +85,12 @@ class TestGivenASentinelUrl:
     def test_when_it_is_read_then_addresses_service_database_and_passwords_are_known(self) -> None:
         url = "redis+sentinel://bob:s%40cret@one:1,two/service/3?sentinel_password=other"
 
-        addresses, service, options = config.sentinel_parts(url)
+        asked = config.read_sentinel_url(url, {"socket_timeout": 2.0, "client_name": "us"})
 
-        assert addresses == [("one", 1), ("two", 26379)]
-        assert service == "service"
-        assert options == {"username": "bob", "password": "s@cret", "db": 3, "sentinel_password": "other"}
+        assert (asked.addresses, asked.service) == ([("one", 1), ("two", 26379)], "service")
+        named = {"username": "bob", "password": "s@cret", "db": 3}
+        assert asked.options == {**named, "socket_timeout": 2.0, "client_name": "us"}
+        assert asked.sentinel_options == {"password": "other", "socket_timeout": 2.0}
 
     @pytest.mark.parametrize("url", ["redis+sentinel://one:1", "redis+sentinel://one:x/service", "redis+sentinel:///s"])
     def test_when_a_part_is_missing_or_no_number_then_the_error_says_how_it_should_look(self, url: str) -> None:
