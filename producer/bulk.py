@@ -1,13 +1,12 @@
 """Submit a file of jobs, once, and write what became of them.
 
-A job's id is drawn from what its line asks for, its custom id (or how often the same was asked before in the file), the
-batch and the run. So whoever reads the same file again, here or elsewhere, submits the same jobs, and the queue takes
-each once. The journal beside that spares the second asking and outlives the queue's memory. Prints nothing.
+Whoever reads the same file again, here or elsewhere, submits the same jobs (`bulk_jobs` draws their ids), and the queue
+takes each once. The journal beside that spares the second asking and outlives the queue's memory. Prints nothing.
 """
 
 import json
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,19 +15,16 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from producer.bulk_input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
+from producer.bulk_jobs import NAME_BYTES, Drawing, LineJobs
 from producer.bulk_output import bad_line, encoded, error_line, output_line
 from producer.client import Producer
 from producer.contract.calls import NewJob
 from producer.contract.wire import JobId
-from producer.errors import InvalidJob, ProducerError, QueueFull
-from producer.jobs import Options, Prepared, Template, partition_of, template
-from producer.journal import Journal
+from producer.errors import InvalidJob, LessDurable, ProducerError, QueueFull
+from producer.jobs import Options, Prepared
+from producer.journal import Journal, name_of
 from producer.outcomes import Outcome
 from producer.summary import Summary
-
-NAME_BYTES = 12
-MAX_TEMPLATES = 1024
-"""Options kept encoded: most files have few kinds of lines."""
 
 REPORT_EVERY = 256
 
@@ -60,6 +56,17 @@ class BulkSettings:
     output: Path | None = None
     errors: Path | None = None
     journal: Path | None = None
+
+    @property
+    def drawing(self) -> Drawing:
+        """What decides which jobs the file's lines become."""
+        return Drawing(
+            batch=self.batch,
+            endpoint=self.endpoint,
+            model=self.model,
+            defaults=self.defaults,
+            partitions=self.partitions,
+        )
 
 
 def default_batch(path: str) -> str:
@@ -110,12 +117,10 @@ class BulkRun:
         self._producer = producer
         self._settings = settings
         self._listener = listener
-        self._templates: dict[str, Template] = {}
-        self._asked: Counter[bytes] = Counter()
+        self._jobs = LineJobs(settings.drawing)
         self._sent: dict[JobId, Sent] = {}
         self._bad: list[BadLine] = []
         self._written: set[str] = set()
-        self._run = 0
         self.counts = Counts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
@@ -129,11 +134,16 @@ class BulkRun:
             OSError: the file cannot be read.
             BadFile: strict, and a line is bad.
             QueueUnreachable, QueueRefused: the queue does not take jobs now; run again to go on.
+            LessDurable: the durability asked for is not confirmed; run again to ask once more.
         """
         settings = self._settings
         self._written = self._already_written()
-        with Journal(settings.journal, is_new_run=settings.is_again) as journal, self._error_file() as errors:
-            self._run = journal.run
+        asked = settings.drawing.as_json()
+        with (
+            Journal(settings.journal, is_new_run=settings.is_again, asked=asked) as journal,
+            self._error_file() as errors,
+        ):
+            self._jobs.run = journal.run
             self._submit_all(journal, errors)
         self._listener(self.counts)
 
@@ -181,12 +191,14 @@ class BulkRun:
             self.counts.full = answer
             self._listener(self.counts)
             return
+        if isinstance(answer, LessDurable):
+            raise answer  # not in the journal: the next run submits it again, and the queue takes it once
         is_refused = isinstance(answer, ProducerError)
         sent = self._sent[job.id] if self._settings.is_waiting and not is_refused else self._sent.pop(job.id)
         if isinstance(answer, ProducerError):
             self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)), name_of(job.id), errors)
             return
-        journal.add(name_of(job.id))
+        journal.add(job.id)
         if getattr(answer, "is_duplicate", False):
             self.counts.before += 1
         else:
@@ -202,7 +214,7 @@ class BulkRun:
                 self._refuse(line, self._bad_name(line), errors)
                 continue
             try:
-                job = self._job(line)
+                job = self._jobs.job(line)
             except InvalidJob as error:
                 bad = BadLine(line.number, line.custom_id, "invalid_request", str(error))
                 self._refuse(bad, self._bad_name(bad), errors)
@@ -240,37 +252,13 @@ class BulkRun:
     def _looked_at(self, line: Line | BadLine) -> Line | BadLine:
         if isinstance(line, Line):
             try:
-                self._template(line.options).new_job(line.prompt)
+                self._jobs.template(line.options).new_job(line.prompt)
             except InvalidJob as error:
                 return BadLine(line.number, line.custom_id, "invalid_request", str(error))
         return line
 
-    def _job(self, line: Line) -> NewJob:
-        made = self._template(line.options)
-        prompt = made.encode(line.prompt)
-        which = line.custom_id
-        if which is None:
-            which = f"#{self._asked[prompt.digest]}"
-            self._asked[prompt.digest] += 1
-        identity = f"{self._settings.batch}\n{self._run}\n{which}\n".encode() + prompt.digest
-        drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
-        name = drawn[:NAME_BYTES].hex()
-        job_id = JobId(f"{partition_of(name, self._settings.partitions)}.{made.tenant}.{name}")
-        # The seed too: the same line, submitted twice, is the same job in everything.
-        return made.job_of(prompt, job_id, int.from_bytes(drawn[NAME_BYTES:]))
-
-    def _template(self, options: Options) -> Template:
-        key = repr(options)
-        found = self._templates.get(key)
-        if found is None:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            options = {"stream": False, **options, "batch": self._settings.batch}
-            found = self._templates[key] = template(options, partitions=self._settings.partitions)
-        return found
-
     def _bad_name(self, bad: BadLine) -> str:
-        identity = json.dumps([self._settings.batch, self._run, bad.number, bad.message]).encode()
+        identity = json.dumps([self._settings.batch, self._jobs.run, bad.number, bad.message]).encode()
         return blake2b(identity, digest_size=NAME_BYTES).hexdigest()
 
     def _refuse(self, bad: BadLine, name: str, errors: "IO[str] | None") -> None:
@@ -338,11 +326,6 @@ class BulkRun:
     def _error_file(self) -> "Generator[IO[str] | None]":
         with _appending(self._settings.errors) as file:
             yield file
-
-
-def name_of(job_id: JobId) -> str:
-    """The last part of an id."""
-    return job_id.rpartition(".")[2]
 
 
 @contextmanager

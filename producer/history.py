@@ -245,7 +245,7 @@ def _tomb(job: Forgotten) -> dict[str, object]:
 
 
 def _forgotten() -> sa.Update:
-    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "record_error")
+    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked", "record_error")
     nothing = dict.fromkeys(erased, sa.null())
     return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
 

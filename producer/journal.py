@@ -1,15 +1,26 @@
 """Which lines of a bulk file the queue has acknowledged, on local disk: so that a rerun submits nothing twice.
 
-A file of lines: `run <n>` begins a run (a deliberate rerun begins the next), any other line is the name of a job that
-was acknowledged in it. A line cut short by a crash is no name that we would draw again, and does no harm.
+A file of lines: `run <n>` begins a run (a deliberate rerun begins the next), `asked <JSON>` says how its lines became
+jobs, any other line is the id of a job that was acknowledged in it. So the file is enough for an audit. (Older releases
+wrote the last part of an id alone.) A line cut short by a crash is no id that we would draw again, and does no harm.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from producer.contract.wire import JobId
 
 RUN = "run "
+ASKED = "asked "
+
+
+def name_of(job_id: JobId) -> str:
+    """The last part of an id."""
+    return job_id.rpartition(".")[2]
 
 
 class Journal:
@@ -18,9 +29,16 @@ class Journal:
     Args:
         path: Its file; None keeps it in memory.
         is_new_run: Whether this is a deliberate rerun, whose jobs are other jobs.
+        asked: How lines become jobs, as JSON; written once for each time that the command runs.
     """
 
-    def __init__(self, path: Path | None, *, is_new_run: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        is_new_run: bool = False,
+        asked: Mapping[str, Any] | None = None,  # Any: JSON
+    ) -> None:
         self.run = 0
         self._names: set[str] = set()
         self._path = path
@@ -31,6 +49,8 @@ class Journal:
             self.run += 1
             self._names.clear()
         self._new: list[str] = [f"{RUN}{self.run}"] if is_new_run or path is None or not path.exists() else []
+        if asked is not None:
+            self._new.append(f"{ASKED}{json.dumps(asked)}")
 
     def __enter__(self) -> Self:
         return self
@@ -46,10 +66,10 @@ class Journal:
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, name: str) -> None:
+    def add(self, job_id: JobId) -> None:
         """The queue has acknowledged this job."""
-        self._names.add(name)
-        self._new.append(name)
+        self._names.add(name_of(job_id))
+        self._new.append(job_id)
         if len(self._new) >= 1000:
             self.flush()
 
@@ -73,5 +93,5 @@ class Journal:
             if line.startswith(RUN) and line[len(RUN) :].isdigit():
                 self.run = int(line[len(RUN) :])
                 self._names.clear()
-            else:
-                self._names.add(line)
+            elif not line.startswith(ASKED):
+                self._names.add(line.rpartition(".")[2])

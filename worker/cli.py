@@ -154,6 +154,48 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: all disagreements, however many of a kind.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended, and say what was done.")
+@click.option(
+    "--journal",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Look for every job that this journal of `producer submit` says was acknowledged.",
+)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The journal's bulk file: --repair re-adds lost jobs from it.",
+)
+@click.option("--history/--no-history", "has_history", default=True, help="Compare with the history. Default: do.")
+@click.option("--pause-s", type=float, default=2.0, show_default=True, help="Pause between the two looks.")
+@click.option("--history-s", type=float, default=30.0, show_default=True, help="Wait this long for the recorder.")
+@_options(*_QUEUE, "redis.timeout_s", *_HISTORY, "callbacks.retention_days")
+def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  # Any: as click's types say
+    """Show that submitted = done + failed + cancelled + expired + queued + running, while all goes on.
+
+    Looks twice at the queue, the history and (with --journal) what a producer was told; what both looks see is a
+    disagreement, named by job with what each side says and what to do.
+
+    \b
+    Exit codes: 0 all agree; 1 something does not (repaired or not); 2 settings are wrong; 3 a server is away.
+
+    \b
+    Examples:
+        worker audit --queue default
+        worker audit --repair --journal ~/.local/state/sluice/journals/default-prompts.journal --file prompts.jsonl
+    """
+    from worker.audit.command import Asked, run_audit
+    from worker.audit.report import json_of, table_of
+
+    asked = Asked(**{name: given.pop(name) for name in list(given) if name in Asked.__annotations__})
+    report = run_audit(_config_of(config_file, given), os.environ, asked)
+    click.echo(json_of(report) if as_json else table_of(report))
+    sys.exit(ExitCode.BROKEN if report.findings else ExitCode.DONE)
+
+
+@main.command()
 @click.option("--to", "revision", metavar="REVISION", help="Revision to reach; the newest by default.")
 @_options(*_HISTORY)
 def migrate(revision: str | None, config_file: Path | None, **given: object) -> NoReturn:

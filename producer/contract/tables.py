@@ -23,7 +23,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -90,6 +90,7 @@ jobs = sa.Table(
     sa.Column("metadata", Json),
     sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
     sa.Column("prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"),
+    sa.Column("asked", Json, comment="{prompt, spec, digest}: what it takes to submit it again; only with its prompt"),
     # What any order of events agrees on: the least or the greatest seen.
     sa.Column("pulled_ms", Ms, comment="first pulled by a worker"),
     sa.Column("attempts", sa.Integer, comment="how often it was started"),

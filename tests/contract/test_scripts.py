@@ -8,7 +8,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from producer.contract import calls, limits, scripts
+from producer.contract import audit_calls, calls, limits, scripts
 from producer.contract.keys import FIXED, QueueKeys
 from producer.contract.running import no_retry, run_async, run_many, run_many_async
 from producer.contract.scripts import load
@@ -19,7 +19,7 @@ from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
-READERS = {"status", "inspect", "inspect_batch"}
+READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_counts"}
 
 Act = Callable[[Queue], object]
 
@@ -62,6 +62,13 @@ ACTS: dict[str, Act] = {
     "status": lambda queue: queue.run(calls.status(queue.keys, [JobId("0.t.running")])),
     "inspect": lambda queue: queue.look(),
     "inspect_batch": lambda queue: queue.run(calls.inspect_batch(queue.keys, "b")),
+    "audit_jobs": lambda queue: queue.run(audit_calls.audit_jobs(queue.keys, [JobId("0.t.running")])),
+    "audit_counts": lambda queue: queue.run(audit_calls.audit_counts(queue.keys, [])),
+    "mend_jobs": lambda queue: queue.run(audit_calls.mend_jobs(queue.keys, [JobId("0.t.other")])),
+    "mend_lane": lambda queue: queue.run(audit_calls.mend_lane(queue.keys, "0:t", ["1-1"])),
+    "mend_counters": lambda queue: queue.run(audit_calls.mend_counters(queue.keys, [], audit_calls.Sums())),
+    "tell_again": lambda queue: queue.run(audit_calls.tell_again(queue.keys, [(JobId("0.t.running"), 2)])),
+    "restore_prompt": lambda queue: queue.run(audit_calls.restore_prompt(queue.keys, [(JobId("0.t.other"), b"x")])),
 }
 
 

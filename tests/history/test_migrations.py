@@ -91,13 +91,16 @@ class TestGivenADatabaseWithoutTables:
             assert [column["name"] for column in inspector.get_columns(view.name)] == list(view.columns.keys())
 
     def test_when_migrated_step_by_step_up_and_down_then_rows_stay_as_long_as_their_tables(self, empty: Engine) -> None:
-        migrate(empty, "0001")
+        migrate(empty)
         write(empty, [e.submitted("0.a.1")])
 
-        migrate(empty, "0002")
+        assert migrate(empty, "0002") == ("0003", "0002")
         assert migrate(empty, "0001") == ("0002", "0001")
-        assert row(empty, "0.a.1")["state"] == "queued"
         assert names_in(empty) == set(tables.metadata.tables)
+        assert migrate(empty, "0003") == ("0001", "0003")
+        assert row(empty, "0.a.1")["state"] == "queued"
+
+        migrate(empty, "0001")
 
         assert migrate(empty, "base") == ("0001", None)
         assert names_in(empty) == set()
@@ -160,7 +163,7 @@ class TestGivenAWorkerThatStarts:
         engine = open_database(postgres_empty_url, is_writer=True)
         migrate(engine, "0001")
 
-        with pytest.raises(SchemaTooOld, match=r"0001.*0002.*worker migrate"):
+        with pytest.raises(SchemaTooOld, match=r"0001.*0003.*worker migrate"):
             prepare(engine)
 
         engine.dispose()

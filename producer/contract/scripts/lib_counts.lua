@@ -1,4 +1,4 @@
--- What the counters should say, counted from what is there: no more than one command for each lane and each worker, so
+-- What the counters should say, counted from what is there: a command for each lane, and the leases of what runs, so
 -- that it is exact at one instant.
 
 -- The entry of a queued job, where it is on its lane and names it.
@@ -29,11 +29,22 @@ local function length_of(name)
   return failed(length) and 0 or length
 end
 
+-- What is left in an owner's list without its lease is not its own: its next beat takes it off.
+local function num_owned(incarnation, ids)
+  local total = 0
+  for from = 1, #ids, 1000 do
+    for _, packed in ipairs(call('HMGET', LEASES, unpack(ids, from, math.min(from + 999, #ids)))) do
+      if packed and cmsgpack.unpack(packed)[OWNER] == incarnation then total = total + 1 end
+    end
+  end
+  return total
+end
+
 local function held_jobs()
   local total = 0
   for _, incarnation in ipairs(call('ZRANGE', ALIVE, 0, -1)) do
-    local held = try('HLEN', held_key(incarnation))
-    total = total + (failed(held) and 0 or held)
+    local ids = try('HKEYS', held_key(incarnation))
+    total = total + (failed(ids) and 0 or num_owned(incarnation, ids))
   end
   return total
 end

@@ -40,12 +40,12 @@ local function list_again(name)
 end
 
 local function mend_lanes(also, summed)
+  for _, lane in ipairs(summed) do
+    if call('HGET', DEPTH, lane[1]) == lane[2] then write_depth(lane[1], lane[2], length_of(lane[1]), lane[3]) end
+  end
   local _, _, wrong_lanes = count_up(also)
   for _, lane in ipairs(wrong_lanes) do
     write_depth(lane[1], lane[2], lane[3], tonumber(string.match(lane[2], '^%d+ (%d+)') or '') or 0)
-  end
-  for _, lane in ipairs(summed) do
-    if call('HGET', DEPTH, lane[1]) == lane[2] then write_depth(lane[1], lane[2], length_of(lane[1]), lane[3]) end
   end
   for name in pairs(lane_names(also)) do
     if length_of(name) > 0 then list_again(name) end

@@ -5,8 +5,8 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
 -- Reply: for each what was done: '' (it is sound), 'forgotten' (nothing of it is left but what spoke of it), 'put back'
---   (on its lane, or until its time), 'returned' (it ran for nobody), 'cleaned' (what an ended or waiting job must not
---   have is gone), or 'broken' (its keys are foreign, and left alone).
+--   (on its lane, or until its time), 'returned' or, where that was asked of it, 'ended' (it ran for nobody),
+--   'cleaned' (what an ended or waiting job must not have is gone), or 'broken' (its keys are foreign, and left alone).
 
 write_even_when_full()
 local wrong = wrong_key()
@@ -89,6 +89,11 @@ local function mend_running(job, lease)
   if is_owned(job, lease) then return was_waiting and 'cleaned' or '' end
   lease = lease or lease_from_channels(job)
   lease[EPOCH] = job.epoch
+  -- Nobody is left who would hear what is asked of it.
+  if lease[FLAG] ~= '' then
+    end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]])
+    return 'ended'
+  end
   return_job(job, lease, 'audit')
   return 'returned'
 end

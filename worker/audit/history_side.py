@@ -1,0 +1,86 @@
+"""What the history says of jobs: read only, in pages. Knows no Redis."""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
+from producer.contract.states import JobState
+from producer.contract.tables import jobs
+from producer.contract.wire import JobId
+from worker.audit.findings import Known
+from worker.audit.queue_side import in_bites
+from worker.errors import ConfigError, NotReady
+
+OPEN_STATES = (JobState.QUEUED, JobState.RUNNING)
+ROWS_AT_ONCE = 500
+
+
+class HistorySide:
+    """The rows of one queue."""
+
+    def __init__(self, engine: Engine, queue: str) -> None:
+        self.engine = engine
+        self._queue = queue
+
+    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, Known]:
+        """What it says of these jobs."""
+        found: dict[JobId, Known] = {}
+        for ids in in_bites(job_ids, ROWS_AT_ONCE):
+            query = sa.select(jobs.c.id, jobs.c.state, jobs.c.version, jobs.c.deleted_ms).where(jobs.c.id.in_(ids))
+            with self.engine.connect() as connection:
+                for job_id, state, version, deleted_ms in connection.execute(query.where(jobs.c.queue == self._queue)):
+                    is_deleted = deleted_ms is not None
+                    found[JobId(job_id)] = Known(state=JobState(state), version=version, is_deleted=is_deleted)
+        return found
+
+    def open_jobs(self, partition: int) -> Iterator[JobId]:
+        """Jobs that are queued or running, as far as it knows."""
+        query = sa.select(jobs.c.id).where(
+            jobs.c.queue == self._queue,
+            jobs.c.partition == partition,
+            jobs.c.state.in_(OPEN_STATES),
+            jobs.c.deleted_ms.is_(None),
+        )
+        with self.engine.connect() as connection:
+            rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query)
+            yield from (JobId(job_id) for (job_id,) in rows)
+
+    def totals(self) -> Mapping[str, int]:
+        """Jobs by state."""
+        query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.queue == self._queue).group_by(jobs.c.state)
+        with self.engine.connect() as connection:
+            return {str(state): int(count) for state, count in connection.execute(query)}
+
+
+@contextmanager
+def opened_history(url: str, queue: str) -> Generator[HistorySide]:
+    """The history behind a URL.
+
+    Raises:
+        ConfigError: there is none, or it is not of this release.
+        NotReady: the database does not answer.
+    """
+    engine = _opened(url)
+    try:
+        with engine.connect() as connection:
+            check_schema(connection)
+        yield HistorySide(engine, queue)
+    except HistoryMissing as error:
+        raise ConfigError([f"{error}; or audit the queue alone, with --no-history"]) from error
+    except HistoryError as error:
+        raise ConfigError([str(error)]) from error
+    except SQLAlchemyError as error:
+        raise NotReady(f"the history's database does not do as asked: {why(error)}") from error
+    finally:
+        engine.dispose()
+
+
+def _opened(url: str) -> Engine:
+    try:
+        return open_database(url)
+    except HistoryError as error:
+        raise ConfigError([str(error)]) from error

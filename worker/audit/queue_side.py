@@ -1,0 +1,207 @@
+"""What a partition holds, read in bites: no command here takes longer than a pull does. Knows no SQL."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeVar, cast
+
+from redis.exceptions import ResponseError
+
+from producer.contract.audit_calls import AUDIT_BITE, Counts, Picture, Sums, audit_counts, audit_jobs
+from producer.contract.keys import QueueKeys
+from producer.contract.running import run, run_many
+from producer.contract.wire import JobId, WireError, split_job_id
+from worker.audit.findings import Finding, Kind
+from worker.connections import Client
+
+Item = TypeVar("Item")
+
+BITES_AT_ONCE = 8
+"""Looks in one round trip; others are served between them."""
+
+READ_AT_ONCE = AUDIT_BITE * BITES_AT_ONCE
+
+
+def in_bites(items: Iterable[Item], size: int = READ_AT_ONCE) -> Iterator[list[Item]]:
+    """The items in lists of at most `size`."""
+    rest = iter(items)
+    while bite := list(islice(rest, size)):
+        yield bite
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """What all that waits adds up to. Changes as it is walked."""
+
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, picture: Picture) -> None:
+        """One more job that waits."""
+        self.tokens += picture.cost
+        self.bytes += picture.bytes
+
+
+class QueueSide:
+    """One partition. Changes: it remembers the lanes that it has seen."""
+
+    def __init__(self, client: Client, keys: QueueKeys) -> None:
+        self.keys = keys
+        self.lanes: set[str] = set()
+        self.sums = Sums()
+        self._client = client
+
+    # ------------------------------------------------------------ jobs
+
+    def job_ids(self) -> Iterator[JobId]:
+        """Every job that has a hash (one that comes or goes meanwhile may be among them); notes the lanes it passes."""
+        start = len(self.keys.prefix) + 1
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", self.keys.prefix) + ":*"
+        for key in self._client.scan_iter(match=pattern, count=500):
+            kind, _, rest = key[start:].decode(errors="replace").partition(":")
+            if kind == "lane":
+                self.lanes.add(rest)
+            elif kind == "job" and (job_id := self._job_id(rest.replace(":", "."))):
+                yield job_id
+
+    def spoken_of(self) -> Iterator[JobId]:
+        """Jobs that have a lease, are not due, suspects or dead: whether or not they have a hash."""
+        for name, read in (("leases", "hscan_iter"), ("delayed", "zscan_iter"), ("suspects", "zscan_iter")):
+            yield from self._members(name, read)
+        yield from self._members("dead", "zscan_iter")
+
+    def _members(self, name: str, read: str) -> Iterator[JobId]:
+        each: Callable[..., Iterator[tuple[bytes, object]]] = getattr(self._client, read)
+        for member, _ in each(self.keys.key(name), count=READ_AT_ONCE):
+            if job_id := self._job_id(member.decode(errors="replace")):
+                yield job_id
+
+    def _job_id(self, text: str) -> JobId | None:
+        text = text if text[:1].isdigit() and text.count(".") == 2 else f"{self.keys.partition}.{text}"
+        try:
+            split_job_id(text)
+        except WireError:
+            return None
+        return JobId(text)
+
+    def pictures(self, job_ids: Iterable[JobId]) -> Iterator[Picture]:
+        """What the queue says of each job, each at one instant."""
+        for ids in in_bites(job_ids):
+            calls = [audit_jobs(self.keys, bite) for bite in in_bites(ids, AUDIT_BITE)]
+            for answer in run_many(self._client, calls):
+                if isinstance(answer, Exception):
+                    raise answer
+                yield from cast("list[Picture]", answer)
+
+    # ------------------------------------------------------------ what waits
+
+    def walk_waiting(self) -> Iterator[Finding]:
+        """Every entry of every lane, looked at with its job; adds up what waits where nothing changes meanwhile."""
+        self.lanes |= {name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))}
+        before, waiting = self.counts(), Waiting()
+        sums: list[tuple[str, str, int]] = []
+        for lane in sorted(self.lanes):
+            yield from self._walk_lane(lane, waiting, sums)
+        for name in ("delayed", "suspects"):
+            for picture in self.pictures(self._members(name, "zscan_iter")):
+                waiting.add(picture)
+        is_still = self.counts().stamp == before.stamp
+        self.sums = Sums(
+            stamp=before.stamp if is_still else "", tokens=waiting.tokens, bytes=waiting.bytes, lanes=tuple(sums)
+        )
+        yield from self._wrong_sums(before) if is_still else ()
+
+    def _walk_lane(self, lane: str, waiting: Waiting, sums: list[tuple[str, str, int]]) -> Iterator[Finding]:
+        before, tokens = self._depth(lane), 0
+        for entries in in_bites(self._entries(lane)):
+            pictures = self.pictures(job_id for _, job_id, _ in entries)
+            for (entry, job_id, cost), picture in zip(entries, pictures, strict=True):
+                tokens += cost
+                if picture.has_entry and (picture.entry, picture.lane) == (entry, lane):
+                    waiting.add(picture)
+                else:
+                    yield self._entry_without_job(lane, entry, job_id, picture)
+        stated = before.split()
+        if before == self._depth(lane) and len(stated) > 1 and int(stated[1]) != tokens:
+            sums.append((lane, before, tokens))
+            yield _counter(self.keys, f"lane {lane} tokens", int(stated[1]), tokens)
+
+    def _entry_without_job(self, lane: str, entry: str, job_id: JobId, picture: Picture) -> Finding:
+        state = "unknown" if picture.state is None else f"{picture.state}, at entry {picture.entry or 'none'}"
+        named = "no job" if job_id == _NO_JOB else f"job {job_id}, which is {state}"
+        return Finding(
+            kind=Kind.ENTRY_WITHOUT_JOB,
+            subject=f"{lane} {entry}",
+            queue=f"the entry names {named}",
+            partition=self.keys.partition,
+            lane=lane,
+            entry=entry,
+        )
+
+    def _entries(self, lane: str) -> Iterator[tuple[str, JobId, int]]:
+        after = "-"
+        while True:
+            try:
+                found: list[Any] = self._client.xrange(self.keys.key("lane", lane), after, "+", READ_AT_ONCE)
+            except ResponseError:
+                # Not a stream: the job keys' own check says so where it matters.
+                return
+            for entry_id, fields in found:
+                job_id = self._job_id(fields.get(b"job", b"").decode(errors="replace"))
+                cost = fields.get(b"cost", b"0")
+                yield entry_id.decode(), job_id or JobId(_NO_JOB), int(cost) if cost.isdigit() else 0
+            if len(found) < READ_AT_ONCE:
+                return
+            after = f"({found[-1][0].decode()}"
+
+    def _depth(self, lane: str) -> str:
+        return (self._client.hget(self.keys.key("depth"), lane) or b"").decode()
+
+    # ------------------------------------------------------------ counters
+
+    def counts(self) -> Counts:
+        """The counters beside what they count."""
+        return run(self._client, audit_counts(self.keys, sorted(self.lanes)))
+
+    def oldest_event(self) -> str | None:
+        """The first entry of the outbox: all before it is recorded; None where all is."""
+        first: list[Any] = self._client.xrange(self.keys.outbox, "-", "+", 1)
+        return first[0][0].decode() if first else None
+
+    def wrong_counts(self, counts: Counts) -> Iterator[Finding]:
+        """Counters of jobs that differ from what is there, and the sum that must come out."""
+        stated = counts.counters
+        for name, there in (("waiting_jobs", counts.waiting_jobs), ("running_jobs", counts.running_jobs)):
+            if stated.get(name, 0) != there:
+                yield _counter(self.keys, name, stated.get(name, 0), there)
+        for lane in counts.wrong_lanes:
+            jobs = int(lane.stated.split()[0]) if lane.stated else 0
+            yield _counter(self.keys, f"lane {lane.lane} jobs", jobs, lane.entries)
+        names = ("done", "failed", "cancelled", "expired", "waiting_jobs", "running_jobs")
+        total = sum(stated.get(name, 0) for name in names)
+        if stated.get("submitted", 0) != total:
+            finding = _counter(self.keys, "submitted", stated.get("submitted", 0), total)
+            yield replace(
+                finding, kind=Kind.EQUATION, queue=f"submitted {stated.get('submitted', 0)}, in states {total}"
+            )
+
+    def _wrong_sums(self, counts: Counts) -> Iterator[Finding]:
+        stated = counts.counters
+        for name, there in (("waiting_tokens", self.sums.tokens), ("waiting_bytes", self.sums.bytes)):
+            if stated.get(name, 0) != there:
+                yield _counter(self.keys, name, stated.get(name, 0), there)
+
+
+_NO_JOB = "0.nobody.none"
+"""Stands for what an entry names that is no job id."""
+
+
+def _counter(keys: QueueKeys, name: str, stated: int, there: int) -> Finding:
+    return Finding(
+        kind=Kind.COUNTER,
+        subject=f"{keys.partition}: {name}",
+        queue=f"says {stated}, there are {there}",
+        partition=keys.partition,
+        drift=stated - there,
+    )

@@ -1,0 +1,85 @@
+"""An audit's report, for a person at 3 a.m. and as JSON."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from worker.audit.auditor import Report
+from worker.audit.findings import WHAT_TO_DO, Finding
+
+STATES = ("done", "failed", "cancelled", "expired", "queued", "running")
+SHOWN = 50
+"""Findings of one kind in the table; `--json` has all."""
+
+
+def table_of(report: Report) -> str:
+    """The sum by each source, then each disagreement with what to do."""
+    return "\n".join([*_sums(report), "", *_findings(report), *(f"note: {note}" for note in report.notes)])
+
+
+def _sums(report: Report) -> Iterator[str]:
+    yield "  ".join(["source           ", *(f"{name:>10}" for name in ("submitted", *STATES))])
+    counters = report.counters
+    yield _row("counters", counters["submitted"], counters)
+    yield _row("jobs in the queue", None, report.hashes)
+    if report.history is not None:
+        yield _row("history", sum(report.history.values()), report.history)
+    if report.num_journal is not None:
+        yield _row("journal", report.num_journal, None)
+
+
+def _row(source: str, submitted: int | None, states: Mapping[str, int] | None) -> str:
+    cells = [submitted, *(None if states is None else states.get(name, 0) for name in STATES)]
+    return "  ".join([f"{source:<17}", *(f"{'-' if cell is None else cell:>10}" for cell in cells)])
+
+
+def _findings(report: Report) -> Iterator[str]:
+    if not report.findings:
+        yield "All sources agree: submitted = done + failed + cancelled + expired + queued + running."
+        return
+    total = len(report.findings) + report.num_more
+    yield f"{total} disagreement{'s' if total > 1 else ''}, each seen twice:"
+    by_kind = Counter(one.kind for one in report.findings)
+    for kind, count in by_kind.items():
+        yield f"\n{kind.replace('_', ' ').upper()} ({count}): {WHAT_TO_DO[kind]}"
+        mine = [one for one in report.findings if one.kind == kind]
+        yield from (f"  {_line(one, report)}" for one in mine[:SHOWN])
+        if count > SHOWN:
+            yield f"  and {count - SHOWN} more (--json shows all)"
+
+
+def _line(finding: Finding, report: Report) -> str:
+    done = report.done.get(finding.key)
+    sides = (("queue", finding.queue), ("history", finding.history), ("journal", finding.journal), ("repair", done))
+    return f"{finding.subject:<40} " + "; ".join(f"{side}: {said}" for side, said in sides if said is not None)
+
+
+def json_of(report: Report) -> str:
+    """The same, for programs."""
+    return json.dumps(
+        {
+            "agrees": not report.findings,
+            "counters": dict(report.counters),
+            "jobs_in_queue": dict(report.hashes),
+            "history": report.history,
+            "journal": report.num_journal,
+            "disagreements": [_object(one, report) for one in report.findings],
+            "beyond": report.num_more,
+            "notes": report.notes,
+        },
+        indent=2,
+    )
+
+
+def _object(finding: Finding, report: Report) -> dict[str, object]:
+    return {
+        "kind": finding.kind,
+        "subject": finding.subject,
+        "job_id": finding.job_id,
+        "partition": finding.partition,
+        "queue": finding.queue,
+        "history": finding.history,
+        "journal": finding.journal,
+        "what_to_do": WHAT_TO_DO[finding.kind],
+        "repair": report.done.get(finding.key),
+    }
