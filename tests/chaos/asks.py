@@ -38,6 +38,12 @@ def catalogue(seed: int, size: int, *, max_tokens: int = 60, temperatures: Seque
     return [_ask(dice, max_tokens, temperatures) for _ in range(size)]
 
 
+def catalogue_of(text: str) -> list[Ask]:
+    """The catalogue of `seed:size:max_tokens`, as it stands on a command line."""
+    seed, size, max_tokens = map(int, text.split(":"))
+    return catalogue(seed, size, max_tokens=max_tokens)
+
+
 def _ask(dice: random.Random, max_tokens: int, temperatures: Sequence[float]) -> Ask:
     options: Options = {
         "max_tokens": dice.randrange(1, max_tokens + 1),

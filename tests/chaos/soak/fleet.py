@@ -1,0 +1,147 @@
+"""Processes that are started again whenever they end, as a supervisor would.
+
+A thousand starts would cost more than all else, so each is forked from one process that has imported everything: it
+runs the same command with the same settings, and dies as any other does.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from tests.end_to_end.processes import ROOT
+
+STOP_TIMEOUT_S = 60.0
+SHORTEST_LIFE_S = 0.2
+"""One that cannot start is not started a thousand times a second."""
+
+PRELOADED = [
+    "worker.start",
+    "worker.recorder",
+    "worker.serving",
+    "worker.beside",
+    "producer.client",
+    "tests.chaos.asks",
+]
+
+Command = Callable[[int], Sequence[str]]
+"""Module and arguments, by how often it was started before."""
+
+_forks = multiprocessing.get_context("forkserver")
+
+
+def preload(*modules: str) -> None:
+    """Import these too, once, in the process from which all others are forked. Before the first of them starts."""
+    _forks.set_forkserver_preload([*PRELOADED, *modules])
+
+
+def _run(command: Sequence[str], environ: dict[str, str], log: str) -> None:
+    """What `python -m <command>` does, in a fork."""
+    stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(ROOT)
+    sys.argv = list(command)
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+class Ship:
+    """One place for a process. Changes: its process comes and goes."""
+
+    def __init__(self, name: str, command: Command, log: Path, settings: dict[str, str]) -> None:
+        self.name = name
+        self.num_starts = 0
+        self._command = command
+        self._log = log
+        own = {one: value for one, value in os.environ.items() if not one.startswith("SLUICE_")}
+        self._environ = {**own, **settings, "OMP_NUM_THREADS": "1"}
+        self._is_over = False
+        self.process = self._spawn()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        self._thread.start()
+
+    def _spawn(self) -> ForkServerProcess:
+        arguments = (tuple(self._command(self.num_starts)), self._environ, str(self._log))
+        process = _forks.Process(target=_run, args=arguments, name=self.name, daemon=True)
+        self.num_starts += 1
+        process.start()
+        return process
+
+    def _keep(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            self.process.join()
+            if self._is_over:
+                return
+            time.sleep(max(0.0, SHORTEST_LIFE_S - (time.monotonic() - began_s)))
+            self.process = self._spawn()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that is there now, or was there last."""
+        return self.process.pid or 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to whatever is there now.
+
+        Raises:
+            ProcessLookupError: nothing is.
+        """
+        if not self.process.is_alive():
+            raise ProcessLookupError(self.name)
+        os.kill(self.pid, number)
+
+    def retire(self) -> None:
+        """Ask it to stop, for good."""
+        self._is_over = True
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            try:
+                self.signal(number)
+            except ProcessLookupError:
+                return
+
+    def join(self) -> None:
+        """Wait until it has stopped; kill what does not."""
+        self._thread.join(STOP_TIMEOUT_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Fleet:
+    """Ships of one kind."""
+
+    def __init__(self, ships: Sequence[Ship]) -> None:
+        self.ships = ships
+
+    def by_pid(self) -> dict[int, Ship]:
+        """Those that have a process now."""
+        return {ship.pid: ship for ship in self.ships if ship.process.is_alive()}
+
+    def stop(self) -> None:
+        """Let all drain, for good. May be called twice."""
+        for ship in self.ships:
+            ship.retire()
+        for ship in self.ships:
+            ship.join()
+
+
+@contextmanager
+def fleet(name: str, commands: Sequence[Command], folder: Path, **settings: str) -> Generator[Fleet]:
+    """Ships for the time of a soak; settings by their environment names without prefix."""
+    environ = {f"SLUICE_{one}": value for one, value in settings.items()}
+    ships = [Ship(f"{name}-{i}", command, folder / f"{name}-{i}.log", environ) for i, command in enumerate(commands)]
+    made = Fleet(ships)
+    try:
+        yield made
+    finally:
+        made.stop()

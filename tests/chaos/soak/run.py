@@ -1,0 +1,279 @@
+"""One soak: undisturbed reference, then everything at once, then silence, then the checker. Read `Soak.run` first."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from producer.client import Producer
+from producer.contract.calls import QueueSettings
+from tests.chaos.asks import catalogue_of, write_reference
+from tests.chaos.proxies import cutting_proxy
+from tests.chaos.soak.fleet import Command, Fleet, fleet, preload
+from tests.chaos.soak.nemesis import Nemesis, Targets, Weather
+from tests.chaos.soak.takeover import Takeovers, measure
+from tests.end_to_end.processes import ROOT, crew
+from tests.integration.jobs import KEYS, wait_until
+from tests.servers import RedisServer, redis_server
+
+MEAN_S = {
+    "kill -9 of a worker": 1.2,
+    "SIGSTOP past the life": 20.0,
+    "SIGTERM of a worker": 30.0,
+    "restart of Redis, SIGKILL": 150.0,
+    "restart of Redis, SIGTERM": 180.0,
+    "slow link": 25.0,
+    "cut connections": 15.0,
+    "CLIENT KILL": 60.0,
+    "SCRIPT FLUSH": 15.0,
+    "full memory": 25.0,
+    "SQL away": 60.0,
+    "kill -9 of a recorder": 40.0,
+    "kill -9 of a producer": 40.0,
+}
+"""Seconds between two harms of a kind, on average."""
+
+CHANNEL_KEPT_MS = 4 * 3_600_000
+"""Longer than a soak, so that the checker finds every channel."""
+
+MAX_WAITING_JOBS = 3000
+REPORT_EVERY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakSettings:
+    """How much, how long, how bad."""
+
+    seed: int
+    folder: Path
+    name: str = "null"
+    jobs: int = 100_000
+    kills: int = 1000
+    at_most_s: float = 1500.0
+    jobs_per_s: float = 80.0
+    model: str = "null?step_s=0.003"
+    preloaded: tuple[str, ...] = ("engine.null_model",)
+    """What workers of this model import."""
+
+    catalogue_size: int = 300
+    max_tokens: int = 60
+    num_workers: int = 6
+    num_producers: int = 3
+    beat_s: float = 1.0
+    life_s: float = 4.0
+    mean_s: dict[str, float] = field(default_factory=lambda: dict(MEAN_S))
+    drain_s: float = 300.0
+    """Longest wait for the queue to run empty, once all is quiet."""
+
+    @property
+    def catalogue(self) -> str:
+        """As on a producer's command line."""
+        return f"{self.seed}:{self.catalogue_size}:{self.max_tokens}"
+
+    @property
+    def database_url(self) -> str:
+        """Of the history."""
+        return f"sqlite:///{self.folder}/history.db"
+
+
+@dataclass(slots=True, eq=False)
+class Report:
+    """What a soak was like. Filled as it goes."""
+
+    seconds: float = 0.0
+    acknowledged: int = 0
+    nemesis: Nemesis | None = None
+    takeovers: Takeovers | None = None
+    checker: str = ""
+    is_sound: bool = False
+
+    @property
+    def num_kills(self) -> int:
+        """Processes that died by SIGKILL."""
+        return self.nemesis.num_kills if self.nemesis else 0
+
+    def text(self) -> str:
+        """For people."""
+        assert self.nemesis is not None
+        assert self.takeovers is not None
+        harms = [f"  {number:>5} x {name}" for name, number in self.nemesis.counts.most_common()]
+        lines = [f"{self.acknowledged} jobs acknowledged in {self.seconds:.0f} s, {self.nemesis.num_kills} processes "
+                 "killed by SIGKILL; harms:"]  # fmt: skip
+        return "\n".join([*lines, *harms, *self.takeovers.lines(), self.checker])
+
+
+def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
+    """Run a soak to its end."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    preload(*settings.preloaded)
+    say(f"soak {settings.name}: seed {settings.seed}, logs and journals in {settings.folder}")
+    _write_undisturbed(settings)
+    with ExitStack() as stack:
+        server = stack.enter_context(redis_server(is_durable=True))
+        return _Soak(settings, server, stack, say).run()
+
+
+def _write_undisturbed(settings: SoakSettings) -> None:
+    """What one worker says to the whole catalogue when nobody disturbs it, on a server of its own."""
+    with redis_server() as server, crew(server.url, settings.folder) as workers:
+        workers.start(**_worker_settings(settings))
+        with Producer(server.url) as producer:
+            asks = catalogue_of(settings.catalogue)
+            write_reference(producer, asks, settings.folder / "reference.json")
+
+
+def _worker_settings(settings: SoakSettings) -> dict[str, str]:
+    return {
+        "MODEL": settings.model,
+        "MAX_NUM_SEQS": "16",
+        "RECORDER": "false",
+        "METRICS": "false",
+        "LOG_FORMAT": "json",
+        "LOG_LEVEL": "warning",
+        "BEAT_EVERY_S": str(settings.beat_s),
+        "BEAT_LIFE_S": str(settings.life_s),
+        "DRAIN": "hand-over",
+    }
+
+
+class _Soak:
+    def __init__(
+        self, settings: SoakSettings, server: RedisServer, stack: ExitStack, say: Callable[[str], object]
+    ) -> None:
+        self._settings = settings
+        self._server = server
+        self._stack = stack
+        self._say = say
+        self._report = Report()
+
+    def run(self) -> Report:
+        # A killed server has lost nothing then; what a lost second does is another test's question.
+        with self._client() as client:
+            client.config_set("appendfsync", "always")
+        with Producer(self._server.url) as producer:
+            bounds = QueueSettings(max_waiting_jobs=MAX_WAITING_JOBS, channel_ttl_ms=CHANNEL_KEPT_MS)
+            producer.configure(bounds)
+        weather = Weather()
+        workers, recorders, producers = self._start_all(weather)
+        nemesis = self._report.nemesis = self._nemesis(workers, recorders, producers, weather)
+        with self._client() as client:
+            wait_until(lambda: self._only_living(client, workers), "the workers are there", patience_s=120)
+        began_s = time.monotonic()
+        nemesis.start()
+        self._watch(nemesis)
+        # First all is healed: a producer ends when what it asked for is acknowledged.
+        nemesis.stop()
+        producers.stop()
+        self._report.seconds = time.monotonic() - began_s
+        self._say("quiet now: the queue runs empty")
+        self._drain(workers, recorders)
+        self._read_the_books(nemesis)
+        return self._report
+
+    # ------------------------------------------------------------ the parts
+
+    def _client(self) -> Any:  # Any: a redis-py client
+        return self._server.client()
+
+    def _start_all(self, weather: Weather) -> tuple[Fleet, Fleet, Fleet]:
+        settings, folder, stack = self._settings, self._settings.folder, self._stack
+        proxy = stack.enter_context(
+            cutting_proxy(self._server.folder / "proxy.sock", self._server.socket_path, weather.cut)
+        )
+        urls = [proxy.url, *[self._server.url] * (settings.num_workers - 1)]
+        worker = [_always("worker", "start", "--redis-url", url) for url in urls]
+        record = ["worker", "record", "--redis-url", self._server.url, "--database-url", settings.database_url]
+        workers = stack.enter_context(fleet("worker", worker, folder, **_worker_settings(settings)))
+        recorders = stack.enter_context(fleet("recorder", [_always(*record)] * 2, folder, LOG_LEVEL="warning"))
+        shooters = [self._producer(i) for i in range(settings.num_producers)]
+        return workers, recorders, stack.enter_context(fleet("producer", shooters, folder))
+
+    def _producer(self, number: int) -> Command:
+        settings = self._settings
+
+        def command(start: int) -> Sequence[str]:
+            name = f"p{number}-{start}"
+            return [
+                "tests.chaos.soak.producing", "--redis-url", self._server.url, "--name", name,
+                "--seed", str(settings.seed * 10_000 + number * 1000 + start),
+                "--journal", str(settings.folder / f"journal-{name}.jsonl"), "--catalogue", settings.catalogue,
+                "--jobs-per-s", str(settings.jobs_per_s / settings.num_producers),
+            ]  # fmt: skip
+
+        return command
+
+    def _nemesis(self, workers: Fleet, recorders: Fleet, producers: Fleet, weather: Weather) -> Nemesis:
+        targets = Targets(
+            server=self._server, workers=workers, recorders=recorders, producers=producers, weather=weather,
+            history=self._settings.folder / "history.db", prefix=KEYS.prefix, life_s=self._settings.life_s,
+        )  # fmt: skip
+        return Nemesis(targets, self._settings.seed, self._settings.mean_s)
+
+    # ------------------------------------------------------------ the phases
+
+    def _watch(self, nemesis: Nemesis) -> None:
+        """Until there are enough jobs and kills, or no more time."""
+        settings, began_s = self._settings, time.monotonic()
+        next_s = began_s
+        while (now_s := time.monotonic()) < began_s + settings.at_most_s and nemesis.trouble is None:
+            submitted = self._submitted()
+            if submitted >= settings.jobs and nemesis.num_kills >= settings.kills:
+                return
+            if now_s >= next_s:
+                self._say(f"{now_s - began_s:6.0f} s: {submitted} jobs, {nemesis.num_kills} kills")
+                next_s = now_s + REPORT_EVERY_S
+            time.sleep(0.2)
+
+    def _submitted(self) -> int:
+        try:
+            with self._client() as client:
+                return int(client.hget(KEYS.key("counters"), "submitted") or 0)
+        except redis.RedisError:
+            return 0
+
+    def _drain(self, workers: Fleet, recorders: Fleet) -> None:
+        """Let every job end, the dead be cleared away, and every event be recorded; then let all go."""
+        with self._client() as client:
+            wait_until(lambda: _is_empty(client), "every job has ended", patience_s=self._settings.drain_s)
+            wait_until(lambda: self._only_living(client, workers), "the dead are cleared away", patience_s=60)
+            workers.stop()
+            wait_until(lambda: not _num_unrecorded(client), "all is recorded", patience_s=self._settings.drain_s)
+        recorders.stop()
+
+    def _only_living(self, client: Any, workers: Fleet) -> bool:
+        alive = client.zrange(KEYS.key("alive"), 0, -1)
+        pids = {int(client.hget(KEYS.key("worker", one.decode()), "pid") or 0) for one in alive}
+        return len(alive) == len(workers.ships) and pids == workers.by_pid().keys()
+
+    def _read_the_books(self, nemesis: Nemesis) -> None:
+        settings, report = self._settings, self._report
+        command = [
+            sys.executable, "-m", "tests.chaos.checker", "--redis-url", self._server.url,
+            "--database-url", settings.database_url, "--reference", str(settings.folder / "reference.json"),
+        ]  # fmt: skip
+        for journal in sorted(settings.folder.glob("journal-*.jsonl")):
+            command += ["--journal", str(journal)]
+            report.acknowledged += journal.read_text().count('{"acknowledged"')
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        report.checker, report.is_sound = done.stdout + done.stderr, done.returncode == 0
+        with self._client() as client:
+            report.takeovers = measure(client, KEYS.prefix, settings.database_url, nemesis.deaths, nemesis.outages)
+
+
+def _always(*command: str) -> Command:
+    return lambda _start: command
+
+
+def _is_empty(client: Any) -> bool:
+    waiting, running = client.hmget(KEYS.key("counters"), "waiting_jobs", "running_jobs")
+    return int(waiting or 0) == 0 and int(running or 0) == 0
+
+
+def _num_unrecorded(client: Any) -> int:
+    return int(client.xlen(KEYS.outbox))
