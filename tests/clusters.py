@@ -32,9 +32,9 @@ class Cluster:
         slot = key_slot(keys.bell.encode())
         return self.servers[slot * len(self.servers) // NUM_SLOTS]
 
-    def queue_over_all(self, partitions: int) -> str:
-        """A queue's name whose partitions lie on as many shards."""
-        for number in range(10_000):
+    def queue_over_all(self, partitions: int, *, skip: int = 0) -> str:
+        """A queue's name whose partitions lie on as many shards; the first after so many names."""
+        for number in range(skip, skip + 10_000):
             name = f"q{number}"
             if len({self.shard_of(QueueKeys(name, p)).port for p in range(partitions)}) == partitions:
                 return name
@@ -71,6 +71,11 @@ def _join(cluster: Cluster) -> None:
             if server is not first:
                 bus = first.extra[first.extra.index("--cluster-port") + 1]
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+    wait_until_joined(cluster)
+
+
+def wait_until_joined(cluster: Cluster) -> None:
+    """Until every shard knows every other, and serves."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not all(_is_ready(server, len(cluster.servers)) for server in cluster.servers):
         assert time.monotonic() < deadline_s, "the cluster did not form"

@@ -124,7 +124,8 @@ class ClusterClient(CoreCommands):
         problem: Exception | None = None
         for address in dict.fromkeys((*self._nodes, *self._url.seeds)):
             try:
-                table = SlotTable.read(self._node(address).execute_command(*LOOK), address)
+                [reply] = self._node(address).pipeline(transaction=False).execute_command(*LOOK).execute(False)
+                table = SlotTable.read(reply, address)
             except ValueError as error:
                 raise ConfigError([str(error)]) from error
             except AWAY as error:

@@ -3,6 +3,7 @@
 import threading
 
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     NoPermissionError,
     OutOfMemoryError,
@@ -23,7 +24,7 @@ AWAY_CODES = (
 )  # fmt: skip
 """Error replies of a server that is there but cannot serve for now."""
 
-AWAY_KINDS = (ClusterDownError, NoPermissionError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+AWAY_KINDS = (AskError, ClusterDownError, NoPermissionError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 """The same, where redis-py has a class for it: then the word is cut from the reply."""
 
 MAX_STRANGE_REPLIES = 8

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError
+from redis.exceptions import AskError, ClusterDownError, MovedError, NoPermissionError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 DEFAULT_PORT = 6379
@@ -88,7 +88,10 @@ class SlotTable:
 
         Raises:
             ValueError: the reply is not one of a Cluster.
+            NoPermissionError: this user may not ask.
         """
+        if isinstance(reply, NoPermissionError):
+            raise reply
         if isinstance(reply, Exception):
             raise ValueError(f"it is no Cluster's node: {reply}. Give a redis:// URL for a single server")  # noqa: TRY004
         rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
@@ -185,9 +188,10 @@ class Trip:
 
 
 def _has_moved(reply: Reply) -> bool:
-    if isinstance(reply, AskError):
+    has_moved = isinstance(reply, MovedError)
+    if isinstance(reply, AskError) and not has_moved:  # redis-py counts the first among the second
         raise RedisConnectionError(f"a slot is being moved: {reply}") from reply
-    return isinstance(reply, MovedError)
+    return has_moved
 
 
 def _joined(replies: list[Reply]) -> Reply:

@@ -1,0 +1,215 @@
+"""A queue over the three shards of a real Cluster: clients, workers, recorder, and a shard that dies and returns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from producer import AsyncProducer, Producer, Receipt
+from producer.contract.keys import QueueKeys
+from producer.contract.wire import JobId, JobOptions
+from producer.errors import InvalidSetting
+from tests.clusters import Cluster, redis_cluster, wait_until_joined
+from tests.end_to_end.processes import crew
+from tests.end_to_end.test_worker_records import ended, rows_of
+from tests.integration.jobs import (
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    num_on_channel,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.integration.workers import running_worker
+from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
+from worker.connections import connect
+from worker.errors import ConfigError
+
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis-7.0", marks=pytest.mark.long)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    flavor: Flavor = request.param
+    if binary_of(flavor) is None:
+        pytest.skip(how_to_get(flavor))
+    with redis_cluster(flavor) as made:
+        yield made
+
+
+class Partitioned:
+    """A fresh queue with a partition on each shard."""
+
+    def __init__(self, cluster: Cluster, skip: int) -> None:
+        self.cluster = cluster
+        self.name = cluster.queue_over_all(PARTITIONS, skip=skip)
+        self.keys = [QueueKeys(self.name, number) for number in range(PARTITIONS)]
+        self.client: Any = connect(cluster.url, timeout_s=5)
+
+    def settings(self, **more: Any) -> dict[str, Any]:  # Any: values of settings
+        return {"queue__name": self.name, "queue__partitions": PARTITIONS, **more}
+
+    def submit(self, ask: Ask, count: int) -> dict[QueueKeys, dict[JobId, Ask]]:
+        """So many jobs on each partition."""
+        asks = [Ask(options=ask.options, seed=seed) for seed in range(count)]
+        return {keys: dict(zip(submit_all(self.client, asks, keys=keys), asks, strict=True)) for keys in self.keys}
+
+    def check(self, jobs: dict[QueueKeys, dict[JobId, Ask]]) -> None:
+        """Wait for all ends; every token is there once, and nothing is left."""
+        for keys, asked in jobs.items():
+            wait_for_ends(self.client, list(asked), keys=keys, patience_s=40)
+            check_every_token_once(self.client, asked, keys=keys)
+
+
+@pytest.fixture
+def queue(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Partitioned]:
+    made = Partitioned(cluster, skip=hash(request.node.name) % 1000)
+    yield made
+    made.client.disconnect()
+
+
+class TestGivenAQueueOverThreeShards:
+    def test_when_a_worker_serves_it_then_each_shard_holds_its_part_and_every_token_is_there_once(
+        self, queue: Partitioned
+    ) -> None:
+        with running_worker(queue.cluster.url, **queue.settings()):
+            jobs = queue.submit(Ask(options=JobOptions(max_tokens=20, ignore_eos=True)), 4)
+            queue.check(jobs)
+
+        for keys, asked in jobs.items():
+            with queue.cluster.shard_of(keys).client() as shard:
+                assert all(shard.exists(keys.job(job_id)) for job_id in asked)
+                check_nothing_is_left(shard, keys=keys)
+
+    def test_when_jobs_come_through_the_client_then_they_stream_and_have_results(self, queue: Partitioned) -> None:
+        with (
+            running_worker(queue.cluster.url, **queue.settings()),
+            Producer(queue.cluster.url, queue=queue.name, partitions=PARTITIONS) as producer,
+        ):
+            answers = list(producer.submit_many(map(str, range(24)), max_tokens=9, ignore_eos=True))
+            receipts = [answer for answer in answers if isinstance(answer, Receipt)]
+            streamed = sum(len(event.token_ids) for event in producer.stream_many(receipts))
+            alone = sum(len(event.token_ids) for event in producer.stream(receipts[0], timeout_s=20))
+
+            assert {job.id[0] for job in receipts} == {"0", "1", "2"}
+            assert (streamed, alone) == (24 * 9, 9)
+            assert len(producer.result(receipts[1], timeout_s=20).choices[0].token_ids) == 9
+            assert producer.queues()[queue.name] == PARTITIONS
+            assert [part.totals["done"] for part in producer.queue()] == [
+                sum(job.id.startswith(f"{number}.") for job in receipts) for number in range(PARTITIONS)
+            ]
+
+    async def test_when_they_come_through_the_async_client_then_it_does_the_same(self, queue: Partitioned) -> None:
+        url = queue.cluster.url
+        with running_worker(url, **queue.settings()):
+            async with AsyncProducer(url, queue=queue.name, partitions=PARTITIONS) as producer:
+                answers = [
+                    one async for one in producer.submit_many(map(str, range(24)), max_tokens=9, ignore_eos=True)
+                ]
+                receipts = [answer for answer in answers if isinstance(answer, Receipt)]
+                streamed = [len(event.token_ids) async for event in producer.stream_many(receipts)]
+
+                assert sum(streamed) == 24 * 9
+                assert len((await producer.result(receipts[0], timeout_s=20)).choices[0].token_ids) == 9
+                assert (await producer.queues())[queue.name] == PARTITIONS
+
+
+class TestGivenAWorkerProcessWithItsRecorder:
+    def test_when_a_shard_is_killed_in_mid_job_and_returns_then_the_others_go_on_and_nothing_is_lost(
+        self, queue: Partitioned, tmp_path: Path
+    ) -> None:
+        history = tmp_path / "history.db"
+        with crew(queue.cluster.url, tmp_path) as workers:
+            workers.start_all(
+                1, QUEUE=queue.name, PARTITIONS=str(PARTITIONS), RECORDER="true", DATABASE_URL=f"sqlite:///{history}"
+            )
+            jobs = queue.submit(Ask(options=JobOptions(max_tokens=300, ignore_eos=True)), 3)
+            down, *well = queue.keys
+            wait_until(
+                lambda: all(_least_spoken(queue.client, keys, asked) >= 30 for keys, asked in jobs.items()), "all speak"
+            )
+
+            shard = queue.cluster.shard_of(down)
+            shard.kill()
+            for keys in well:
+                with queue.cluster.shard_of(keys).client() as other:
+                    spoken = _least_spoken(other, keys, jobs[keys])
+                    wait_until(lambda: _least_spoken(other, keys, jobs[keys]) >= spoken + 20, "its jobs go on")  # noqa: B023
+                    new = submit_all(other, [Ask(options=JobOptions(max_tokens=5))], keys=keys)
+                    wait_for_ends(other, new, keys=keys)
+            shard.start()
+            wait_until_joined(queue.cluster)
+
+            queue.check(jobs)
+            every = [job_id for asked in jobs.values() for job_id in asked]
+            wait_until(lambda: ended(rows_of(history), every), "every row is there")
+            assert [rows_of(history)[job_id]["output_tokens"] for job_id in every] == [300] * len(every)
+
+    @pytest.mark.long
+    def test_when_the_worker_is_killed_then_another_goes_on_at_the_next_token(
+        self, queue: Partitioned, tmp_path: Path
+    ) -> None:
+        with crew(queue.cluster.url, tmp_path) as workers:
+            settings = {"QUEUE": queue.name, "PARTITIONS": str(PARTITIONS)}
+            first, _ = workers.start_all(2, **settings)
+            jobs = queue.submit(Ask(options=JobOptions(max_tokens=120, ignore_eos=True)), 4)
+            wait_until(
+                lambda: all(_least_spoken(queue.client, keys, asked) >= 10 for keys, asked in jobs.items()), "all speak"
+            )
+
+            first.kill()
+
+            queue.check(jobs)
+
+
+def _least_spoken(client: Any, keys: QueueKeys, asked: dict[JobId, Ask]) -> int:  # Any: a redis-py client
+    return min(num_on_channel(client, job_id, keys=keys) for job_id in asked)
+
+
+class TestGivenASlotThatMoved:
+    def test_when_the_clients_hear_of_it_with_their_next_call_then_they_follow(self, queue: Partitioned) -> None:
+        keys = queue.keys[0]
+        with (
+            Producer(queue.cluster.url, queue=queue.name) as producer,
+            Producer(queue.cluster.url, queue=queue.name) as other,
+        ):
+            producer.queue()
+            assert queue.client.exists(keys.bell) == 0
+            target = _move_slot(queue.cluster, keys)
+
+            job = producer.submit("hello")
+            many = list(other.submit_many(["a", "b"]))
+
+            with target.client() as shard:
+                assert shard.exists(keys.job(job.id)) == 1
+                assert all(isinstance(one, Receipt) and shard.exists(keys.job(one.id)) for one in many)
+            assert queue.client.exists(keys.job(job.id)) == 1
+
+
+def _move_slot(cluster: Cluster, keys: QueueKeys) -> RedisServer:
+    """Give the slot of an empty partition to another shard, and say so to all."""
+    slot, source = key_slot(keys.bell.encode()), cluster.shard_of(keys)
+    target = next(server for server in cluster.servers if server is not source)
+    with target.client() as client:
+        name: Any = client.execute_command("CLUSTER", "MYID")
+    for server in (target, source, *cluster.servers):
+        with server.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+    return target
+
+
+class TestGivenAServerThatIsNoCluster:
+    async def test_when_it_is_spoken_to_as_one_then_that_is_said(self) -> None:
+        with redis_server("valkey", with_tcp=True) as server:
+            url = server.tcp_url.replace("redis://", "redis+cluster://")
+
+            with Producer(url) as producer, pytest.raises(InvalidSetting, match="redis://"):
+                producer.submit("hello")
+            async with AsyncProducer(url) as awaiting:
+                with pytest.raises(InvalidSetting, match="redis://"):
+                    await awaiting.submit("hello")
+            with pytest.raises(ConfigError, match="redis://"):
+                connect(url, timeout_s=5).ping()
