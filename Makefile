@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo test test-long check format lint types imports setup clean
+.PHONY: demo test test-long teeth crash-points check format lint types imports setup clean
 
 setup: $(VENV)/.ready
 
@@ -22,6 +22,15 @@ test: setup ## The fast suite.
 
 test-long: setup ## What takes minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu" --timeout 1800
+
+teeth: setup ## Break each guard of the protocol in turn; the tests must notice. Minutes.
+	@$(BIN)/python -m tests.chaos.teeth
+
+crash-points: setup ## Each fault at each crash point, with fifty jobs. Half an hour; SLUICE_CRASH_SEED chooses where exactly.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/chaos/test_crash_points.py
+
+soak: setup ## A hundred thousand jobs and a thousand kills, then the real engine; about half an hour. SEED=n repeats one.
+	$(BIN)/python -m tests.chaos.soak $(if $(SEED),--seed $(SEED))
 
 check: format lint types imports ## Formatting, lint, types, import rules.
 

@@ -50,6 +50,7 @@ def _ask(dice: random.Random, max_tokens: int, temperatures: Sequence[float]) ->
         "seed": dice.randrange(2**64),
         "n": dice.choice([1, 1, 1, 1, 2, 3]),
         "temperature": dice.choice(temperatures),
+        "ignore_eos": dice.random() < 0.7,
     }
     if dice.random() < 0.2:
         options["stop"] = [dice.choice(STOPS)]

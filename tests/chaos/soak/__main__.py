@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.chaos.soak.run import MEAN_S, SoakSettings, run
 from tests.end_to_end.processes import ROOT
 
-REAL_MEAN_S = {**MEAN_S, "kill -9 of a worker": 5.0, "restart of Redis, SIGKILL": 90.0}
+REAL_MEAN_S = {**MEAN_S, "kill -9 of a worker": 4.0, "restart of Redis, SIGKILL": 90.0}
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
         at_most_s=given.real_minutes * 60,
         jobs_per_s=given.real_jobs_per_s,
         catalogue_size=60,
-        max_tokens=32,
+        max_tokens=150,
         num_workers=3,
         mean_s=REAL_MEAN_S,
     )
@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--real-jobs", type=int, default=2000, help="with the real engine; 0 leaves it out")
     parser.add_argument("--real-kills", type=int, default=50)
     parser.add_argument("--real-minutes", type=float, default=20.0)
-    parser.add_argument("--real-jobs-per-s", type=float, default=8.0)
+    parser.add_argument("--real-jobs-per-s", type=float, default=10.0)
     return parser.parse_args()
 
 

@@ -23,7 +23,7 @@ from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
 MEAN_S = {
-    "kill -9 of a worker": 1.2,
+    "kill -9 of a worker": 1.0,
     "SIGSTOP past the life": 20.0,
     "SIGTERM of a worker": 30.0,
     "restart of Redis, SIGKILL": 150.0,
