@@ -200,6 +200,11 @@ class BeatConfig:
         help="A step that takes longer than this (and than five times the slowest before) counts as hung.",
     )  # fmt: skip
 
+    @property
+    def answer_within_s(self) -> float:
+        """A beat not answered by then is sent again on a new connection, while the life still lasts."""
+        return max(1.0, self.life_s / 2)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
         yield from _positive(self, "every_s", "life_s", "step_deadline_s")

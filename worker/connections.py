@@ -114,9 +114,10 @@ class Connections:
         """The server's URL without its secrets, for messages."""
         return redacted(self._url)
 
-    def open(self, connected: Callable[[], None] | None = None) -> Client:
-        """Another client; see `connect`."""
-        self._clients.append(connect(self._url, timeout_s=self._timeout_s, connected=connected))
+    def open(self, connected: Callable[[], None] | None = None, *, timeout_s: float | None = None) -> Client:
+        """Another client, which may give up on a silent server sooner than the others; see `connect`."""
+        timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        self._clients.append(connect(self._url, timeout_s=timeout_s, connected=connected))
         return self._clients[-1]
 
     def start(self) -> None:

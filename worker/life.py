@@ -123,19 +123,22 @@ class Life:
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(self._config.every_s):
-                self._tick()
+            is_answered = True
+            # A beat that was not answered has waited long enough: the life runs out.
+            while not self._closing.wait(self._config.every_s if is_answered else 0):
+                is_answered = self._tick()
         except Exception as error:  # noqa: BLE001  # whatever it is, the loop must hear of it
             self._hearing.died(PartDied("beat", error))
 
-    def _tick(self) -> None:
+    def _tick(self) -> bool:
+        """Beat, unless the loop hangs; False if a beat was not answered."""
         if self.watch.is_overdue:
             self._fall_silent()
-            return
+            return True
         if self._silent_ticks:
             self._log.info("loop goes on", silent_s=round(self.age_s, 3))
         self._silent_ticks = 0
-        self._try_beat()
+        return self._try_beat()
 
     def _try_beat(self) -> bool:
         try:

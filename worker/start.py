@@ -168,7 +168,8 @@ def build(  # the one place that knows every part
         log=log,
     )
 
-    life = Life(connections.open(), incarnation, common.partitions, config.beat, common.leases)
+    beats = connections.open(timeout_s=config.beat.answer_within_s)
+    life = Life(beats, incarnation, common.partitions, config.beat, common.leases)
     bell = make_bell(connections, common.partitions, common.mailbox.ring, common.mailbox.fail)
     translator = Translator(
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name

@@ -1,4 +1,4 @@
-"""A unix-socket proxy that cuts connections where a test says so: after a call was sent, before its reply came back."""
+"""A unix-socket proxy that breaks connections where a test says so: when a call was sent, before its reply came back."""
 
 import contextlib
 import select
@@ -7,18 +7,23 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 POLL_S = 0.05
 
 Cut = Callable[[bytes], bool]
 """Whether the reply to these request bytes is to be lost."""
 
+Kind = Literal["cut", "half-open"]
+"""Cut: the server acts, and the connection ends. Half-open: it stands, and nothing passes any more, either way."""
+
 
 class CuttingProxy:
     """Stands before a server. Changes: each cut is counted."""
 
-    def __init__(self, listen: Path, target: Path, cut: Cut) -> None:
+    def __init__(self, listen: Path, target: Path, cut: Cut, kind: Kind) -> None:
         self._target = target
+        self._is_swallowing = kind == "half-open"
         self._cut = cut
         self._lock = threading.Lock()
         self._is_closing = False
@@ -60,9 +65,11 @@ class CuttingProxy:
                 for source in ready:
                     data = source.recv(1 << 16)
                     # A cut: the server has done what it was asked; only nobody hears of it.
-                    if not data or (source is server and is_cut):
+                    if not data or (source is server and is_cut and not self._is_swallowing):
                         return
                     is_cut = is_cut or (source is client and self._cut_now(data))
+                    if is_cut and self._is_swallowing:
+                        continue
                     (server if source is client else client).sendall(data)
 
     def _cut_now(self, data: bytes) -> bool:
@@ -73,9 +80,9 @@ class CuttingProxy:
 
 
 @contextmanager
-def cutting_proxy(listen: Path, target: Path, cut: Cut) -> Generator[CuttingProxy]:
+def cutting_proxy(listen: Path, target: Path, cut: Cut, kind: Kind = "cut") -> Generator[CuttingProxy]:
     """A proxy for the time of a test."""
-    proxy = CuttingProxy(listen, target, cut)
+    proxy = CuttingProxy(listen, target, cut, kind)
     try:
         yield proxy
     finally:

@@ -3,6 +3,7 @@
 import random
 import tempfile
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from tests.integration.jobs import (
     Ask,
     check_every_token_once,
     check_nothing_is_left,
+    num_on_channel,
     submit_all,
     wait_for_ends,
+    wait_until,
 )
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
@@ -84,3 +87,39 @@ class TestGivenAWorkerBehindABadConnection:
             check_nothing_is_left(client)
 
         assert proxy.num_cuts > 0
+
+
+class Swallow:
+    """Swallow one beat, and all that follows it on its connection. Changes: it is armed, and then it is done."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+
+    def __call__(self, data: bytes) -> bool:
+        is_now = self.is_armed and sha_of("beat") in data
+        self.is_armed = self.is_armed and not is_now
+        return is_now
+
+
+class TestGivenAConnectionThatStandsAndPassesNothing:
+    """Half-open, as after a firewall forgot it. Another worker waits for a death."""
+
+    def test_when_a_beat_is_not_answered_then_the_next_goes_out_anew_before_the_life_ends(
+        self, valkey: RedisServer, socket_path: Path
+    ) -> None:
+        asks = [Ask(options=JobOptions(max_tokens=120), seed=i) for i in range(4)]
+        client, swallow = valkey.client(), Swallow()
+        with ExitStack() as stack, client:
+            client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+            proxy = stack.enter_context(cutting_proxy(socket_path, valkey.socket_path, swallow, "half-open"))
+            slow = running_worker(proxy.url, model__path="null?step_s=0.03", beat__every_s=0.5, beat__life_s=2.0)
+            stack.enter_context(slow)
+            job_ids = submit_all(client, asks)
+            wait_until(lambda: all(num_on_channel(client, one) for one in job_ids), "all are taken")
+            stack.enter_context(running_worker(valkey.url))
+            swallow.is_armed = True
+            wait_for_ends(client, job_ids)
+
+            check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+            assert proxy.num_cuts == 1
+            assert {client.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "no lease was lost"
