@@ -29,6 +29,9 @@ class FaultKind(StrEnum):
     KILL = "kill"
     """The process dies by SIGKILL."""
 
+    ABORT = "abort"
+    """The process dies by SIGABRT, as one with a broken heap does."""
+
     LOSE = "lose"
     """The device is lost: EngineBroken."""
 
@@ -141,6 +144,8 @@ def _happen(kind: FaultKind) -> None:
             raise EngineBroken("told to lose the device")
         case FaultKind.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
+        case FaultKind.ABORT:
+            os.abort()
         case FaultKind.HANG:
             threading.Event().wait()
         case FaultKind.NAN:

@@ -1,9 +1,6 @@
-"""Workers that break: by the model, by a job that kills, by a hung step. What a supervisor hears, and what jobs do."""
+"""Workers that break: by the model, by a hung step, by a foreign key. What a supervisor hears, and what jobs do."""
 
-import signal
-import threading
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +42,6 @@ def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]
         yield made
 
 
-@contextmanager
-def supervised(workers: Crew, **settings: str) -> Generator[list[int]]:
-    """One worker that is started again whenever it ends; yields the exit codes so far."""
-    codes: list[int] = []
-    is_over = threading.Event()
-
-    def supervise() -> None:
-        while not is_over.is_set():
-            codes.append(workers.start(**settings).process.wait())
-
-    thread = threading.Thread(target=supervise, daemon=True)
-    thread.start()
-    try:
-        yield codes
-    finally:
-        is_over.set()
-        workers.end()
-        thread.join()
-        workers.end()
-
-
 class TestGivenAModelThatLosesItsDevice:
     def test_when_it_happens_then_the_worker_asks_for_a_restart_and_its_jobs_go_on(
         self, workers: Crew, client: Any
@@ -96,26 +72,6 @@ class TestGivenAJobWithLogitsThatAreNotNumbers:
         assert last.end is not None
         assert (last.start, last.end.error_code) == (7, "bad_logits")
         check_every_token_once(client, {good_id: GOOD})
-
-
-class TestGivenAJobThatKillsItsWorker:
-    """A supervisor starts the worker again each time."""
-
-    @pytest.mark.slow
-    def test_when_it_killed_again_and_again_then_it_is_put_away_and_its_mates_complete(
-        self, workers: Crew, client: Any
-    ) -> None:
-        mates = [Ask(options=JobOptions(max_tokens=40), seed=i) for i in range(4)]
-        killer = Ask(prompt="[[kill@10]]", options=JobOptions(max_tokens=60))
-        with supervised(workers, MODEL=FAULTY) as codes:
-            killer_id, *mate_ids = submit_all(client, [killer, *mates])
-            wait_for_ends(client, [killer_id, *mate_ids], patience_s=60)
-
-        assert state_of(client, killer_id) is JobState.FAILED
-        assert client.hget(KEYS.job(killer_id), "error_code") == b"killed_its_worker"
-        assert client.zcard(KEYS.key("dead")) == 1
-        check_every_token_once(client, dict(zip(mate_ids, mates, strict=True)))
-        assert len([code for code in codes if code == -signal.SIGKILL]) >= 3
 
 
 class TestGivenAStepThatHangs:
