@@ -123,7 +123,7 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool = True) -> Q
         return AccessDenied(f"{where} refuses this user: {error}. Check user name, password and rights.")
     if isinstance(error, InvalidResponse):
         return NotAQueue(f"what answers at {where} is not Redis. Check host and port.")
-    if tls.may_be_refused(error):
+    if tls.may_be_refused(error, url):
         return CertificateRefused(f"{where}: TLS was refused, on one side or the other: {error}. {tls.HOW}")
     unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
     return QueueUnreachable(f"{where} does not answer: {error}. Check the address, and that the server runs.{unsure}")

@@ -80,7 +80,7 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
             if monotonic_s() >= deadline_s:
                 raise NotReady(
                     f"redis at {redacted(url)} did not answer within {patience_s:g} s: {error}. "
-                    f"{tls.HOW if tls.may_be_refused(error) else 'Check the URL and that the server runs.'}"
+                    f"{tls.HOW if tls.may_be_refused(error, url) else 'Check the URL and that the server runs.'}"
                 ) from error
             if not has_complained:
                 log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)

@@ -15,7 +15,7 @@ _REFUSED = (
     "ALERT_BAD_CERTIFICATE",
     "WRONG_VERSION",
 )
-_HUNG_UP = "EOF occurred in violation of protocol"
+_HUNG_UP = ("EOF occurred in violation of protocol", "Connection reset", "Broken pipe", "Connection closed")
 
 
 def is_refused(error: BaseException) -> bool:
@@ -23,9 +23,10 @@ def is_refused(error: BaseException) -> bool:
     return any(word in str(error) for word in _REFUSED)
 
 
-def may_be_refused(error: BaseException) -> bool:
-    """As `is_refused`, or the server hung up, as it also does on a client without a certificate."""
-    return is_refused(error) or _HUNG_UP in str(error)
+def may_be_refused(error: BaseException, url: str) -> bool:
+    """As `is_refused`, or the server behind a TLS URL hung up, as it also does on a client without a certificate."""
+    has_hung_up = url.startswith("rediss") and any(word in str(error) for word in _HUNG_UP)
+    return has_hung_up or is_refused(error)
 
 
 def check_files(url: str) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from producer import config
@@ -59,17 +59,23 @@ class TestGivenTheStateFolder:
         assert config.database_url("postgresql://argument", environ) == "postgresql://argument"
 
 
+def urls_with(secret: str) -> list[str]:
+    return [
+        f"redis://:{secret}@host:6379/0",
+        f"rediss://user:{secret}@host/0?ssl_ca_certs=/ca.pem",
+        f"unix:///run/redis.sock?password={secret}&db=1",
+        f"redis+sentinel://user:{secret}@one:1,two:2/service/0?sentinel_password={secret}",
+        f"redis+cluster://user:{secret}@one:1,two:2?ssl_password={secret}",
+    ]
+
+
 class TestGivenAUrlWithASecret:
     @given(secret=secrets)
     def test_when_it_is_shown_then_the_secret_is_not(self, secret: str) -> None:
-        urls = [
-            f"redis://:{secret}@host:6379/0",
-            f"rediss://user:{secret}@host/0?ssl_ca_certs=/ca.pem",
-            f"unix:///run/redis.sock?password={secret}&db=1",
-            f"redis+sentinel://user:{secret}@one:1,two:2/service/0?sentinel_password={secret}",
-        ]
+        # A secret such as `sentinel` is shown, as the scheme.
+        assume(not any(secret in url for url in urls_with("***")))
 
-        shown = [config.redacted(url) for url in urls]
+        shown = [config.redacted(url) for url in urls_with(secret)]
 
         assert not [text for text in shown if secret in text]
         assert shown[0] == "redis://:***@host:6379/0"
