@@ -4,7 +4,6 @@ import importlib.util
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +14,9 @@ from worker.clock import monotonic_s
 from worker.config import WorkerConfig
 from worker.connections import Client, connect, redacted
 from worker.errors import WorkerError
-from worker.places import database_url_of, redis_url_of
+from worker.finding import Finding
+from worker.keeping import keeping_findings
+from worker.places import database_url_of, partitions_of, redis_url_of
 from worker.server import ServerFacts, raise_if_refused, read_facts
 from worker.serving import NULL, engine_config, find_folder, is_name
 
@@ -26,16 +27,6 @@ MAX_SKEW_S = 1.0
 """Stored times are the server's; a host that is further off shows odd times in its own logs."""
 
 PINGS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    found: str
-    is_well: bool = True
-    advice: str | None = None
 
 
 def examine(config: WorkerConfig, environ: Mapping[str, str]) -> list[Finding]:
@@ -74,7 +65,7 @@ def _redis(config: WorkerConfig, environ: Mapping[str, str]) -> Iterator[Finding
         yield Finding(what="redis", found=f"{facts.name} {facts.version} at {redacted(url)}")
         for problem in facts.problems():
             yield Finding(what="redis", found=problem, is_well=False)
-        yield _persistence(facts)
+        yield from keeping_findings(client, partitions_of(config)[0])
         yield _memory(facts)
         yield _latency(client)
         yield _clock(client)
@@ -82,13 +73,6 @@ def _redis(config: WorkerConfig, environ: Mapping[str, str]) -> Iterator[Finding
         raise_if_refused(error, url)
         advice = "Check the URL, the network and that the server runs."
         yield Finding(what="redis", found=f"{redacted(url)} does not answer: {error}", is_well=False, advice=advice)
-
-
-def _persistence(facts: ServerFacts) -> Finding:
-    if facts.is_appending:
-        return Finding(what="redis persistence", found="append-only file is on")
-    advice = "A restart of the server loses all jobs. Set `appendonly yes` (and `appendfsync everysec`)."
-    return Finding(what="redis persistence", found="no append-only file", is_well=False, advice=advice)
 
 
 def _memory(facts: ServerFacts) -> Finding:

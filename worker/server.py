@@ -25,7 +25,6 @@ class ServerFacts:
     version: str
     maxmemory: int
     maxmemory_policy: str
-    is_appending: bool
     is_replica: bool
     uptime_s: int
 
@@ -57,7 +56,6 @@ def read_facts(client: Client) -> ServerFacts:
         version=str(info.get("valkey_version") or info.get("redis_version", "0")),
         maxmemory=int(info.get("maxmemory", 0)),
         maxmemory_policy=str(info.get("maxmemory_policy", "unknown")),
-        is_appending=bool(info.get("aof_enabled", 0)),
         is_replica=info.get("role") == "slave",
         uptime_s=int(info.get("uptime_in_seconds", 0)),
     )

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from producer.contract.calls import QueueSettings, configure
+from producer.contract.keys import QueueKeys
+from producer.contract.running import run
 from tests.servers import RedisServer, redis_server
 from worker.cli import main
 from worker.errors import ExitCode
@@ -157,6 +160,40 @@ class TestGivenAWellServer:
             "compiler",
         ):
             assert words in result.output
+        for words in ("memory: possible", "aof: not possible", "fsync: not possible", "replica:1: not possible"):
+            assert f"durability {words}" in result.output
         # The tests' server keeps nothing on disk, and the doctor must mind.
         assert "no append-only file" in result.output
         assert result.exit_code == ExitCode.BROKEN
+
+
+class TestGivenAServerThatSyncsAtEachWrite:
+    def test_when_the_doctor_looks_then_all_its_disk_can_promise_is_possible_and_replicas_are_not(
+        self, durable_valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        with durable_valkey.client() as client:
+            client.config_set("appendfsync", "always")
+
+        said = doctor_says(durable_valkey, tmp_path)
+
+        assert "append-only file is on, appendfsync always, has WAITAOF" in said.output
+        assert "durability fsync: possible" in said.output
+        assert "durability replica:1: not possible: 0 replicas follow it, not 1" in said.output
+        assert said.exit_code == ExitCode.DONE
+
+    def test_when_the_queue_s_default_cannot_be_promised_then_the_doctor_minds(
+        self, durable_valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        with durable_valkey.client() as client:
+            run(client, configure(QueueKeys("default"), QueueSettings(durability="fsync")))
+
+        said = doctor_says(durable_valkey, tmp_path)
+
+        assert "queue durability: fsync is not possible" in said.output
+        assert "Set `appendfsync always` there" in said.output
+        assert said.exit_code == ExitCode.BROKEN
+
+
+def doctor_says(server: RedisServer, folder: Path) -> Result:
+    """What `worker doctor` prints."""
+    return invoke("doctor", "--redis-url", server.url, "--database-url", f"sqlite:///{folder}/h.db", "--model", "null")
