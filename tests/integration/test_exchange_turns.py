@@ -223,6 +223,11 @@ class TestGivenARedisThatStandsStill:
         stood_s = monotonic_s() + 0.3
         client.execute_command("CLIENT", "PAUSE", 300, "ALL")
         running.exchange.resume()
+        wait_until(lambda: running.common.health.stalled_s > 0, "it notices that its answer was late")
+        # It rings: else the next pull would come too late to see anything.
+        queue.add("b")
 
-        wait_until(lambda: running.taken, "it reclaims")
+        wait_until(lambda: [job for job in running.taken if job.id.endswith(".b")], "it pulls")
+        assert len(running.taken) == 1 or monotonic_s() - stood_s > 0.4
+        wait_until(lambda: len(running.taken) == 2, "it reclaims")
         assert monotonic_s() - stood_s > 0.4

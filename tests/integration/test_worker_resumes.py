@@ -104,6 +104,36 @@ class TestGivenAJobThatAnotherWorkerBegan:
         check_nothing_is_left(client)
 
 
+class TestGivenAJobOfWhichOneChoiceHadEnded:
+    """The other goes on under another worker, which must not say the first one's end again."""
+
+    def test_when_another_worker_goes_on_then_each_choice_has_its_tokens_and_one_end(
+        self, valkey: RedisServer, client: Any
+    ) -> None:
+        ask = next(ask for seed in range(1000) if is_uneven(ask := ending_by_a_stop(seed)))
+        with running_worker(valkey.url, model__path=SLOW, drain__mode="hand-over"):
+            (job_id,) = submit_all(client, [ask])
+            wait_until(lambda: num_on_channel(client, job_id, 1) >= 40, "the second choice speaks")
+        assert state_of(client, job_id) is JobState.QUEUED
+        assert read_channel(client, job_id, 0)[-1].end is not None
+
+        with running_worker(valkey.url, model__path=SLOW):
+            wait_for_ends(client, [job_id])
+
+        check_every_token_once(client, {job_id: ask})
+
+
+def ending_by_a_stop(seed: int) -> Ask:
+    """Two choices, of which either may end early."""
+    return Ask(options=JobOptions(max_tokens=120, n=2, stop=("qu", "x.", "zt")), seed=seed)
+
+
+def is_uneven(ask: Ask) -> bool:
+    """Whether the first choice ends long before the second."""
+    (first, _), (second, _) = expected_tokens(ask)
+    return len(first) < 20 and len(second) > 100
+
+
 class TestGivenAChannelThatWasLost:
     def test_when_the_same_model_goes_on_then_it_is_generated_again_in_silence(
         self, valkey: RedisServer, client: Any

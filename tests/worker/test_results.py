@@ -33,6 +33,15 @@ def choice(num_tokens: int, *, ends: JobState | None = None) -> ChoiceOutput:
     return made
 
 
+class TestGivenAJobThatEndsWithItsLastStep:
+    def test_when_told_to_the_queue_then_tokens_and_end_are_one_progress_so_that_no_crash_can_part_them(self) -> None:
+        (said,) = news_of(job_of(choice(3, ends=JobState.DONE)), ORIGIN)
+
+        assert said.progress.num_tokens == 3
+        assert decode_entry(said.progress.entry).token_ids == (0, 1, 2)
+        assert said.progress.end is not None
+
+
 class TestGivenAJobWithChoices:
     def test_when_one_ends_and_another_runs_then_it_carries_no_result(self) -> None:
         first, second = news_of(job_of(choice(3, ends=JobState.DONE), choice(2)), ORIGIN)

@@ -1,0 +1,185 @@
+"""Break each guard of the protocol in turn, in a copy of the project, and see that the tests notice.
+
+    python -m tests.chaos.teeth            every guard, and a table
+    python -m tests.chaos.teeth fence bell only those whose name has one of these words
+
+A guard counts as caught only if one of its tests failed, the smoke test (jobs of all kinds, nobody harmed) passed, and
+what failed was no mistake of the patch. Before that, all these tests must pass in a copy where nothing is broken.
+Exit codes: 0 all caught; 1 one was missed, or the copy where nothing is broken fails.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.chaos.guards import GUARDS, Guard, Patch
+
+ROOT = Path(__file__).parent.parent.parent
+COPIED = ("engine", "kernels", "migrations", "producer", "tests", "tools", "worker", "pyproject.toml")
+SMOKE = (
+    "tests/integration/test_worker_serves.py::TestGivenAWorkerOnAnEmptyQueue"
+    "::test_when_jobs_of_all_kinds_come_then_each_token_is_published_once"
+)
+"""What must go on under every broken guard: else anything at all would be noticed."""
+
+RUN_TIMEOUT_S = 180
+MISTAKES = ("SyntaxError", "IndentationError", "NameError", "ImportError", "nonexistent global", "user_script:")
+"""Words that show that a patch does not run: of Python, and of Lua as servers report it."""
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+class PatchDoesNotApply(Exception):
+    """The text to replace is not there exactly once: the code has moved, and the row in guards.py must follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one broken guard."""
+
+    guard: Guard
+    failed: str
+    """The test that noticed, or why it does not count."""
+
+    is_caught: bool
+    took_s: float
+
+
+def copy_project(target: Path) -> None:
+    """Copy what the tests need; the weights of the small model are linked."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "small_model"))
+        else:
+            shutil.copy(source, target / name)
+    (target / "worker/small_model").symlink_to(ROOT / "worker/small_model")
+    shutil.copytree(ROOT / "tools/small_model", target / "tools/small_model")
+
+
+def apply(patch: Patch, root: Path) -> None:
+    """Break what `patch` says, in the project at `root`.
+
+    Raises:
+        PatchDoesNotApply: its text does not occur exactly once.
+    """
+    places = [(path, path.read_text().count(patch.old)) for path in sorted(root.glob(patch.files))]
+    found = [path for path, count in places if count]
+    if sum(count for _, count in places) != 1:
+        where = ", ".join(f"{path.name}: {count}" for path, count in places if count) or "nowhere"
+        raise PatchDoesNotApply(f"{patch.files}: must occur once, found {where}: {patch.old!r}")
+    found[0].write_text(found[0].read_text().replace(patch.old, patch.new))
+
+
+def break_guard(guard: Guard, root: Path) -> None:
+    """Apply all patches of a guard.
+
+    Raises:
+        PatchDoesNotApply: one of them does not apply.
+    """
+    for patch in guard.patches:
+        apply(patch, root)
+
+
+def run_tests(root: Path, tests: Iterable[str]) -> tuple[int, str]:
+    """Run tests in the project at `root` until one fails: exit code and output."""
+    environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    done = subprocess.run(
+        [*command, "--hypothesis-seed=0", "--timeout=60", *tests],
+        cwd=root,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_TIMEOUT_S,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def judge(guard: Guard, base: Path) -> Verdict:
+    """Break one guard in a copy of the project at `base`, and run its tests."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="teeth-") as folder:
+        root = Path(folder) / "project"
+        shutil.copytree(base, root, symlinks=True)
+        try:
+            break_guard(guard, root)
+        except PatchDoesNotApply as error:
+            return Verdict(guard, str(error), is_caught=False, took_s=0.0)
+        code, output = run_tests(root, (SMOKE, *guard.tests))
+    is_caught, failed = verdict_of(code, output)
+    return Verdict(guard, failed, is_caught, time.monotonic() - began_s)
+
+
+def verdict_of(code: int, output: str) -> tuple[bool, str]:
+    """Whether the tests noticed, and which did, or why what they said does not count."""
+    if code == 0:
+        return False, "no test failed"
+    failed = _FAILED.search(output)
+    if code != 1 or failed is None:
+        return False, f"the tests did not run (exit {code}): {output.strip().splitlines()[-1:]}"
+    mistake = next((word for word in MISTAKES if word in output), None)
+    if mistake is not None:
+        return False, f"the patch does not run ({mistake}): {failed[1]}"
+    if failed[1].startswith(SMOKE.partition("::")[0]):
+        return False, "the smoke test failed: the patch breaks more than its guard"
+    return True, failed[1]
+
+
+def check_unbroken(base: Path, guards: Sequence[Guard]) -> str | None:
+    """Run the tests of all guards where nothing is broken; what failed, if anything did."""
+    tests = dict.fromkeys([SMOKE, *(test for guard in guards for test in guard.tests)])
+    code, output = run_tests(base, tests)
+    return None if code == 0 else output
+
+
+def row_of(name: str, caught: str, took: str, test: str) -> str:
+    """One row of the table."""
+    width = max(len(guard.name) for guard in GUARDS)
+    return f"{name:{width}}  {caught:6}  {took:>5}  {test}\n"
+
+
+def judge_all(guards: Sequence[Guard], base: Path, *, at_a_time: int) -> list[Verdict]:
+    """Break them one after another, and print what came of each."""
+    verdicts: list[Verdict] = []
+    sys.stdout.write(row_of("guard", "caught", "s", "the test that failed"))
+    with ThreadPoolExecutor(at_a_time) as pool:
+        for one in pool.map(partial(judge, base=base), guards):
+            word = "yes" if one.is_caught else "NO"
+            sys.stdout.write(row_of(one.guard.name, word, f"{one.took_s:.1f}", one.failed))
+            sys.stdout.flush()
+            verdicts.append(one)
+    sys.stdout.write(f"{sum(one.is_caught for one in verdicts)}/{len(verdicts)}\n")
+    return verdicts
+
+
+def main() -> int:
+    """Break the guards that are asked for, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only guards whose name has one of these")
+    parser.add_argument("--jobs", type=int, default=2, help="guards at a time (default: 2)")
+    asked = parser.parse_args()
+    guards = [one for one in GUARDS if not asked.words or any(word in one.name for word in asked.words)]
+    with tempfile.TemporaryDirectory(prefix="teeth-") as folder:
+        base = Path(folder)
+        copy_project(base)
+        if (wrong := check_unbroken(base, guards)) is not None:
+            sys.stdout.write(f"{wrong}\nnothing is broken, and yet a test fails\n")
+            return 1
+        verdicts = judge_all(guards, base, at_a_time=asked.jobs)
+    return 0 if all(one.is_caught for one in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
