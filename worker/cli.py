@@ -172,7 +172,7 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
 @click.option("--pause-s", type=float, default=2.0, show_default=True, help="Pause between the two looks.")
 @click.option("--history-s", type=float, default=30.0, show_default=True, help="Wait this long for the recorder.")
 @_options(*_QUEUE, "redis.timeout_s", *_HISTORY, "callbacks.retention_days")
-def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  # Any: as click's types say
+def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  # noqa: ANN401  # as click passes them
     """Show that submitted = done + failed + cancelled + expired + queued + running, while all goes on.
 
     Looks twice at the queue, the history and (with --journal) what a producer was told; what both looks see is a

@@ -128,6 +128,9 @@ class Counts:
 
     running_jobs: int
     wrong_lanes: tuple[LaneDepth, ...]
+    unlisted_lanes: tuple[str, ...]
+    """They have entries, and no pull finds them."""
+
     outbox_entries: int
     outbox_first: str | None
 
@@ -138,7 +141,7 @@ def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[Counts]:
 
 
 def _read_counts(reply: Raw) -> Counts:
-    stamp, flat, waiting, running, wrong_lanes, outbox, first = reply
+    stamp, flat, waiting, running, wrong_lanes, outbox, first, unlisted = reply
     counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
     return Counts(
         stamp=stamp.decode(),
@@ -146,6 +149,7 @@ def _read_counts(reply: Raw) -> Counts:
         waiting_jobs=waiting,
         running_jobs=running,
         wrong_lanes=tuple(LaneDepth(lane=a.decode(), stated=b.decode(), entries=c) for a, b, c in wrong_lanes),
+        unlisted_lanes=tuple(lane.decode() for lane in unlisted),
         outbox_entries=outbox,
         outbox_first=_text(first),
     )

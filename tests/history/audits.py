@@ -31,10 +31,18 @@ class Scene:
         settings = RecorderSettings(queue="q", name="r1")
         Recorder(self.queue.client, HistoryWriter(self.history), settings).drain()
 
-    def audit(self, *, repair: bool = False, **asked: Any) -> Report:  # Any: fields of Asked
+    def audit(
+        self,
+        *,
+        repair: bool = False,
+        retention_days: float | None = None,
+        **asked: Any,  # Any: fields of Asked
+    ) -> Report:
         """One audit, without patience."""
         url = self.history.url.render_as_string(hide_password=False)
         flags: dict[str, object] = {"redis.url": self.server.url, "history.database_url": url, "queue.name": "q"}
+        if retention_days is not None:
+            flags["callbacks.retention_days"] = retention_days
         known: dict[str, Any] = {"pause_s": 0.0, "history_s": 0.0, "repair": repair}
         return run_audit(load_config({}, flags=flags), {}, Asked(**(known | asked)))
 

@@ -20,7 +20,7 @@ RETENTION_SLACK_MS = 2 * 3_600_000
 """Retention works by the hour."""
 
 _NEED_HISTORY = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL})
-_OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.COUNTER, Kind.EQUATION})
+_OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
 _MISPLACED = frozenset(
     {
         Kind.QUEUED_NOWHERE,

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     NO_SUCH_JOB = "no_such_job"
     FOREIGN_KEY = "foreign_key"
     ENTRY_WITHOUT_JOB = "entry_without_job"
+    LANE_UNLISTED = "lane_unlisted"
     COUNTER = "counter"
     EQUATION = "equation"
     NOT_IN_HISTORY = "not_in_history"
@@ -51,6 +52,7 @@ WHAT_TO_DO: dict[Kind, str] = {
     Kind.NO_SUCH_JOB: f"{MENDS} forgets what speaks of it; if history or journal know the job, re-adds it",
     Kind.FOREIGN_KEY: "something else wrote this key: look at it, delete it, then run this again",
     Kind.ENTRY_WITHOUT_JOB: f"{MENDS} takes the entry off the lane",
+    Kind.LANE_UNLISTED: f"no pull finds what waits there: {MENDS} lists it again",
     Kind.COUNTER: f"{MENDS} counts anew",
     Kind.EQUATION: f"{MENDS} counts anew",
     Kind.NOT_IN_HISTORY: f"{MENDS} tells the history again",

@@ -178,6 +178,9 @@ class QueueSide:
         for lane in counts.wrong_lanes:
             jobs = int(lane.stated.split()[0]) if lane.stated else 0
             yield _counter(self.keys, f"lane {lane.lane} jobs", jobs, lane.entries)
+        for lane in counts.unlisted_lanes:
+            finding = _counter(self.keys, f"lane {lane}", 0, 1)
+            yield replace(finding, kind=Kind.LANE_UNLISTED, queue="it has entries, and its class does not list it")
         names = ("done", "failed", "cancelled", "expired", "waiting_jobs", "running_jobs")
         total = sum(stated.get(name, 0) for name in names)
         if stated.get("submitted", 0) != total:

@@ -30,6 +30,7 @@ _OF_JOBS = frozenset(
         Kind.NO_SUCH_JOB,
     }
 )
+_OF_COUNTERS = frozenset({Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
 _UNTOLD = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.QUEUE_WENT_BACK})
 
 
@@ -53,7 +54,7 @@ class Repair:
         self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
         self._tell_again(side, [one for one in mine if one.kind in _UNTOLD])
         if mine:
-            self._mend_counters(side, [one for one in mine if one.kind in (Kind.COUNTER, Kind.EQUATION)])
+            self._mend_counters(side, [one for one in mine if one.kind in _OF_COUNTERS])
 
     def _run(self, call: Call[Any]) -> Any:  # noqa: ANN401  # replies of several kinds
         return run(self._client, call)

@@ -4,10 +4,11 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of lanes (`<class>:<tenant>`) whose keys were seen.
 -- Reply: {stamp, counters, waiting jobs, running jobs, {{lane, depth, entries} …} that differ, outbox entries, first
---   of them or false}; counters are flat.
+--   of them or false, {lane that no pull finds …}}; counters are flat.
 
-local waiting, running, wrong_lanes = count_up(cmsgpack.unpack(ARGV[1]))
+local waiting, running, wrong_lanes, unlisted = count_up(cmsgpack.unpack(ARGV[1]))
 local first = call('XRANGE', OUTBOX, '-', '+', 'COUNT', 1)[1]
 return {
   stamp(), call('HGETALL', COUNTERS), waiting, running, wrong_lanes, call('XLEN', OUTBOX), first and first[1] or false,
+  unlisted,
 }

@@ -55,15 +55,27 @@ local function stamp()
   return failed(about) and '0-0' or as_map(about)['last-generated-id']
 end
 
--- Waiting and running jobs that there are, and each lane whose number in `depth` differs from its length.
+-- Whether pulls find the lane: what waits on another is never served.
+local function is_listed(name)
+  local class, tenant = string.match(name, '^([^:]+):(.+)$')
+  for _, list in ipairs({ 'heads:', 'ready:' }) do
+    local score = try('ZSCORE', PREFIX .. list .. class, tenant)
+    if not score or failed(score) then return false end
+  end
+  return true
+end
+
+-- Waiting and running jobs that there are, each lane whose number in `depth` differs from its length, and each that
+-- waits and is not listed.
 local function count_up(also)
-  local waiting, wrong_lanes = call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS), {}
+  local waiting, wrong_lanes, unlisted = call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS), {}, {}
   for name, text in pairs(lane_names(also)) do
     local length = length_of(name)
     waiting = waiting + length
+    if length > 0 and not is_listed(name) then unlisted[#unlisted + 1] = name end
     if length ~= (tonumber(string.match(text, '^%d+') or '') or 0) then
       wrong_lanes[#wrong_lanes + 1] = { name, text, length }
     end
   end
-  return waiting, held_jobs(), wrong_lanes
+  return waiting, held_jobs(), wrong_lanes, unlisted
 end

@@ -30,26 +30,22 @@ local function write_depth(name, text, jobs, tokens)
   changed[#changed + 1] = name
 end
 
--- A lane that waits and is not in its class would never be served.
+-- `finish` lists it by its head.
 local function list_again(name)
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
-  if class and not call('ZSCORE', PREFIX .. 'heads:' .. class, tenant) then
-    open_lane(class, tenant).has_lost = true
-    changed[#changed + 1] = name
-  end
+  open_lane(class, tenant).has_lost = true
+  changed[#changed + 1] = name
 end
 
 local function mend_lanes(also, summed)
   for _, lane in ipairs(summed) do
     if call('HGET', DEPTH, lane[1]) == lane[2] then write_depth(lane[1], lane[2], length_of(lane[1]), lane[3]) end
   end
-  local _, _, wrong_lanes = count_up(also)
+  local _, _, wrong_lanes, unlisted = count_up(also)
   for _, lane in ipairs(wrong_lanes) do
     write_depth(lane[1], lane[2], lane[3], tonumber(string.match(lane[2], '^%d+ (%d+)') or '') or 0)
   end
-  for name in pairs(lane_names(also)) do
-    if length_of(name) > 0 then list_again(name) end
-  end
+  for _, name in ipairs(unlisted) do list_again(name) end
 end
 
 -- By what it is: all that were ever taken are somewhere.
