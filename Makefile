@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo test test-long teeth crash-points check format lint types imports setup clean
+.PHONY: demo test test-long soak teeth crash-points check format lint types imports setup clean
 
 setup: $(VENV)/.ready
 
