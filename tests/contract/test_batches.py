@@ -184,6 +184,50 @@ class TestGivenABatchWithADeadline:
         assert look(queue).expired == 3
         check(queue)
 
+    def test_when_it_has_more_than_a_bite_then_a_pull_starts_none_of_the_rest(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"j{i:02}", batch="b") for i in range(70)], new_job("other"))
+        expire(queue, 5)
+        queue.pass_time(5)
+        worker = queue.worker("A")
+
+        taken: list[JobId] = []
+        for _ in range(4):
+            taken += [job.id for job in worker.pull().jobs]
+            queue.pass_time(1)
+
+        assert taken == ["0.t.other"]
+        assert look(queue).expired == 70
+        check(queue)
+
+    def test_when_a_failed_job_of_it_is_requeued_after_it_then_the_deadline_does_not_hold_for_that(
+        self, queue: Queue
+    ) -> None:
+        job_id = queue.add("a", batch="b")
+        expire(queue, 10)
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0, 1, state=JobState.FAILED))
+        queue.pass_time(10)
+        queue.fire_timers()
+
+        queue.requeue(job_id)
+
+        assert worker.take().id == job_id
+        check(queue)
+
+    def test_when_a_failed_job_of_it_is_requeued_before_it_then_it_holds(self, queue: Queue) -> None:
+        job_id = queue.add("a", batch="b")
+        expire(queue, 10)
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0, 1, state=JobState.FAILED))
+        queue.run(calls.close_batch(queue.keys, "b"))
+        queue.requeue(job_id)
+        queue.pass_time(10)
+
+        queue.fire_timers()
+
+        assert queue.state(job_id) is JobState.EXPIRED
+        check(queue)
+
     def test_when_all_has_ended_before_then_its_timer_goes(self, queue: Queue) -> None:
         queue.add("a", batch="b")
         expire(queue, 10_000)

@@ -97,6 +97,7 @@ local function take(lane, entry, parsed, mark)
   local job = job_of(lane, entry, parsed.job)
   if not job then return end
   local lease = job.epoch > 0 and read_lease(job.id) or nil
+  if is_too_late(job, lease) then return end
   local payload = read_payload(job)
   if not payload then return give_up_payload(job, lease) end
   leave_waiting(job, true)

@@ -7,12 +7,13 @@ local function take_suspect(id)
     if not job then to_garbage(SUSPECTS, id .. ': ' .. why) end
     return
   end
+  local lease = read_lease(id)
+  if is_too_late(job, lease) then return end
   -- One that has died apart runs quite alone.
   if has_died_apart(job) then
     if #taken > 0 then return end
     is_over = true
   end
-  local lease = read_lease(id)
   local published = published_tokens(lease)
   local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
   local is_first = #taken == 0

@@ -60,6 +60,32 @@ local function read_payload(job)
   return payload
 end
 
+local batch_deadlines = {}
+local function deadline_of_batch(batch)
+  if not batch_deadlines[batch] then
+    local found = try('HGET', batch_key(batch), 'deadline')
+    batch_deadlines[batch] = type(found) == 'string' and tonumber(found) or math.huge
+  end
+  return batch_deadlines[batch]
+end
+
+-- Its time is over, though the timer that says so has yet to have its turn among many: it ends and does not begin. The
+-- next pull comes at once.
+local function is_too_late(job, lease)
+  local said
+  if job.ttl and job.attempt == 0 and job.ttl <= NOW then
+    said = SAID.unstarted
+  elseif job.deadline and job.deadline <= NOW then
+    said = SAID.expired
+  elseif job.batch and deadline_of_batch(job.batch) <= NOW then
+    said = SAID.batch_expired
+  end
+  if not said then return false end
+  end_unheard(job, lease, 'expired', said)
+  has_more = true
+  return true
+end
+
 -- Without its prompt a job can never run: it goes to the dead set, and its producer hears why.
 local function give_up_payload(job, lease)
   end_job(job, lease, { state = 'failed', error = 'The prompt is gone from the queue.', error_code = 'payload_lost' })

@@ -39,6 +39,12 @@ local function reopen_batch(job)
   if failed(total) or not total then return end
   call('HINCRBY', key, 'failed', -1)
   call('HDEL', key, 'completed')
+  local deadline = tonumber(call('HGET', key, 'deadline') or '')
+  if deadline and deadline > NOW then
+    call('ZADD', TIMERS, deadline, 'batch|' .. job.batch)
+  else
+    call('HDEL', key, 'deadline')
+  end
   call('PERSIST', key)
   join_members(job)
 end
