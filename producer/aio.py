@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, following
-from producer.client import AnyJob, server_url
+from producer.client import AnyJob, server_url, terms_of
+from producer.cluster import AsyncClusterPipe, open_async_link
 from producer.commands import (
     STEPS,
     Ask,
@@ -33,12 +34,13 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
-from producer.errors import ProducerError, QueueFull
+from producer.errors import ProducerError
 from producer.following import Place, Reader, StreamEvent
 from producer.hub import Hub
 from producer.jobs import Job, Options, PromptLike, Workshop, only_prompt, template
-from producer.links import AsyncLink, AsyncPipe, LinkSettings
+from producer.links import AsyncPipe, LinkSettings
 from producer.outcomes import Outcome, outcomes
+from producer.room import submit_within
 
 if TYPE_CHECKING:
     from producer.history import JobRow
@@ -55,11 +57,13 @@ class AsyncProducer:
         *,
         queue: str = "default",
         partitions: int = 1,
+        durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
     ) -> None:
         self._queue = Queue(queue, partitions)
-        self._link = AsyncLink(LinkSettings(server_url(url), patience_s))
+        self._terms = terms_of(durability, patience_s)
+        self._link = open_async_link(LinkSettings(server_url(url), patience_s))
         self._hub = Hub(self._link.ask_blocking)
         self._database_url = config.database_url(database_url)
 
@@ -87,18 +91,28 @@ class AsyncProducer:
         *,
         messages: PromptLike | None = None,
         token_ids: Sequence[int] | None = None,
+        durability: str | None = None,
+        wait_s: float = 0.0,
         **options: Unpack[Options],
     ) -> Receipt:
         """As `Producer.submit`."""
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        return await self._run(commands.submit(self._queue, made, is_chosen=options.get("job_id") is not None))
+        assurance = await self._run(self._terms.agree(self._queue, durability))
+        is_chosen = options.get("job_id") is not None
+        return await self._run(
+            submit_within(wait_s, lambda: commands.submit(self._queue, made, assurance, is_chosen=is_chosen))
+        )
 
     async def submit_many(
-        self, jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job], **options: Unpack[Options]
+        self,
+        jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job],
+        *,
+        durability: str | None = None,
+        **options: Unpack[Options],
     ) -> AsyncIterator[SubmitAnswer]:
         """As `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
         workshop = Workshop(options, partitions=self._queue.partitions)
-        packer = Packer(self._queue)
+        packer = Packer(self._queue, await self._run(self._terms.agree(self._queue, durability)))
         waiting: deque[Chunk] = deque()
         async with self._link.pipe() as pipe:
             async for item in _each(jobs):
@@ -252,15 +266,11 @@ async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Jo
             yield job
 
 
-async def _send(pipe: AsyncPipe, waiting: deque[Chunk], chunk: Chunk) -> list[SubmitAnswer]:
+async def _send(pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk], chunk: Chunk) -> list[SubmitAnswer]:
     waiting.append(chunk)
     await pipe.send(chunk.ask())
     return await _receive(pipe, waiting) if pipe.is_full else []
 
 
-async def _receive(pipe: AsyncPipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
-    chunk = waiting.popleft()
-    try:
-        return chunk.answers(await pipe.receive())
-    except QueueFull as full:
-        return chunk.refused(full)
+async def _receive(pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
+    return waiting.popleft().answers(await pipe.receive())

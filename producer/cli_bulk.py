@@ -13,7 +13,16 @@ import click
 from producer import config
 from producer.bulk import BulkRun, BulkSettings, Counts, Listener, default_batch
 from producer.bulk_input import ENDPOINTS, STDIN, Endpoint
-from producer.cli_common import Values, connection_options, is_watched, note, options_of, producer_of, sampling_options
+from producer.cli_common import (
+    Values,
+    connection_options,
+    durability_option,
+    is_watched,
+    note,
+    options_of,
+    producer_of,
+    sampling_options,
+)
 
 SHOWN_BAD_LINES = 10
 
@@ -42,6 +51,7 @@ SHOWN_BAD_LINES = 10
 @click.option("--endpoint", type=click.Choice(ENDPOINTS), help="What lines without a url are meant for.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve, and lines must ask for.")
 @sampling_options
+@durability_option
 @connection_options
 def submit(file: str, **values: object) -> None:
     """Submit every line of a JSONL file as a job.

@@ -38,7 +38,7 @@ def connection_options(command: Command) -> Command:
         ),
         click.option(
             "--redis-url", "url", metavar="URL", envvar="SLUICE_REDIS_URL", show_envvar=True,
-            help="Server: redis://, rediss://, unix:// or redis+sentinel:// URL. Default: the embedded one.",
+            help="Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded one.",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -50,6 +50,14 @@ def database_option(command: Command) -> Command:
     return click.option(
         "--database-url", metavar="URL", envvar="SLUICE_DATABASE_URL", show_envvar=True,
         help="Job history: sqlite:///FILE or postgresql://… Default: SQLite beside the embedded server.",
+    )(command)  # fmt: skip
+
+
+def durability_option(command: Command) -> Command:
+    """What an accepted job survives."""
+    return click.option(
+        "--durability", metavar="LEVEL",
+        help="What an accepted job survives: memory, aof, fsync or replica:N. Default: as the queue says.",
     )(command)  # fmt: skip
 
 
@@ -103,7 +111,7 @@ def options_of(values: Values) -> Options:
 
 def producer_of(values: Values) -> Producer:
     """The client that a command's connection options describe; they are taken out."""
-    names = ("url", "queue", "partitions", "database_url")
+    names = ("url", "queue", "partitions", "database_url", "durability")
     return Producer(**{name: values.pop(name) for name in names if name in values})
 
 

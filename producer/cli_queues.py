@@ -20,6 +20,7 @@ from producer.cli_common import (
 from producer.client import Producer
 from producer.contract.calls import QueueSettings, QueueView
 from producer.contract.keys import RETURNED
+from producer.terms import read
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
 
@@ -148,7 +149,8 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0), help="Refuse submits above this.")
 @click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0), help="Refuse submits above this.")
 @click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1), help="Refuse submits above this.")
-@click.option("--max-attempts", metavar="COUNT", type=click.IntRange(1), help="Begin a job at most this often.")
+@click.option("--durability", metavar="LEVEL", help="Of submits that do not say it: memory, aof, fsync, replica:N.")
+@click.option("--max-attempts", metavar="COUNT", type=click.IntRange(1), help="Try a job so often, where tries help.")
 @click.option("--mode", type=click.Choice(["fifo", "fair", "deadline"]), help="Who goes first within a class.")
 @click.option(
     "--age-step",
@@ -190,6 +192,8 @@ def _settings(values: Values) -> QueueSettings:
     for name in ("age_step_s", "channel_ttl_s", "result_ttl_s"):
         seconds = given.pop(name)
         given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
+    if given["durability"] is not None:
+        given["durability"] = str(read(given["durability"]))
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to set: give a setting.")

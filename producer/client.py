@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from producer import commands, config, embedded, following
+from producer.cluster import ClusterPipe, open_link
 from producer.commands import (
     STEPS,
     Ask,
@@ -32,11 +33,13 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
-from producer.errors import ProducerError, QueueFull
+from producer.errors import ProducerError
 from producer.following import Place, Reader, StreamEvent
 from producer.jobs import Job, Options, Prepared, PromptLike, Workshop, only_prompt, template
-from producer.links import Link, LinkSettings, Pipe
+from producer.links import LinkSettings, Pipe
 from producer.outcomes import Outcome, outcomes
+from producer.room import submit_within
+from producer.terms import TIMEOUT_S, Terms, read
 
 if TYPE_CHECKING:
     from producer.history import JobRow
@@ -50,14 +53,17 @@ class Producer:
     """Submit jobs, follow their tokens, ask for results.
 
     Args:
-        url: redis://, rediss://, unix:// or redis+sentinel:// URL; else SLUICE_REDIS_URL, else the embedded server.
+        url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL; else SLUICE_REDIS_URL, else the
+            embedded server.
         queue: Queue to speak of.
         partitions: Partitions of that queue.
+        durability: Of submits that do not say it: memory, aof, fsync or replica:N; else as the queue's settings say.
         database_url: SQLAlchemy URL of the job history, for `jobs`; without one, SLUICE_DATABASE_URL or the embedded
             server's SQLite file.
         patience_s: How long to go on trying when the server is away, once it has been reached.
 
     Raises:
+        InvalidJob: `durability` is none.
         InvalidSetting: a URL cannot be read.
         EmbeddedServerError: no URL is given, and no server can be started.
     """
@@ -68,11 +74,13 @@ class Producer:
         *,
         queue: str = "default",
         partitions: int = 1,
+        durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
     ) -> None:
         self._queue = Queue(queue, partitions)
-        self._link = Link(LinkSettings(server_url(url), patience_s))
+        self._terms = terms_of(durability, patience_s)
+        self._link = open_link(LinkSettings(server_url(url), patience_s))
         self._database_url = config.database_url(database_url)
 
     def __enter__(self) -> Self:
@@ -98,36 +106,51 @@ class Producer:
         *,
         messages: PromptLike | None = None,
         token_ids: Sequence[int] | None = None,
+        durability: str | None = None,
+        wait_s: float = 0.0,
         **options: Unpack[Options],
     ) -> Receipt:
-        """Submit one job: a prompt, or chat messages, or token ids. After this returns, the job is not lost.
+        """Submit one job: a prompt, or chat messages, or token ids.
+
+        After this returns, the job is not lost, as far as `durability` reaches (see docs/reliability.md).
+        Where the queue is full, it waits for room for up to `wait_s`; by default not at all.
 
         Raises:
             InvalidJob: a value is wrong, or no worker of this queue can take the job.
+            DurabilityRefused: the server cannot promise the durability asked for; nothing was submitted.
+            LessDurable: the job is accepted, but the server has not confirmed that durability.
             QueueFull: the queue is at a bound; `retry_after_s` says when to try again.
             IdempotencyConflict: the key belongs to a job that asked for something else.
             QueueUnreachable, QueueRefused: the server is away, or refuses.
         """
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        return self._run(commands.submit(self._queue, made, is_chosen=options.get("job_id") is not None))
+        assurance = self._run(self._terms.agree(self._queue, durability))
+        is_chosen = options.get("job_id") is not None
+        return self._run(
+            submit_within(wait_s, lambda: commands.submit(self._queue, made, assurance, is_chosen=is_chosen))
+        )
 
-    def submit_many(self, jobs: Iterable[PromptLike | Job], **options: Unpack[Options]) -> Iterator[SubmitAnswer]:
+    def submit_many(
+        self, jobs: Iterable[PromptLike | Job], *, durability: str | None = None, **options: Unpack[Options]
+    ) -> Iterator[SubmitAnswer]:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
         Args:
             jobs: Prompts, which take `options`, or `job(prompt, **options)` with options of their own on top.
+            durability: As in `submit`. Disk or replicas are waited for once for up to 1024 jobs, not for each.
             options: For all of them. They are checked and encoded once.
 
         Raises:
             InvalidJob: `options` are wrong. A job that is wrong in itself is answered by an InvalidJob in its place.
+            DurabilityRefused: as in `submit`. A job that is less durable is answered by a LessDurable in its place.
             QueueUnreachable, QueueRefused: the server is away, or refuses; submit again with the same ids.
         """
         workshop = Workshop(options, partitions=self._queue.partitions)
-        return self.submit_prepared(map(workshop.prepare, jobs))
+        return self.submit_prepared(map(workshop.prepare, jobs), durability=durability)
 
-    def submit_prepared(self, jobs: Iterable[Prepared]) -> Iterator[SubmitAnswer]:
+    def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
         """As `submit_many`, for jobs that are already encoded."""
-        packer = Packer(self._queue)
+        packer = Packer(self._queue, self._run(self._terms.agree(self._queue, durability)))
         with self._link.pipe() as pipe:
             waiting: deque[Chunk] = deque()
             for made, is_chosen in jobs:
@@ -306,19 +329,24 @@ class Producer:
                 return []
 
 
-def _send(pipe: Pipe, waiting: deque[Chunk], chunk: Chunk) -> Iterator[SubmitAnswer]:
+def _send(pipe: Pipe | ClusterPipe, waiting: deque[Chunk], chunk: Chunk) -> Iterator[SubmitAnswer]:
     waiting.append(chunk)
     pipe.send(chunk.ask())
     if pipe.is_full:
         yield from _receive(pipe, waiting)
 
 
-def _receive(pipe: Pipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
-    chunk = waiting.popleft()
-    try:
-        return chunk.answers(pipe.receive())
-    except QueueFull as full:
-        return chunk.refused(full)
+def _receive(pipe: Pipe | ClusterPipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
+    return waiting.popleft().answers(pipe.receive())
+
+
+def terms_of(durability: str | None, patience_s: float) -> Terms:
+    """What a client asks for where its calls do not say.
+
+    Raises:
+        InvalidJob: `durability` is none.
+    """
+    return Terms(None if durability is None else read(durability), min(patience_s, TIMEOUT_S))
 
 
 def server_url(argument: str | None) -> str:

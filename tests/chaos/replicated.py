@@ -111,7 +111,7 @@ def watched(flavor: Flavor = "valkey") -> Generator[Watched]:
         lines = [
             f"port {port}", "bind 127.0.0.1", f"dir {name}", f"logfile {name}/sentinel.log",
             f"sentinel monitor {SERVICE} 127.0.0.1 {pair.primary.port} 1",
-            f"sentinel down-after-milliseconds {SERVICE} 500", f"sentinel failover-timeout {SERVICE} 5000",
+            f"sentinel down-after-milliseconds {SERVICE} 500", f"sentinel failover-timeout {SERVICE} 2000",
         ]  # fmt: skip
         settings.write_text("\n".join(lines) + "\n")
         with subprocess.Popen([str(binary_of(flavor)), str(settings), "--sentinel"]) as sentinel:

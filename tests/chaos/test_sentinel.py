@@ -1,0 +1,120 @@
+"""A real Sentinel: the primary is killed in mid-job, and a replica, behind by a known amount, takes its place."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from producer import AsyncProducer, Producer, Receipt
+from producer.contract.wire import JobId, JobOptions
+from tests.chaos.replicated import Watched, watched
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    expected_tokens,
+    num_on_channel,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.integration.workers import running_worker
+from tests.servers import Flavor
+
+SLOW = "null?step_s=0.02"
+NUM_KEPT, NUM_SAID, NUM_TOKENS = 20, 60, 150
+TAKEOVER_S = 10.0
+"""The Sentinel's half second, its election and its orders, and a worker's next token."""
+
+
+@pytest.fixture(params=["valkey", *(pytest.param(one, marks=pytest.mark.long) for one in ("redis-7.0", "redis-6.2"))])
+def service(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    flavor: Flavor = request.param
+    with watched(flavor) as service:
+        yield service
+
+
+class Listener:
+    """A reader on a thread of its own, through the Sentinel. Changes as tokens come."""
+
+    def __init__(self, url: str, job_id: JobId) -> None:
+        self.said: tuple[list[int], str] = ([], "")
+        self._thread = threading.Thread(target=self._listen, args=(url, job_id), daemon=True)
+        self._thread.start()
+
+    def _listen(self, url: str, job_id: JobId) -> None:
+        token_ids, text = list[int](), ""
+        with Producer(url) as producer:
+            for event in producer.stream(job_id):
+                assert event.start == len(token_ids)
+                token_ids += event.token_ids
+                text += event.text
+                self.said = token_ids, text
+
+    def heard(self) -> tuple[list[int], str]:
+        """All that was said, once the job has ended."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.said
+
+
+def lose_the_primary(service: Watched, job_ids: list[JobId]) -> list[int]:
+    """Kill the primary when the replica has fewer tokens than it has acknowledged; returns how many the replica has."""
+    pair = service.pair
+    with pair.primary.client() as primary, pair.replica.client() as replica:
+        wait_until(lambda: all(num_on_channel(primary, one) >= NUM_KEPT for one in job_ids), "they speak")
+        pair.cut_off()
+        kept = [num_on_channel(replica, one) for one in job_ids]
+        wait_until(lambda: all(num_on_channel(primary, one) >= NUM_SAID for one in job_ids), "they speak on")
+        assert [num_on_channel(replica, one) for one in job_ids] == kept
+        pair.primary.kill()
+    return kept
+
+
+class TestGivenAReplicaThatIsBehind:
+    def test_when_the_primary_dies_in_mid_job_then_every_token_is_there_once_for_readers_too(
+        self, service: Watched
+    ) -> None:
+        asks = [Ask(options=JobOptions(max_tokens=NUM_TOKENS, n=1 + i % 2), seed=i) for i in range(6)]
+        replica = service.pair.replica.client()
+        with ExitStack() as stack, replica:
+            for _ in range(2):
+                stack.enter_context(running_worker(service.url, model__path=SLOW, beat__every_s=1.0, beat__life_s=4.0))
+            with service.pair.primary.client() as primary:
+                job_ids = submit_all(primary, asks)
+            listeners = [Listener(service.url, job_id) for job_id in job_ids]
+
+            kept = lose_the_primary(service, job_ids)
+            began_s = time.monotonic()
+            wait_until(lambda: num_on_channel(replica, job_ids[0]) > kept[0], "somebody speaks to the new primary")
+            took_s = time.monotonic() - began_s
+            wait_for_ends(replica, job_ids)
+
+            assert max(kept) < NUM_SAID
+            assert took_s < TAKEOVER_S
+            check_every_token_once(replica, dict(zip(job_ids, asks, strict=True)))
+            assert [listener.heard() for listener in listeners] == [expected_tokens(ask)[0] for ask in asks]
+            assert {replica.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "a failover moves no lease"
+            check_nothing_is_left(replica)
+
+
+class TestGivenProducersWhileNobodyIsPrimary:
+    async def test_when_they_submit_then_they_wait_for_the_new_one_and_the_jobs_are_done(
+        self, service: Watched
+    ) -> None:
+        async with AsyncProducer(service.url) as aproducer:
+            with running_worker(service.url), Producer(service.url) as producer:
+                accepted = [producer.submit("before", durability="replica:1")]
+                accepted.append(await aproducer.submit("before", durability="replica:1"))
+                service.pair.primary.kill()
+
+                accepted.append(producer.submit("during"))
+                accepted.append(await aproducer.submit("later"))
+                answers = list(producer.submit_many(["many"] * 300, max_tokens=5))
+
+                accepted += [answer for answer in answers if isinstance(answer, Receipt)]
+                assert len(accepted) == 304
+                assert {outcome.view.state for outcome in producer.results(accepted) if outcome.view} == {"done"}
