@@ -18,15 +18,13 @@ from producer.contract.wire import JobId
 from tests.chaos.asks import Ask, Intent, JournalWriter, catalogue, write_reference
 from tests.chaos.checker.audit import Findings, check
 from tests.chaos.checker.evidence import read_journals, read_reference
+from tests.chaos.recording import record_all
 from tests.end_to_end.processes import ROOT
 from tests.integration.jobs import KEYS, wait_until
 from tests.integration.workers import running_worker
-from tests.servers import RedisServer, redis_server
+from tests.servers import redis_server
 from worker.config import LogConfig
-from worker.history_writer import HistoryWriter
 from worker.log import configure_logs
-from worker.migrate import prepare
-from worker.recorder import Recorder, RecorderSettings
 
 msgpack: Any = untyped_msgpack
 Keys = dict[bytes, tuple[bytes, int]]
@@ -103,17 +101,6 @@ def submit_some(producer: Producer, asks: list[Ask], folder: Path) -> list[str]:
         producer.cancel("0.t.job3")
         producer.pause(is_paused=False)
     return [intent.asked for intent in intents if intent.ends == ("done",)]
-
-
-def record_all(server: RedisServer, database_url: str) -> None:
-    """Bring the history up to date."""
-    from producer.contract.database import open_database
-
-    engine = open_database(database_url, is_writer=True)
-    prepare(engine)
-    with server.client() as client:
-        Recorder(client, HistoryWriter(engine), RecorderSettings()).drain()
-    engine.dispose()
 
 
 @pytest.fixture(scope="module")
