@@ -106,7 +106,9 @@ def _convert_backend(folder: Path) -> Backend:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = cast("object", AutoTokenizer.from_pretrained(str(folder), local_files_only=True))  # pyright: ignore[reportUnknownMemberType] - its types are partial
+        # Said, not left out: where it is left out, transformers asks whoever sits at the terminal.
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = cast("object", AutoTokenizer.from_pretrained(str(folder), **options))  # pyright: ignore[reportUnknownMemberType] - its types are partial
     except Exception as error:  # it raises whatever its many readers raise
         raise ModelFolderError(
             f"{folder} has no tokenizer.json, nor a tokenizer that can be converted: {error}"

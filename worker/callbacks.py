@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 import redis
-from rq import Queue, Retry, SimpleWorker
+from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
@@ -38,6 +38,7 @@ from producer.contract.database import HistoryError, HistoryUnreachable, open_da
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import WireError, decode_spec
 from worker import chores
+from worker.chore_jobs import rq_queue, rq_worker
 from worker.chores import ChoreSettings
 from worker.clock import wall_ms
 from worker.config import LogConfig
@@ -109,6 +110,11 @@ class CallbackSettings:
         if self.secret is None:
             return None
         return Sender(secrets=self.secret, timeout_s=self.timeout_s, networks=self.networks)
+
+    @property
+    def chores(self) -> ChoreSettings:
+        """What rq's workers need of this."""
+        return ChoreSettings(database_url=self.database_url, sender=self.sender, export_folder=self.export_folder)
 
 
 # ---------------------------------------------------------------- events
@@ -292,11 +298,6 @@ class _Retries:
             self._schedule_at_s = now_s + SCHEDULE_EVERY_S
 
 
-def rq_queue(name: str, rq_client: Client) -> Queue:
-    """One of our two rq queues."""
-    return Queue(name, connection=rq_client, serializer=JSONSerializer)
-
-
 def _enqueue_once(  # a job's parts are many, and each caller has them all
     queue: Queue, chore: Callable[..., object], arguments: tuple[object, ...], job_id: str, timeout_s: int, retry: Retry
 ) -> None:
@@ -316,9 +317,9 @@ def work(queue: str, settings: CallbackSettings) -> None:
     """Run one rq worker on one queue, in this process, until SIGTERM or until the parent is gone."""
     configure_logs(settings.log)
     _end_with_parent()
-    chores.bind(ChoreSettings(database_url=settings.database_url, sender=settings.sender))
+    chores.bind(settings.chores)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
-    SimpleWorker([rq_queue(queue, client)], connection=client, serializer=JSONSerializer).work(logging_level="WARNING")
+    rq_worker(queue, client).work(logging_level="WARNING")
 
 
 def _end_with_parent() -> None:

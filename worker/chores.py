@@ -28,6 +28,9 @@ class ChoreSettings:
     sender: Sender | None = None
     """None: webhooks are not sent."""
 
+    export_folder: str | None = None
+    """The one folder that exports are written to."""
+
     def __repr__(self) -> str:
         return f"ChoreSettings(sender={self.sender!r})"
 
@@ -61,7 +64,13 @@ def deliver_webhook(url: str, event_id: str, body: str) -> str:
 
 
 def export(queue: str, batch: str, folder: str) -> dict[str, object]:
-    """Write a batch's JSON lines into a folder; see `worker.export`."""
+    """Write a batch's JSON lines into the export folder; see `worker.export`.
+
+    Raises:
+        ValueError: it is another folder.
+    """
+    if folder != _settings.get().export_folder:
+        raise ValueError("an export is asked for into another folder than SLUICE_EXPORT_FOLDER")
     engine = open_database(_settings.get().database_url)
     try:
         written = export_batch(engine, queue, batch, Path(folder))

@@ -19,6 +19,9 @@ MAX_SPEC_BYTES = 256 * 1024
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 """One channel entry; a step adds a few tokens, a replayed one may add many."""
 
+MAX_EVENTS_BYTES = 32 * 1024 * 1024
+"""One outbox entry: the events of one script call."""
+
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512

@@ -348,6 +348,8 @@ def decode_events(data: bytes) -> list[OutboxEvent]:
     Raises:
         WireError: not an array of events.
     """
+    if len(data) > limits.MAX_EVENTS_BYTES:
+        raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")
     with _Reading("list of events"):
         # Any: each part is checked where it is read.
         events = cast("list[list[Any]]", _list(unpack_from_script(data)))

@@ -9,9 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-from rq import SimpleWorker
-from rq.job import Job
-from rq.serializers import JSONSerializer
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
@@ -19,13 +16,12 @@ from producer.contract.keys import QueueKeys
 from producer.contract.webhooks import verify
 from producer.contract.wire import JobSpec, encode_spec
 from tests.history import events as e
-from tests.history.probes import loaded
 from tests.history.receiver import Receiver, receiver
 from tests.history.test_recorder import client_of, said, until
 from tests.servers import RedisServer
 from worker import chores
-from worker.callbacks import CHORES_QUEUE, WEBHOOKS_QUEUE, CallbackSettings, Mover, main, rq_queue
-from worker.chores import ChoreSettings
+from worker.callbacks import CHORES_QUEUE, WEBHOOKS_QUEUE, CallbackSettings, Mover, main
+from worker.chore_jobs import rq_queue, rq_worker
 from worker.connections import Client
 from worker.history_rows import changes_of
 from worker.history_writer import HistoryWriter
@@ -80,11 +76,10 @@ def complete_batch(client: Client, url: str) -> None:
 
 def work(client: Client, settings: CallbackSettings, queue: str = WEBHOOKS_QUEUE) -> None:
     """Let an rq worker do all that is enqueued, in this process."""
-    chores.bind(ChoreSettings(database_url=settings.database_url, sender=settings.sender))
+    chores.bind(settings.chores)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        worker = SimpleWorker([rq_queue(queue, client)], connection=client, serializer=JSONSerializer)
-        worker.work(burst=True, logging_level="CRITICAL")
+        rq_worker(queue, client).work(burst=True, logging_level="CRITICAL")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -279,19 +274,20 @@ class TestGivenTheWholeProcess:
     ) -> None:
         client = client_of(valkey)
         end_job(client, hook.url)
-        probe = rq_queue(CHORES_QUEUE, client).enqueue(loaded, "torch", "worker.chores")  # pyright: ignore[reportUnknownMemberType]
         settings = settings_for(valkey, sqlite_url, webhook_workers=1)
         process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
 
         process.start()
         try:
             until(lambda: len(hook.got) == 1, "the webhook arrives")
-            until(probe_is_done(probe), "the probe is done")
+            mapped = libraries_of(workers_of(psutil.Process(process.pid)))
         finally:
             process.terminate()
             process.join(20)
 
-        assert probe.return_value() == ["worker.chores"]
+        # What the workers need of compiled libraries is there, torch's are not.
+        assert any(name.startswith("_cmsgpack") for name in mapped)
+        assert not any("torch" in name for name in mapped)
         assert process.exitcode == 0
 
     def test_when_an_rq_worker_is_killed_then_another_takes_its_place_and_all_go_with_their_parent(
@@ -321,6 +317,12 @@ class TestGivenTheWholeProcess:
         assert main(settings_for(valkey, postgres_empty_url)) == 2
 
 
+def libraries_of(processes: list[psutil.Process]) -> set[str]:
+    """Names of the files that their memory maps."""
+    lines = [line for one in processes for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines()]
+    return {line.rpartition("/")[2] for line in lines if ".so" in line}
+
+
 def workers_of(parent: psutil.Process) -> list[psutil.Process]:
     """The rq workers' processes (multiprocessing has a helper of its own besides)."""
     return [child for child in parent.children() if is_alive(child) and "spawn_main" in " ".join(child.cmdline())]
@@ -337,11 +339,6 @@ def is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def probe_is_done(probe: Job) -> Any:
-    """Whether rq has a result of it."""
-    return lambda: probe.get_status(refresh=True) == "finished"
 
 
 def test_a_partition_of_another_queue_is_left_alone(valkey: RedisServer, hook: Receiver) -> None:

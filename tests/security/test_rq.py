@@ -1,0 +1,109 @@
+"""Whoever can write to rq's Redis cannot make our rq workers run anything but our chores."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.history.receiver import receiver
+from tests.history.test_callbacks import settings_for, work
+from tests.history.test_recorder import client_of
+from tests.servers import RedisServer
+from worker.callbacks import WEBHOOKS_QUEUE
+
+CREATED = "2026-01-01T00:00:00.000000Z"
+
+
+class Bomb:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def put(client: Any, data: bytes, **fields: str | bytes) -> None:  # Any: a redis-py client
+    """Write a job into rq's queue as any program could: a hash, and its id on the list."""
+    known: dict[str, str | bytes] = {"created_at": CREATED, "origin": WEBHOOKS_QUEUE, "data": data, "status": "queued"}
+    client.hset("rq:job:evil", mapping={**known, **fields})
+    client.sadd("rq:queues", f"rq:queue:{WEBHOOKS_QUEUE}")
+    client.rpush(f"rq:queue:{WEBHOOKS_QUEUE}", "evil")
+
+
+def call(function: str, *arguments: object, instance: object = None) -> bytes:
+    """What rq's JSON serializer reads."""
+    return json.dumps([function, instance, arguments, {}]).encode()
+
+
+def state_of_evil(client: Any) -> str:  # Any: as above
+    """What rq says became of the job."""
+    return client.hget("rq:job:evil", "status").decode()
+
+
+class TestGivenAForeignJobInRqsQueue:
+    @pytest.mark.parametrize("field", ["data", "meta"])
+    def test_when_it_is_a_pickle_then_it_is_not_unpickled(
+        self, valkey: RedisServer, tmp_path: Path, field: str
+    ) -> None:
+        client, made = client_of(valkey), tmp_path / "made"
+        bomb = pickle.dumps(("os.mkdir", None, (Bomb(made),), {}))
+        put(client, **{"data": call("os.mkdir", str(made)), field: bomb})
+
+        work(client, settings_for(valkey))
+
+        assert not made.exists()
+        assert client.llen(f"rq:queue:{WEBHOOKS_QUEUE}") == 0
+        # It is a bomb: read as rq would by default, it goes off.
+        pickle.loads(bomb)
+        assert made.exists()
+
+    @pytest.mark.parametrize("function", ["os.mkdir", "worker.chores.Path.mkdir", "worker.chores.open_database"])
+    def test_when_it_names_another_function_then_that_is_not_called(
+        self, valkey: RedisServer, tmp_path: Path, function: str
+    ) -> None:
+        client, made = client_of(valkey), tmp_path / "made"
+        put(client, call(function, str(made)))
+
+        work(client, settings_for(valkey))
+
+        assert not made.exists()
+        assert state_of_evil(client) == "failed"
+
+    def test_when_it_names_callbacks_and_addresses_then_nobody_is_called(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        client, log = client_of(valkey), tmp_path / "log"
+        with receiver() as hook:
+            address = json.dumps([{"url": hook.url, "event": "failed"}, {"url": hook.url, "event": "finished"}])
+            names = ("success_callback_name", "failure_callback_name", "stopped_callback_name")
+            touch = dict.fromkeys(names, f"{__name__}.note")
+            os.environ["SLUICE_TEST_NOTE"] = str(log)
+            try:
+                put(client, call("worker.chores.retain", None, None), webhooks=address, **touch)
+                work(client, settings_for(valkey))
+            finally:
+                del os.environ["SLUICE_TEST_NOTE"]
+
+            assert state_of_evil(client) == "finished"
+            assert hook.got == []
+            assert not log.exists()
+
+    def test_when_it_exports_into_a_folder_of_its_own_then_nothing_is_written(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        client, made = client_of(valkey), tmp_path / "made"
+        put(client, call("worker.chores.export", "q", "b", str(made)))
+
+        work(client, settings_for(valkey, export_folder=str(tmp_path / "exports")))
+
+        assert not made.exists()
+
+
+def note(*_arguments: object) -> None:
+    """A callback that leaves a trace."""
+    Path(os.environ["SLUICE_TEST_NOTE"]).mkdir()
