@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, S
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from producer import commands, config, following
+from producer import commands, config, control, following
 from producer.client import AnyJob, server_url, terms_of
 from producer.cluster import AsyncClusterPipe, open_async_link
 from producer.commands import (
@@ -34,10 +34,11 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
+from producer.control import BatchCancelled, DeadFilter
 from producer.errors import ProducerError
 from producer.following import Place, Reader, StreamEvent
 from producer.hub import Hub
-from producer.jobs import Job, Options, PromptLike, Workshop, only_prompt, template
+from producer.jobs import Job, Moment, Options, PromptLike, Workshop, only_prompt, template
 from producer.links import AsyncPipe, LinkSettings
 from producer.outcomes import Outcome, outcomes
 from producer.room import submit_within
@@ -204,6 +205,22 @@ class AsyncProducer:
     async def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
         """As `Producer.close_batch`."""
         return await self._run(commands.close_batch(self._queue, name, callback_url))
+
+    async def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
+        """As `Producer.cancel_batch`."""
+        return await self._run(control.cancel_batch(self._queue, name, reason))
+
+    async def expire_batch(self, name: str, deadline: Moment) -> BatchView:
+        """As `Producer.expire_batch`."""
+        return await self._run(control.expire_batch(self._queue, name, deadline))
+
+    async def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
+        """As `Producer.dead`."""
+        return await self._run(control.dead_jobs(self._queue, wanted or DeadFilter()))
+
+    async def requeue_dead(self, wanted: DeadFilter) -> int:
+        """As `Producer.requeue_dead`."""
+        return await self._run(control.requeue_dead(self._queue, wanted))
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """As `Producer.jobs`, on a thread."""

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -20,6 +20,7 @@ from producer.cli_common import (
     sampling_options,
     show_json,
 )
+from producer.cli_control import batches, cancel, requeue
 from producer.cli_history import delete, jobs
 from producer.cli_queues import queues, server
 from producer.client import Producer
@@ -47,11 +48,22 @@ def cli() -> None:
 @click.option("--system", metavar="TEXT", help="A system message before it; implies --chat.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, help="Cancel after this long.")
+@click.option(
+    "--block", "block_s", metavar="SECONDS", type=click.FloatRange(0), default=0.0, show_default=True,
+    help="Wait this long for room where the queue is full.",
+)
 @json_option
 @sampling_options
 @connection_options
 def ask(
-    prompt: str, *, is_chat: bool, system: str | None, as_json: bool, timeout_s: float | None, **values: object
+    prompt: str,
+    *,
+    is_chat: bool,
+    system: str | None,
+    as_json: bool,
+    timeout_s: float | None,
+    block_s: float,
+    **values: object,
 ) -> None:
     """Submit PROMPT and print its completion as it is generated.
 
@@ -66,7 +78,7 @@ def ask(
     messages += [{"role": "user", "content": text}] if is_chat or system else []
     options = options_of(values)
     with producer_of(values) as producer:
-        job = producer.submit(None if messages else text, messages=messages or None, **options)
+        job = producer.submit(None if messages else text, messages=messages or None, wait_s=block_s, **options)
         try:
             if as_json:
                 show_json(_result_object(job.id, producer.result(job, timeout_s)))
@@ -141,46 +153,6 @@ def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object
         click.echo(choice.text)
 
 
-@cli.command()
-@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
-@click.option("--reason", metavar="TEXT", help="Kept with the jobs.")
-@connection_options
-def cancel(job_ids: tuple[str, ...], *, reason: str | None, **values: object) -> None:
-    """Cancel jobs: a waiting one ends at once, a running one is told to stop.
-
-    Prints for each the state reached, or `asked`.
-
-    \b
-    Example:
-        producer cancel 0.default.1f0c6a
-    """
-    with producer_of(values) as producer:
-        answers = producer.cancel_many(job_ids, reason=reason)
-    _print_answers(job_ids, answers, is_bad=lambda answer: answer == "unknown")
-
-
-@cli.command()
-@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
-@connection_options
-def requeue(job_ids: tuple[str, ...], **values: object) -> None:
-    """Send failed jobs back to the queue; they go on after the tokens they have.
-
-    \b
-    Example:
-        producer requeue 0.default.1f0c6a
-    """
-    with producer_of(values) as producer:
-        answers = ["requeued" if done else "not failed" for done in producer.requeue(job_ids)]
-    _print_answers(job_ids, answers, is_bad=lambda answer: answer != "requeued")
-
-
-def _print_answers(job_ids: tuple[str, ...], answers: list[str], *, is_bad: Callable[[str], bool]) -> None:
-    for job_id, answer in zip(job_ids, answers, strict=True):
-        click.echo(f"{job_id}\t{answer}")
-    if any(map(is_bad, answers)):
-        sys.exit(FAILED)
-
-
 def _result_object(job_id: str, found: JobResult) -> Values:
     choices = [
         {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
@@ -194,7 +166,7 @@ def _event_object(event: StreamEvent) -> Values:
     return {name: getattr(event, name) for name in names}
 
 
-for command in (submit, jobs, queues, server, delete):
+for command in (submit, cancel, requeue, jobs, batches, queues, server, delete):
     cli.add_command(command)
 
 

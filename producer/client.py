@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from producer import commands, config, embedded, following
+from producer import commands, config, control, embedded, following
 from producer.cluster import ClusterPipe, open_link
 from producer.commands import (
     STEPS,
@@ -33,9 +33,10 @@ from producer.commands import (
 )
 from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from producer.contract.wire import JobId, JobResult
+from producer.control import BatchCancelled, DeadFilter
 from producer.errors import ProducerError
 from producer.following import Place, Reader, StreamEvent
-from producer.jobs import Job, Options, Prepared, PromptLike, Workshop, only_prompt, template
+from producer.jobs import Job, Moment, Options, Prepared, PromptLike, Workshop, only_prompt, template
 from producer.links import LinkSettings, Pipe
 from producer.outcomes import Outcome, outcomes
 from producer.room import submit_within
@@ -278,6 +279,22 @@ class Producer:
     def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
         """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended."""
         return self._run(commands.close_batch(self._queue, name, callback_url))
+
+    def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
+        """Close a batch and cancel every job of it that has not ended."""
+        return self._run(control.cancel_batch(self._queue, name, reason))
+
+    def expire_batch(self, name: str, deadline: Moment) -> BatchView:
+        """Give a batch a deadline: when it passes, the batch is closed, and jobs of it that have not ended expire."""
+        return self._run(control.expire_batch(self._queue, name, deadline))
+
+    def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
+        """Failed jobs that are kept whole, the one that failed first first."""
+        return self._run(control.dead_jobs(self._queue, wanted or DeadFilter()))
+
+    def requeue_dead(self, wanted: DeadFilter) -> int:
+        """Send the dead jobs that are meant back to the queue, as `requeue` does; how many went."""
+        return self._run(control.requeue_dead(self._queue, wanted))
 
     def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """The newest jobs of this queue in the history.

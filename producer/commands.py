@@ -470,6 +470,7 @@ def _joined(parts: Sequence[BatchView]) -> BatchView:
         cancelled=sum(part.cancelled for part in parts),
         expired=sum(part.expired for part in parts),
         completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
+        deadline_ms=max((part.deadline_ms for part in parts if part.deadline_ms is not None), default=None),
     )
 
 

@@ -223,9 +223,9 @@ def _template(options: Options, partitions: int) -> Template:
         choices=spec.options.n,
         batch=spec.batch,
         wants_callback=spec.callback_url is not None,
-        not_before_ms=_moment_ms("not_before", options.get("not_before")),
+        not_before_ms=moment_ms("not_before", options.get("not_before")),
         ttl_ms=_ttl_ms(options.get("ttl_s")),
-        deadline_ms=_moment_ms("deadline", options.get("deadline")),
+        deadline_ms=moment_ms("deadline", options.get("deadline")),
         idempotency_key=_key(options.get("idempotency_key")),
         job_id=job_id,
         asked=asked + repr(seed).encode(),
@@ -321,7 +321,12 @@ def _ttl_ms(ttl_s: object) -> int | None:
     return max(1, round(ttl_s * 1000))
 
 
-def _moment_ms(name: str, moment: object) -> int | None:
+def moment_ms(name: str, moment: object) -> int | None:
+    """A point in time as milliseconds; None for none.
+
+    Raises:
+        InvalidJob: it is no point in time.
+    """
     match moment:
         case None:
             return None

@@ -163,6 +163,48 @@ class TestGivenJobsInTheQueue:
         assert deleted.code == 1
         assert "the history was not changed" in deleted.err
 
+    def test_when_dead_ones_are_requeued_by_a_filter_then_they_are_shown_first_and_go_with_yes(
+        self, run: Run, producer: Producer, worker: HandWorker
+    ) -> None:
+        ids = [producer.submit(prompt, tenant="acme").id for prompt in ("a", "b")]
+        for leased, code in zip(worker.pull(), ("out_of_memory", "engine_error"), strict=True):
+            worker.say(leased, [1], "x", end=JobState.FAILED, error="it broke", code=code)
+
+        shown = run("requeue", "--tenant", "acme", "--error-code", "out_of_memory")
+        assert [line.split("\t")[:3] for line in shown.out.splitlines()[1:]] == [[ids[0], "out_of_memory", "1"]]
+        assert shown.err == (
+            "1 dead jobs are meant (out_of_memory: 1)\nNothing is changed: give --yes to send them back.\n"
+        )
+        assert [row["id"] for row in json.loads(run("requeue", "--all", "--json").out)] == ids
+        assert producer.queue()[0].dead == 2
+
+        assert run("requeue", "--error-code", "out_of_memory", "--yes") == Said(0, "1 jobs requeued\n", "")
+        assert [producer.status(one).state for one in ids] == [JobState.QUEUED, JobState.FAILED]
+        assert run("requeue", "--all", "--min-age", "3600", "--yes").out == "0 jobs requeued\n"
+        assert run("requeue", "--max-age", "3600", "--yes").out == "1 jobs requeued\n"
+
+    def test_when_a_batch_is_shown_closed_given_a_deadline_and_cancelled_then_it_shows(
+        self, run: Run, producer: Producer, worker: HandWorker
+    ) -> None:
+        producer.submit("running", batch="b")
+        worker.pull()
+        waiting = producer.submit("waiting", batch="b")
+
+        assert json.loads(run("batches", "show", "b", "--json").out)["total"] == 2
+        assert json.loads(run("batches", "expire", "b", "--in", "3600", "--json").out)["deadline_ms"] is not None
+        assert "total\t2" in run("batches", "close", "b").out
+        cancelled = run("cancel", "--batch", "b", "--reason", "wrong file")
+        assert cancelled == Said(0, "1 jobs cancelled, 1 asked to stop\n", "")
+        assert producer.status(waiting).error == "wrong file"
+
+    @pytest.mark.parametrize(
+        "arguments", [("cancel",), ("cancel", "0.a.b", "--batch", "b"), ("requeue",), ("requeue", "0.a.b", "--all")]
+    )
+    def test_when_it_is_not_said_which_or_said_twice_then_that_is_misuse(
+        self, run: Run, arguments: tuple[str, ...]
+    ) -> None:
+        assert run(*arguments).code == 2
+
     def test_when_queues_are_looked_at_and_changed_then_it_shows(self, run: Run, producer: Producer) -> None:
         for _ in range(3):
             producer.submit("hello", tenant="acme", max_tokens=10)
@@ -377,12 +419,13 @@ class TestGivenAMisuse:
         commands = [[], ["ask"], ["submit"], ["stream"], ["result"], ["cancel"], ["requeue"], ["delete"], ["jobs"],
                     ["jobs", "list"], ["jobs", "show"], ["jobs", "latency"], ["queues"], ["queues", "list"],
                     ["queues", "show"], ["queues", "pause"], ["queues", "resume"], ["queues", "purge"],
-                    ["queues", "set"], ["server"], ["server", "status"], ["server", "stop"]]  # fmt: skip
+                    ["queues", "set"], ["server"], ["server", "status"], ["server", "stop"], ["batches"],
+                    ["batches", "show"], ["batches", "close"], ["batches", "expire"]]  # fmt: skip
 
         helps = {" ".join(command): run(*command, "--help") for command in commands}
 
         assert {said.code for said in helps.values()} == {0}
-        groups = ("", "jobs", "queues", "server")
+        groups = ("", "jobs", "queues", "server", "batches")
         assert [name for name, said in helps.items() if name not in groups and "Example" not in said.out] == []
         assert "130  interrupted" in helps[""].out
 
