@@ -38,7 +38,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from producer import config
 from producer.commands import Ask, Reply, with_source
 from producer.contract import tls
-from producer.contract.running import no_retry
+from producer.contract.running import longer_delay_s, no_retry
 from producer.errors import (
     AccessDenied,
     CertificateRefused,
@@ -54,8 +54,6 @@ REPLY_TIMEOUT_S = 15.0
 """Longer than the longest BLOCK, so that a silent connection is found dead."""
 
 CONNECT_TIMEOUT_S = 5.0
-FIRST_DELAY_S = 0.02
-MAX_DELAY_S = 1.0
 MAX_CONNECTIONS = 10_000
 MAX_ASKS = 16
 """Round trips of one asyncio client at once, beside reads that block."""
@@ -101,7 +99,7 @@ class Patience:
     settings: LinkSettings
     has_connected: bool
     begin_s: float
-    delay_s: float = FIRST_DELAY_S / 2
+    delay_s: float = 0.0
 
     def next_delay_s(self, error: Exception, *, is_repeatable: bool = True) -> float:
         """Seconds to wait before the next try.
@@ -113,7 +111,7 @@ class Patience:
         is_late = time.monotonic() - self.begin_s > self.settings.patience_s
         if is_hopeless or is_late or not is_repeatable:
             raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
-        self.delay_s = min(self.delay_s * 2, MAX_DELAY_S)
+        self.delay_s = longer_delay_s(self.delay_s)
         return self.delay_s
 
 

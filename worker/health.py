@@ -15,6 +15,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from producer.contract.running import longer_delay_s
 from worker.clock import monotonic_s
 from worker.log import Log
 
@@ -29,9 +30,6 @@ AWAY_KINDS = (AskError, ClusterDownError, NoPermissionError, OutOfMemoryError, R
 
 MAX_STRANGE_REPLIES = 8
 """This many error replies of another kind in a row, and we are the ones who are wrong."""
-
-FIRST_DELAY_S = 0.02
-MAX_DELAY_S = 1.0
 
 
 def is_away(error: BaseException) -> bool:
@@ -97,7 +95,7 @@ class Patience:
         self._num_strange = 0 if is_away(error) else self._num_strange + 1
         if self._num_strange >= MAX_STRANGE_REPLIES:
             raise error
-        self._delay_s = min(max(self._delay_s * 2, FIRST_DELAY_S), MAX_DELAY_S)
+        self._delay_s = longer_delay_s(self._delay_s)
         return self._delay_s
 
     def reset(self) -> None:

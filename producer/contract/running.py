@@ -97,6 +97,15 @@ async def run_many_async(client: AsyncClient, calls: Sequence[AnyCall]) -> list[
     return _parsed(calls, replies)
 
 
+FIRST_DELAY_S = 0.02
+MAX_DELAY_S = 1.0
+
+
+def longer_delay_s(delay_s: float) -> float:
+    """How long to wait before the next try of a call that may be repeated, after having waited this long (0: never)."""
+    return min(max(delay_s * 2, FIRST_DELAY_S), MAX_DELAY_S)
+
+
 Command = tuple[object, ...]
 
 

@@ -6,8 +6,9 @@ import json
 import pytest
 import structlog
 
+from producer.contract.running import MAX_DELAY_S
 from worker.config import LogConfig
-from worker.health import MAX_DELAY_S, MAX_STRANGE_REPLIES, Patience, RedisHealth, ResponseError
+from worker.health import MAX_STRANGE_REPLIES, Patience, RedisHealth, ResponseError
 from worker.log import configure_logs, get_log
 
 
