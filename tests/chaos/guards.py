@@ -210,6 +210,11 @@ LIVES = (
         tests=(f"{LIFE}::TestGivenAFarewell",),
     ),
     Guard(
+        name="a farewell is forgotten when nothing was held",
+        patches=_script("give_back", "call('HSET', worker_key(me), 'farewell', 1)"),
+        tests=(f"{LIFE}::TestGivenAFarewell",),
+    ),
+    Guard(
         name="a job whose end crossed the beat counts as lost",
         patches=_script("beat", "lease or not was_ended_by_me(id)", "true"),
         tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),

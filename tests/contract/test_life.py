@@ -308,7 +308,9 @@ class TestGivenAFarewell:
         assert worker.give_back(job, farewell=True) == [True]
 
         assert queue.look().workers == {}
-        assert queue.names("worker:*") == set()
+        assert queue.names("alive") == set()
+        assert queue.hash_of("worker", "A") == {"farewell": "1"}
+        assert queue.client.pttl(queue.keys.key("worker", "A")) > 0
         again = queue.worker("B").take()
         assert (again.id, again.published, again.was_reclaimed, again.resumed_from) == (job_id, (2,), False, "A")
         check(queue)
@@ -335,6 +337,23 @@ class TestGivenAFarewell:
         reply = worker.beat(job_id)
 
         assert (reply.was_dead, reply.lost) == (True, (job_id,))
+        assert queue.worker("B").take().id == job_id
+        check(queue)
+
+    def test_when_a_pull_or_beat_comes_late_then_it_takes_nothing_for_a_process_that_is_gone(
+        self, queue: Queue
+    ) -> None:
+        """A call that waited somewhere on its way, while the worker repeated it, drained and ended."""
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        worker.beat()
+        worker.give_back(farewell=True)
+
+        assert worker.pull().jobs == ()
+        assert worker.beat().was_dead
+        assert worker.pull().jobs == ()
+
+        assert queue.look().workers == {}
         assert queue.worker("B").take().id == job_id
         check(queue)
 

@@ -23,7 +23,8 @@ local function give_back(id, epoch)
   return 1
 end
 
--- What it still holds is free for others at once, and no death is listed for it.
+-- What it still holds is free for others at once, and no death is listed for it. That it said farewell is kept: a pull
+-- or a beat of it may still be on its way, and must not bring it back.
 local function say_farewell()
   if call('GET', ISOLATOR) == me then call('DEL', ISOLATOR) end
   if call('EXISTS', held_key(me)) == 0 then
@@ -31,10 +32,10 @@ local function say_farewell()
     call('DEL', worker_key(me))
   else
     call('ZADD', ALIVE, NOW - 1, me)
-    call('HSET', worker_key(me), 'farewell', 1)
-    call('PEXPIRE', worker_key(me), LIMITS.WORKER_KEPT_S * 1000)
     ring()
   end
+  call('HSET', worker_key(me), 'farewell', 1)
+  call('PEXPIRE', worker_key(me), LIMITS.WORKER_KEPT_S * 1000)
 end
 
 local answers = {}
