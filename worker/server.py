@@ -50,6 +50,8 @@ def read_facts(client: Client) -> ServerFacts:
     Raises:
         RedisError: it does not answer.
     """
+    # A server that loads its data answers INFO, and refuses this.
+    client.ping()
     info: dict[str, Any] = client.info()  # redis-py's replies are untyped
     return ServerFacts(
         name="Valkey" if "valkey_version" in info else "Redis",

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from producer.contract.calls import QueueSettings, QueueView, configure, fire_timers, inspect
 from producer.contract.keys import QueueKeys
@@ -23,7 +23,7 @@ from worker.connections import Client, Connections
 from worker.daemon import Daemon, Part
 from worker.errors import ConfigError, ExitCode
 from worker.exchange import Exchange
-from worker.health import RedisHealth
+from worker.health import RedisHealth, is_away
 from worker.leases import Leases
 from worker.life import Hearing, Life
 from worker.log import Log, configure_logs, get_log
@@ -63,7 +63,7 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         history = beside.submit(_check_history, config, places.database_url, log)
         served = _load(config, log)
         history.result()
-    agree_on_queue(client, config, served)
+    _agree_patiently(client, places.redis_url, config, served, log)
     recorder = [_recorder(config, places, environ, log)] if config.history.recorder else []
     return build(config, connections, served, incarnation, log, beside=recorder).run()
 
@@ -104,6 +104,21 @@ def _check_history(config: WorkerConfig, url: str, log: Log) -> None:
         log.warning("history unreachable; the outbox keeps its rows", error=str(error))
     except HistoryError as error:
         raise ConfigError([f"SLUICE_DATABASE_URL: {error}"]) from error
+
+
+def _agree_patiently(client: Client, url: str, config: WorkerConfig, served: Served, log: Log) -> None:
+    """As `agree_on_queue`; while the model was loaded, Redis may have gone away.
+
+    Raises:
+        ConfigError, NotReady: as it does, and `wait_until_usable`.
+    """
+    while True:
+        try:
+            return agree_on_queue(client, config, served)
+        except (RedisError, OSError) as error:
+            if not is_away(error):
+                raise
+            wait_until_usable(client, url, patience_s=config.redis.patience_s, log=log)
 
 
 def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None:
