@@ -6,6 +6,7 @@ docs/reliability.md has one row for each class here.
 import itertools
 import threading
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,21 @@ class TestGivenLevelReplica:
 
         with Producer(pair.primary.url) as producer, refused:
             producer.submit("hello", durability="replica:2")
+
+    def test_when_the_primary_is_demoted_while_a_submit_waits_then_the_submit_is_sent_again(self) -> None:
+        with replicated() as pair, pair.primary.client() as client, ThreadPoolExecutor(1) as beside:
+            with Producer(pair.primary.url, durability="replica:1") as producer:
+                producer.submit("hello")
+                pair.stop_replica()
+                waiting = beside.submit(producer.submit, "hello")
+                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "the submit waits")
+                client.execute_command("REPLICAOF", "127.0.0.1", pair.replica.port)  # the server breaks the wait off
+                client.execute_command("REPLICAOF", "NO", "ONE")
+                pair.resume_replica()
+
+                receipt = waiting.result(20)
+
+            assert known(pair.replica.url, [receipt]) == [True]
 
     def test_when_the_primary_is_killed_amid_submits_then_the_replica_has_every_acknowledged_job(self) -> None:
         with replicated() as pair:
