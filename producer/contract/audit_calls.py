@@ -13,8 +13,11 @@ from producer.contract.wire import JobId
 
 Raw = Any  # a script's reply has no type until it is read
 
-AUDIT_BITE = 32
+AUDIT_BITE = 16
 """Jobs in one look: the server stands still for them."""
+
+LANE_BITE = 64
+"""Entries of a lane in one look, which costs a quarter of a job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,54 @@ def _read_picture(job_id: JobId, row: Raw, now: int) -> Picture:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrayEntry:
+    """An entry that no job stands behind."""
+
+    entry: str
+    job: str | None
+    """What it names."""
+
+    state: str | None
+    """Of that job, if there is one; so its own entry."""
+
+    job_entry: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """Some entries of a lane, beside their jobs."""
+
+    last: str | None
+    """None: there are no more."""
+
+    tokens: int
+    """By the entries; the next two by their jobs."""
+
+    job_tokens: int
+    job_bytes: int
+    strays: tuple[StrayEntry, ...]
+
+
+def audit_lane(keys: QueueKeys, lane: str, after: str | None) -> Call[LaneView]:
+    """Look at up to `LANE_BITE` entries of a lane (`<class>:<tenant>`) behind one, or the first; it writes nothing."""
+    return Call("audit_lane", keys.fixed(), (lane, f"({after}" if after else "-", LANE_BITE), _read_lane)
+
+
+def _read_lane(reply: Raw) -> LaneView:
+    last, tokens, job_tokens, job_bytes, strays = reply
+    return LaneView(
+        last=_text(last),
+        tokens=tokens,
+        job_tokens=job_tokens,
+        job_bytes=job_bytes,
+        strays=tuple(
+            StrayEntry(entry=row[0].decode(), job=_text(row[1]), state=_text(row[2]), job_entry=_text(row[3]))
+            for row in strays
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
-READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_counts"}
+READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_lane", "audit_counts"}
 
 Act = Callable[[Queue], object]
 
@@ -63,6 +63,7 @@ ACTS: dict[str, Act] = {
     "inspect": lambda queue: queue.look(),
     "inspect_batch": lambda queue: queue.run(calls.inspect_batch(queue.keys, "b")),
     "audit_jobs": lambda queue: queue.run(audit_calls.audit_jobs(queue.keys, [JobId("0.t.running")])),
+    "audit_lane": lambda queue: queue.run(audit_calls.audit_lane(queue.keys, "0:t", None)),
     "audit_counts": lambda queue: queue.run(audit_calls.audit_counts(queue.keys, [])),
     "mend_jobs": lambda queue: queue.run(audit_calls.mend_jobs(queue.keys, [JobId("0.t.other")])),
     "mend_lane": lambda queue: queue.run(audit_calls.mend_lane(queue.keys, "0:t", ["1-1"])),

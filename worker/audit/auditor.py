@@ -144,11 +144,10 @@ class Auditor:
                 yield from self._unknown_here(side, ids)
 
     def _unknown_here(self, side: QueueSide, ids: Sequence[JobId]) -> Iterator[Finding]:
-        """The history is read first: what it knows as open, the queue must know still."""
-        known = self._known(ids)
-        for picture in side.pictures(ids):
-            if picture.trouble != "unknown":
-                continue
+        """What the history knew as open, or the journal as acknowledged, when it named these ids."""
+        unknown = side.unknown(list(ids))
+        known = self._known(unknown)
+        for picture in side.pictures(unknown):
             finding = with_history(picture, known.get(picture.id)) or with_journal(picture, known.get(picture.id))
             if finding is not None:
                 yield finding

@@ -1,0 +1,33 @@
+-- Look at some entries of a lane for the audit, each beside the job that it names, at one instant. Writes nothing.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
+-- Reply: {last id or false, tokens by the entries, tokens and bytes by their jobs, {{entry, job, state, its entry} …} that
+--   no job stands behind}; what is not known is false.
+
+local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]
+local tokens, job_tokens, job_bytes, without_job = 0, 0, 0, {}
+
+local function about(id)
+  local _, suffix = names_of(id)
+  local found = suffix and try('HMGET', PREFIX .. 'job:' .. suffix, 'state', 'entry', 'lane', 'cost', 'bytes')
+  if not found or failed(found) then return {} end
+  return found
+end
+
+local function look_at(entry)
+  local parsed = parse_entry(entry)
+  local job = parsed and about(parsed.job) or {}
+  tokens = tokens + (parsed and parsed.cost or 0)
+  if job[1] == 'queued' and job[2] == entry[1] and job[3] == name then
+    job_tokens, job_bytes = job_tokens + (tonumber(job[4]) or 0), job_bytes + (tonumber(job[5]) or 0)
+  else
+    without_job[#without_job + 1] = { entry[1], parsed and parsed.job or false, job[1] or false, job[2] or false }
+  end
+end
+
+-- A key of another type holds no entries; that its jobs have none is found with them.
+local entries = try('XRANGE', key, ARGV[2], '+', 'COUNT', ARGV[3])
+if failed(entries) then entries = {} end
+for _, entry in ipairs(entries) do look_at(entry) end
+return { #entries > 0 and entries[#entries][1] or false, tokens, job_tokens, job_bytes, without_job }
