@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo test test-long soak teeth crash-points check format lint types imports setup clean
+.PHONY: demo test test-long soak overload teeth crash-points check format lint types imports fuzz audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,17 @@ crash-points: setup ## Each fault at each crash point, with fifty jobs. Half an 
 
 soak: setup ## A hundred thousand jobs and a thousand kills, then the real engine; about half an hour. SEED=n repeats one.
 	$(BIN)/python -m tests.chaos.soak $(if $(SEED),--seed $(SEED))
+
+fuzz: setup ## A million inputs through every decoder; COUNT and SEED choose others.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names; asks a network service.
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet pip-audit
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+overload: setup ## Ten times more jobs than a worker can do, for ten minutes: memory and latency.
+	$(BIN)/python -m tests.chaos.overload --minutes 10
 
 check: format lint types imports ## Formatting, lint, types, import rules.
 

@@ -28,6 +28,9 @@ MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
 """JSON escapes may swell a prompt; more than this cannot be one."""
 
 READ_BYTES = 1024 * 1024
+ZSTD_READ_BYTES = 1024
+"""Of zstandard at once: each four bytes may unpack to 128 KiB."""
+
 UTF8_BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
@@ -129,7 +132,7 @@ class _ZstdFile(io.RawIOBase):
         return len(given)
 
     def _fill(self) -> bool:
-        self._packed = self._packed or self._file.read(READ_BYTES)
+        self._packed = self._packed or self._file.read(ZSTD_READ_BYTES)
         if not self._packed:
             if self._is_within:
                 raise EOFError("it ends within a frame")

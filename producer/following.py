@@ -5,6 +5,7 @@ Text lags behind tokens (stop strings, open characters), so a full place, a `Cur
 it the rest can be cut from the result when the channel has expired. Nothing is ever started again.
 """
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
@@ -55,6 +56,8 @@ class Cursor(NamedTuple):
         return ":".join([str(self.tokens), *([] if self.chars is None else [str(self.chars)]), *["end"] * self.is_end])
 
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
 Place: TypeAlias = int | str | Cursor
 """Tokens that the reader has, or the `cursor` of the last event it saw."""
 
@@ -72,7 +75,7 @@ def cursor_at(place: Place) -> Cursor:
     parts = place.split(":") if isinstance(place, str) else []
     is_end = len(parts) > 1 and parts[-1] == "end"
     numbers = parts[: len(parts) - is_end]
-    if not 1 <= len(numbers) <= 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+    if not 1 <= len(numbers) <= 2 or not all(map(_NUMBER.fullmatch, numbers)):
         raise BadOffset(f"not a place in a stream: {place!r}. Give a number of tokens, or the cursor of an event.")
     tokens = int(numbers[0])
     chars = int(numbers[1]) if len(numbers) == 2 else 0 if tokens == 0 else None

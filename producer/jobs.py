@@ -16,6 +16,7 @@ from zlib import crc32
 from producer.contract import errors as contract_errors
 from producer.contract import limits
 from producer.contract.calls import NewJob
+from producer.contract.messages import is_text
 from producer.contract.wire import (
     JobId,
     JobOptions,
@@ -210,7 +211,8 @@ def _template(options: Options, partitions: int) -> Template:
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     new_job_id(tenant)  # checks the name
-    _check_whole("seed", seed, 2**64 - 1)
+    if seed is not None:
+        _check_whole("seed", seed, 2**64 - 1)
     _check_whole("priority", priority, limits.MAX_PRIORITY)
     if (job_id := options.get("job_id")) is not None and split_job_id(job_id)[1] != tenant:
         raise InvalidJob(f"job_id {job_id!r} belongs to another tenant than {tenant!r}")
@@ -309,7 +311,7 @@ def partition_of(name: str, partitions: int) -> int:
 
 
 def _check_whole(name: str, value: object, most: int) -> None:
-    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
+    if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
         raise InvalidJob(f"{name} must be a whole number in [0, {most}], got {value!r}")
 
 
@@ -339,11 +341,11 @@ def moment_ms(name: str, moment: object) -> int | None:
 
 
 def _key(key: object) -> str | None:
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= limits.MAX_IDEMPOTENCY_KEY_CHARS):
-        raise InvalidJob(
-            f"idempotency_key must be 1 to {limits.MAX_IDEMPOTENCY_KEY_CHARS} characters, got {key!r:.100}"
-        )
-    return key
+    if key is None:
+        return None
+    if isinstance(key, str) and is_text(key) and 0 < len(key) <= limits.MAX_IDEMPOTENCY_KEY_CHARS:
+        return key
+    raise InvalidJob(f"idempotency_key must be 1 to {limits.MAX_IDEMPOTENCY_KEY_CHARS} characters, got {key!r:.100}")
 
 
 def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_ids: Sequence[int] | None) -> PromptLike:

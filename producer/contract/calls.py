@@ -11,7 +11,7 @@ from producer.contract import limits
 from producer.contract.keys import QueueKeys
 from producer.contract.packing import pack_for_script
 from producer.contract.states import JobState
-from producer.contract.wire import JobId, decode_entry, encode_entry, split_job_id
+from producer.contract.wire import JobId, WireError, decode_entry, encode_entry, split_job_id
 
 Reply = TypeVar("Reply")
 Raw = Any  # a script's reply has no type until it is read
@@ -605,7 +605,7 @@ def _bite(job_ids: Sequence[JobId]) -> Sequence[JobId]:
 
 
 def _read_words(reply: Raw) -> list[str]:
-    return [one.decode() for one in reply]
+    return [one.decode(errors="replace") for one in reply]  # a state may be what somebody else wrote
 
 
 def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
@@ -838,7 +838,19 @@ def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | Non
 
 
 def _read_status(reply: Raw) -> list[JobView | None]:
-    return [None if row is None else _read_view(row) for row in reply]
+    return [None if row is None else _checked_view(row) for row in reply]
+
+
+def _checked_view(row: Raw) -> JobView:
+    """As `_read_view`, of a job that somebody else may have written to.
+
+    Raises:
+        WireError: somebody has.
+    """
+    try:
+        return _read_view(row)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WireError(f"what the queue holds of job {row[0]!r} cannot be read: {error}") from error
 
 
 def _read_view(row: Raw) -> JobView:

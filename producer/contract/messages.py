@@ -192,6 +192,7 @@ class JobSpec:
         yield from self._metadata_checks()
 
     def _metadata_checks(self) -> Iterator[Check]:
+        yield is_mapping(self.metadata), f"metadata must be a map, got {type(self.metadata).__name__}"
         pairs = list(self.metadata.items())
         yield (
             len(pairs) <= limits.MAX_METADATA_PAIRS,
@@ -383,6 +384,11 @@ def is_bias(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         is_token_id(key) and is_number(bias) for key, bias in cast("Mapping[object, object]", value).items()
     )
+
+
+def is_mapping(value: object) -> bool:
+    """Whether it is a map, of whatever to whatever."""
+    return isinstance(value, Mapping)
 
 
 def is_short(value: object, max_chars: int) -> bool:

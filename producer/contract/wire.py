@@ -32,6 +32,7 @@ from producer.contract.messages import (
     TokenLogprobs,
     Usage,
     check_prompt,
+    is_text,
 )
 from producer.contract.packing import pack, unpack, unpack_from_script
 from producer.contract.states import JobState
@@ -94,7 +95,7 @@ def new_job_id(tenant: str, partition: int = 0) -> JobId:
     Raises:
         InvalidJob: the tenant's name cannot be part of a key.
     """
-    if not _TENANT.fullmatch(tenant):
+    if not is_text(tenant) or not _TENANT.fullmatch(tenant):
         raise InvalidJob(
             f"a tenant is 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
         )
@@ -107,9 +108,9 @@ def split_job_id(job_id: str) -> tuple[int, str, str]:
     Raises:
         WireError: not a job id.
     """
-    match = _JOB_ID.fullmatch(job_id)
+    match = _JOB_ID.fullmatch(job_id) if is_text(job_id) else None
     if match is None:
-        raise WireError(f"not a job id: {job_id[:200]!r}; it looks like 0.default.1f0c6a")
+        raise WireError(f"not a job id: {repr(job_id)[:200]}; it looks like 0.default.1f0c6a")
     partition, tenant, name = match.groups()
     return int(partition), tenant, name
 
