@@ -25,10 +25,11 @@ class Scene:
     server: RedisServer
     queue: Queue
     history: Engine
+    partitions: int = 1
 
     def record(self) -> None:
         """Write what the outbox holds."""
-        settings = RecorderSettings(queue="q", name="r1")
+        settings = RecorderSettings(queue="q", name="r1", partitions=self.partitions)
         Recorder(self.queue.client, HistoryWriter(self.history), settings).drain()
 
     def audit(
@@ -41,6 +42,7 @@ class Scene:
         """One audit, without patience."""
         url = self.history.url.render_as_string(hide_password=False)
         flags: dict[str, object] = {"redis.url": self.server.url, "history.database_url": url, "queue.name": "q"}
+        flags["queue.partitions"] = self.partitions
         if retention_days is not None:
             flags["callbacks.retention_days"] = retention_days
         known: dict[str, Any] = {"pause_s": 0.0, "history_s": 0.0, "repair": repair}

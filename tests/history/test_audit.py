@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from producer.contract.calls import LeasedJob, Ok
+from producer.contract.keys import QueueKeys
 from producer.contract.packing import pack_for_script
 from producer.contract.states import JobState
 from producer.contract.wire import JobId
-from tests.contract.driving import Queue, Worker, ending, tokens
+from tests.contract.driving import Queue, Worker, ending, new_job, tokens
 from tests.history.audits import Scene
 from tests.servers import RedisServer
 
@@ -198,6 +199,28 @@ class TestGivenAQueueThatItsHistoryAgreesWith:
 
         after = {name: one_scene.queue.client.dump(one_scene.queue.keys.key(name)) for name in one_scene.queue.names()}
         assert after == before
+
+
+class TestGivenAQueueOfTwoPartitions:
+    def test_when_something_is_wrong_in_one_then_it_is_found_and_mended_there(
+        self, valkey: RedisServer, sqlite_history: Engine
+    ) -> None:
+        with valkey.client() as client:
+            queues = [Queue(client, QueueKeys("q", number)) for number in range(2)]
+            for number, queue in enumerate(queues):
+                queue.submit(*(new_job(name, id=JobId(f"{number}.t.{name}")) for name in ("one", "two")))
+            scene = Scene(valkey, queues[0], sqlite_history, partitions=2)
+            scene.record()
+            assert (scene.found(), scene.audit().hashes["queued"]) == ({}, 4)
+            about = queues[1].hash_of("job", "t", "two")
+            client.xdel(queues[1].keys.key("lane", "0:t"), about["entry"])
+            drift(queues[1], "done")
+
+            assert set(scene.found()) == {("queued_nowhere", "1.t.two")}
+            scene.repair()
+
+            assert scene.found() == {}
+            assert [len(queue.worker("W").pull().jobs) for queue in queues] == [2, 2]
 
 
 class TestGivenAQueueThatContradictsItself:
