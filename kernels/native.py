@@ -106,7 +106,7 @@ def _cache_folder() -> Path:
     """A folder of the user's own; a temporary one where there is no home to write to."""
     folder = Path.home() / ".cache" / "sluice"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         folder = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)

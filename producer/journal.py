@@ -18,6 +18,10 @@ RUN = "run "
 ASKED = "asked "
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def name_of(job_id: JobId) -> str:
     """The last part of an id."""
     return job_id.rpartition(".")[2]
@@ -77,7 +81,7 @@ class Journal:
         """Write what is new, to disk."""
         if self._path is not None and self._new:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._path.open("a") as file:
+            with open(self._path, "a", opener=_private) as file:  # Path.open takes no opener
                 # After a line that a crash cut short, begin a new one.
                 file.write("\n" if self._is_torn else "")
                 self._is_torn = False

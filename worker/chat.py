@@ -5,19 +5,24 @@ blocks trimmed, loop controls, `raise_exception`, `strftime_now`, `tojson` witho
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 
 from producer.contract.wire import Message
 from worker.errors import INVALID_REQUEST, ConfigError, JobRejected
+
+MAX_PRODUCT = 1_000_000
+"""Characters or items that a template may make by multiplication, and the largest product of numbers."""
 
 
 class TemplateRefusal(Exception):
@@ -43,10 +48,29 @@ def _to_json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Templates come from the net: beside what jinja2 forbids, nothing is repeated or raised into the enormous."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        """Multiply, within bounds.
+
+        Raises:
+            jinja2.exceptions.SecurityError: the product would take more than `MAX_PRODUCT`.
+        """
+        if operator == "**" or _size_of(left) * _size_of(right) > MAX_PRODUCT:
+            raise jinja2.exceptions.SecurityError(f"{operator} goes beyond what a template needs")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size_of(value: object) -> float:
+    """How much a product of this takes: a number's own size, or how many items something has."""
+    return abs(value) if isinstance(value, (int, float)) else len(value) if isinstance(value, Sized) else 1.0
+
+
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     own: dict[str, Any] = {"raise_exception": _refuse}  # jinja2 types only the globals that it brings itself
     environment.globals.update(own)

@@ -84,6 +84,8 @@ class _Commands(click.Group):
 @click.version_option(package_name="sluice", message="%(version)s")
 def main() -> None:
     """Serve a queue of generation jobs with a model on this machine."""
+    # Histories and exports hold people's texts: what this process and its children write is their user's alone.
+    os.umask(0o077)
 
 
 @main.command()
