@@ -146,7 +146,7 @@ class TestGivenLevelFsync:
             assert known(power.server.url, list(receipts)) == [True, False]
 
 
-@pytest.fixture(scope="module", params=FLAVORS)
+@pytest.fixture(scope="module", params=["valkey", *(pytest.param(one, marks=pytest.mark.long) for one in FLAVORS[1:])])
 def pair(request: pytest.FixtureRequest) -> Generator[Replicated]:
     """One for the tests that only stop its replica for a while."""
     with replicated(request.param) as pair:
