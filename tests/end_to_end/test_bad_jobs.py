@@ -94,6 +94,12 @@ class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
         check_nothing_is_left(client)
 
 
+def dead_jobs(client: Any) -> list[tuple[object, ...]]:
+    """What there is to know of the jobs that were given up."""
+    ids = [JobId(one.decode()) for one in client.zrange(KEYS.key("dead"), 0, -1)]
+    return [(view.id, view.attempt, view.error_code, view.error, view.deaths) for view in look(client, ids)]
+
+
 def rage(server: RedisServer, client: Any, folder: Path, *, for_s: float, every_s: float) -> int:
     """Kill a worker that has jobs every so often, while jobs keep coming; returns how many were killed."""
     seed = random.SystemRandom().randrange(10**6)
@@ -114,10 +120,10 @@ def rage(server: RedisServer, client: Any, folder: Path, *, for_s: float, every_
             with suppress(ProcessLookupError):
                 _kill_one(client, ships, dice)
                 num_kills += 1
-            assert client.zcard(KEYS.key("dead")) == 0, client.zrange(KEYS.key("dead"), 0, -1)
+            assert dead_jobs(client) == []
             _forget_the_done(client, open_jobs)
         wait_for_ends(client, list(open_jobs), patience_s=120)
-        assert client.zcard(KEYS.key("dead")) == 0
+        assert dead_jobs(client) == []
         check_every_token_once(client, open_jobs)
     check_nothing_is_left(client)
     print(f"{num_kills} kills, {num_jobs} jobs")  # noqa: T201  # as above

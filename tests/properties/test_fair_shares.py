@@ -1,0 +1,213 @@
+"""Tenants share the workers' tokens by their weights, and no job waits for more than the ageing allows.
+
+The real scripts on a real server, several incarnations, and a clock that the test moves: ten seconds take about two.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count, permutations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from producer.contract.calls import LeasedJob
+from producer.contract.wire import JobId
+from tests.contract.driving import Queue, Worker, check, ending, new_job
+from tests.servers import RedisServer
+
+TICK_MS = 20
+WINDOW_MS = 10_000
+TOKENS_PER_S = 400
+"""Of one slot."""
+
+SLOTS = 4
+NUM_WORKERS = 4
+MAX_TOKENS = 100
+TOLERANCE = 0.02
+
+
+@dataclass(slots=True)
+class Running:
+    """A job in a slot. Changes with each tick."""
+
+    leased: LeasedJob
+    output_tokens: int
+    left: float
+
+
+@dataclass(slots=True)
+class SlottedWorker:
+    """Generates for a few jobs at a time, each at the same speed. Changes with each tick."""
+
+    worker: Worker
+    running: list[Running] = field(default_factory=list[Running])
+
+    def tick(self, dice: random.Random) -> Counter[str]:
+        """Take what fits, generate for a tick, and end what is over; returns the tokens of each tenant."""
+        if len(self.running) < SLOTS:
+            for leased in self.worker.pull(sequences=SLOTS - len(self.running)).jobs:
+                output = dice.randint(MAX_TOKENS // 5, MAX_TOKENS)
+                self.running.append(Running(leased, output, left=leased.prompt_tokens + output))
+        done = Counter[str]()
+        for one in self.running:
+            step = min(one.left, TOKENS_PER_S * TICK_MS / 1000)
+            one.left -= step
+            done[one.leased.id.split(".")[1]] += round(step)
+        over = [one for one in self.running if one.left <= 0]
+        self.running = [one for one in self.running if one.left > 0]
+        self.worker.advance(*[ending(one.leased, 0, 0, output_tokens=one.output_tokens) for one in over])
+        return done
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Tenants that always have work waiting. Changes: it submits."""
+
+    queue: Queue
+    dice: random.Random
+    names: Iterator[int] = field(default_factory=count)
+
+    def keep_waiting(self, tenant: str, at_least: int) -> None:
+        """Submit until so many wait."""
+        waiting = {lane[1]: lane[2] for lane in self.queue.look().lanes}.get(tenant, 0)
+        if waiting >= at_least:
+            return
+        jobs = [
+            new_job(f"j{next(self.names)}", tenant, prompt_tokens=self.dice.randint(1, 50), max_tokens=MAX_TOKENS)
+            for _ in range(64)
+        ]
+        self.queue.submit(*jobs)
+
+
+def serve(queue: Queue, crew: list[SlottedWorker], tenants: list[str], dice: random.Random, ms: int) -> Counter[str]:
+    """Let time pass under load; returns the tokens that each tenant got."""
+    crowd, got = Crowd(queue, dice), Counter[str]()
+    crowd.names = count(queue.look().totals.get("submitted", 0))
+    for at_ms in range(0, ms, TICK_MS):
+        if at_ms % 500 == 0:
+            for tenant in tenants:
+                crowd.keep_waiting(tenant, at_least=120)
+            for one in crew:
+                one.worker.beat(*[running.leased.id for running in one.running])
+        queue.pass_time(TICK_MS)
+        for one in dice.sample(crew, len(crew)):
+            got += one.tick(dice)
+    return got
+
+
+def fresh(server: RedisServer) -> Queue:
+    """An empty queue with a stopped clock."""
+    client = server.client()
+    client.flushall()
+    queue = Queue(client)
+    queue.stop_clock()
+    return queue
+
+
+class TestGivenATenantThatFloods:
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "weights",
+        [{"flood": 1.0, "calm": 1.0}, {"flood": 1.0, "calm": 3.0}, {"flood": 2.0, "calm": 1.0, "third": 0.5}],
+        ids=str,
+    )
+    def test_when_others_have_work_for_ten_seconds_then_each_gets_its_share_of_the_tokens_within_two_percent(
+        self, valkey: RedisServer, weights: Mapping[str, float]
+    ) -> None:
+        seed = random.SystemRandom().randrange(10**6)
+        print(f"seed {seed}")  # noqa: T201  # shown where it fails
+        dice, queue = random.Random(seed), fresh(valkey)
+        queue.configure(mode="fair", weights=weights)
+        crew = [SlottedWorker(queue.worker(f"w{i}")) for i in range(NUM_WORKERS)]
+        # It is there first, has a thousand jobs waiting, and holds every slot.
+        queue.submit(*[new_job(f"f{i}", "flood", max_tokens=MAX_TOKENS) for i in range(250)])
+        serve(queue, crew, ["flood"], dice, 1000)
+
+        got = serve(queue, crew, list(weights), dice, WINDOW_MS)
+
+        total, whole = sum(got.values()), sum(weights.values())
+        # A job that ends within a tick leaves its slot empty until the next one: half a tick of nine.
+        assert total > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "nobody was idle"
+        shares = {tenant: got[tenant] / total - weight / whole for tenant, weight in weights.items()}
+        print(shares)  # noqa: T201  # as above
+        assert all(abs(excess) <= TOLERANCE for excess in shares.values()), shares
+        check(queue)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, int, str]]:
+    """(milliseconds since the one before, class, tenant) of some jobs."""
+    one = st.tuples(st.integers(0, 1500), st.integers(0, 4), st.sampled_from("abc"))
+    return draw(st.lists(one, min_size=2, max_size=12))
+
+
+class TestGivenJobsOfManyClasses:
+    STEP_MS = 1000
+
+    @pytest.mark.parametrize("mode", ["fifo", "fair", "deadline"])
+    @settings(
+        max_examples=25,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(jobs=arrivals(), data=st.data())
+    def test_when_they_come_and_are_pulled_then_none_is_overtaken_by_one_that_came_too_late_for_its_class(
+        self, valkey: RedisServer, mode: str, jobs: list[tuple[int, int, str]], data: st.DataObject
+    ) -> None:
+        queue = fresh(valkey)
+        queue.configure(mode=mode, age_step_ms=self.STEP_MS)
+        workers = [queue.worker(name) for name in "AB"]
+        came: dict[JobId, tuple[int, int]] = {}
+        waiting: set[JobId] = set()
+
+        def pull_one() -> None:
+            worker = data.draw(st.sampled_from(workers))
+            worker.beat()
+            for leased in worker.pull(sequences=1).jobs:
+                waiting.discard(leased.id)
+                self.check_overtaken(leased.id, waiting, came, is_fifo=mode == "fifo")
+                worker.advance(ending(leased, 0, 1))
+
+        for number, (after_ms, priority, tenant) in enumerate(jobs):
+            queue.pass_time(after_ms)
+            job_id = queue.add(f"j{number}", tenant, priority=priority)
+            came[job_id] = (queue.now_ms, priority)
+            waiting.add(job_id)
+            if data.draw(st.booleans()):
+                pull_one()
+        while waiting:
+            queue.pass_time(data.draw(st.integers(0, 3000)))
+            pull_one()
+        queue.client.close()
+
+    def check_overtaken(
+        self, taken: JobId, waiting: set[JobId], came: Mapping[JobId, tuple[int, int]], *, is_fifo: bool
+    ) -> None:
+        """A job of class c that came at t may go before one of class d, come at u, only if t <= u + (c - d) steps."""
+        at_ms, priority = came[taken]
+        for other in waiting:
+            other_ms, other_priority = came[other]
+            if priority != other_priority or is_fifo:
+                assert at_ms <= other_ms + (priority - other_priority) * self.STEP_MS, (taken, other)
+
+
+class TestGivenTenantsOfOneClass:
+    @pytest.mark.parametrize("order", list(permutations("abc")), ids="".join)
+    def test_when_all_have_work_then_none_waits_for_more_than_one_job_of_each_other(
+        self, valkey: RedisServer, order: tuple[str, ...]
+    ) -> None:
+        queue = fresh(valkey)
+        for tenant in order:
+            queue.submit(*[new_job(f"{tenant}{i}", tenant) for i in range(12)])
+        worker = queue.worker("A")
+
+        taken = [job.id.split(".")[1] for _ in range(30) for job in worker.pull(sequences=1).jobs]
+
+        since = {tenant: Counter[str]() for tenant in order}
+        for tenant in taken:
+            since = {one: Counter[str]() if one == tenant else since[one] + Counter([tenant]) for one in order}
+            assert all(max(others.values(), default=0) <= 2 for others in since.values()), taken
