@@ -112,7 +112,7 @@ class Nemesis:
     @property
     def num_kills(self) -> int:
         """Processes that died by SIGKILL."""
-        return sum(number for name, number in self.counts.items() if "kill -9" in name or "SIGKILL" in name)
+        return sum(number for name, number in self.counts.items() if is_kill(name))
 
     def start(self) -> None:
         """Begin."""
@@ -144,7 +144,7 @@ class Nemesis:
                 self._try(due.name)
                 self._plan(due.name)
         for undo in [due.undo for due in self._agenda if due.undo is not None]:
-            while not _undone(undo):
+            while not _heard(undo):
                 time.sleep(RETRY_S)
 
     def _plan(self, name: str) -> None:
@@ -152,7 +152,7 @@ class Nemesis:
         heapq.heappush(self._agenda, Due(time.monotonic() + in_s, name))
 
     def _heal(self, undo: Callable[[], object]) -> None:
-        if not _undone(undo):
+        if not _heard(undo):
             heapq.heappush(self._agenda, Due(time.monotonic() + RETRY_S, "", undo))
 
     def _try(self, name: str) -> None:
@@ -227,7 +227,11 @@ class Nemesis:
 
     def _restart(self, *, crash: bool) -> None:
         self._note_outage("restart")
-        self._targets.server.restart(crash=crash)
+        with suppress(TimeoutError):
+            self._targets.server.restart(crash=crash)
+        # With many jobs on a busy machine it reads its file for longer than a test would wait.
+        while not _heard(lambda: self._targets.server.client().ping()):
+            time.sleep(RETRY_S)
         self._note_outage("restarted")
 
     def _slow(self) -> Heal:
@@ -273,8 +277,13 @@ class Nemesis:
         return self._dice.uniform(4, 12), let_go
 
 
-def _undone(undo: Callable[[], object]) -> bool:
-    """Whether it was; Redis may be away just now."""
+def is_kill(harm: str) -> bool:
+    """Whether a process died by SIGKILL."""
+    return "kill -9" in harm or "SIGKILL" in harm
+
+
+def _heard(undo: Callable[[], object]) -> bool:
+    """Whether Redis heard it; it may be away just now."""
     try:
         undo()
     except (redis.ConnectionError, redis.TimeoutError):

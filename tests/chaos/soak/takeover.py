@@ -23,6 +23,13 @@ class Takeovers:
     undisturbed_to_lease_s: list[float] = field(default_factory=list[float])
     num_deaths: int = 0
 
+    def add(self, other: "Takeovers") -> None:
+        """Sum up."""
+        self.to_lease_s += other.to_lease_s
+        self.to_token_s += other.to_token_s
+        self.undisturbed_to_lease_s += other.undisturbed_to_lease_s
+        self.num_deaths += other.num_deaths
+
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"{self.num_deaths} workers died holding jobs that another took over"
