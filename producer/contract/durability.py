@@ -95,7 +95,7 @@ class Keeping:
             case Level.FSYNC:
                 return self._objection_to_aof() or self._objection_to_fsync()
             case Level.REPLICA if self.replicas < asked.replicas:
-                return f"{self.replicas} replicas follow it, not {asked.replicas}. Add replicas, or ask for fewer."
+                return f"{self.replicas} of {asked.replicas} replicas follow it. Add replicas, or ask for fewer."
             case Level.REPLICA:
                 return None
 

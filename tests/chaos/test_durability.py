@@ -203,7 +203,7 @@ class TestGivenLevelReplica:
         assert {type(answer) for answer in answers} == {LessDurable}
 
     def test_when_more_replicas_are_asked_for_than_there_are_then_it_is_refused(self, pair: Replicated) -> None:
-        refused = pytest.raises(DurabilityRefused, match="1 replicas follow it, not 2")
+        refused = pytest.raises(DurabilityRefused, match="1 of 2 replicas follow it")
 
         with Producer(pair.primary.url) as producer, refused:
             producer.submit("hello", durability="replica:2")

@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from producer import AsyncProducer, Producer, Receipt
 from producer.contract.wire import JobId, JobOptions
 from tests.chaos.replicated import Watched, watched
+from tests.end_to_end.processes import crew
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -99,6 +101,29 @@ class TestGivenAReplicaThatIsBehind:
             assert [listener.heard() for listener in listeners] == [expected_tokens(ask)[0] for ask in asks]
             assert {replica.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "a failover moves no lease"
             check_nothing_is_left(replica)
+
+    @pytest.mark.long
+    def test_when_a_worker_process_dies_with_it_then_another_goes_on_from_what_the_replica_has(
+        self, service: Watched, tmp_path: Path
+    ) -> None:
+        asks = [Ask(options=JobOptions(max_tokens=NUM_TOKENS), seed=i) for i in range(8)]
+        history = f"sqlite:///{tmp_path / 'history.db'}"
+        with crew(service.url, tmp_path) as workers, service.pair.replica.client() as replica:
+            crowd = workers.start_all(3, MODEL=SLOW, RECORDER="true", DATABASE_URL=history, MAX_NUM_SEQS="4")
+            with service.pair.primary.client() as primary:
+                job_ids = submit_all(primary, asks)
+            kept = lose_the_primary(service, job_ids)
+            busiest = max(crowd, key=lambda worker: worker.said.count("job taken"))
+            busiest.kill()
+            wait_for_ends(replica, job_ids)
+
+            assert max(kept) < NUM_SAID
+            check_every_token_once(replica, dict(zip(job_ids, asks, strict=True)))
+            check_nothing_is_left(replica)
+            attempts = [int(replica.hget(KEYS.job(one), "attempt") or 0) for one in job_ids]
+            assert sorted(set(attempts)) == [1, 2], "the dead worker's jobs were taken over, and no others"
+            with Producer(service.url, database_url=history) as producer:
+                wait_until(lambda: [row.state for row in producer.jobs()] == ["done"] * len(asks), "all are recorded")
 
 
 class TestGivenProducersWhileNobodyIsPrimary:

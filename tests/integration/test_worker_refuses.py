@@ -178,7 +178,7 @@ class TestGivenAServerThatSyncsAtEachWrite:
 
         assert "append-only file is on, appendfsync always, has WAITAOF" in said.output
         assert "durability fsync: possible" in said.output
-        assert "durability replica:1: not possible: 0 replicas follow it, not 1" in said.output
+        assert "durability replica:1: not possible: 0 of 1 replicas follow it" in said.output
         assert said.exit_code == ExitCode.DONE
 
     def test_when_the_queue_s_default_cannot_be_promised_then_the_doctor_minds(
