@@ -1,7 +1,7 @@
 """Put changes into the history, so that order and repetition do not matter. Knows no Redis.
 
-A transaction takes many jobs. What SQL refuses is found by halving, cleaned, and stored with the reason; SQL being away
-or full is not the rows' fault and is raised.
+A transaction takes many jobs. What SQL refuses is found by halving, cleaned, and stored with the reason; SQL being
+away, full or damaged is not the rows' fault and is raised.
 
 HistoryAway   the database does not take anything now: try the same again later
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from producer.contract.database import why
 from producer.contract.tables import batches, jobs, results
@@ -29,12 +29,14 @@ MAX_TEXT_CHARS = 1_000_000
 _SQLSTATES_OF_ROWS = ("22", "23", "54", "42804", "42846")
 """PostgreSQL's words: data exception, integrity, program limit (a text too long for an index), wrong type (two)."""
 
+_MISUSES = (sqlite3.InterfaceError, sqlite3.ProgrammingError)
+
 # What a driver raises for a value it cannot send is its own: OverflowError, UnicodeEncodeError, TypeError …
 _REFUSALS = (SQLAlchemyError, ValueError, TypeError, ArithmeticError, RecursionError)
 
 
 class HistoryAway(Exception):
-    """The database is unreachable, locked, read-only or full: nothing was written, and the same may work later."""
+    """The database is unreachable, locked, read-only, full or damaged: what was not written must be tried again."""
 
 
 class HistoryWriter:
@@ -76,7 +78,8 @@ class HistoryWriter:
                 reason = _reason(again)
             else:
                 return change.id, reason
-        return change.id, f"not stored at all: {reason}"
+        # No job's data are left in a skeleton: what refuses it would refuse any row.
+        raise HistoryAway(f"not even the state of job {change.id} can be stored: {reason}")
 
     def _write_all(self, changes: Sequence[JobChange]) -> None:
         try:
@@ -171,15 +174,14 @@ def _count_batch(connection: Connection, name: BatchName, now_ms: int) -> None:
 
 
 def _is_rows_fault(error: SQLAlchemyError) -> bool:
-    """Whether the database would take other rows: a bad value, not a lost connection, a missing table, a full disk."""
+    """Whether the database would take other rows: a bad value, not a lost connection, a full disk, a damaged file."""
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return False
     sqlstate = getattr(error.orig, "sqlstate", None)
     if isinstance(sqlstate, str):
         return sqlstate.startswith(_SQLSTATES_OF_ROWS)
-    if isinstance(error, InterfaceError):
-        return isinstance(error.orig, sqlite3.Error)
-    return not isinstance(error, OperationalError)
+    # SQLite's driver says of a value that it cannot bind: misused.
+    return isinstance(error, (DataError, IntegrityError)) or isinstance(error.orig, _MISUSES)
 
 
 def _reason(error: Exception) -> str:

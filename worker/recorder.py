@@ -219,6 +219,8 @@ def _checked(data: bytes) -> list[OutboxEvent]:
     events = decode_events(data)
     for event in events:
         split_job_id(event.job_id)
+        if not 0 < event.version < 2**63:
+            raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
     return events
 
 

@@ -254,6 +254,49 @@ class TestGivenADatabaseThatGoesAway:
         assert len(states(sqlite_history)) == 50
         assert "full" in next(entry["error"] for entry in log.entries if entry["event"] == "history database is away")
 
+    def test_when_the_sqlite_file_is_damaged_then_no_row_is_blamed_and_all_are_stored_once_it_is_put_back(
+        self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
+    ) -> None:
+        client = client_of(valkey)
+        first = recorder(valkey, sqlite_history)
+        add(client, *[[e.submitted(f"0.a.{number}")] for number in range(20)])
+        sqlite_history.dispose()
+        path = Path(sqlite_history.url.database or "")
+        whole = path.read_bytes()
+        path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+
+        with running(first):
+            until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+        sqlite_history.dispose()
+
+        assert client.xlen(OUTBOX) == 20
+        assert said(log, "row cleaned") == 0
+        assert "malformed" in next(x["error"] for x in log.entries if x["event"] == "history database is away")
+        for leftover in path.parent.glob(f"{path.name}-*"):
+            leftover.unlink()
+        path.write_bytes(whole)
+        recorder(valkey, sqlite_history).drain()
+        assert (len(states(sqlite_history)), client.xlen(OUTBOX)) == (20, 0)
+
+    def test_when_even_the_least_of_a_row_is_refused_then_its_event_stays_in_the_outbox(
+        self, valkey: RedisServer, history: Engine, log: LogCapture
+    ) -> None:
+        client = client_of(valkey)
+        with history.begin() as connection:
+            connection.execute(sa.text("CREATE UNIQUE INDEX one_state ON jobs (state)"))
+        try:
+            add(client, [e.submitted("0.a.1"), e.submitted("0.a.2")])
+            with running(recorder(valkey, history)):
+                until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+            assert client.xlen(OUTBOX) == 1
+        finally:
+            with history.begin() as connection:
+                connection.execute(sa.text("DROP INDEX one_state"))
+
+        recorder(valkey, history).drain()
+
+        assert (len(states(history)), client.xlen(OUTBOX)) == (2, 0)
+
     def test_when_asked_to_stop_meanwhile_then_it_stops_and_the_events_stay(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
@@ -345,6 +388,17 @@ class TestGivenRowsThatSqlRefuses:
             errors = dict(map(tuple, connection.execute(sa.select(jobs.c.id, jobs.c.record_error))))
         assert {job_id for job_id, error in errors.items() if error} == {"0.a.bad"}
         assert client.xlen(OUTBOX) == 0
+
+    @pytest.mark.parametrize("version", [2**64 - 1, -1])
+    def test_when_no_script_writes_such_a_version_then_it_is_kept_as_foreign_and_holds_up_nothing(
+        self, valkey: RedisServer, history: Engine, version: int
+    ) -> None:
+        client = client_of(valkey)
+        add(client, [e.submitted("0.a.bad", version=version)], [e.submitted("0.a.good")])
+
+        recorder(valkey, history).drain()
+
+        assert (states(history), client.xlen(e.KEYS.key("garbage"))) == ({"0.a.good": "queued"}, 1)
 
     def test_when_a_number_is_too_large_for_sqlite_then_it_is_left_out(
         self, valkey: RedisServer, sqlite_history: Engine
