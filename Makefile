@@ -26,7 +26,7 @@ test-long: setup ## What takes minutes.
 teeth: setup ## Break each guard of the protocol in turn; the tests must notice. Minutes.
 	@$(BIN)/python -m tests.chaos.teeth
 
-crash-points: setup ## Each fault at each crash point, with fifty jobs. Half an hour; SLUICE_CRASH_SEED chooses where exactly.
+crash-points: setup ## Each fault at each crash point, with fifty jobs. Half an hour; CRASH_SEED chooses where exactly.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/chaos/test_crash_points.py
 
 soak: setup ## A hundred thousand jobs and a thousand kills, then the real engine; about half an hour. SEED=n repeats one.
@@ -38,7 +38,7 @@ fuzz: setup ## A million inputs through every decoder; COUNT and SEED choose oth
 audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names; asks a network service.
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet pip-audit
-	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
 overload: setup ## Ten times more jobs than a worker can do, for ten minutes: memory and latency.
 	$(BIN)/python -m tests.chaos.overload --minutes 10

@@ -1,0 +1,166 @@
+"""Where a process may die or be cut off, and what jobs ask for meanwhile: the tables that the crash-point tests read.
+
+A feature built later adds its row: a round trip to `TRIPS`, a stage to `STAGES`, a kind of job to `KINDS_OF_JOBS`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from producer.contract.packing import unpack_from_script
+from producer.contract.scripts import load
+from producer.contract.wire import JobOptions
+from tests.chaos.fault_proxy import Command, Fault, Matches, Moment
+from tests.integration.jobs import Ask
+
+NUM_JOBS = 50
+
+
+class Scene(StrEnum):
+    """What goes on when it happens."""
+
+    SERVING = "serving"
+    """The victim and another worker serve."""
+
+    RESUMING = "resuming"
+    """The victim takes jobs that another worker began and gave back."""
+
+    LEAVING = "leaving"
+    """The victim was told to hand over what it runs."""
+
+    RECORDING = "recording"
+    """The victim is the recorder."""
+
+    MOVING = "moving"
+    """The victim moves callbacks to rq."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A round trip of a process, by what travels in it."""
+
+    name: str
+    matches: Matches
+    scene: Scene = Scene.SERVING
+    max_nth: int = 3
+    """It goes wrong at one of the first so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of work inside a process: a name in `victim.STAGES`."""
+
+    name: str
+    scene: Scene = Scene.SERVING
+    max_nth: int = 30
+
+
+Point = Trip | Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault at one point."""
+
+    point: Point
+    moment: Moment
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.fault}-{self.moment}-{self.point.name.replace(' ', '_')}"
+
+
+# ---------------------------------------------------------------- what travels
+
+
+def _script(name: str) -> Matches:
+    sha = load(name).sha1.encode()
+    return lambda command: command[0] == b"EVALSHA" and command[1] == sha
+
+
+def _arguments(command: Command) -> Command:
+    """What a script gets besides its keys."""
+    return command[3 + int(command[2]) :]
+
+
+def _advance_with_end(command: Command) -> bool:
+    return _script("advance")(command) and any(
+        len(row) > 7 and row[7] for row in unpack_from_script(_arguments(command)[1])
+    )
+
+
+def _give_back(*, farewell: bool) -> Matches:
+    flag = b"1" if farewell else b"0"
+    return lambda command: _script("give_back")(command) and _arguments(command)[1] == flag
+
+
+def _command(name: bytes, about: bytes) -> Matches:
+    return lambda command: command[0].startswith(name) and any(about in part for part in command[1:])
+
+
+TRIPS: tuple[Trip, ...] = (
+    Trip("pull", _script("pull")),
+    Trip("advance", _script("advance"), max_nth=20),
+    Trip("advance with end", _advance_with_end, max_nth=8),
+    Trip("put result", _script("put_result"), max_nth=8),
+    Trip("beat", _script("beat"), max_nth=2),
+    Trip("bell", _command(b"XREAD", b":bell"), max_nth=1),
+    Trip("read channel", _command(b"XRANGE", b":channel:"), Scene.RESUMING, max_nth=6),
+    Trip("give back", _give_back(farewell=False), Scene.LEAVING, max_nth=1),
+    Trip("farewell", _give_back(farewell=True), Scene.LEAVING, max_nth=1),
+    Trip("recorder reads", _command(b"XREADGROUP", b":outbox"), Scene.RECORDING),
+    Trip("recorder acknowledges", _command(b"EVAL", b"XACK"), Scene.RECORDING, max_nth=2),
+    Trip("mover reads", _command(b"XREADGROUP", b":callbacks"), Scene.MOVING),
+    Trip("mover gives to rq", _command(b"EVAL", b"rq:job:evt_"), Scene.MOVING, max_nth=8),
+    Trip("mover acknowledges", _command(b"EVAL", b"XACK"), Scene.MOVING, max_nth=2),
+)
+
+STAGES: tuple[Stage, ...] = (
+    Stage("add"),
+    Stage("translate", max_nth=10),
+    Stage("schedule"),
+    Stage("execute"),
+    Stage("commit"),
+    Stage("release blocks", max_nth=10),
+    Stage("publish"),
+    Stage("sql transaction", Scene.RECORDING, max_nth=3),
+)
+
+
+def all_cases() -> Iterator[Case]:
+    """The whole matrix."""
+    for point in (*TRIPS, *STAGES):
+        for moment in Moment:
+            for fault in Fault:
+                yield Case(point, moment, fault)
+
+
+# ---------------------------------------------------------------- what is asked
+
+KINDS_OF_JOBS: tuple[JobOptions, ...] = (
+    JobOptions(temperature=0.0),
+    JobOptions(temperature=0.8, top_p=0.9, top_k=40),
+    JobOptions(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5),
+    JobOptions(stop=("e t", "qu")),
+    JobOptions(stop=("a", "th"), min_tokens=15),
+    JobOptions(logprobs=2),
+    JobOptions(n=3),
+    JobOptions(n=2, stop=("e ", "\n"), min_tokens=5),
+    JobOptions(ignore_eos=True, logit_bias={101: 5.0}),
+)
+"""Null-model tokens depend on seed, prompt, choice and position only; stops and ends on the tokens."""
+
+
+def asks_of(seed: int) -> list[Ask]:
+    """Fifty jobs of all kinds: streamed or not, of two tenants, of several lengths."""
+    return [
+        Ask(
+            prompt=f"tell me {number}" * (1 + number % 4),
+            options=replace(KINDS_OF_JOBS[number % len(KINDS_OF_JOBS)], max_tokens=20 + number),
+            seed=seed * NUM_JOBS + number,
+            stream=number % 5 != 0,
+            priority=number % 3,
+            tenant=("ant", "bee")[number % 2],
+        )
+        for number in range(NUM_JOBS)
+    ]
