@@ -16,7 +16,6 @@ from worker.config import DrainConfig
 from worker.errors import ExitCode, WorkerBroken
 from worker.exchange import Exchange
 from worker.log import Log
-from worker.mailbox import Mailbox
 
 
 class Part(Protocol):
@@ -34,17 +33,17 @@ class Daemon:
         self,
         engine: LLMEngine,
         exchange: Exchange,
-        mailbox: Mailbox,
         parts: Sequence[Part],
         drain: DrainConfig,
         log: Log,
+        broke: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._exchange = exchange
-        self._mailbox = mailbox
         self._parts = tuple(parts)
         self._drain_config = drain
         self._log = log
+        self._broke = broke
         self._num_stops = 0
 
     def run(self) -> ExitCode:
@@ -77,7 +76,7 @@ class Daemon:
         self._exchange.return_unstarted()
         if config.mode == "finish":
             over = threading.Event()
-            timer = threading.Timer(config.timeout_s, lambda: (over.set(), self._mailbox.interrupt()))
+            timer = threading.Timer(config.timeout_s, lambda: (over.set(), self._exchange.interrupt()))
             timer.daemon = True
             timer.start()
             self._loop(until=lambda: self._exchange.is_drained or self._num_stops > 1 or over.is_set())
@@ -89,6 +88,10 @@ class Daemon:
             for part in self._parts:
                 part.start()
             yield
+        except (WorkerBroken, EngineBroken):
+            # A job may break one worker after the other: the queue counts it as a death, to find that job.
+            self._broke()
+            raise
         finally:
             # What is still held then is handed back by the beat's farewell.
             for part in reversed(self._parts):
@@ -118,7 +121,7 @@ class Daemon:
     def stop(self) -> None:
         """Ask for a drain; asked again, everything is handed back at once. Any thread, or a signal handler."""
         self._num_stops += 1
-        self._mailbox.interrupt()
+        self._exchange.interrupt()
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()

@@ -107,6 +107,10 @@ class Exchange:
         self._watch.end()
         self._mailbox.put_deltas(deltas)
 
+    def interrupt(self) -> None:
+        """Let a loop that waits come back once; from any thread, or a signal handler."""
+        self._mailbox.interrupt()
+
     # ------------------------------------------------------------ life as a part
 
     def connect(self, prepare: Callable[[list[HeldJob]], None], *, cache_tokens: int) -> None:

@@ -86,6 +86,7 @@ class Life:
         self._patience = Patience()
         self._silent_ticks = 0
         self._last_s = float("-inf")
+        self._has_broken = False
         self.watch = StepWatch(config.step_deadline_s)
 
     def connect(self, hearing: Hearing, about: Callable[[], Mapping[str, str]], common: Common) -> None:
@@ -113,6 +114,10 @@ class Life:
 
     def quiet(self) -> None:
         """Nothing to do: a quiet worker lives."""
+
+    def broke(self) -> None:
+        """The worker cannot go on: what it hands back may be why, and is told so to the queue."""
+        self._has_broken = True
 
     def stop(self) -> None:
         """Stop beating, hand back what is still held, and say farewell."""
@@ -205,12 +210,21 @@ class Life:
         return job if job is not None and held.requests.get(job.id) == job.request_id else None
 
     def _farewell(self) -> None:
-        try:
-            for keys in self._partitions:
-                mine = [job for job in self._leases.all() if job.keys == keys]
-                hand_back(self._client, keys, self._incarnation, self._leases, mine, farewell=True)
-        except (RedisError, OSError) as error:
-            self._log.warning("farewell not heard", error=str(error), held=len(self._leases))
+        for keys in self._partitions:
+            mine = [job for job in self._leases.all() if job.keys == keys]
+            try:
+                farewell = Farewell(is_broken=self._has_broken)
+                hand_back(self._client, keys, self._incarnation, self._leases, mine, farewell)
+            except (RedisError, OSError) as error:
+                self._log.warning("farewell not heard", error=str(error), partition=keys.partition, held=len(mine))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farewell:
+    """The incarnation ends with this."""
+
+    is_broken: bool
+    """What is handed back may be why it cannot go on."""
 
 
 def hand_back(
@@ -219,8 +233,7 @@ def hand_back(
     incarnation: str,
     leases: Leases,
     jobs: Sequence[HeldJob],
-    *,
-    farewell: bool = False,
+    farewell: Farewell | None = None,
 ) -> None:
     """Return held jobs of one partition to the queue, in bites; a farewell ends the incarnation with the last one.
 
@@ -230,6 +243,8 @@ def hand_back(
     bites = [jobs[at : at + MAX_BITE] for at in range(0, len(jobs), MAX_BITE)] or ([[]] if farewell else [])
     for number, bite in enumerate(bites, start=1):
         returned = [Returned(job_id=job.id, epoch=job.leased.epoch) for job in bite]
-        run(client, give_back(keys, incarnation, returned, farewell=farewell and number == len(bites)))
+        is_last = farewell is not None and number == len(bites)
+        is_broken = farewell is not None and farewell.is_broken
+        run(client, give_back(keys, incarnation, returned, farewell=is_last, broken=is_broken))
         for job in bite:
             leases.remove(job)

@@ -137,13 +137,15 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None
                     f"{served.max_job_tokens}: give it more memory or a longer context, or another queue"
                 ]
             )
-        if not view.workers or not stated:
-            settings = QueueSettings(
-                max_job_tokens=served.max_job_tokens,
-                features=FEATURES,
-                keep_prompts=config.history.keep_prompts,
-                keep_results=config.history.keep_results,
-            )
+        is_first = not view.workers or not stated
+        settings = QueueSettings(
+            max_job_tokens=served.max_job_tokens if is_first else None,
+            features=FEATURES if is_first else None,
+            # What a person asks for counts, whoever else works here.
+            keep_prompts=config.history.keep_prompts,
+            keep_results=config.history.keep_results,
+        )
+        if settings != QueueSettings():
             run(client, configure(keys, settings))
 
 
@@ -200,7 +202,7 @@ def build(  # the one place that knows every part
     metrics = MetricsServer(config.metrics, WorkerCollector(about.snapshot, common.meters), readiness, log)
     parts: list[Part] = [connections, metrics, *beside]
     around: list[Part] = [preparation, life, bell, exchange]
-    return Daemon(served.engine, exchange, common.mailbox, parts + around, config.drain, log)
+    return Daemon(served.engine, exchange, parts + around, config.drain, log, life.broke)
 
 
 def _recorder(config: WorkerConfig, places: Places, environ: Mapping[str, str], log: Log) -> Companion:

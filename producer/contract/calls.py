@@ -568,15 +568,20 @@ class Returned:
     epoch: int
 
 
-def give_back(keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, farewell: bool) -> Call[list[bool]]:
+def give_back(
+    keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, farewell: bool, broken: bool = False
+) -> Call[list[bool]]:
     """Return jobs to the head of the queue, where they go on at their next token; `farewell` ends the incarnation.
 
+    `broken`: the worker cannot go on, and one of these may be why: it counts as a death by the rule of suspects.
     At most `MAX_JOBS_PER_CALL` a call. False for a job that is not this incarnation's any more.
     """
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
     rows = [(job.job_id, job.epoch) for job in jobs]
-    return Call("give_back", keys.fixed(), (incarnation, int(farewell), pack_for_script(rows)), _read_truths)
+    return Call(
+        "give_back", keys.fixed(), (incarnation, int(farewell), pack_for_script(rows), int(broken)), _read_truths
+    )
 
 
 def _read_truths(reply: Raw) -> list[bool]:

@@ -128,10 +128,10 @@ class Worker:
         beat = calls.Beat(incarnation=self.name, held=held, processed_pull=number, life_ms=life_ms)
         return self.queue.run(calls.beat(self.queue.keys, beat))
 
-    def give_back(self, *jobs: LeasedJob, farewell: bool = False) -> list[bool]:
+    def give_back(self, *jobs: LeasedJob, farewell: bool = False, broken: bool = False) -> list[bool]:
         """Give jobs back."""
         returned = [calls.Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
-        return self.queue.run(calls.give_back(self.queue.keys, self.name, returned, farewell=farewell))
+        return self.queue.run(calls.give_back(self.queue.keys, self.name, returned, farewell=farewell, broken=broken))
 
 
 @dataclass(slots=True, eq=False)

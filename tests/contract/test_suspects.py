@@ -260,3 +260,36 @@ class TestGivenAJobThatKillsAmong64:
         assert states.pop(killer) is JobState.FAILED
         assert set(states.values()) == {JobState.DONE}
         check(queue)
+
+
+class TestGivenAJobThatBreaksItsWorkersCleanly:
+    """Each hands its jobs back and says farewell, and a supervisor starts the next."""
+
+    def test_when_it_happens_again_and_again_then_the_job_is_given_up_and_its_mate_goes_on(self, queue: Queue) -> None:
+        queue.submit(new_job("bad"), new_job("good"))
+        breaks, at = 0, 0
+        while self.state(queue, "bad") != "failed":
+            breaks += 1
+            assert breaks <= 8, "it would go on for ever"
+            worker = queue.worker(f"W{breaks}")
+            jobs = worker.pull(is_empty=True).jobs
+            for good in [job for job in jobs if job.id == "0.t.good"]:
+                worker.advance(tokens(good, at, 1))
+                at += 1
+            worker.give_back(*jobs, farewell=True, broken=True)
+
+        assert queue.hash_of("job", "t", "bad")["error_code"] == "killed_its_worker"
+        assert self.state(queue, "good") == "queued"
+        check(queue)
+
+    @staticmethod
+    def state(queue: Queue, name: str) -> str:
+        return queue.hash_of("job", "t", name)["state"]
+
+    def test_when_a_worker_leaves_as_asked_then_no_death_is_listed(self, queue: Queue) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+
+        worker.give_back(worker.take(), farewell=True)
+
+        assert deaths(queue, job_id) == []

@@ -58,6 +58,24 @@ class TestGivenAModelThatLosesItsDevice:
 
         check_every_token_once(client, dict(zip(job_ids, [losing, GOOD], strict=True)))
 
+    def test_when_a_job_does_it_each_time_then_it_is_given_up_and_its_mate_completes(
+        self, workers: Crew, client: Any
+    ) -> None:
+        losing = Ask(prompt="[[lose@3]]", options=JobOptions(max_tokens=60))
+        losing_id, good_id = submit_all(client, [losing, GOOD])
+        num_starts = 0
+        while state_of(client, losing_id) is not JobState.FAILED:
+            num_starts += 1
+            assert num_starts <= 6, "it would go on for ever"
+            assert workers.start_all(1, MODEL=FAULTY)[0].wait() == ExitCode.BROKEN
+        workers.start_all(1, MODEL=FAULTY)
+        wait_for_ends(client, [good_id])
+
+        last = read_channel(client, losing_id)[-1]
+        assert last.end is not None
+        assert (last.start, last.end.error_code) == (3, "killed_its_worker")
+        check_every_token_once(client, {good_id: GOOD})
+
 
 class TestGivenAJobWithLogitsThatAreNotNumbers:
     def test_when_it_runs_then_it_alone_fails_after_the_tokens_it_has(self, workers: Crew, client: Any) -> None:

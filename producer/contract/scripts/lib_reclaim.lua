@@ -23,46 +23,6 @@ local function the_dead()
   return dead
 end
 
-local function about_death(incarnation)
-  local key = worker_key(incarnation)
-  local num_held = call('HLEN', held_key(incarnation))
-  -- Mates are counted once, when the death is first seen: later some have been moved.
-  call('HSETNX', key, 'mates', math.max(0, num_held - 1))
-  call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
-  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life')
-  return {
-    incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
-    is_farewell = about[3] == '1', life = tonumber(about[4] or '') or LIMITS.LIFE_S * 1000,
-  }
-end
-
--- Deaths since the job last made progress, with this one, which is listed once however often the job is looked at.
-local function deaths_with(job, lease, death)
-  local deaths = deaths_of(job)
-  for _, one in ipairs(deaths) do
-    if one.incarnation == death.incarnation then return deaths end
-  end
-  deaths = list_death(job, lease, { incarnation = death.incarnation, mates = death.mates, is_apart = death.is_apart })
-  write_lease(job.id, lease)
-  return deaths
-end
-
--- True when the death settles where the job goes: to the dead set, or among the suspects.
-local function is_settled_by_death(job, lease, death)
-  if death.is_farewell then return false end
-  local deaths = deaths_with(job, lease, death)
-  if num_alone(deaths) >= 2 then
-    end_job(job, lease, {
-      state = 'failed', error_code = 'killed_its_worker',
-      error = 'The worker process died twice while it ran this job alone.',
-    })
-    return true
-  end
-  if #deaths < 2 then return false end
-  return_job(job, lease, 'suspect')
-  return true
-end
-
 -- The bite holds no more of the dead's jobs, or one of them is held: the rest stays theirs.
 local function move_to_me(job, lease, death)
   local published = published_tokens(lease)
