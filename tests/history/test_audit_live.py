@@ -14,6 +14,7 @@ from producer.contract.database import open_database
 from producer.contract.tables import jobs
 from producer.contract.wire import JobId
 from tests.contract.driving import Queue, ending
+from tests.end_to_end.processes import crew
 from tests.history.audits import Scene
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
@@ -92,6 +93,29 @@ class TestGivenTwoProducersAndAWorkerThatGoOn:
         assert [report.findings for report in reports] == [[]] * 8
         assert submitted > 100
         assert len({report.counters["submitted"] for report in reports}) == 8
+
+
+class TestGivenWorkersThatAreKilled:
+    @pytest.mark.long
+    def test_when_audited_meanwhile_then_nothing_is_found_and_the_sum_comes_out(
+        self, scene: Scene, tmp_path: Path
+    ) -> None:
+        with crew(scene.server.url, tmp_path) as workers, running_recorder(scene):
+            alive = workers.start_all(2, QUEUE="q")
+            with submitting(scene.server.url, "a") as first, submitting(scene.server.url, "b") as second:
+                reports = [scene.audit(pause_s=0.1, history_s=30.0)]
+                for _ in range(10):
+                    alive.append(workers.start(QUEUE="q"))
+                    alive[-1].wait_until_started()
+                    alive.pop(0).kill()
+                    reports.append(scene.audit(pause_s=0.1, history_s=30.0))
+            wait_until_done(scene, [*first, *second])
+            reports.append(scene.audit(pause_s=0.1, history_s=30.0))
+
+        assert [report.findings for report in reports] == [[]] * 12
+        counters = reports[-1].counters
+        assert counters["submitted"] == len(first) + len(second) == counters["done"] + counters["cancelled"]
+        assert reports[-1].history == {name: counters[name] for name in ("done", "cancelled") if counters[name]}
 
 
 class TestGivenARedisThatIsPutBackToAnOldCopy:
