@@ -100,7 +100,7 @@ def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
         error=decisive.error,
         error_code=decisive.error_code,
         result=result,
-        record=encode_record(record_of(origin, job.measures, job.choices)),
+        record=encode_record(record_of(origin, job.measures, job.choices, finish_reason=decisive.finish_reason)),
         output_tokens=sum(len(one.token_ids) for one in job.choices),
         # A choice that ended well says so: only the one that failed asks for another try.
         retry_in_ms=_retry_in_ms(job, own_end.end),

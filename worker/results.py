@@ -61,15 +61,16 @@ def _choice_result(choice: ChoiceOutput, *, with_logprobs: bool) -> ChoiceResult
     )
 
 
-def record_of(origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput]) -> JobRecord:
-    """The record of a job as far as it is known."""
+def record_of(
+    origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput], *, finish_reason: str | None
+) -> JobRecord:
+    """The record of a job as far as it is known; `finish_reason` is of the end that decides the job's."""
     gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
-    ends = [choice.end for choice in choices if choice.end]
     return JobRecord(
         model=origin.model,
         fingerprint=origin.fingerprint,
         worker=origin.worker,
-        finish_reason=next((end.finish_reason for end in ends if end.finish_reason), None),
+        finish_reason=finish_reason,
         prompt_tokens=measures.prompt_tokens,
         cached_tokens=measures.cached_tokens,
         output_tokens=sum(len(choice.token_ids) for choice in choices),

@@ -50,6 +50,14 @@ class TestGivenAJobWithChoices:
         assert first.progress.end.result is None
         assert second.progress.end is None
 
+    def test_when_one_is_done_and_another_expired_then_the_record_has_no_finish_reason_of_the_first(self) -> None:
+        said = list(news_of(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.EXPIRED)), ORIGIN))
+
+        for one in said:
+            assert one.progress.end is not None
+            assert (one.progress.end.state, one.progress.end.reason) == ("expired", None)
+            assert decode_record(one.progress.end.record or b"").finish_reason is None
+
     def test_when_all_have_ended_then_each_end_carries_the_whole_result(self) -> None:
         said = list(news_of(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN))
 
