@@ -66,7 +66,9 @@ def look(client: Any, job_ids: Sequence[JobId]) -> list[JobView]:
 
 class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
     @pytest.mark.slow
-    @pytest.mark.parametrize("how", ["kill", pytest.param("abort", marks=pytest.mark.long), "hang"])
+    @pytest.mark.parametrize(
+        "how", ["kill", "hang", *[pytest.param(one, marks=pytest.mark.long) for one in ("abort", "lose")]]
+    )
     def test_when_it_has_done_so_often_enough_then_it_is_put_away_and_its_63_mates_have_the_right_tokens(
         self, valkey: RedisServer, client: Any, tmp_path: Path, how: str
     ) -> None:

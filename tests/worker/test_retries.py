@@ -47,6 +47,14 @@ class TestGivenTheTable:
 
         assert listed == {code: code in RETRIES for code in RETRIES.keys() | FINAL}
 
+    def test_when_the_reliability_page_lists_pauses_then_it_says_the_same(self) -> None:
+        page = (ROOT / "docs" / "reliability.md").read_text()
+        rows = re.findall(r"^\| `([a-z_]+)` \| (\d+) s, doubled each time, at most (\d+) s \|", page, re.MULTILINE)
+
+        listed = {code: BackOff(first_s=int(first), most_s=int(most)) for code, first, most in rows}
+
+        assert listed == dict(RETRIES)
+
     @pytest.mark.parametrize("code", [*FINAL, "nobody_knows_it", None])
     def test_when_an_error_is_final_or_unknown_then_it_is_not_tried_again(self, code: str | None) -> None:
         assert retry_in_ms(code, 0, which="j 1") is None
