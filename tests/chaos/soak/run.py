@@ -43,7 +43,7 @@ MEAN_S = {
 CHANNEL_KEPT_MS = 4 * 3_600_000
 """Longer than a soak, so that the checker finds every channel."""
 
-MAX_WAITING_JOBS = 3000
+MAX_WAITING_JOBS = 300
 REPORT_EVERY_S = 15.0
 
 
@@ -69,7 +69,7 @@ class SoakSettings:
     beat_s: float = 1.0
     life_s: float = 4.0
     mean_s: dict[str, float] = field(default_factory=lambda: dict(MEAN_S))
-    drain_s: float = 300.0
+    drain_s: float = 900.0
     """Longest wait for the queue to run empty, once all is quiet."""
 
     @property
