@@ -250,15 +250,18 @@ class Chunk:
     """Places of jobs whose id the caller chose. A drawn id that is a duplicate is our own, sent twice."""
 
     num_bytes: int = 0
+    _max_calls: int = field(init=False)
     _calls: list[Group] = field(default_factory=list[Group])
+
+    def __post_init__(self) -> None:
+        self._max_calls = CALLS_PER_WAIT if self.assurance.is_asked else 1
 
     def takes(self, job: NewJob) -> bool:
         """Whether this job still fits; a single large one travels alone."""
         if not self.jobs:
             return True
-        num_calls = CALLS_PER_WAIT if self.assurance.is_asked else 1
-        has_bytes = self.num_bytes + _size(job) <= num_calls * limits.MAX_CALL_BYTES
-        return has_bytes and len(self.jobs) < num_calls * limits.MAX_JOBS_PER_CALL
+        has_bytes = self.num_bytes + _size(job) <= self._max_calls * limits.MAX_CALL_BYTES
+        return has_bytes and len(self.jobs) < self._max_calls * limits.MAX_JOBS_PER_CALL
 
     def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> None:
         """Put one in."""
@@ -307,8 +310,11 @@ class Chunk:
         return LessDurable(answer.id, str(self.assurance.asked), doubt, receipt=answer)
 
     def _cut(self, partition: int, places: list[int]) -> Iterator[Group]:
-        """The calls that these jobs of one partition need: one, unless several chunks' worth are waited for at once."""
+        """The calls that these jobs of one partition need: one, unless several calls' worth are waited for at once."""
         keys, bite, num_bytes = self.queue.keys(partition), list[int](), 0
+        if self._max_calls == 1:
+            yield self._group(keys, places)
+            return
         for place in places:
             size = _size(cast("NewJob", self.jobs[place]))
             if bite and (len(bite) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
