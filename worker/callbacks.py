@@ -176,39 +176,51 @@ def batch_event(keys: QueueKeys, fields: Mapping[str, str]) -> Event | None:
 # ---------------------------------------------------------------- the mover
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """One partition's stream of ends that want a callback."""
+
+    keys: QueueKeys
+    stream: StreamGroup
+    trouble: Trouble
+    """Its server's: one shard may be away and the others well."""
+
+
 class Mover:
     """Moves ends from the queue to rq. One turn a partition, in rotation."""
 
     def __init__(self, client: Client, rq_client: Client, settings: CallbackSettings) -> None:
-        name = settings.name or socket.gethostname()
         self._client = client
         self._settings = settings
-        self._partitions = [
-            (
-                keys,
-                StreamGroup(client, keys.callbacks, group=GROUP, name=name, claim_after_s=settings.claim_after_s),
-            )
-            for keys in (QueueKeys(settings.queue, number) for number in range(settings.partitions))
-        ]
+        self._log = get_log(queue=settings.queue)
+        self._partitions = [self._open(QueueKeys(settings.queue, number)) for number in range(settings.partitions)]
         self._webhooks = rq_queue(WEBHOOKS_QUEUE, rq_client)
         self._chores = rq_queue(CHORES_QUEUE, rq_client)
         self._retries = _Retries(rq_client)
-        self._log = get_log(queue=settings.queue)
-        self._trouble = Trouble("redis", self._log)
         self._stopping = threading.Event()
         self._retained_hour = -1
+
+    def _open(self, keys: QueueKeys) -> Ends:
+        name, claim_after_s = self._settings.name or socket.gethostname(), self._settings.claim_after_s
+        stream = StreamGroup(self._client, keys.callbacks, group=GROUP, name=name, claim_after_s=claim_after_s)
+        return Ends(keys, stream, Trouble("redis", self._log))
 
     def run(self) -> None:
         """Move until `stop`."""
         while not self._stopping.is_set():
-            for keys, stream in self._partitions:
-                try:
-                    self.turn(keys, stream, block_s=self._settings.block_s / len(self._partitions))
-                except (redis.RedisError, OSError) as error:
-                    stream.recover()
-                    self._stopping.wait(self._trouble.broke(error, key=stream.key))
-                else:
-                    self._trouble.healed()
+            for ends in self._partitions:
+                if not ends.trouble.wait_s:
+                    self._try_turn(ends)
+            self._stopping.wait(min(ends.trouble.wait_s for ends in self._partitions))
+
+    def _try_turn(self, ends: Ends) -> None:
+        try:
+            self.turn(ends, block_s=self._settings.block_s / len(self._partitions))
+        except (redis.RedisError, OSError) as error:
+            ends.stream.recover()
+            ends.trouble.broke(error, key=ends.stream.key)
+        else:
+            ends.trouble.healed(key=ends.stream.key)
 
     def stop(self) -> None:
         """Let `run` end; may be called from a signal handler or twice."""
@@ -216,19 +228,19 @@ class Mover:
 
     def drain(self) -> int:
         """Move all that waits now; give how many entries that were."""
-        return sum(iter(lambda: sum(self.turn(keys, stream, block_s=0) for keys, stream in self._partitions), 0))
+        return sum(iter(lambda: sum(self.turn(ends, block_s=0) for ends in self._partitions), 0))
 
-    def turn(self, keys: QueueKeys, stream: StreamGroup, *, block_s: float) -> int:
+    def turn(self, ends: Ends, *, block_s: float) -> int:
         """Give what waits in one partition to rq, then acknowledge it; then what is due by time. How many entries.
 
         Raises:
             redis.RedisError: a server does not answer; nothing is lost.
         """
-        entries = stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
+        entries = ends.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
         for entry in entries:
-            self._move(keys, entry)
+            self._move(ends.keys, entry)
         if entries:
-            stream.acknowledge([entry_id for entry_id, _ in entries])
+            ends.stream.acknowledge([entry_id for entry_id, _ in entries])
         self._retries.enqueue_due()
         self._enqueue_retention()
         return len(entries)

@@ -76,6 +76,8 @@ class Outbox:
 
     keys: QueueKeys
     stream: StreamGroup
+    trouble: Trouble
+    """Its server's: one shard may be away and the others well."""
 
 
 class Recorder:
@@ -88,9 +90,8 @@ class Recorder:
         self._client = client
         self._writer = writer
         self._settings = settings
-        self._outboxes = [self._open(QueueKeys(settings.queue, p), name) for p in range(settings.partitions)]
         self._log = get_log(queue=settings.queue, recorder=name)
-        self._redis_trouble = Trouble("redis", self._log)
+        self._outboxes = [self._open(QueueKeys(settings.queue, p), name) for p in range(settings.partitions)]
         self._history_trouble = Trouble("history database", self._log)
         self._stopping = stopping or threading.Event()
         self._to_count: list[BatchName] = []
@@ -102,13 +103,16 @@ class Recorder:
 
     def _open(self, keys: QueueKeys, name: str) -> Outbox:
         claim_after_s = self._settings.claim_after_s
-        return Outbox(keys, StreamGroup(self._client, keys.outbox, group=GROUP, name=name, claim_after_s=claim_after_s))
+        stream = StreamGroup(self._client, keys.outbox, group=GROUP, name=name, claim_after_s=claim_after_s)
+        return Outbox(keys, stream, Trouble("redis", self._log))
 
     def run(self) -> None:
         """Record until `stop`; then what is there, for `FINISH_S` at most."""
         while not self._stopping.is_set():
             for outbox in self._outboxes:
-                self._try_turn(outbox, block_s=self._settings.block_s / len(self._outboxes))
+                if not outbox.trouble.wait_s:
+                    self._try_turn(outbox, block_s=self._settings.block_s / len(self._outboxes))
+            self._stopping.wait(min(outbox.trouble.wait_s for outbox in self._outboxes))
         until_s = time.monotonic() + FINISH_S
         for outbox in self._outboxes:
             while self._try_turn(outbox, block_s=0) and time.monotonic() < until_s:
@@ -140,9 +144,9 @@ class Recorder:
             num_entries = self.turn(outbox, block_s=block_s)
         except redis.RedisError as error:
             outbox.stream.recover()
-            self._stopping.wait(self._redis_trouble.broke(error, key=outbox.stream.key))
+            outbox.trouble.broke(error, key=outbox.stream.key)
             return 0
-        self._redis_trouble.healed()
+        outbox.trouble.healed(key=outbox.stream.key)
         if 0 < num_entries < PAGE_ENTRIES:
             self._stopping.wait(self._settings.linger_s)
         return num_entries

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,29 @@ class TestGivenABatchThatCompletes:
             "nightly.errors.jsonl",
             "nightly.output.jsonl",
         ]
+
+
+class TestGivenTwoPartitionsOfWhichOneFails:
+    """Another program's key lies where its callbacks should be."""
+
+    def test_when_the_other_is_well_then_it_goes_on_and_the_one_is_told_of_once(
+        self, valkey: RedisServer, log: LogCapture
+    ) -> None:
+        client, ill = client_of(valkey), QueueKeys(e.QUEUE, 1).callbacks
+        client.set(ill, "mine")
+        moving = mover(valkey, partitions=2)
+        thread = threading.Thread(target=moving.run)
+        thread.start()
+        try:
+            for number in range(20):
+                end_job(client, "https://example.org/", job_id=f"0.acme.{number}")
+                until(lambda: client.xlen(CALLBACKS) == 0, "the well one is moved")
+        finally:
+            moving.stop()
+            thread.join(timeout=20)
+
+        assert [entry["key"] for entry in log.entries if entry["event"] == "redis is away"] == [ill]
+        assert said(log, "redis is back") == 0
 
 
 class TestGivenRetention:

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
 from producer.contract.database import open_database
+from producer.contract.keys import QueueKeys
 from producer.contract.tables import batches, jobs
 from tests.history import events as e
 from tests.postgres import PostgresServer
@@ -339,6 +340,29 @@ class TestGivenARedisThatGoesAway:
             client.flushall()
             add(client, [e.submitted("0.a.1")])
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
+
+
+class TestGivenTwoPartitionsOfWhichOneFails:
+    """Another program's key lies where its outbox should be."""
+
+    def test_when_the_other_is_well_then_it_goes_on_and_the_one_is_told_of_once_and_comes_back(
+        self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
+    ) -> None:
+        client, ill = client_of(valkey), QueueKeys(e.QUEUE, 1).outbox
+        client.set(ill, "mine")
+
+        with running(recorder(valkey, sqlite_history, partitions=2)):
+            for number in range(20):
+                add(client, [e.submitted(f"0.a.{number}")])
+                until(lambda: client.xlen(OUTBOX) == 0, "the well one is recorded")
+            assert [entry["key"] for entry in log.entries if entry["event"] == "redis is away"] == [ill]
+            assert said(log, "redis is back") == 0
+            client.delete(ill)
+            client.xadd(ill, {"e": e.pack([e.submitted("1.a.1")])})
+            until(lambda: said(log, "redis is back") == 1, "the ill one is back")
+            until(lambda: client.xlen(ill) == 0, "and is recorded")
+
+        assert len(states(sqlite_history)) == 21
 
 
 class TestGivenARedisThatIsFull:
