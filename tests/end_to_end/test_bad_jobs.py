@@ -167,6 +167,6 @@ class TestGivenANemesis:
     def test_when_it_kills_every_three_seconds_for_an_hour_then_no_innocent_job_is_given_up(
         self, valkey: RedisServer, client: Any, tmp_path: Path
     ) -> None:
-        minutes = float(os.environ.get("SLUICE_NEMESIS_MINUTES", "60"))
+        minutes = float(os.environ.get("NEMESIS_MINUTES", "60"))
 
         rage(valkey, client, tmp_path, for_s=60 * minutes, every_s=NEMESIS_EVERY_S)
