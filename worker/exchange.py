@@ -43,6 +43,7 @@ from worker.health import Patience
 from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls, has_room
 from worker.leases import HeldJob
 from worker.life import StepWatch, hand_back
+from worker.mailbox import NO_ROOM
 from worker.results import usage_of
 from worker.translate import read_spec, room_of
 
@@ -203,16 +204,23 @@ class Exchange:
     def _make_trip(self, legs: list[Leg]) -> bool:
         """One round trip; False if Redis did not answer it all."""
         beat_every_s, sent_s = self._common.config.beat.every_s, monotonic_s()
+        replies = self._send(legs)
+        if monotonic_s() - sent_s > beat_every_s:
+            self._common.health.stalled()
         try:
-            replies = run_many(self._client, [leg.call for leg in legs])
-            if monotonic_s() - sent_s > beat_every_s:
-                self._common.health.stalled()
             _read_all(legs, replies)
         except (RedisError, OSError) as error:
             self._away(error)
             return False
         self._answered()
         return True
+
+    def _send(self, legs: list[Leg]) -> list[Any]:  # as in `Leg`
+        """The reply to each; where nothing came back, the error is every reply."""
+        try:
+            return run_many(self._client, [leg.call for leg in legs])
+        except (RedisError, OSError) as error:
+            return [error] * len(legs)
 
     def _away(self, error: RedisError | OSError) -> None:
         self._common.health.failed("exchange", error)
@@ -424,13 +432,13 @@ class Exchange:
         return not self.is_quiet and not self._watch.is_overdue
 
     def _next_pull(self) -> Iterable[Leg]:
-        if not self._may_pull or self._closing.is_set():
+        if self._closing.is_set() or self._watch.is_overdue:
             return
         now_s, beat = monotonic_s(), self._common.config.beat
         # Whoever was cut off with us, or stood still with us, could not beat either: for one life nobody is dead.
         undisturbed_s = now_s - max(self._uplink.since_s, self._common.health.stalled_s)
         asked = self._pulls.next(
-            self._mailbox.room(),
+            NO_ROOM if self.is_quiet else self._mailbox.room(),
             now_s=now_s,
             cache_tokens=self._cache_tokens,
             is_empty=self.is_drained,

@@ -45,6 +45,9 @@ class _Turn:
     left: Room | None = None
     """Room that the last pull left unused; more room than this is a reason to pull again."""
 
+    has_missed: bool = False
+    """The last pull was not answered: what it took, if it took anything, is told to whoever repeats its number."""
+
     is_draining: bool = False
     """A job that may only run apart waits for this worker to be empty."""
 
@@ -85,10 +88,8 @@ class Pulls:
     def next(
         self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
     ) -> tuple[QueueKeys, PullRequest] | None:
-        """The pull to make now, if any; partitions take turns."""
-        if not has_room(room):
-            return None
-        turn = next((one for one in self._turns if one.is_due(room, now_s, is_empty=is_empty)), None)
+        """The pull to make now, if any; partitions take turns. One that was missed is repeated even without room."""
+        turn = self._next_turn(room, now_s, is_empty=is_empty)
         if turn is None:
             return None
         return turn.keys, PullRequest(
@@ -98,11 +99,16 @@ class Pulls:
             prefill_tokens=room.prefill_tokens,
             sequences=room.sequences,
             cache_tokens=cache_tokens,
-            is_empty=is_empty,
+            is_empty=is_empty and has_room(room),
             holds_oversized=holds_oversized,
             may_reclaim=may_reclaim,
             reserve_tokens=self._reserve_tokens,
         )
+
+    def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
+        due = (one for one in self._turns if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
+        missed = (one for one in self._turns if one.has_missed)
+        return next(due, None) or next(missed, None)
 
     def heard(self, keys: QueueKeys, reply: PullReply, *, left: Room, now_s: float) -> None:
         """A pull was answered: the next one has the next number, and another partition goes first."""
@@ -110,7 +116,7 @@ class Pulls:
         turn.number = reply.number + 1
         turn.bell = reply.bell
         turn.has_more = reply.has_more and not reply.is_paused
-        turn.has_rung = False
+        turn.has_rung = turn.has_missed = False
         turn.is_draining = reply.drain_for_suspects
         turn.left = left
         until_timer_s = (reply.next_timer_ms - reply.server_ms) / 1000 if reply.next_timer_ms is not None else 1e9
@@ -121,6 +127,7 @@ class Pulls:
     def missed(self, keys: QueueKeys) -> None:
         """A pull was not answered: another partition goes first, for its shard may be well."""
         turn = self._turn_of(keys)
+        turn.has_missed = True
         self._turns.remove(turn)
         self._turns.append(turn)
 

@@ -318,8 +318,8 @@ CONTROLS = (
         name="a key is forgotten when its job ends",
         patches=_script(
             "lib_ends",
-            "call('SET', idem_key(job.key), value, 'PX',",
-            "call('SET', idem_key(job.key), value, 'PX', 1 + 0 *",
+            "call('SET', idem_key(job), value, 'PX',",
+            "call('SET', idem_key(job), value, 'PX', 1 + 0 *",
         ),
         tests=(f"{SUBMIT}::TestGivenAJobThatWasSubmitted",),
     ),

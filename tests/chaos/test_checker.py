@@ -207,7 +207,7 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
         "result", "0.t.job0", lambda d: put_in_result(d, 0, lambda m: m[1][0].__setitem__(2, "elsewise")),
     ),
     "a prompt stays": ("residue", "0.t.job0", lambda d: d.client.set(job_key(0, "payload"), b"x", ex=60)),
-    "a key stays too long": ("residue", "0.t.job4", lambda d: d.client.pexpire(KEYS.key("idem", "once"), 10**9)),
+    "a key stays too long": ("residue", "0.t.job4", lambda d: d.client.pexpire(KEYS.key("idem", "t", "once"), 10**9)),
     "a row is gone": ("row", "0.t.job0", lambda d: d.sql("DELETE FROM jobs WHERE id = '0.t.job0'")),
     "a row says another state": (
         "row", "0.t.job0", lambda d: d.sql("UPDATE jobs SET state = 'failed' WHERE id = '0.t.job0'"),

@@ -274,7 +274,7 @@ class TestGivenTheDeadSet:
 
         queue.requeue(job_id)
 
-        assert queue.client.pttl(queue.keys.key("idem", "k")) == -1
+        assert queue.client.pttl(queue.keys.key("idem", "t", "k")) == -1
 
 
 class TestGivenAPurge:
@@ -341,11 +341,11 @@ class TestGivenADelete:
     def test_when_the_key_names_another_job_by_now_then_it_stays(self, queue: Queue) -> None:
         job_id = queue.add("a", idempotency_key="k")
         queue.cancel(job_id)
-        queue.client.set(queue.keys.key("idem", "k"), "0.t.other queued digest")
+        queue.client.set(queue.keys.key("idem", "t", "k"), "0.t.other queued digest")
 
         queue.run(calls.delete(queue.keys, [job_id]))
 
-        assert queue.names("idem:k")
+        assert queue.names("idem:t:k")
 
 
 class TestGivenALook:

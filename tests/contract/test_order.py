@@ -3,6 +3,7 @@
 import pytest
 
 from producer.contract import limits
+from producer.contract.states import JobState
 from tests.contract.driving import Queue, check, drain, ending, new_job, short
 
 
@@ -136,6 +137,17 @@ class TestGivenModeFair:
         worker.advance(ending(job, 0, 2))
 
         assert queue.hash_of("served")["t"] == "12"
+
+    def test_when_a_job_fails_and_is_requeued_again_and_again_then_its_tenant_pays_for_its_tokens_once(
+        self, queue: Queue
+    ) -> None:
+        worker = queue.worker("A")
+        job_id = queue.add("a")
+        for at in range(3):
+            worker.advance(ending(worker.take(), at, 1, state=JobState.FAILED))
+            queue.requeue(job_id)
+
+        assert queue.hash_of("served")["t"] == "13", "10 of the prompt, 3 of the output"
 
     def test_when_a_job_comes_back_then_its_tenant_is_not_charged_twice(self, queue: Queue) -> None:
         worker = queue.worker("A")

@@ -280,14 +280,14 @@ class TestGivenTheSameJobSubmittedAgain:
         queue.submit(job)
         worker = queue.worker("A")
         leased = worker.take()
-        assert queue.client.pttl(queue.keys.key("idem", "k")) == -1, "as long as the job lives"
+        assert queue.client.pttl(queue.keys.key("idem", "t", "k")) == -1, "as long as the job lives"
         worker.advance(ending(leased, 0, 1))
         while queue.client.exists(queue.keys.job(job.id)):
             pass  # it goes by the server's clock
 
         assert queue.submit(again) == [Duplicate(job.id, JobState.DONE)]
-        while queue.client.exists(queue.keys.key("idem", "k")):
-            assert queue.client.pttl(queue.keys.key("idem", "k")) <= 400
+        while queue.client.exists(queue.keys.key("idem", "t", "k")):
+            assert queue.client.pttl(queue.keys.key("idem", "t", "k")) <= 400
         (answer,) = queue.submit(again)
         assert isinstance(answer, Accepted)
 
@@ -308,7 +308,7 @@ class TestGivenAnIdempotencyKeyAndARestartOfRedis:
             queue.submit(jobs["running"])
             worker.pull()
             queue.submit(jobs["waiting"])
-            kept_ms = {name: client.pttl(queue.keys.key("idem", f"key of {name}")) for name in names}
+            kept_ms = {name: client.pttl(queue.keys.key("idem", "t", f"key of {name}")) for name in names}
 
             server.restart(crash=is_crash)
 
@@ -317,7 +317,7 @@ class TestGivenAnIdempotencyKeyAndARestartOfRedis:
                 again = replace(job, id=JobId(f"0.t.{name}-again"))
                 assert queue.submit(again) == [Duplicate(job.id, JobState(expected[name]))], name
                 assert queue.submit(replace(again, digest=b"another")) == [Conflict(job.id)]
-                left_ms = client.pttl(queue.keys.key("idem", f"key of {name}"))
+                left_ms = client.pttl(queue.keys.key("idem", "t", f"key of {name}"))
                 assert left_ms == -1 if kept_ms[name] == -1 else 0 < left_ms <= kept_ms[name]
             assert [kept_ms["waiting"], kept_ms["running"]] == [-1, -1]
             assert queue.look().totals["submitted"] == 4

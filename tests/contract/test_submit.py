@@ -1,6 +1,7 @@
 """Submit: idempotent by id and by key, bounded, each job answered apart, nothing half written."""
 
 import pytest
+from redis.exceptions import ReadOnlyError
 
 from producer.contract import calls
 from producer.contract.calls import Accepted, Conflict, Duplicate, Refused
@@ -103,7 +104,7 @@ class TestGivenAJobThatWasSubmitted:
         worker = queue.worker("A")
         worker.advance(ending(worker.take(), 0, 1))
 
-        ttl = queue.client.pttl(queue.keys.key("idem", "k"))
+        ttl = queue.client.pttl(queue.keys.key("idem", "t", "k"))
         assert 60_000 < ttl <= 120_000
         queue.client.delete(queue.keys.job(job_id))  # as its own expiry does
         assert queue.submit(new_job("b", idempotency_key="k", digest=b"a")) == [Duplicate(job_id, JobState.DONE)]
@@ -111,7 +112,7 @@ class TestGivenAJobThatWasSubmitted:
     def test_when_it_lives_then_the_key_does_not_expire(self, queue: Queue) -> None:
         queue.add("a", idempotency_key="k")
 
-        assert queue.client.pttl(queue.keys.key("idem", "k")) == -1
+        assert queue.client.pttl(queue.keys.key("idem", "t", "k")) == -1
 
     def test_when_the_queue_is_full_then_a_duplicate_is_still_known(self, queue: Queue) -> None:
         queue.configure(max_waiting_jobs=1)
@@ -198,7 +199,7 @@ class TestGivenBounds:
 
 
 class TestGivenKeysOfTheWrongType:
-    @pytest.mark.parametrize("name", ["job:t:a", "lane:0:t", "heads:0", "ready:0", "batch:b", "idem:k"])
+    @pytest.mark.parametrize("name", ["job:t:a", "lane:0:t", "heads:0", "ready:0", "batch:b", "idem:t:k"])
     def test_when_a_job_would_need_one_then_it_is_refused_and_the_key_is_left_alone(
         self, queue: Queue, name: str
     ) -> None:
@@ -287,6 +288,30 @@ class TestGivenWhatTheHistoryKeeps:
 
         assert "result" not in queue.events(job_id)[-1].fields
         assert queue.view(job_id).has_result
+
+
+class TestGivenTwoTenantsWithOneKey:
+    def test_when_both_submit_then_each_has_a_job_of_its_own(self, queue: Queue) -> None:
+        first, second = queue.submit(
+            new_job("a", "acme", idempotency_key="k"), new_job("b", "zeta", idempotency_key="k")
+        )
+        (again,) = queue.submit(new_job("c", "zeta", idempotency_key="k", digest=b"b"))
+
+        assert isinstance(first, Accepted)
+        assert isinstance(second, Accepted)
+        assert again == Duplicate(second.id, JobState.QUEUED)
+        check(queue)
+
+
+class TestGivenAServerThatIsAReplicaNow:
+    def test_when_a_job_is_submitted_then_its_own_words_are_the_answer(self, queue: Queue) -> None:
+        queue.client.replicaof("127.0.0.1", 1)
+        try:
+            with pytest.raises(ReadOnlyError, match="read only replica"):
+                queue.submit(new_job("a"))
+        finally:
+            queue.client.replicaof("NO", "ONE")
+        assert not queue.names("job:t:a")
 
 
 class TestGivenAFullServer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Finish, FinishReason, Room, SequenceStats, TokenDelta
+from engine.request import FailureKind, Finish, FinishReason, Room, SequenceStats, TokenDelta
 from producer.contract import limits
 from producer.contract.states import JobState
 from producer.contract.wire import JobOptions
@@ -158,7 +158,11 @@ class TestGivenAJobWithChoices:
         submit_all(client, [Ask(options=JobOptions(n=2))])
         wait_until(lambda: running.taken, "it is held")
         stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
-        finishes = Finish(reason=FinishReason.ERROR, error="it broke"), Finish(reason=FinishReason.STOP)
+        final = FailureKind.LOGITS  # no other try would help
+        finishes = (
+            Finish(reason=FinishReason.ERROR, error="it broke", failure=final),
+            Finish(reason=FinishReason.STOP),
+        )
         running.common.mailbox.put_deltas(
             [
                 TokenDelta(

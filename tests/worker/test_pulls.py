@@ -4,6 +4,7 @@ from engine.request import Room
 from producer.contract.calls import PullReply
 from producer.contract.keys import QueueKeys
 from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls
+from worker.mailbox import NO_ROOM
 
 ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
 ROOM = Room(kv_tokens=100, prefill_tokens=100, sequences=10)
@@ -36,6 +37,22 @@ class TestGivenOnePartition:
         pulls.heard(ONE, reply(1), left=ROOM, now_s=0.0)
         pulls.rang(ONE, "6-0")
         assert asked(pulls) == (0, 2)
+
+    def test_when_a_reply_was_lost_and_there_is_no_room_then_it_is_asked_again_for_what_it_may_have_taken(self) -> None:
+        pulls = Pulls([ONE], "me", reserve_tokens=16)
+        assert asked(pulls, left=NO_ROOM) is None
+        assert asked(pulls) == (0, 1)
+        pulls.missed(ONE)
+
+        found = pulls.next(
+            NO_ROOM, now_s=0.0, cache_tokens=1000, is_empty=True, may_reclaim=True, holds_oversized=False
+        )
+
+        assert found is not None
+        request = found[1]
+        assert (request.number, request.sequences, request.is_empty) == (1, 0, False), "suspects need room too"
+        pulls.heard(ONE, reply(1, has_more=True), left=NO_ROOM, now_s=0.0)
+        assert asked(pulls, left=NO_ROOM) is None
 
     def test_when_all_was_taken_then_nothing_is_asked_until_something_happens(self) -> None:
         pulls = Pulls([ONE], "me", reserve_tokens=16)

@@ -10,9 +10,9 @@ if wrong then return wrong end
 
 local function forget_key(job)
   if not job.key then return end
-  local value = try('GET', idem_key(job.key))
+  local value = try('GET', idem_key(job))
   local is_mine = type(value) == 'string' and string.sub(value, 1, #job.id + 1) == job.id .. ' '
-  if is_mine then call('DEL', idem_key(job.key)) end
+  if is_mine then call('DEL', idem_key(job)) end
 end
 
 local function delete(id)

@@ -69,7 +69,8 @@ local function result_key(job) return PREFIX .. 'result:' .. job.suffix end
 local function held_key(incarnation) return PREFIX .. 'held:' .. incarnation end
 local function worker_key(incarnation) return PREFIX .. 'worker:' .. incarnation end
 local function batch_key(batch) return PREFIX .. 'batch:' .. batch end
-local function idem_key(key) return PREFIX .. 'idem:' .. key end
+-- A key is its tenant's own: two tenants may choose the same.
+local function idem_key(job) return PREFIX .. 'idem:' .. job.tenant .. ':' .. job.key end
 
 -- ---------------------------------------------------------------- what is written once, at the end
 

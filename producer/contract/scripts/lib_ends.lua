@@ -61,7 +61,7 @@ end
 local function keep_idempotency(job)
   if not job.key then return end
   local value = job.id .. ' ' .. job.state .. ' ' .. (job.digest or '')
-  call('SET', idem_key(job.key), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
+  call('SET', idem_key(job), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
 end
 
 -- A failed job is kept whole, for a person to look at and requeue; the oldest makes room at the bound.
@@ -102,6 +102,8 @@ local function settle(job, lease, how)
   if MODE ~= 'fair' or not job.charged then return end
   local true_tokens = job.prompt + (how.output_tokens or published_tokens(lease))
   if true_tokens ~= job.charged then charge(job.tenant, true_tokens - job.charged) end
+  -- A requeue goes on from here: what was settled is not settled again.
+  job.charged = true_tokens
 end
 
 -- Parts that were written for an end that never came would be taken for the result: they go.
@@ -154,7 +156,7 @@ local function end_job(job, lease, how)
   call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),
     'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
     'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
-    'lane', '')
+    'lane', '', 'charged', job.charged or '')
   call('PEXPIRE', job.hash, keep_ms)
   if is_dead then bury(job) end
   keep_idempotency(job)

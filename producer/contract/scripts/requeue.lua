@@ -54,7 +54,7 @@ local function reopen_keys(job)
   call('PERSIST', payload_key(job))
   call('DEL', result_key(job))
   call('ZREM', DEAD, job.id)
-  if job.key then call('SET', idem_key(job.key), job.id .. ' queued ' .. (job.digest or '')) end
+  if job.key then call('SET', idem_key(job), job.id .. ' queued ' .. (job.digest or '')) end
   reopen_batch(job)
 end
 

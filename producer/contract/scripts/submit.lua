@@ -44,15 +44,20 @@ local function is_too_full(job)
 end
 
 -- Grows nothing, but counts as a command that may: the first write of this script, so that Redis says whether it is
--- full.
-local is_memory_full
+-- full. What else it says (it is a replica, its disk is full) is the answer to the whole call.
+local is_memory_full, no_write
 local function has_no_memory()
-  if is_memory_full == nil then is_memory_full = failed(try('HINCRBY', COUNTERS, 'submitted', 0)) ~= nil end
+  if is_memory_full == nil then
+    no_write = failed(try('HINCRBY', COUNTERS, 'submitted', 0))
+    is_memory_full = no_write ~= nil and string.find(no_write, 'OOM ', 1, true) ~= nil
+    if is_memory_full then no_write = nil end
+  end
   return is_memory_full
 end
 
 local function refusal_for_fullness(job)
   if has_no_memory() then return refused('full_memory', 0, 'the Redis server is at its maxmemory') end
+  if no_write then return refused('no_write', 0, no_write) end
   if OUTBOX_LENGTH >= OUTBOX_BOUND then
     return refused('outbox_full', OUTBOX_BOUND, 'the history is not being written: its outbox is full')
   end
@@ -96,8 +101,8 @@ end
 
 local function seen_by_key(job)
   if not job.key then return nil end
-  local value = try('GET', idem_key(job.key))
-  if failed(value) then return refused('wrong_type', 0, idem_key(job.key) .. ' holds something else') end
+  local value = try('GET', idem_key(job))
+  if failed(value) then return refused('wrong_type', 0, idem_key(job) .. ' holds something else') end
   if not value then return nil end
   local id, state, digest = string.match(value, '^(%S+) (%S+) (.*)$')
   if digest ~= job.digest then return { 'conflict', id or '' } end
@@ -178,7 +183,7 @@ local function accept(job)
   end
   write_hash(job)
   call('SET', payload_key(job), job.payload)
-  if job.key then call('SET', idem_key(job.key), job.id .. ' queued ' .. job.digest) end
+  if job.key then call('SET', idem_key(job), job.id .. ' queued ' .. job.digest) end
   write_timers(job)
   join_batch(job)
   count_waiting(job, 1)
@@ -205,5 +210,7 @@ end
 
 local answers = {}
 for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = answer(unpacked(row)) end
+-- Redis 6.2 puts the place in the script before its word.
+if no_write then return redis.error_reply(string.match(no_write, '%u%u%u+ .*') or no_write) end
 finish()
 return answers

@@ -34,7 +34,7 @@ def _ask_for_rest(pipe: Any, prefix: str, job_id: str, found: dict[str, str]) ->
     pipe.get(f"{prefix}:result:{names}")
     for kind in ("job", "result", "payload"):
         pipe.pttl(f"{prefix}:{kind}:{names}")
-    pipe.pttl(f"{prefix}:idem:{found.get('key', '')}")
+    pipe.pttl(f"{prefix}:idem:{names.partition(':')[0]}:{found.get('key', '')}")
     for choice in range(int(found.get("choices") or 0)):
         pipe.pttl(f"{prefix}:channel:{names}:{choice}")
         pipe.xrange(f"{prefix}:channel:{names}:{choice}")
