@@ -330,8 +330,22 @@ def work(queue: str, settings: CallbackSettings) -> None:
     configure_logs(settings.log)
     _end_with_parent()
     chores.bind(settings.chores)
+    if queue == CHORES_QUEUE:
+        _wait_for_history(settings)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
     rq_worker(queue, client).work(logging_level="WARNING")
+
+
+def _wait_for_history(settings: CallbackSettings) -> None:
+    """Exports and retention wait in rq until SQL is there; webhooks need none of it."""
+    trouble = Trouble("history database", get_log(queue=settings.queue))
+    while True:
+        try:
+            _check(settings)
+        except HistoryError as error:
+            time.sleep(trouble.broke(error))
+        else:
+            return trouble.healed()
 
 
 def _end_with_parent() -> None:
@@ -396,9 +410,11 @@ def main(settings: CallbackSettings) -> ExitCode:
     log = get_log(queue=settings.queue)
     try:
         _check(settings)
+    except HistoryUnreachable as error:
+        log.warning("exports and retention wait for the history database", error=str(error))
     except HistoryError as error:
         log.error("callbacks cannot run", error=str(error))  # noqa: TRY400  # a sentence, no traceback
-        return ExitCode.NOT_READY if isinstance(error, HistoryUnreachable) else ExitCode.MISUSED
+        return ExitCode.MISUSED
     if settings.secret is None:
         log.warning("no secret is set: webhooks are not sent, they wait in the queue")
     crew = Crew([CHORES_QUEUE, *[WEBHOOKS_QUEUE] * (settings.webhook_workers if settings.secret else 0)], settings)

@@ -335,6 +335,25 @@ class TestGivenTheWholeProcess:
 
         until(lambda: not any(is_alive(one) for one in after), "they have gone with their parent")
 
+    def test_when_sql_is_away_then_webhooks_arrive_and_exports_wait_until_it_is_there(
+        self, valkey: RedisServer, hook: Receiver, tmp_path: Path
+    ) -> None:
+        later, exports = tmp_path / "later", tmp_path / "exports"
+        settings = settings_for(valkey, f"sqlite:///{later}/history.db", webhook_workers=1, export_folder=str(exports))
+        process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
+        process.start()
+        try:
+            complete_batch(client_of(valkey), hook.url)
+            until(lambda: len(hook.got) == 1, "the webhook arrives")
+            assert not exports.exists()
+            later.mkdir()
+            until(lambda: (exports / "nightly.output.jsonl").exists(), "the export is written")
+        finally:
+            process.terminate()
+            process.join(20)
+
+        assert process.exitcode == 0
+
     def test_when_the_database_is_too_old_then_it_says_what_to_do(
         self, valkey: RedisServer, postgres_empty_url: str
     ) -> None:
