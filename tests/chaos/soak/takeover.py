@@ -21,6 +21,9 @@ class Takeovers:
     to_lease_s: list[float] = field(default_factory=list[float])
     to_token_s: list[float] = field(default_factory=list[float])
     undisturbed_to_lease_s: list[float] = field(default_factory=list[float])
+    suspect_to_lease_s: list[float] = field(default_factory=list[float])
+    """Of jobs that had died before without progress: they wait until a worker can run them apart."""
+
     num_deaths: int = 0
 
     def add(self, other: "Takeovers") -> None:
@@ -28,6 +31,7 @@ class Takeovers:
         self.to_lease_s += other.to_lease_s
         self.to_token_s += other.to_token_s
         self.undisturbed_to_lease_s += other.undisturbed_to_lease_s
+        self.suspect_to_lease_s += other.suspect_to_lease_s
         self.num_deaths += other.num_deaths
 
     def lines(self) -> Iterator[str]:
@@ -35,6 +39,7 @@ class Takeovers:
         yield f"{self.num_deaths} workers died holding jobs that another took over"
         yield f"death to leased by another: {_quantiles(self.to_lease_s)}"
         yield f"  where Redis was not harmed near it: {_quantiles(self.undisturbed_to_lease_s)}"
+        yield f"  of suspects, which wait to run apart: {_quantiles(self.suspect_to_lease_s)}"
         yield f"death to next token: {_quantiles(self.to_token_s)}"
 
 
@@ -62,25 +67,26 @@ def measure(
         claims = _claims_after(engine, death)
         found.num_deaths += bool(claims)
         is_undisturbed = _is_quiet(death.at_ms, harmed_ms)
-        for job_id, next_ms in claims:
-            found.to_lease_s.append((next_ms - death.at_ms) / 1000)
-            if is_undisturbed:
-                found.undisturbed_to_lease_s.append(found.to_lease_s[-1])
+        for job_id, why, next_ms in claims:
+            passed_s = (next_ms - death.at_ms) / 1000
+            (found.suspect_to_lease_s if why == "suspect" else found.to_lease_s).append(passed_s)
+            if is_undisturbed and why != "suspect":
+                found.undisturbed_to_lease_s.append(passed_s)
             moved.append((job_id, death.at_ms, next_ms))
     engine.dispose()
     found.to_token_s += _tokens_after(client, prefix, moved)
     return found
 
 
-def _claims_after(engine: sa.Engine, death: Death) -> list[tuple[str, int]]:
-    """(job, when the next claim began) of each job that the dead had."""
+def _claims_after(engine: sa.Engine, death: Death) -> list[tuple[str, str, int]]:
+    """(job, why it went back, when the next claim began) of each job that the dead had."""
     query = sa.text(
-        "SELECT mine.job_id, next.started_ms FROM attempts mine JOIN attempts next"
+        "SELECT mine.job_id, mine.why, next.started_ms FROM attempts mine JOIN attempts next"
         " ON next.job_id = mine.job_id AND next.epoch = mine.epoch + 1"
         " WHERE mine.incarnation = :dead AND mine.why IN ('death', 'suspect')"
     )
     with engine.connect() as connection:
-        return [(row[0], row[1]) for row in connection.execute(query, {"dead": death.incarnation})]
+        return [(row[0], row[1], row[2]) for row in connection.execute(query, {"dead": death.incarnation})]
 
 
 def _is_quiet(at_ms: int, harmed_ms: Sequence[int]) -> bool:
