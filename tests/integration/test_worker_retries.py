@@ -113,7 +113,9 @@ class TestGivenAStepThatFailsOnOneJob:
             (job_id,) = submit_all(client, [Ask(prompt="[[fail@6x4]]", options=options)])
             wait_for_failures(client, job_id, 1)
 
-            about = KEYS.key("worker", worker.incarnation)
+            about, seconds = KEYS.key("worker", worker.incarnation), client.time()[0]
+            # What an earlier beat said is older than the failure.
+            wait_until(lambda: int(client.hget(about, "beaten")) > (seconds + 1) * 1000, "a later beat came")
             wait_until(lambda: client.hget(about, "running") == b"0", "the engine is empty")
             assert view_of(client, job_id).state is JobState.QUEUED
             assert run(client, calls.cancel(KEYS, [job_id])) == ["cancelled"]
