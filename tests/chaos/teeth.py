@@ -32,7 +32,8 @@ SMOKE = (
 )
 """What must go on under every broken guard: else anything at all would be noticed."""
 
-RUN_TIMEOUT_S = 180
+RUN_TIMEOUT_S = 900
+TIMED_OUT = 124
 MISTAKES = ("SyntaxError", "IndentationError", "NameError", "ImportError", "nonexistent global", "user_script:")
 """Words that show that a patch does not run: of Python, and of Lua as servers report it."""
 
@@ -91,19 +92,17 @@ def break_guard(guard: Guard, root: Path) -> None:
         apply(patch, root)
 
 
-def run_tests(root: Path, tests: Iterable[str]) -> tuple[int, str]:
+def run_tests(root: Path, tests: Iterable[str], *, at_a_time: int = 0) -> tuple[int, str]:
     """Run tests in the project at `root` until one fails: exit code and output."""
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    done = subprocess.run(
-        [*command, "--hypothesis-seed=0", "--timeout=60", *tests],
-        cwd=root,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_TIMEOUT_S,
-    )
+    command += ["--hypothesis-seed=0", "--timeout=120", f"--numprocesses={at_a_time}", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environ, capture_output=True, text=True, check=False, timeout=RUN_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT, f"not over after {RUN_TIMEOUT_S} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -137,10 +136,10 @@ def verdict_of(code: int, output: str) -> tuple[bool, str]:
     return True, failed[1]
 
 
-def check_unbroken(base: Path, guards: Sequence[Guard]) -> str | None:
+def check_unbroken(base: Path, guards: Sequence[Guard], *, at_a_time: int) -> str | None:
     """Run the tests of all guards where nothing is broken; what failed, if anything did."""
     tests = dict.fromkeys([SMOKE, *(test for guard in guards for test in guard.tests)])
-    code, output = run_tests(base, tests)
+    code, output = run_tests(base, tests, at_a_time=at_a_time)
     return None if code == 0 else output
 
 
@@ -174,7 +173,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="teeth-") as folder:
         base = Path(folder)
         copy_project(base)
-        if (wrong := check_unbroken(base, guards)) is not None:
+        if (wrong := check_unbroken(base, guards, at_a_time=asked.jobs)) is not None:
             sys.stdout.write(f"{wrong}\nnothing is broken, and yet a test fails\n")
             return 1
         verdicts = judge_all(guards, base, at_a_time=asked.jobs)

@@ -89,7 +89,7 @@ class TestGivenAJobThatAnotherWorkerBegan:
 
     def test_when_it_should_wait_then_the_worker_with_its_model_gets_it(self, valkey: RedisServer, client: Any) -> None:
         job_id = leave_in_the_middle(valkey.url, client)
-        other: dict[str, object] = {
+        other: dict[str, Any] = {
             "model__path": "null?mean_output_tokens=9", "queue__on_model_change": "wait", "queue__model_wait_s": 0.05,
         }  # fmt: skip
 
@@ -182,7 +182,7 @@ class TestGivenARedisThatLosesItsLastSeconds:
     def test_when_it_comes_back_then_the_worker_sends_again_from_there(self) -> None:
         asks = [Ask(options=JobOptions(max_tokens=150, n=1 + i % 2), seed=i) for i in range(6)]
         with redis_server("valkey", is_durable=True) as server, server.client() as client:
-            worker = RunningWorker(server.url, {"model.path": "null?step_s=0.01"})
+            worker = RunningWorker(server.url, {"model.path": "null?step_s=0.01"}, lambda served: served)
             job_ids = submit_all(client, asks)
             wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
             with copied_aside(server, client):
