@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from producer.contract.cluster import is_cluster
 from worker.config import WorkerConfig
 from worker.errors import ConfigError, ExitCode
 from worker.log import configure_logs
@@ -32,7 +33,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     """`worker callbacks`.
 
     Raises:
-        ConfigError: no URL is given and no server can be started here, or a network is not one.
+        ConfigError: no URL is given and no server can be started here, a network is not one, or rq's is a Cluster.
     """
     # rq and SQLAlchemy take a moment to import, and a worker does without.
     from worker.callbacks import CallbackSettings
@@ -41,6 +42,8 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
 
     configure_logs(config.log)
     places, asked = find_places(config, environ), config.callbacks
+    if is_cluster(rq_url := asked.redis_url or places.redis_url):
+        raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
     try:
         networks = parse_networks(asked.networks or "")
     except ValueError as error:
@@ -48,7 +51,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     return serve_callbacks(
         CallbackSettings(
             redis_url=places.redis_url,
-            rq_url=asked.redis_url or places.redis_url,
+            rq_url=rq_url,
             database_url=places.database_url,
             queue=config.queue.name,
             partitions=config.queue.partitions,

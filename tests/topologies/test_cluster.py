@@ -8,6 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from producer import AsyncProducer, Producer, Receipt
+from producer.contract.database import open_database
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import JobId, JobOptions
 from producer.errors import InvalidSetting
@@ -25,8 +26,16 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import running_worker
 from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
+from worker.beside import run_callbacks
+from worker.config import load_config
+from worker.audit.command import Asked, run_audit
+from worker.audit.findings import Kind
+from worker.config import load_config
 from worker.connections import connect
 from worker.errors import ConfigError
+from worker.history_writer import HistoryWriter
+from worker.migrate import migrate
+from worker.recorder import Recorder, RecorderSettings
 
 PARTITIONS = 3
 
@@ -169,6 +178,28 @@ def _least_spoken(client: Any, keys: QueueKeys, asked: dict[JobId, Ask]) -> int:
     return min(num_on_channel(client, job_id, keys=keys) for job_id in asked)
 
 
+class TestGivenAHistory:
+    def test_when_it_is_audited_then_every_shard_is_looked_at(self, queue: Partitioned, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/history.db"
+        history = open_database(url, is_writer=True)
+        migrate(history)
+        jobs = queue.submit(Ask(), 2)
+        settings = RecorderSettings(queue=queue.name, name="r1", partitions=PARTITIONS)
+        Recorder(queue.client, HistoryWriter(history), settings).drain()
+        history.dispose()
+        flags = {"redis.url": queue.cluster.url, "history.database_url": url, "queue.name": queue.name}
+        config = load_config({}, flags={**flags, "queue.partitions": PARTITIONS})
+
+        report = run_audit(config, {}, Asked(pause_s=0, history_s=0))
+        assert (report.findings, report.hashes["queued"]) == ([], 2 * PARTITIONS)
+
+        keys = queue.keys[-1]
+        lost = next(iter(jobs[keys]))
+        queue.client.delete(keys.job(lost))
+        found = {(one.kind, one.subject) for one in run_audit(config, {}, Asked(pause_s=0, history_s=0)).findings}
+        assert (Kind.FORGOTTEN, lost) in found
+
+
 class TestGivenASlotThatMoved:
     def test_when_the_clients_hear_of_it_with_their_next_call_then_they_follow(self, queue: Partitioned) -> None:
         keys = queue.keys[0]
@@ -199,6 +230,14 @@ def _move_slot(cluster: Cluster, keys: QueueKeys) -> RedisServer:
         with server.client() as client:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
     return target
+
+
+class TestGivenWebhooksAndACluster:
+    def test_when_rq_would_have_to_use_it_then_callbacks_do_not_start_and_name_the_setting(self) -> None:
+        config = load_config({}, flags={"redis.url": "redis+cluster://127.0.0.1:1"})
+
+        with pytest.raises(ConfigError, match="SLUICE_CALLBACKS_REDIS_URL"):
+            run_callbacks(config, {})
 
 
 class TestGivenAServerThatIsNoCluster:
