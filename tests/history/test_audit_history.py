@@ -18,6 +18,7 @@ from tests.contract.driving import Queue, ending, new_job, tokens
 from tests.history.audits import Scene
 from tests.servers import RedisServer
 from worker.cli import main
+from worker.retention import forget_before
 
 
 @pytest.fixture
@@ -295,6 +296,22 @@ class TestGivenAJournalOfAcknowledgedJobs:
         same = ("spec", "seed", "digest", "max_tokens", "bytes", "cost")
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
         assert scene.found(journal=journal) == {}
+
+    def test_when_retention_may_have_deleted_its_row_then_it_is_named_and_never_runs_again(
+        self, one_scene: Scene, file: Path
+    ) -> None:
+        journal, ids = self.submit(one_scene, file)
+        worker = one_scene.queue.worker("W")
+        job = next(one for one in worker.pull().jobs if one.id == ids[2])
+        worker.advance(ending(job, 0, 1))
+        one_scene.record()
+        forget(one_scene.queue, ids[2])
+        assert forget_before(one_scene.history, 2**60) == 1
+
+        done = one_scene.repair(journal=journal, file=file, retention_days=30)
+
+        assert done[("lost_or_deleted", ids[2])].startswith("left")
+        assert one_scene.queue.hash_of("job", *ids[2].split(".")[1:]) == {}
 
     def test_when_the_file_is_another_then_it_says_that_no_line_is_the_job(self, one_scene: Scene, file: Path) -> None:
         journal, ids = self.submit(one_scene, file)

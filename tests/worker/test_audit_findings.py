@@ -27,7 +27,7 @@ def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> Picture
 
 def seen(queue: Picture, history: Known | None) -> Finding:
     """What one look says of it."""
-    finding = with_history(queue, history) or with_journal(queue, history)
+    finding = with_history(queue, history) or with_journal(queue, history, has_retention=False)
     assert finding is not None
     return finding
 

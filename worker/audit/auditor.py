@@ -19,7 +19,9 @@ POLL_S = 0.05
 RETENTION_SLACK_MS = 2 * 3_600_000
 """Retention works by the hour."""
 
-_NEED_HISTORY = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL})
+_NEED_HISTORY = frozenset(
+    {Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL, Kind.LOST_OR_DELETED}
+)
 _OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
 _MISPLACED = frozenset(
     {
@@ -67,6 +69,11 @@ class Patience:
 
     retention_ms: float | None = None
     """Rows of jobs that ended longer ago are not expected in the history."""
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether rows are deleted at all."""
+        return self.retention_ms is not None
 
 
 class Auditor:
@@ -148,9 +155,14 @@ class Auditor:
         unknown = side.unknown(list(ids))
         known = self._known(unknown)
         for picture in side.pictures(unknown):
-            finding = with_history(picture, known.get(picture.id)) or with_journal(picture, known.get(picture.id))
-            if finding is not None:
-                yield finding
+            yield from self._elsewhere(picture, known.get(picture.id))
+
+    def _elsewhere(self, picture: Picture, known: Known | None) -> Iterator[Finding]:
+        finding = with_history(picture, known) or with_journal(
+            picture, known, has_retention=self._patience.has_retention
+        )
+        if finding is not None:
+            yield finding
 
     def _judged(self, picture: Picture, known: Mapping[JobId, Known]) -> Iterator[Finding]:
         yield from within_queue(picture)
@@ -200,7 +212,7 @@ class Auditor:
         for first in suspected:
             assert first.job_id is not None
             picture, row = pictures[first.job_id], known.get(first.job_id)
-            for second in _all_of(picture, row):
+            for second in chain(within_queue(picture), self._elsewhere(picture, row)):
                 if second.key == first.key and is_confirmed(first, second, picture, row):
                     yield second
 
@@ -209,11 +221,6 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
     """Counters say nothing of their own while jobs are at the wrong place; a repair counts anew in any case."""
     is_misplaced = any(one.kind in _MISPLACED for one in findings)
     return [one for one in findings if not (is_misplaced and one.kind in (Kind.COUNTER, Kind.EQUATION))]
-
-
-def _all_of(picture: Picture, known: Known | None) -> Iterator[Finding]:
-    yield from within_queue(picture)
-    yield from (one for one in (with_history(picture, known), with_journal(picture, known)) if one is not None)
 
 
 def _places(side: QueueSide) -> Iterator[Finding]:

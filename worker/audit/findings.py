@@ -34,6 +34,7 @@ class Kind(StrEnum):
     QUEUE_WENT_BACK = "queue_went_back"
     FORGOTTEN = "forgotten"
     UNKNOWN_TO_ALL = "unknown_to_all"
+    LOST_OR_DELETED = "lost_or_deleted"
     HISTORY_BEHIND = "history_behind"
 
 
@@ -61,6 +62,8 @@ WHAT_TO_DO: dict[Kind, str] = {
     "had ended there runs again, with the same seed, unless you cancel it",
     Kind.FORGOTTEN: f"{MENDS} re-adds it, from the history (with prompts) or from its --file",
     Kind.UNKNOWN_TO_ALL: f"{MENDS} --file FILE re-adds it",
+    Kind.LOST_OR_DELETED: "retention may have deleted its row after it ended, so no repair runs it again: where its "
+    "output is missing, submit that line again",
     Kind.HISTORY_BEHIND: "start `worker record` (see its log), then run this again: rows could not be compared",
 }
 
@@ -238,12 +241,12 @@ def _between(kind: Kind, picture: Picture, known: Known | None, *, version: int)
     )
 
 
-def with_journal(picture: Picture, known: Known | None) -> Finding | None:
-    """An acknowledged job that nobody knows."""
+def with_journal(picture: Picture, known: Known | None, *, has_retention: bool) -> Finding | None:
+    """An acknowledged job that nobody knows. A journal has no times: with retention it may have ended long ago."""
     if picture.trouble != "unknown" or known is not None:
         return None
     return Finding(
-        kind=Kind.UNKNOWN_TO_ALL,
+        kind=Kind.LOST_OR_DELETED if has_retention else Kind.UNKNOWN_TO_ALL,
         subject=picture.id,
         job_id=picture.id,
         partition=_partition(picture.id),

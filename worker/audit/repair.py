@@ -51,6 +51,9 @@ class Repair:
         self._mend_jobs(side, [one for one in mine if one.kind in _OF_JOBS])
         self._mend_lanes(side, [one for one in mine if one.kind is Kind.ENTRY_WITHOUT_JOB])
         self._add_again(side, [one for one in mine if one.kind in _LOST])
+        for finding in mine:
+            if finding.kind is Kind.LOST_OR_DELETED:
+                self._note(finding, "left: it may have ended long ago, and would run a second time")
         self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
         self._tell_again(side, [one for one in mine if one.kind in _UNTOLD])
         if mine:
