@@ -169,6 +169,15 @@ class TestGivenASecondDeathWithoutProgress:
         assert queue.look().dead == 1
         check(queue)
 
+    def test_when_it_died_apart_among_others_and_once_alone_then_it_is_not_given_up_yet(self, queue: Queue) -> None:
+        self.two_deaths(queue)
+        for name in ("D", "F"):  # both of them apart, then one of them alone
+            kill(queue, name)
+            queue.worker(f"after {name}").pull()
+
+        assert (queue.look().dead, queue.look().suspects) == (0, 2)
+        check(queue)
+
     def test_when_owners_turn_out_to_be_slow_only_then_the_job_waits_as_others_do(self, queue: Queue) -> None:
         queue.add("a")
         queue.add("b")
