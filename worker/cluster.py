@@ -4,7 +4,7 @@ One client for each shard, made as any other, and none repeats a command by itse
 carried out there, and goes where it says.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis.commands import CoreCommands
@@ -73,6 +73,15 @@ class ClusterClient(CoreCommands):
                 self._table = None
                 raise
         raise _keeps_moving()
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """The keys of all shards.
+
+        Raises:
+            RedisError: a shard does not answer.
+        """
+        for node in self.shards():
+            yield from node.scan_iter(*args, **options)
 
     def pipeline(self, transaction: bool = False) -> "ClusterPipeline":
         """Commands for one round trip to each shard."""

@@ -26,10 +26,9 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import running_worker
 from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
-from worker.beside import run_callbacks
-from worker.config import load_config
 from worker.audit.command import Asked, run_audit
 from worker.audit.findings import Kind
+from worker.beside import run_callbacks
 from worker.config import load_config
 from worker.connections import connect
 from worker.errors import ConfigError

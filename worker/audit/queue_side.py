@@ -106,7 +106,7 @@ class QueueSide:
         """Those of them that have no hash: cheaper than pictures of all."""
         pipeline = self._client.pipeline(transaction=False)
         for job_id in job_ids:
-            pipeline.exists(self.keys.job(job_id))
+            pipeline.execute_command("EXISTS", self.keys.job(job_id))
         return [job_id for job_id, is_there in zip(job_ids, pipeline.execute(), strict=True) if not is_there]
 
     # ------------------------------------------------------------ what waits
