@@ -1,4 +1,5 @@
-"""How durable the submits of one client are: asked for by the caller, else by the client, else by the queue's settings.
+"""How durable the submits of one client are: asked for by the caller, else by the client, else by the queue's settings,
+which also say how many partitions it has.
 
 A server that cannot promise it is refused before anything is sent. What it says is remembered for a while.
 """
@@ -56,8 +57,10 @@ class Terms:
 
     def _ask(self, queue: Queue, wanted: Durability | None) -> Operation[Assurance]:
         if wanted is None:
-            [default] = yield Ask((("HGET", queue.keys(0).key("config"), "durability"),))
-            wanted = _default(queue, default)
+            config = queue.keys(0).key("config")
+            durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
+            _check_partitions(queue, partitions)
+            wanted = _default(queue, durability)
         if wanted == MEMORY:
             return NOTHING_ASKED
         keeping = keeping_in((yield Ask(FACTS, is_lenient=True)))
@@ -77,6 +80,16 @@ def read(text: str) -> Durability:
         return read_durability(text)
     except contract_errors.InvalidJob as error:
         raise InvalidJob(str(error)) from error
+
+
+def _check_partitions(queue: Queue, stated: Reply) -> None:
+    """Refuse to submit where no worker would look; before its first worker a queue states nothing."""
+    num_served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else queue.partitions
+    if num_served != queue.partitions:
+        raise InvalidSetting(
+            f"the workers of queue {queue.name!r} serve {num_served} partitions, and this client was made for "
+            f"{queue.partitions}: set SLUICE_PARTITIONS={num_served}"
+        )
 
 
 def _default(queue: Queue, reply: Reply) -> Durability:

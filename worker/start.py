@@ -122,31 +122,58 @@ def _agree_patiently(client: Client, url: str, config: WorkerConfig, served: Ser
 
 
 def agree_on_queue(client: Client, config: WorkerConfig, served: Served) -> None:
-    """State what this queue's workers can take, unless living workers have promised more than this one can.
+    """State what this queue's workers can take, unless living workers have promised otherwise.
 
     Raises:
         ConfigError: they have.
     """
     for keys in partitions_of(config):
         view = _look_at(client, keys)
-        stated = int(view.settings.get("max_job_tokens") or 0)
-        if view.workers and stated > served.max_job_tokens:
-            raise ConfigError(
-                [
-                    f"SLUICE_QUEUE: the workers of {config.queue.name!r} take jobs of {stated} tokens, this one only "
-                    f"{served.max_job_tokens}: give it more memory or a longer context, or another queue"
-                ]
-            )
-        is_first = not view.workers or not stated
+        _check_promises(view, config, served)
+        is_first = not view.workers or not view.settings.get("max_job_tokens")
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,
             features=FEATURES if is_first else None,
+            partitions=config.queue.partitions,
             # What a person asks for counts, whoever else works here.
             keep_prompts=config.history.keep_prompts,
             keep_results=config.history.keep_results,
         )
-        if settings != QueueSettings():
-            run(client, configure(keys, settings))
+        run(client, configure(keys, settings))
+    _check_left_out(client, config)
+
+
+def _check_promises(view: QueueView, config: WorkerConfig, served: Served) -> None:
+    """Raise ConfigError where living workers have promised what this one would break."""
+    name, stated = config.queue.name, int(view.settings.get("max_job_tokens") or 0)
+    if view.workers and stated > served.max_job_tokens:
+        raise ConfigError(
+            [
+                f"SLUICE_QUEUE: the workers of {name!r} take jobs of {stated} tokens, this one only "
+                f"{served.max_job_tokens}: give it more memory or a longer context, or another queue"
+            ]
+        )
+    partitions = int(view.settings.get("partitions") or 0)
+    if view.workers and partitions not in (0, config.queue.partitions):
+        raise ConfigError(
+            [
+                f"SLUICE_PARTITIONS: the workers of {name!r} serve {partitions} partitions, this one would serve "
+                f"{config.queue.partitions}: give it the same, or stop the others first"
+            ]
+        )
+
+
+def _check_left_out(client: Client, config: WorkerConfig) -> None:
+    """Raise ConfigError where the next partition, which nobody would serve, has jobs: the queue had more before."""
+    left_out = QueueKeys(config.queue.name, config.queue.partitions)
+    view = _look_at(client, left_out)
+    if view.waiting_jobs or view.running_jobs:
+        raise ConfigError(
+            [
+                f"SLUICE_PARTITIONS: partition {left_out.partition} of {config.queue.name!r} has jobs that nobody "
+                f"would serve: give its former number of partitions until it is empty"
+            ]
+        )
 
 
 def _look_at(client: Client, keys: QueueKeys) -> QueueView:

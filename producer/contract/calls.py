@@ -656,7 +656,7 @@ def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchView:
-    """Numbers of one batch in one partition."""
+    """Numbers of one batch in one partition, or joined over all."""
 
     id: str
     is_closed: bool
@@ -675,6 +675,22 @@ class BatchView:
     def ended(self) -> int:
         """Jobs of it that have ended."""
         return self.done + self.failed + self.cancelled + self.expired
+
+
+def join_batch(parts: Sequence[BatchView]) -> BatchView:
+    """One batch over all partitions: it is closed, or complete, when it is in each."""
+    completed = [part.completed_ms for part in parts]
+    return BatchView(
+        id=parts[0].id,
+        is_closed=all(part.is_closed for part in parts),
+        total=sum(part.total for part in parts),
+        done=sum(part.done for part in parts),
+        failed=sum(part.failed for part in parts),
+        cancelled=sum(part.cancelled for part in parts),
+        expired=sum(part.expired for part in parts),
+        completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
+        deadline_ms=max((part.deadline_ms for part in parts if part.deadline_ms is not None), default=None),
+    )
 
 
 def close_batch(keys: QueueKeys, batch: str, *, callback_url: str | None = None) -> Call[BatchView]:
@@ -735,6 +751,9 @@ class QueueSettings:
     """A job whose prompt + max_tokens exceeds this is refused at submit."""
 
     features: tuple[str, ...] | None = None
+    partitions: int | None = None
+    """How many the queue has, as its workers serve it; who counts otherwise is refused."""
+
     bytes_per_token: float | None = None
     mode: Literal["fifo", "fair", "deadline"] | None = None
     age_step_ms: int | None = None
@@ -748,6 +767,9 @@ class QueueSettings:
     idempotency_ttl_ms: int | None = None
     keep_prompts: Literal["none", "hash", "full"] | None = None
     keep_results: bool | None = None
+    export_batches: bool | None = None
+    """Every batch that completes is told to `worker callbacks`, not only those with a URL."""
+
     max_attempts: int | None = None
     """A job that fails with a retryable error this often ends failed. Deaths of workers are not counted here."""
 
@@ -766,7 +788,7 @@ class QueueSettings:
 
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
-    """Write settings of a queue (a worker states max_job_tokens and features at start)."""
+    """Write settings of a queue (a worker states max_job_tokens, features and partitions at start)."""
     pairs = [(one.name, getattr(settings, one.name)) for one in fields(settings) if one.name != "weights"]
     pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
     flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
@@ -917,6 +939,9 @@ class QueueView:
     dead: int
     suspects: int
     outbox_entries: int
+    callback_entries: int
+    """Ends that wait for `worker callbacks`."""
+
     workers: Mapping[str, Mapping[str, str]]
     """Living incarnations and what they say of themselves."""
 
@@ -936,7 +961,7 @@ def inspect(keys: QueueKeys) -> Call[QueueView]:
 
 
 def _read_queue(reply: Raw) -> QueueView:
-    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes = reply
+    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes, callbacks = reply
     numbers = {name: int(value) for name, value in _flat(counters).items()}
     living = {name.decode(): _flat(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
     known = _flat(settings)
@@ -951,6 +976,7 @@ def _read_queue(reply: Raw) -> QueueView:
         dead=dead,
         suspects=suspects,
         outbox_entries=outbox,
+        callback_entries=callbacks,
         workers=living,
         lanes=tuple((lane[0].decode(), lane[1].decode(), lane[2], lane[3]) for lane in lanes),
         settings=known,
