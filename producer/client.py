@@ -277,7 +277,11 @@ class Producer:
         return self._run(commands.batch(self._queue, name))
 
     def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
-        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended."""
+        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended.
+
+        Raises:
+            BatchNotFound: it has no jobs.
+        """
         return self._run(commands.close_batch(self._queue, name, callback_url))
 
     def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:

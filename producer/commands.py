@@ -23,6 +23,7 @@ from producer.contract.wire import JobId, JobResult, WireError, decode_result, s
 from producer.errors import (
     ENDS_BADLY,
     AccessDenied,
+    BatchNotFound,
     IdempotencyConflict,
     InvalidJob,
     JobFailed,
@@ -456,28 +457,19 @@ def inspect(queue: Queue) -> Operation[list[QueueView]]:
 
 def batch(queue: Queue, name: str) -> Operation[BatchView]:
     """Look at a batch, over all partitions."""
-    return _joined((yield from ask_calls([calls.inspect_batch(keys, name) for keys in queue.all_keys()])))
+    return calls.join_batch((yield from ask_calls([calls.inspect_batch(keys, name) for keys in queue.all_keys()])))
 
 
 def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[BatchView]:
-    """Close a batch: it takes no more jobs, and calls back when all of it has ended."""
+    """Close a batch: it takes no more jobs, and calls back when all of it has ended.
+
+    Raises:
+        BatchNotFound: it has no jobs.
+    """
+    if not (yield from batch(queue, name)).total:
+        raise BatchNotFound(name)
     made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in queue.all_keys()]
-    return _joined((yield from ask_calls(made)))
-
-
-def _joined(parts: Sequence[BatchView]) -> BatchView:
-    completed = [part.completed_ms for part in parts]
-    return BatchView(
-        id=parts[0].id,
-        is_closed=all(part.is_closed for part in parts),
-        total=sum(part.total for part in parts),
-        done=sum(part.done for part in parts),
-        failed=sum(part.failed for part in parts),
-        cancelled=sum(part.cancelled for part in parts),
-        expired=sum(part.expired for part in parts),
-        completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
-        deadline_ms=max((part.deadline_ms for part in parts if part.deadline_ms is not None), default=None),
-    )
+    return calls.join_batch((yield from ask_calls(made)))
 
 
 def queue_names() -> Operation[dict[str, int]]:

@@ -11,6 +11,7 @@ ProducerError
 │   └── DurabilityRefused        the server cannot promise the durability asked for; nothing was submitted
 ├── LessDurable                  the queue has the job, but the server did not confirm the durability; `receipt` has it
 ├── JobNotFound                  the id is unknown, or its data has expired
+├── BatchNotFound                no job of a batch of that name is known
 ├── JobNotDone                   the job ended without all of its output; `partial` has what there is
 │   ├── JobFailed
 │   ├── JobCancelled
@@ -106,6 +107,17 @@ class JobNotFound(ProducerError, LookupError):
             f"Look in the history: producer jobs show {job_id}"
         )
         self.job_id = job_id
+
+
+class BatchNotFound(ProducerError, LookupError):
+    """No job of such a batch, or its data has expired."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"batch {name} has no jobs in this queue: its name or the queue is wrong, or its data has expired. "
+            f"Look in the history: producer jobs list --batch {name}"
+        )
+        self.name = name
 
 
 class JobNotDone(ProducerError):

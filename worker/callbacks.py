@@ -33,16 +33,19 @@ from rq.exceptions import DuplicateJobError
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 
+from producer.config import redacted
 from producer.contract import limits
+from producer.contract.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
 from producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from producer.contract.keys import QueueKeys
+from producer.contract.running import run
 from producer.contract.wire import WireError, decode_spec
 from worker import chores
 from worker.chore_jobs import rq_queue, rq_worker
 from worker.chores import ChoreSettings
 from worker.clock import wall_ms
 from worker.config import LogConfig
-from worker.connections import Client, connect, redacted
+from worker.connections import Client, connect
 from worker.errors import ExitCode
 from worker.log import configure_logs, get_log
 from worker.migrate import prepare
@@ -158,32 +161,27 @@ def job_event(keys: QueueKeys, fields: Mapping[str, str], spec_data: bytes) -> E
     return Event.of(spec.callback_url, f"job.{state}", int(fields["at"]), data, of_what=f"{job_id} {version}")
 
 
-def batch_event(keys: QueueKeys, fields: Mapping[str, str]) -> Event | None:
-    """The event of a batch's completion; None where no URL asks for it.
-
-    Raises:
-        KeyError, ValueError: the entry is not one of ours.
-    """
-    url = fields.get("url")
-    if not url:
-        return None
-    totals = {name: int(fields[name]) for name in ("total", "done", "failed", "cancelled", "expired")}
-    data = {"batch": fields["id"], "queue": keys.queue, "jobs": totals}
-    of_what = f"{keys.prefix} {fields['id']} {fields['at']}"
-    return Event.of(url, "batch.completed", int(fields["at"]), data, of_what=of_what)
+def batch_event(queue: str, batch: BatchView, completed_ms: int, url: str) -> Event:
+    """The event of a whole batch's completion, the same whichever partition's end it is made of."""
+    totals = {name: getattr(batch, name) for name in ("total", "done", "failed", "cancelled", "expired")}
+    data = {"batch": batch.id, "queue": queue, "jobs": totals}
+    return Event.of(url, "batch.completed", completed_ms, data, of_what=f"{queue} {batch.id} {completed_ms}")
 
 
 # ---------------------------------------------------------------- the mover
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ends:
-    """One partition's stream of ends that want a callback."""
+    """One partition's stream of ends that want a callback. Changes as the queue is told what is wanted."""
 
     keys: QueueKeys
     stream: StreamGroup
     trouble: Trouble
     """Its server's: one shard may be away and the others well."""
+
+    has_wishes: bool = False
+    """Whether the queue has been told what is wanted of it; after an error it may have forgotten."""
 
 
 class Mover:
@@ -218,6 +216,7 @@ class Mover:
             self.turn(ends, block_s=self._settings.block_s / len(self._partitions))
         except (redis.RedisError, OSError) as error:
             ends.stream.recover()
+            ends.has_wishes = False
             ends.trouble.broke(error, key=ends.stream.key)
         else:
             ends.trouble.healed(key=ends.stream.key)
@@ -236,6 +235,8 @@ class Mover:
         Raises:
             redis.RedisError: a server does not answer; nothing is lost.
         """
+        if not ends.has_wishes:
+            self._ask_for_batches(ends)
         entries = ends.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
         for entry in entries:
             self._move(ends.keys, entry)
@@ -244,6 +245,12 @@ class Mover:
         self._retries.enqueue_due()
         self._enqueue_retention()
         return len(entries)
+
+    def _ask_for_batches(self, ends: Ends) -> None:
+        """Have batches without a URL told too where they are exported, and nowhere else: nobody would take them."""
+        wanted = QueueSettings(export_batches=self._settings.export_folder is not None)
+        run(self._client, configure(ends.keys, wanted))
+        ends.has_wishes = True
 
     def _move(self, keys: QueueKeys, entry: Entry) -> None:
         entry_id, raw = entry
@@ -261,9 +268,17 @@ class Mover:
     def _read(self, keys: QueueKeys, raw: Mapping[bytes, bytes]) -> Event | None:
         fields = {name.decode(): value.decode() for name, value in raw.items() if name != b"spec"}
         if fields["kind"] == "batch":
-            self._enqueue_export(keys.queue, fields["id"], fields["at"])
-            return batch_event(keys, fields)
+            return self._complete(fields["id"], fields.get("url"))
         return job_event(keys, fields, raw[b"spec"])
+
+    def _complete(self, batch: str, url: str | None) -> Event | None:
+        """Export a batch and make its event, once every partition's part is complete: the last one's entry sees it."""
+        views = [inspect_batch(ends.keys, batch) for ends in self._partitions]
+        whole = join_batch([run(self._client, view) for view in views])
+        if whole.completed_ms is None or not whole.total:
+            return None
+        self._enqueue_export(batch, whole.completed_ms)
+        return batch_event(self._settings.queue, whole, whole.completed_ms, url) if url else None
 
     def _enqueue_webhook(self, event: Event) -> None:
         retry = Retry(max=len(self._settings.retry_after_s), interval=list(self._settings.retry_after_s))
@@ -272,10 +287,11 @@ class Mover:
         timeout_s = int(self._settings.timeout_s * 4 + 5)
         _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
 
-    def _enqueue_export(self, queue: str, batch: str, at: str) -> None:
+    def _enqueue_export(self, batch: str, completed_ms: int) -> None:
         if self._settings.export_folder is None:
             return
-        name = hashlib.sha256(f"{queue} {batch} {at}".encode()).hexdigest()[:32]
+        queue = self._settings.queue
+        name = hashlib.sha256(f"{queue} {batch} {completed_ms}".encode()).hexdigest()[:32]
         retry = Retry(max=3, interval=[10, 60, 600])
         arguments = (queue, batch, self._settings.export_folder)
         _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)

@@ -42,6 +42,12 @@ def members(queue: Queue, batch: str = "b") -> dict[str, float]:
     }
 
 
+@pytest.fixture(autouse=True)
+def exported(queue: Queue) -> None:
+    """Every batch is told of, those without a URL too."""
+    queue.configure(export_batches=True)
+
+
 class TestGivenABatchThatIsCancelled:
     def test_when_its_jobs_wait_run_and_are_not_due_then_each_ends_or_is_asked_and_others_go_on(
         self, queue: Queue

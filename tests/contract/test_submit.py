@@ -174,6 +174,20 @@ class TestGivenBounds:
         assert queue.state(job_id) is JobState.DONE
         assert len(queue.events(job_id)) == 3
 
+    def test_when_callbacks_are_not_taken_then_the_same_bound_holds_and_says_what_must_run(self, queue: Queue) -> None:
+        queue.configure(max_outbox_entries=3)
+        queue.cancel(queue.add("a", wants_callback=True))
+        queue.client.delete(queue.keys.outbox)
+        queue.client.xadd(queue.keys.outbox, {"e": "1"})
+        queue.add("b")
+
+        (refused,) = queue.submit(new_job("c"))
+
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.bound) == ("outbox_full", 3)
+        assert "1 wait for `worker callbacks`" in refused.message
+        assert queue.look().callback_entries == 1
+
     def test_when_a_job_is_larger_than_any_worker_takes_then_it_alone_is_refused_with_both_numbers(
         self, queue: Queue
     ) -> None:
@@ -241,7 +255,7 @@ class TestGivenABatch:
         worker.advance(ending(worker.take(), 0, 1))
         assert queue.entries(queue.keys.callbacks) == []
 
-        view = queue.run(calls.close_batch(queue.keys, "b"))
+        view = queue.run(calls.close_batch(queue.keys, "b", callback_url="https://x/y"))
 
         assert view.completed_ms is not None
         queue.run(calls.close_batch(queue.keys, "b"))

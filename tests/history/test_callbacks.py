@@ -13,9 +13,15 @@ import pytest
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
+from producer import Producer
+from producer.contract import calls
 from producer.contract.keys import QueueKeys
+from producer.contract.running import run
 from producer.contract.webhooks import verify
-from producer.contract.wire import JobSpec, encode_spec
+from producer.contract.wire import JobId, JobSpec, encode_spec
+from producer.errors import BatchNotFound
+from tests.contract.driving import Queue as ContractQueue
+from tests.contract.driving import ending
 from tests.history import events as e
 from tests.history.receiver import Receiver, receiver
 from tests.history.test_recorder import client_of, said, until
@@ -72,6 +78,7 @@ def end_job(client: Client, url: str | None, job_id: str = "0.acme.1", state: st
 def complete_batch(client: Client, url: str) -> None:
     """Write what the script writes when a batch completes."""
     totals = {"total": 3, "done": 2, "failed": 1, "cancelled": 0, "expired": 0}
+    client.hset(e.KEYS.key("batch", "nightly"), mapping={"closed": 1, "completed": e.NOON_MS, **totals})
     client.xadd(CALLBACKS, {"kind": "batch", "id": "nightly", "at": e.NOON_MS, "url": url, **totals})
 
 
@@ -214,6 +221,62 @@ class TestGivenABatchThatCompletes:
 
         event = json.loads(hook.got[0][1])
         assert (event["type"], event["data"]["jobs"]["done"]) == ("batch.completed", 2)
+
+    def test_when_its_jobs_lie_in_some_of_three_partitions_then_one_webhook_has_all_totals(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client, moving = client_of(valkey), mover(valkey, partitions=3)
+        parts = [ContractQueue(client, QueueKeys(e.QUEUE, number)) for number in range(3)]
+        for part, name in ((0, "a"), (0, "b"), (2, "c"), (2, "d")):
+            parts[part].add(name, id=JobId(f"{part}.t.{name}"), batch="b")
+        workers = {part: parts[part].worker("A") for part in (0, 2)}
+        ended = {part: [ending(job, 0, 1) for job in worker.pull().jobs] for part, worker in workers.items()}
+        workers[0].advance(*ended[0])
+
+        with Producer(valkey.url, queue=e.QUEUE, partitions=3) as producer:
+            assert producer.close_batch("b", callback_url=hook.url).total == 4
+        moving.drain()
+        work(client, settings_for(valkey))
+        assert hook.got == [], "a part of it is not told"
+        workers[2].advance(*ended[2])
+        moving.drain()
+        mover(valkey, partitions=3, name="m2").drain()
+        work(client, settings_for(valkey))
+
+        (event,) = [json.loads(body) for _, body in hook.got]
+        assert event["data"]["jobs"] == {"total": 4, "done": 4, "failed": 0, "cancelled": 0, "expired": 0}
+        assert [client.xlen(part.keys.callbacks) for part in parts] == [0, 0, 0]
+
+    def test_when_it_has_no_jobs_then_closing_it_is_an_error_and_nobody_is_called(
+        self, valkey: RedisServer, hook: Receiver
+    ) -> None:
+        client, keys = client_of(valkey), [QueueKeys(e.QUEUE, number) for number in range(2)]
+        mistyped = pytest.raises(BatchNotFound, match="batch nihgtly has no jobs")
+        with Producer(valkey.url, queue=e.QUEUE, partitions=2) as producer, mistyped:
+            producer.close_batch("nihgtly", callback_url=hook.url)
+        assert not client.exists(*[one.key("batch", "nihgtly") for one in keys])
+
+        for one in keys:
+            run(client, calls.close_batch(one, "empty", callback_url=hook.url))
+        mover(valkey, partitions=2).drain()
+
+        assert rq_queue(WEBHOOKS_QUEUE, client).count == 0
+
+    def test_when_nobody_wants_to_hear_of_it_then_it_leaves_no_entry_unless_batches_are_exported(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        client = client_of(valkey)
+        queue = ContractQueue(client, e.KEYS)
+        for number, folder in enumerate((None, str(tmp_path), None)):
+            mover(valkey, export_folder=folder).drain()
+            queue.cancel(queue.add(f"j{number}", batch=f"b{number}"))
+
+            queue.run(calls.close_batch(e.KEYS, f"b{number}"))
+
+            assert client.xlen(CALLBACKS) == (0 if folder is None else 1)
+            mover(valkey, export_folder=folder).drain()
+
+        assert rq_queue(CHORES_QUEUE, client).count == 1
 
     def test_when_exports_are_kept_then_its_lines_are_written(
         self, valkey: RedisServer, history_url: str, history: Engine, tmp_path: Path

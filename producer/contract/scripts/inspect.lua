@@ -2,7 +2,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, {incarnation, about …},
---   {class, tenant, jobs, tokens …}}; maps are flat.
+--   {class, tenant, jobs, tokens …}, callbacks entries}; maps are flat.
 
 local MAX_LISTED = 100
 
@@ -35,4 +35,5 @@ for class = LIMITS.MAX_PRIORITY, 0, -1 do list_class(class) end
 return {
   NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), living(), listed,
+  call('XLEN', CALLBACKS),
 }

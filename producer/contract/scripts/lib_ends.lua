@@ -25,17 +25,21 @@ local function close_channels(job, lease, how, keep_ms)
   end
 end
 
--- What a batch says when it is closed and all of it has ended: once.
+-- What a batch says when it is closed and all of it here has ended: once, and only where somebody wants to hear it. The
+-- reader joins the partitions, so a part without jobs says it too, and a part that was told of is kept until the last.
 local function complete_batch(batch, numbers)
   local ended = 0
   for _, state in ipairs({ 'done', 'failed', 'cancelled', 'expired' }) do
     ended = ended + (tonumber(numbers[state]) or 0)
   end
   if ended < (tonumber(numbers.total) or 0) then return end
-  call('PEXPIRE', batch_key(batch), setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000))
+  local is_told = numbers.closed == '1' and ((numbers.url or '') ~= '' or SETTINGS.export_batches == '1')
+  local keep_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
+  call('PEXPIRE', batch_key(batch), is_told and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
   if numbers.closed ~= '1' or numbers.completed then return end
   call('HSET', batch_key(batch), 'completed', NOW)
   call('ZREM', TIMERS, 'batch|' .. batch)
+  if not is_told then return end
   call('XADD', CALLBACKS, '*', 'kind', 'batch', 'id', batch, 'at', NOW, 'total', numbers.total or 0,
     'done', numbers.done or 0, 'failed', numbers.failed or 0, 'cancelled', numbers.cancelled or 0,
     'expired', numbers.expired or 0, 'url', numbers.url or '')

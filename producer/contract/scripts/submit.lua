@@ -29,7 +29,7 @@ local BOUNDS = {
   bytes = setting('max_waiting_bytes', LIMITS.DEFAULT_MAX_WAITING_BYTES),
 }
 local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
-local OUTBOX_LENGTH = call('XLEN', OUTBOX)
+local OUTBOX_LENGTH, CALLBACKS_LENGTH = call('XLEN', OUTBOX), call('XLEN', CALLBACKS)
 local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
 local full  -- the first refusal for fullness: all new jobs after it get the same, so that order is kept
@@ -60,6 +60,10 @@ local function refusal_for_fullness(job)
   if no_write then return refused('no_write', 0, no_write) end
   if OUTBOX_LENGTH >= OUTBOX_BOUND then
     return refused('outbox_full', OUTBOX_BOUND, 'the history is not being written: its outbox is full')
+  end
+  if OUTBOX_LENGTH + CALLBACKS_LENGTH >= OUTBOX_BOUND then
+    return refused('outbox_full', OUTBOX_BOUND,
+      'the callbacks are not being sent: ' .. CALLBACKS_LENGTH .. ' wait for `worker callbacks`')
   end
   if not is_too_full(job) then return nil end
   local after = { jobs = waiting.jobs + 1, tokens = waiting.tokens + job.cost, bytes = waiting.bytes + job.bytes }
