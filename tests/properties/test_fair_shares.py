@@ -187,12 +187,20 @@ class TestGivenJobsOfManyClasses:
     def check_overtaken(
         self, taken: JobId, waiting: set[JobId], came: Mapping[JobId, tuple[int, int]], *, is_fifo: bool
     ) -> None:
-        """A job of class c that came at t may go before one of class d, come at u, only if t <= u + (c - d) steps."""
+        """A job of class c that came at t may go before one of class d, come at u, only if t <= u + (c - d) steps.
+
+        Where tenants take turns, one that came later may be its class's next, but only while an older one of that
+        class waits that may itself go first.
+        """
         at_ms, priority = came[taken]
+        older_ms = min([at_ms, *(came[one][0] for one in waiting if came[one][1] == priority)])
         for other in waiting:
             other_ms, other_priority = came[other]
-            if priority != other_priority or is_fifo:
-                assert at_ms <= other_ms + (priority - other_priority) * self.STEP_MS, (taken, other)
+            latest_ms = other_ms + (priority - other_priority) * self.STEP_MS
+            if is_fifo:
+                assert at_ms <= latest_ms, (taken, other)
+            elif priority != other_priority:
+                assert older_ms <= latest_ms, (taken, other)
 
 
 class TestGivenTenantsOfOneClass:
