@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
@@ -15,21 +14,11 @@ from worker.common import Common
 from worker.connections import Client
 from worker.exchange import Exchange
 from worker.life import Life
-from worker.metrics import Rates, Snapshot
+from worker.metrics import Depth, Rates, Snapshot
 from worker.serving import Served
 
 QUEUE_VIEW_AGE_S = 1.0
 """A scrape asks Redis for the queue's depth at most this often."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
-    """What waits in all partitions of a queue."""
-
-    jobs: int
-    tokens: int
-    oldest_s: float | None
-    """How long the oldest has waited; None when nothing waits."""
 
 
 class QueueDepth:
@@ -61,6 +50,11 @@ def _depth_of(views: Sequence[QueueView]) -> Depth:
         jobs=sum(view.waiting_jobs for view in views),
         tokens=sum(view.waiting_tokens for view in views),
         oldest_s=max(ages_ms) / 1000 if ages_ms else None,
+        outbox=sum(view.outbox_entries for view in views),
+        callbacks=sum(view.callback_entries for view in views),
+        dead=sum(view.dead for view in views),
+        suspects=sum(view.suspects for view in views),
+        is_paused=any(view.is_paused for view in views),
     )
 
 
@@ -99,7 +93,7 @@ class About:
 
     def snapshot(self) -> Snapshot:
         """What a scrape shows."""
-        stats, depth = self._served.engine.stats, self._depth.look()
+        stats = self._served.engine.stats
         return Snapshot(
             running_requests=stats.num_running,
             waiting_requests=stats.num_waiting,
@@ -112,9 +106,8 @@ class About:
             prompt_tokens=stats.num_prompt_tokens,
             cached_tokens=stats.num_cached_tokens,
             output_tokens=stats.num_output_tokens,
-            queue_jobs=depth.jobs if depth else None,
-            queue_tokens=depth.tokens if depth else None,
-            queue_oldest_s=depth.oldest_s if depth else None,
+            redis_outages=self._common.health.num_outages,
+            queue=self._depth.look(),
         )
 
     def sick(self) -> str | None:

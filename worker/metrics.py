@@ -69,6 +69,23 @@ class Meters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """What lies in all partitions of a queue."""
+
+    jobs: int
+    tokens: int
+    oldest_s: float | None
+    """How long the oldest has waited; None when nothing waits."""
+
+    outbox: int = 0
+    callbacks: int = 0
+    dead: int = 0
+    suspects: int = 0
+    is_paused: bool = False
+    """Whether any partition is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What the engine, the loop and the queue are doing now."""
 
@@ -85,11 +102,9 @@ class Snapshot:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    queue_jobs: int | None = None
+    redis_outages: int = 0
+    queue: Depth | None = None
     """None: Redis did not say."""
-
-    queue_tokens: int | None = None
-    queue_oldest_s: float | None = None
 
 
 class WorkerCollector(Collector):
@@ -118,9 +133,7 @@ class WorkerCollector(Collector):
             ("tokens_per_second", "Output tokens in the last second.", now.tokens_per_second),
             ("kv_tokens_total", "Token slots of the KV cache.", now.kv_tokens_total),
             ("kv_tokens_used", "Token slots held by running sequences.", now.kv_tokens_used),
-            ("queue_depth_jobs", "Jobs that wait in the queue.", now.queue_jobs),
-            ("queue_depth_tokens", "Tokens that wait in the queue.", now.queue_tokens),
-            ("queue_oldest_age_seconds", "Age of the oldest waiting job.", now.queue_oldest_s),
+            *(_of_queue(now.queue) if now.queue else ()),
         ]
         for name, about, value in gauges:
             if value is not None:
@@ -139,6 +152,7 @@ class WorkerCollector(Collector):
             ("refused_writes", "Writes that the queue refused because the lease was another's.",
              self._meters.num_refused_writes),
             ("round_trips", "Pipelined round trips to Redis.", self._meters.num_round_trips),
+            ("redis_outages", "Times that Redis did not answer.", now.redis_outages),
         ]  # fmt: skip
         for name, about, value in counters:
             yield CounterMetricFamily(f"sluice_{name}", about, value=value)
@@ -151,6 +165,19 @@ class WorkerCollector(Collector):
         ]
         for name, about, histogram in histograms:
             yield HistogramMetricFamily(f"sluice_{name}", about, buckets=histogram.buckets(), sum_value=histogram.sum)
+
+
+def _of_queue(queue: Depth) -> list[tuple[str, str, float | None]]:
+    return [
+        ("queue_depth_jobs", "Jobs that wait in the queue.", queue.jobs),
+        ("queue_depth_tokens", "Tokens that wait in the queue.", queue.tokens),
+        ("queue_oldest_age_seconds", "Age of the oldest waiting job.", queue.oldest_s),
+        ("queue_outbox", "Entries that wait for the recorder.", queue.outbox),
+        ("queue_callbacks", "Ends that wait for `worker callbacks`.", queue.callbacks),
+        ("queue_dead", "Failed jobs that wait for a person.", queue.dead),
+        ("queue_suspects", "Jobs that run apart, because workers died with them.", queue.suspects),
+        ("queue_paused", "1 while the queue is paused.", queue.is_paused),
+    ]
 
 
 class Rates:

@@ -1,11 +1,19 @@
 """What a scrape shows of a queue: all its partitions together."""
 
+import urllib.error
+import urllib.request
+
+from producer.contract import calls
 from producer.contract.keys import QueueKeys
+from producer.contract.states import JobState
 from producer.contract.wire import JobId
-from tests.contract.driving import Queue
-from tests.servers import RedisServer
-from worker.about import QUEUE_VIEW_AGE_S, Depth, QueueDepth
+from tests.contract.driving import Queue, ending
+from tests.integration.jobs import wait_until
+from tests.integration.workers import running_worker
+from tests.servers import RedisServer, free_port, redis_server
+from worker.about import QUEUE_VIEW_AGE_S, QueueDepth
 from worker.connections import connect
+from worker.metrics import Depth
 
 PARTITIONS = tuple(QueueKeys("q", number) for number in range(3))
 
@@ -29,7 +37,49 @@ class TestGivenAQueueInPartitions:
             assert depth.look() == Depth(jobs=0, tokens=0, oldest_s=None), "asked at most once a second"
             now_s[0] += QUEUE_VIEW_AGE_S + 0.1
 
-            assert depth.look() == Depth(jobs=2, tokens=60, oldest_s=5.0)
+            assert depth.look() == Depth(jobs=2, tokens=60, oldest_s=5.0, outbox=2)
+
+    def test_when_some_hold_what_a_person_must_look_at_then_it_is_summed_too(self, valkey: RedisServer) -> None:
+        with valkey.client() as client:
+            queues = [Queue(client, keys) for keys in PARTITIONS]
+            for number, queue in enumerate(queues[1:], start=1):
+                queue.cancel(queue.add("told", id=JobId(f"{number}.t.told"), wants_callback=True))
+                worker = queue.worker("A")
+                queue.add("bad", id=JobId(f"{number}.t.bad"))
+                worker.advance(ending(worker.take(), 0, 1, state=JobState.FAILED))
+            client.zadd(PARTITIONS[2].key("suspects"), {"2.t.suspect": 1})
+            queues[1].run(calls.pause(PARTITIONS[1], is_paused=True))
+
+            seen = QueueDepth(connect(valkey.url, timeout_s=5), PARTITIONS).look()
+
+        assert seen is not None
+        assert (seen.callbacks, seen.dead, seen.suspects, seen.is_paused) == (2, 2, 1, True)
+
+
+class TestGivenAWorkerWhoseRedisGoesAway:
+    def test_when_scraped_then_the_outage_is_counted_and_the_queue_is_told_of_again_afterwards(self) -> None:
+        port = free_port()
+        with (
+            redis_server("valkey") as server,
+            running_worker(server.url, metrics__enabled=True, metrics__port=port),
+        ):
+            wait_until(lambda: scrape(port).get("sluice_queue_paused") == 0, "it serves")
+            assert scrape(port)["sluice_redis_outages_total"] == 0
+            server.kill()
+            wait_until(lambda: scrape(port)["sluice_redis_outages_total"] == 1, "the outage is counted")
+            server.start()
+            wait_until(lambda: "sluice_queue_outbox" in scrape(port), "the queue is told of again")
+
+
+def scrape(port: int) -> dict[str, float]:
+    """The values of /metrics without labels; none while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+    except urllib.error.URLError:
+        return {}
+    pairs = [line.split(" ") for line in lines if "{" not in line and not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
 
 
 class TestGivenARedisThatIsAway:
