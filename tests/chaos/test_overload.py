@@ -37,7 +37,7 @@ def flooded(load: Overload, seconds: float) -> None:
 class TestGivenTenTimesMoreThanAWorkerCanDo:
     def test_when_it_goes_on_then_memory_is_flat_and_latency_bounded(self, tmp_path: Path) -> None:
         with overloaded(tmp_path) as load:
-            flooded(load, 6)
+            flooded(load, 4)
 
             lines, is_well = report(load)
             assert is_well, lines
