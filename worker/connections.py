@@ -6,14 +6,13 @@ Knows no scripts and no keys.
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from producer.config import read_sentinel_url
+from producer.config import read_sentinel_url, redacted
 from producer.contract import cluster, tls
 from worker.clock import monotonic_s
 from worker.cluster import ClusterClient
@@ -136,11 +135,3 @@ def _behind_sentinels(url: str, options: dict[str, Any]) -> Client:  # as above
     asked = read_sentinel_url(url, options)
     sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
     return sentinel.master_for(asked.service, **asked.options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
-
-
-def redacted(url: str) -> str:
-    """`url` without its password and query, for logs."""
-    parts = urlsplit(url)
-    credentials, at, hosts = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    return urlunsplit((parts.scheme, f"{user}:***{at}{hosts}" if at else hosts, parts.path, "", ""))

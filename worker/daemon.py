@@ -88,7 +88,7 @@ class Daemon:
             for part in self._parts:
                 part.start()
             yield
-        except (WorkerBroken, EngineBroken):
+        except Exception:
             # A job may break one worker after the other: the queue counts it as a death, to find that job.
             self._broke()
             raise

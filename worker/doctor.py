@@ -10,9 +10,11 @@ from statistics import median
 from redis.exceptions import RedisError
 
 from engine.errors import EngineError
+from producer.config import redacted
+from producer.contract.keys import QueueKeys
 from worker.clock import monotonic_s
 from worker.config import WorkerConfig
-from worker.connections import Client, connect, redacted
+from worker.connections import Client, connect
 from worker.errors import WorkerError
 from worker.finding import Finding
 from worker.keeping import keeping_findings
@@ -66,6 +68,8 @@ def _redis(config: WorkerConfig, environ: Mapping[str, str]) -> Iterator[Finding
         for problem in facts.problems():
             yield Finding(what="redis", found=problem, is_well=False)
         yield from keeping_findings(client, partitions_of(config)[0])
+        for keys in partitions_of(config):
+            yield from _queue_clock(client, keys)
         yield _memory(facts)
         yield _latency(client)
         yield _clock(client)
@@ -98,6 +102,17 @@ def _clock(client: Client) -> Finding:
     is_well = abs(skew_s) <= MAX_SKEW_S
     advice = None if is_well else "Stored times are the server's. Synchronise the clocks (NTP)."
     return Finding(what="clock", found=f"{skew_s:+.3f} s from the server's", is_well=is_well, advice=advice)
+
+
+def _queue_clock(client: Client, keys: QueueKeys) -> Iterator[Finding]:
+    """Settings that tests leave behind: with them no time to live, deadline, lease or retry runs as it should."""
+    config = keys.key("config")
+    for name in ("test_clock_ms", "test_clock_offset_ms"):
+        value = client.hget(config, name)
+        if value is not None:
+            found = f"{name} is {value.decode(errors='replace')}: the queue's time is not the server's"
+            advice = f"It is for tests alone. Remove it: HDEL {config} {name}"
+            yield Finding(what="queue clock", found=found, is_well=False, advice=advice)
 
 
 # ---------------------------------------------------------------- history

@@ -22,11 +22,12 @@ from typing import Literal
 import redis
 from sqlalchemy.engine import Engine
 
+from producer.config import redacted
 from producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import OutboxEvent, WireError, decode_events, split_job_id
 from worker.clock import wall_ms
-from worker.connections import Client, connect, redacted
+from worker.connections import Client, connect
 from worker.errors import ExitCode
 from worker.history_rows import JobChange, changes_of
 from worker.history_writer import BatchName, HistoryAway, HistoryWriter

@@ -6,9 +6,10 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+from producer.config import redacted
 from producer.contract import tls
 from worker.clock import monotonic_s
-from worker.connections import Client, redacted, shards_of
+from worker.connections import Client, shards_of
 from worker.errors import ConfigError, NotReady
 from worker.log import Log
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
+from producer.config import redacted
 from producer.contract.calls import inspect
 from producer.contract.running import run
 from worker.config import WorkerConfig
-from worker.connections import connect, redacted
+from worker.connections import connect
 from worker.errors import NotReady
 from worker.places import partitions_of, redis_url_of
 from worker.server import raise_if_refused

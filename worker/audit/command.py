@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from producer.config import redacted
 from worker.audit.auditor import Auditor, JournalIds, Patience, Report
 from worker.audit.history_side import HistorySide, opened_history
 from worker.audit.journal_side import FileJobs, JournalFile
@@ -14,7 +15,7 @@ from worker.audit.lost_jobs import HistoryJobs, LostJobs
 from worker.audit.queue_side import QueueSide
 from worker.audit.repair import Repair
 from worker.config import WorkerConfig
-from worker.connections import Client, connect, redacted
+from worker.connections import Client, connect
 from worker.errors import ConfigError, NotReady
 from worker.places import database_url_of, partitions_of, redis_url_of
 from worker.server import raise_if_refused
