@@ -194,6 +194,24 @@ class TestGivenAServerThatSyncsAtEachWrite:
         assert said.exit_code == ExitCode.BROKEN
 
 
-def doctor_says(server: RedisServer, folder: Path) -> Result:
+class TestGivenAQueueWhoseClockATestHasMoved:
+    @pytest.mark.parametrize("name", ["test_clock_ms", "test_clock_offset_ms"])
+    def test_when_the_doctor_looks_then_it_is_a_problem_in_whichever_partition_and_gone_once_removed(
+        self, durable_valkey: RedisServer, tmp_path: Path, name: str
+    ) -> None:
+        with durable_valkey.client() as client:
+            client.hset("{default:1}:config", name, 1000)
+            said = doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2")
+            assert f"{name} is 1000" in said.output
+            assert f"HDEL {{default:1}}:config {name}" in said.output
+            assert said.exit_code == ExitCode.BROKEN
+
+            client.hdel("{default:1}:config", name)
+
+        assert doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2").exit_code == ExitCode.DONE
+
+
+def doctor_says(server: RedisServer, folder: Path, **environ: str) -> Result:
     """What `worker doctor` prints."""
-    return invoke("doctor", "--redis-url", server.url, "--database-url", f"sqlite:///{folder}/h.db", "--model", "null")
+    database = f"sqlite:///{folder}/h.db"
+    return invoke("doctor", "--redis-url", server.url, "--database-url", database, "--model", "null", **environ)
