@@ -181,14 +181,16 @@ def _sets_a_variable(_here: Place, command: str, _producer: Producer) -> None:
 
 def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
     program, *arguments = shlex.split(command)
-    process = subprocess.Popen(
-        [str(SCRIPTS / program), *arguments], cwd=here.folder, env=here.environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(timeout=3)
+    log = here.folder / "until-stopped.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [str(SCRIPTS / program), *arguments], cwd=here.folder, env=here.environment, stdout=file, stderr=file
+        )
+    deadline_s = time.monotonic() + 30
+    while " started" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=30) == 0, log.read_text()
 
 
 def _wait_for_row(here: Place, job_id: str) -> None:
