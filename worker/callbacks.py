@@ -435,9 +435,9 @@ def main(settings: CallbackSettings) -> ExitCode:
         log.warning("no secret is set: webhooks are not sent, they wait in the queue")
     crew = Crew([CHORES_QUEUE, *[WEBHOOKS_QUEUE] * (settings.webhook_workers if settings.secret else 0)], settings)
     mover = Mover(connect(settings.redis_url, timeout_s=5), connect(settings.rq_url, timeout_s=5), settings)
-    crew.start()
-    log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
     with _stopped_by_signals(mover):
+        crew.start()
+        log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
         mover.run()
     crew.stop()
     log.info("callbacks stopped")
