@@ -137,6 +137,16 @@ class RedisServer:
         """End it at once, as a crash would."""
         self._signal(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """SIGSTOP: it keeps its connections, and answers nothing until `thaw`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT: it goes on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def _signal(self, number: signal.Signals) -> None:
         if self.process is not None:
             self.process.send_signal(number)

@@ -74,7 +74,7 @@ class ClusterClient(CoreCommands):
                 raise
         raise _keeps_moving()
 
-    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401  # as redis-py has it
         """The keys of all shards.
 
         Raises:
@@ -111,6 +111,7 @@ class ClusterClient(CoreCommands):
             return pipeline.execute(raise_on_error=False)
         except AWAY as error:
             self._table = None
+            self._ask_last(part.address)
             host, port = part.address
             away = ClusterDownError(f"CLUSTERDOWN the shard at {host}:{port} does not answer: {error}")
             return [away] * len(part.commands)
@@ -139,10 +140,15 @@ class ClusterClient(CoreCommands):
                 raise ConfigError([str(error)]) from error
             except AWAY as error:
                 problem = error
+                self._ask_last(address)
             else:
                 if table.addresses:
                     return table
         raise problem or RedisConnectionError("CLUSTERDOWN no node knows who serves what")
+
+    def _ask_last(self, address: Address) -> None:
+        """Of who serves what: waiting for one that is away would cost the others' commands as well."""
+        self._nodes[address] = self._nodes.pop(address)
 
     def _node(self, address: Address) -> Node:
         if address not in self._nodes:

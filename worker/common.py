@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from producer.contract.keys import QueueKeys
+from worker.absences import Absences
 from worker.clock import ServerClock
 from worker.config import WorkerConfig
 from worker.health import RedisHealth
@@ -25,5 +26,6 @@ class Common:
     mailbox: Mailbox
     clock: ServerClock
     health: RedisHealth
+    absences: Absences
     meters: Meters
     log: Log

@@ -39,10 +39,10 @@ from worker.clock import monotonic_s
 from worker.common import Common
 from worker.connections import Connections
 from worker.errors import INVALID_REQUEST, PartDied
-from worker.health import Patience
+from worker.giving_back import GivingBack
 from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls, has_room
 from worker.leases import HeldJob
-from worker.life import StepWatch, hand_back
+from worker.life import StepWatch
 from worker.mailbox import NO_ROOM
 from worker.results import usage_of
 from worker.translate import read_spec, room_of
@@ -55,6 +55,7 @@ FLUSH_S = 3.0
 class Leg:
     """One call of a round trip, and what its reply means."""
 
+    keys: QueueKeys
     call: Call[Any]  # replies of different calls travel together
     read: Callable[[Any], None]
     missed: Callable[[], None] = lambda: None
@@ -71,16 +72,20 @@ class Exchange:
         self._common = common
         self._leases = common.leases
         self._mailbox = common.mailbox
+        self._absences = common.absences
         self._watch = watch
-        self._pulls = Pulls(common.partitions, common.incarnation, reserve_tokens=common.config.queue.reserve_tokens)
-        self._patience = Patience()
+        self._pulls = Pulls(
+            common.partitions,
+            common.incarnation,
+            reserve_tokens=common.config.queue.reserve_tokens,
+            absences=common.absences,
+        )
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._closing = threading.Event()
         self._news: dict[str, HeldJob] = {}
         self._oversized: set[str] = set()
-        self._waiting_for_model: list[tuple[float, HeldJob]] = []
+        self._giving_back = GivingBack(self._client, common)
         self._unreleased_bytes = 0
-        self._returns_unstarted = False
         self.is_quiet = False
 
     # ------------------------------------------------------------ what the loop calls
@@ -135,12 +140,13 @@ class Exchange:
 
     def return_unstarted(self) -> None:
         """Hand back the jobs of which the engine has not said anything."""
-        self._returns_unstarted = True
+        self._giving_back.ask_for_unstarted()
         self._mailbox.ring()
 
     def stop(self) -> None:
         """Publish what was said, for a while, and end the thread."""
         self._closing.set()
+        self._absences.stop()
         self._mailbox.ring()
         self._bell.stop()
         if self._thread.ident is not None:
@@ -160,7 +166,7 @@ class Exchange:
     def wait_for_model(self, job: HeldJob) -> None:
         """A job that another model began: keep it for a while, then let the others have it."""
         self._mailbox.forget([job.request_id])
-        self._waiting_for_model.append((monotonic_s() + self._common.config.queue.model_wait_s, job))
+        self._giving_back.ask_later(job)
 
     def flagged(self, job: HeldJob, state: JobState) -> None:
         """The queue wants a job to end with `state`."""
@@ -191,10 +197,7 @@ class Exchange:
     def _turn(self) -> None:
         self._take_what_was_said()
         # First: there may always be something to say.
-        if self._returns_unstarted:
-            self._return_unstarted()
-        if self._waiting_for_model and self._waiting_for_model[0][0] <= monotonic_s():
-            self._return_waiting()
+        self._giving_back.turn()
         legs = [*self._advances(), *self._next_pull()]
         if legs:
             self._make_trip(legs)
@@ -202,18 +205,17 @@ class Exchange:
             self._rest()
 
     def _make_trip(self, legs: list[Leg]) -> bool:
-        """One round trip; False if Redis did not answer it all."""
+        """One round trip; False if it was not answered in full. Whoever did not answer is left out of the next ones."""
         beat_every_s, sent_s = self._common.config.beat.every_s, monotonic_s()
         replies = self._send(legs)
         if monotonic_s() - sent_s > beat_every_s:
             self._common.health.stalled()
-        try:
-            _read_all(legs, replies)
-        except (RedisError, OSError) as error:
-            self._away(error)
-            return False
-        self._answered()
-        return True
+        problems = _read_all(legs, replies)
+        for keys, problem in problems.items():
+            self._absences.failed(keys, problem)
+        if answered := {leg.keys for leg in legs} - problems.keys():
+            self._answered(answered)
+        return not problems
 
     def _send(self, legs: list[Leg]) -> list[Any]:  # as in `Leg`
         """The reply to each; where nothing came back, the error is every reply."""
@@ -222,14 +224,11 @@ class Exchange:
         except (RedisError, OSError) as error:
             return [error] * len(legs)
 
-    def _away(self, error: RedisError | OSError) -> None:
-        self._common.health.failed("exchange", error)
-        self._closing.wait(self._patience.after(error))
-
-    def _answered(self) -> None:
-        self._common.health.answered("exchange")
+    def _answered(self, partitions: Iterable[QueueKeys]) -> None:
+        for keys in partitions:
+            self._absences.answered(keys)
         self._common.meters.num_round_trips += 1
-        self._patience.reset()
+        # Of one that is away, too: what its jobs said is kept with them until they end, heard or not.
         self._mailbox.release(self._unreleased_bytes)
         self._unreleased_bytes = 0
 
@@ -239,7 +238,8 @@ class Exchange:
             self._mailbox.wait(PULL_AT_LEAST_EVERY_S)
             return
         self._bell.listen(self._pulls.bells)
-        self._mailbox.wait(max(self._pulls.next_due_s() - monotonic_s(), 0.001))
+        due_s = self._pulls.next_due_s() - monotonic_s()
+        self._mailbox.wait(min(max(due_s, 0.001), PULL_AT_LEAST_EVERY_S))
         for keys, bell in self._bell.rung():
             self._pulls.rang(keys, bell)
 
@@ -253,7 +253,6 @@ class Exchange:
             if not legs:
                 return
             if not self._make_trip(legs):
-                # `_away` does not wait once closing is set.
                 threading.Event().wait(0.05)
 
     # ------------------------------------------------------------ what the engine said
@@ -313,11 +312,13 @@ class Exchange:
         for job in self._news.values():
             by_partition.setdefault(job.keys, []).append(job)
         for keys, jobs in by_partition.items():
+            if keys in self._absences:
+                continue
             said = [one for job in jobs for one in news_of(job, self._common.origin)]
             yield from self._large_results(keys, said)
             for call in calls_of(said):
                 progress = [one.progress for one in call]
-                yield Leg(advance(keys, self._common.incarnation, progress), _reader(self._hear_advance, call))
+                yield Leg(keys, advance(keys, self._common.incarnation, progress), _reader(self._hear_advance, call))
 
     def _large_results(self, keys: QueueKeys, said: list[Said]) -> Iterable[Leg]:
         """Results too large for an end: written in parts, fenced as the end is, in the same trip before it."""
@@ -325,7 +326,7 @@ class Exchange:
         for one in large.values():
             for offset, part in parts_of(one.large_result or b""):
                 lease = (self._common.incarnation, one.job.id, one.job.leased.epoch)
-                yield Leg(put_result(keys, *lease, offset=offset, part=part), _ignore)
+                yield Leg(keys, put_result(keys, *lease, offset=offset, part=part), _ignore)
 
     def _hear_advance(self, said: list[Said], answers: list[AdvanceAnswer]) -> None:
         for one, answer in zip(said, answers, strict=True):
@@ -448,7 +449,7 @@ class Exchange:
         if asked is not None:
             keys, request = asked
             request = replace(request, reclaim_until_ms=self._common.clock.ms(now_s + beat.every_s))
-            yield Leg(pull(keys, request), _reader(self._hear_pull, keys), lambda: self._pulls.missed(keys))
+            yield Leg(keys, pull(keys, request), _reader(self._hear_pull, keys), lambda: self._pulls.missed(keys))
 
     def _holds_oversized(self) -> bool:
         """Whether the job that may wait here for room has not reached the engine, which closes the room itself."""
@@ -479,34 +480,6 @@ class Exchange:
                 resumed_from=job.leased.resumed_from,
             )
 
-    def _return_unstarted(self) -> None:
-        """Hand back what has not begun; its place in the queue is its old one."""
-        self._returns_unstarted = not self._return(
-            [job for job in self._leases.all() if not job.has_begun and not job.has_ended]
-        )
-        self._mailbox.interrupt()
-
-    def _return_waiting(self) -> None:
-        waiting = self._waiting_for_model.pop(0)
-        if not self._return([waiting[1]]):
-            self._waiting_for_model.insert(0, waiting)
-
-    def _return(self, jobs: list[HeldJob]) -> bool:
-        """Hand jobs back; False if Redis did not hear it (what was not returned is still held)."""
-        with self._leases.lock:
-            for job in jobs:
-                job.is_returning = True
-        self._mailbox.lose([job.request_id for job in jobs])
-        try:
-            for keys in self._common.partitions:
-                mine = [job for job in jobs if job.keys == keys]
-                hand_back(self._client, keys, self._common.incarnation, self._leases, mine)
-        except (RedisError, OSError) as error:
-            self._away(error)
-            return False
-        self._common.log.info("jobs handed back", count=len(jobs))
-        return True
-
 
 def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:
     job = HeldJob(leased=leased, keys=keys, spec=read_spec(leased.spec))
@@ -516,21 +489,18 @@ def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:
     return job
 
 
-def _read_all(legs: Sequence[Leg], replies: Sequence[Any]) -> None:  # as in `Leg`
-    """Let each reply be heard: where one shard is away, the others' words count.
-
-    Raises:
-        RedisError: one reply is an error.
-    """
-    problem: BaseException | None = None
+def _read_all(legs: Sequence[Leg], replies: Sequence[Any]) -> dict[QueueKeys, RedisError | OSError]:  # as in `Leg`
+    """Let each reply be heard; the first error of each partition that had one."""
+    problems: dict[QueueKeys, RedisError | OSError] = {}
     for leg, reply in zip(legs, replies, strict=True):
-        if isinstance(reply, BaseException):
-            problem = problem or reply
+        if isinstance(reply, (RedisError, OSError)):
+            problems.setdefault(leg.keys, reply)
             leg.missed()
+        elif isinstance(reply, BaseException):
+            raise reply
         else:
             leg.read(reply)
-    if problem is not None:
-        raise problem
+    return problems
 
 
 def _ignore(_answer: object) -> None:

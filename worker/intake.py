@@ -5,7 +5,7 @@ A job is prepared off the loop and off the exchange: its channels are read if it
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
@@ -20,7 +20,7 @@ from worker.clock import monotonic_s
 from worker.common import Common
 from worker.connections import Client
 from worker.errors import JobRejected, PartDied
-from worker.health import Patience
+from worker.health import Patience, is_away
 from worker.leases import HeldJob
 from worker.retries import rejection_of
 from worker.translate import Translator
@@ -71,10 +71,18 @@ class _Turn:
 class Pulls:
     """Decides when to pull, from which partition, for how much. Only the exchange's thread calls it."""
 
-    def __init__(self, partitions: Iterable[QueueKeys], incarnation: str, *, reserve_tokens: int) -> None:
+    def __init__(
+        self,
+        partitions: Iterable[QueueKeys],
+        incarnation: str,
+        *,
+        reserve_tokens: int,
+        absences: Container[QueueKeys] = (),
+    ) -> None:
         self._turns = [_Turn(keys) for keys in partitions]
         self._incarnation = incarnation
         self._reserve_tokens = reserve_tokens
+        self._absences = absences
 
     @property
     def bells(self) -> dict[QueueKeys, str]:
@@ -82,8 +90,8 @@ class Pulls:
         return {turn.keys: turn.bell for turn in self._turns}
 
     def next_due_s(self) -> float:
-        """When the next pull is due if nothing happens before."""
-        return min(turn.due_s for turn in self._turns)
+        """When the next pull is due if nothing happens before; infinity if all are away."""
+        return min((turn.due_s for turn in self._there()), default=float("inf"))
 
     def next(
         self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
@@ -106,9 +114,13 @@ class Pulls:
         )
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
-        due = (one for one in self._turns if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
-        missed = (one for one in self._turns if one.has_missed)
+        there = self._there()
+        due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
+        missed = (one for one in there if one.has_missed)
         return next(due, None) or next(missed, None)
+
+    def _there(self) -> list[_Turn]:
+        return [turn for turn in self._turns if turn.keys not in self._absences]
 
     def heard(self, keys: QueueKeys, reply: PullReply, *, left: Room, now_s: float) -> None:
         """A pull was answered: the next one has the next number, and another partition goes first."""
@@ -237,11 +249,14 @@ class Preparation:
         return request
 
     def _resume(self, job: HeldJob) -> None:
-        """Rebuild what earlier attempts published; goes on trying while Redis is away."""
+        """Rebuild what earlier attempts published; while its partition is away, the others go first."""
         patience = Patience()
         for index, choice in enumerate(job.choices):
             while choice.published or choice.has_end:
                 if self._closing.is_set() or self._common.leases.of_request(job.request_id) is not job:
+                    raise _NotOurs
+                if job.keys in self._common.absences:
+                    self._common.absences.when_back(job.keys, lambda: self.put([job]))
                     raise _NotOurs
                 try:
                     key = job.keys.channel(job.id, index)
@@ -249,10 +264,12 @@ class Preparation:
                         self._client, key, published=choice.published, has_end=choice.has_end
                     )
                 except (RedisError, OSError) as error:
-                    self._common.health.failed("intake", error)
-                    self._closing.wait(patience.after(error))
+                    delay_s = patience.after(error)
+                    if is_away(error):
+                        self._common.absences.failed(job.keys, error)
+                    else:
+                        self._closing.wait(delay_s)
                 else:
-                    self._common.health.answered("intake")
                     break
 
     def _check_model(self, job: HeldJob) -> None:
@@ -318,4 +335,4 @@ class Preparation:
 
 
 class _NotOurs(Exception):
-    """The job was lost, waits for another worker, or the worker stops while it was being prepared."""
+    """The job was lost, waits for another worker or its partition, or the worker stops while it was being prepared."""

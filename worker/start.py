@@ -14,6 +14,7 @@ from producer.contract.keys import QueueKeys
 from producer.contract.running import run
 from worker import intake
 from worker.about import About
+from worker.absences import Absences
 from worker.bells import make_bell
 from worker.clock import ServerClock, monotonic_s
 from worker.common import Common
@@ -199,15 +200,18 @@ def build(  # the one place that knows every part
 ) -> Daemon:
     """Put a daemon together, with further parts `beside` it; nothing runs yet."""
     worker = f"{socket.gethostname()}:{os.getpid()}"
+    mailbox = Mailbox(max_buffered_bytes=config.redis.buffer_mib * 2**20)
+    health = RedisHealth(log, connections.name)
     common = Common(
         incarnation=incarnation,
         partitions=partitions_of(config),
         config=config,
         origin=Origin(model=served.name, fingerprint=served.executor.fingerprint, worker=worker),
         leases=Leases(),
-        mailbox=Mailbox(max_buffered_bytes=config.redis.buffer_mib * 2**20),
+        mailbox=mailbox,
         clock=ServerClock(),
-        health=RedisHealth(log, connections.name),
+        health=health,
+        absences=Absences(connections.open, health, mailbox.ring),
         meters=Meters(),
         log=log,
     )

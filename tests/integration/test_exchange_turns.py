@@ -12,6 +12,7 @@ from producer.contract.wire import JobOptions
 from tests.contract.driving import Queue
 from tests.integration.jobs import KEYS, Ask, read_channel, state_of, submit_all, wait_until
 from tests.servers import RedisServer
+from worker.absences import Absences
 from worker.bell import Bell
 from worker.channel import MAX_ENTRY_TOKENS
 from worker.clock import ServerClock, monotonic_s
@@ -51,20 +52,21 @@ class Running:
         self.clock = Clock()
         self.watch = StepWatch(30.0, self.clock)
         self.connections = Connections(url, timeout_s=config.redis.timeout_s)
+        mailbox, health = Mailbox(max_buffered_bytes=2**30), RedisHealth(get_log(), url)
         self.common = Common(
             incarnation="me",
             partitions=(KEYS,),
             config=config,
             origin=Origin(model="m", fingerprint="f", worker="w"),
             leases=Leases(),
-            mailbox=Mailbox(max_buffered_bytes=2**30),
+            mailbox=mailbox,
             clock=ServerClock(),
-            health=RedisHealth(get_log(), url),
+            health=health,
+            absences=Absences(self.connections.open, health, mailbox.ring),
             meters=Meters(),
             log=get_log(),
         )
         self.taken: list[HeldJob] = []
-        mailbox = self.common.mailbox
         self.bell = Bell(self.connections.open(), mailbox.ring, mailbox.fail)
         self.exchange = Exchange(self.connections, self.bell, self.common, self.watch)
         self.exchange.connect(self.taken.extend, cache_tokens=10_000)

@@ -20,6 +20,7 @@ from tests.integration.jobs import (
     check_every_token_once,
     check_nothing_is_left,
     num_on_channel,
+    read_channel,
     submit_all,
     wait_for_ends,
     wait_until,
@@ -123,6 +124,46 @@ class TestGivenAQueueOverThreeShards:
                 assert sum(streamed) == 24 * 9
                 assert len((await producer.result(receipts[0], timeout_s=20)).choices[0].token_ids) == 9
                 assert (await producer.queues())[queue.name] == PARTITIONS
+
+
+class TestGivenAShardThatStandsStill:
+    """It keeps its connections: only a time-out tells that it is away."""
+
+    STEP_S, TIMEOUT_S = 0.01, 1.0
+
+    def test_when_jobs_run_on_the_others_then_it_costs_them_one_time_out_and_its_own_go_on_when_it_returns(
+        self, queue: Partitioned
+    ) -> None:
+        beats = {"beat__every_s": 1.0, "beat__life_s": 4.0}
+        model = f"null?step_s={self.STEP_S}"
+        settings = queue.settings(model__path=model, redis__timeout_s=self.TIMEOUT_S, **beats)
+        with running_worker(queue.cluster.url, **settings):
+            jobs = queue.submit(Ask(options=JobOptions(max_tokens=700, ignore_eos=True)), 2)
+            still, *well = queue.keys
+            wait_until(
+                lambda: all(_least_spoken(queue.client, keys, asked) >= 30 for keys, asked in jobs.items()), "all speak"
+            )
+
+            shard = queue.cluster.shard_of(still)
+            shard.freeze()
+            try:
+                gaps_s = {job_id: self._gaps_s(queue, keys, job_id) for keys in well for job_id in jobs[keys]}
+            finally:
+                shard.thaw()
+
+            for longest_s, second_s, *_ in (sorted(gaps, reverse=True) for gaps in gaps_s.values()):
+                assert longest_s < 2 * self.TIMEOUT_S, "it waits for one answer in vain"
+                assert second_s < self.TIMEOUT_S / 2, "and never again"
+            wait_until_joined(queue.cluster)
+            queue.check(jobs)
+            for keys, asked in jobs.items():
+                assert {int(queue.client.hget(keys.job(job_id), "attempt")) for job_id in asked} == {1}
+
+    def _gaps_s(self, queue: Partitioned, keys: QueueKeys, job_id: JobId) -> list[float]:
+        """Between one entry of a job and the next, once it has ended: what is said meanwhile becomes one entry."""
+        with queue.cluster.shard_of(keys).client() as client:
+            wait_for_ends(client, [job_id], keys=keys)
+            return [len(entry.token_ids) * self.STEP_S for entry in read_channel(client, job_id, keys=keys)]
 
 
 class TestGivenAWorkerProcessWithItsRecorder:
