@@ -77,15 +77,18 @@ class ChoiceOutput:
         self.last_s = now_s
 
     def finish(self, end: End, *, now_ms: int) -> None:
-        """Say how it ended; the first end stands."""
-        if self.end is not None:
-            return
+        """Say how generating it ended; the first end stands."""
         if len(self.token_ids) < self.published:
             # What the channel lost was generated again, and ended before what readers already have.
             message = f"channel lost at {len(self.token_ids)}: generating it again ended before token {self.published}"
             end = End(state=JobState.FAILED, error=message, error_code="channel_lost", usage=end.usage)
-        self.end = end
-        self.last_ms = self.last_ms or now_ms
+        self.close(end, now_ms=now_ms)
+
+    def close(self, end: End, *, now_ms: int) -> None:
+        """Say an end that did not come from generating it; the first end stands."""
+        if self.end is None:
+            self.end = end
+            self.last_ms = self.last_ms or now_ms
 
     @property
     def text(self) -> str:

@@ -93,7 +93,7 @@ class HeldJob:
         """End every choice that has not ended."""
         for choice in self.choices:
             if not choice.has_end:
-                choice.finish(end, now_ms=now_ms)
+                choice.close(end, now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,16 +164,22 @@ class TestGivenAChannelThatWasLost:
         assert state_of(client, job_id) is JobState.FAILED
         assert client.hget(KEYS.job(job_id), "error_code") == b"channel_lost"
 
-    def test_when_an_entry_is_garbage_then_only_the_job_fails(self, valkey: RedisServer, client: Any) -> None:
-        job_id = leave_in_the_middle(valkey.url, client)
-        last = client.xrevrange(KEYS.channel(job_id, 1), count=1)[0][0]
-        client.delete(KEYS.channel(job_id, 1))
-        client.xadd(KEYS.channel(job_id, 1), {"e": b"\xff garbage"}, id=last)
+    @pytest.mark.parametrize("num_choices", [1, 2])
+    def test_when_an_entry_is_garbage_then_only_the_job_fails_and_says_so(
+        self, valkey: RedisServer, client: Any, num_choices: int
+    ) -> None:
+        ask = Ask(options=JobOptions(max_tokens=300, n=num_choices, ignore_eos=True))
+        job_id = leave_in_the_middle(valkey.url, client, ask)
+        channel = KEYS.channel(job_id, num_choices - 1)
+        last = client.xrevrange(channel, count=1)[0][0]
+        client.delete(channel)
+        client.xadd(channel, {"e": b"\xff garbage"}, id=last)
 
         with running_worker(valkey.url, model__path=SLOW):
             wait_for_ends(client, [job_id])
 
         assert client.hget(KEYS.job(job_id), "error_code") == b"channel_damaged"
+        assert b"cannot be read" in client.hget(KEYS.job(job_id), "error")
 
 
 class TestGivenARedisThatLosesItsLastSeconds:
