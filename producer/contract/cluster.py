@@ -48,6 +48,13 @@ class ClusterUrl:
         return f"{self._scheme}://{self._credentials}{shown}:{port}/0{self._query}"
 
 
+@dataclass(frozen=True, slots=True)
+class Each:
+    """What each shard said to one command, where they say different things: whoever reads it judges every one."""
+
+    replies: tuple[Reply, ...]
+
+
 def is_cluster(url: str) -> bool:
     """Whether a URL is one of a Cluster."""
     return "+cluster://" in url
@@ -195,7 +202,7 @@ def _has_moved(reply: Reply) -> bool:
 
 
 def _joined(replies: list[Reply]) -> Reply:
-    """One reply of several shards: an error if there is one, of counts the least (WAIT, WAITAOF), else the first."""
+    """One reply of several shards: an error if there is one, of counts the least (WAIT, WAITAOF), else what all say."""
     errors = [reply for reply in replies if isinstance(reply, Exception)]
     if errors or len(replies) == 1:
         return (errors or replies)[0]
@@ -203,7 +210,7 @@ def _joined(replies: list[Reply]) -> Reply:
         return min(cast("list[int]", replies))
     if all(_is_counts(reply) for reply in replies):
         return [min(counts) for counts in zip(*cast("list[list[int]]", replies), strict=True)]
-    return replies[0]
+    return replies[0] if all(reply == replies[0] for reply in replies) else Each(tuple(replies))
 
 
 def _is_counts(reply: Reply) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias, cast
 
+from producer.contract.cluster import Each
 from producer.contract.errors import InvalidJob
 from producer.contract.keys import QueueKeys
 
@@ -144,6 +145,12 @@ def keeping_in(replies: Sequence[object]) -> Keeping | None:
     return keeping_of(_lines(b"\n".join(cast("list[bytes]", infos))), named)
 
 
+def by_shard(replies: Sequence[object]) -> list[list[object]]:
+    """Replies of several shards taken apart: those of each; what all said alike is everyone's."""
+    count = max((len(reply.replies) for reply in replies if isinstance(reply, Each)), default=1)
+    return [[reply.replies[i] if isinstance(reply, Each) else reply for reply in replies] for i in range(count)]
+
+
 def _lines(info: bytes) -> dict[str, str]:
     pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
@@ -191,7 +198,11 @@ class Assurance:
 
     def _doubt_of_file(self, replies: Sequence[object]) -> str | None:
         # Asked again behind the jobs: after a failover, this is another server.
-        keeping = keeping_in(replies[: len(LOOK)])
+        doubts = (self._doubt_of_server(of_one) for of_one in by_shard(replies[: len(LOOK)]))
+        return next((doubt for doubt in doubts if doubt is not None), None)
+
+    def _doubt_of_server(self, replies: Sequence[object]) -> str | None:
+        keeping = keeping_in(replies)
         if keeping is None:
             return str(replies[0])
         return replace(keeping, has_waitaof=self.has_waitaof).objection(self.asked)

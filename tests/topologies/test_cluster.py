@@ -126,6 +126,27 @@ class TestGivenAQueueOverThreeShards:
                 assert (await producer.queues())[queue.name] == PARTITIONS
 
 
+class TestGivenAShardWithoutAFile:
+    def test_when_a_job_on_it_shall_be_in_the_file_then_that_is_doubted_wherever_it_stands(
+        self, queue: Partitioned
+    ) -> None:
+        for keys in queue.keys:
+            with (
+                queue.cluster.shard_of(keys).client() as shard,
+                Producer(queue.cluster.url, queue=queue.name, partitions=PARTITIONS) as producer,
+            ):
+                sound = list(producer.submit_many(map(str, range(24)), durability="aof"))
+                shard.config_set("appendonly", "no")
+                try:
+                    answers = list(producer.submit_many(map(str, range(24)), durability="aof"))
+                finally:
+                    shard.config_set("appendonly", "yes")
+
+                assert all(isinstance(one, Receipt) for one in sound)
+                assert not any(isinstance(one, Receipt) for one in answers)
+                assert "append-only file is off" in str(answers[0])
+
+
 class TestGivenAShardThatStandsStill:
     """It keeps its connections: only a time-out tells that it is away."""
 

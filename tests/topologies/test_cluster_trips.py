@@ -5,7 +5,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from producer.contract.cluster import Address, SlotTable, Trip, block_s, is_cluster, read_url, slot_of, spread
+from producer.contract.cluster import Address, Each, SlotTable, Trip, block_s, is_cluster, read_url, slot_of, spread
 from producer.contract.keys import QueueKeys
 
 A, B = ("a", 1), ("b", 2)
@@ -62,10 +62,15 @@ class TestGivenCommandsForTwoShards:
 
     @pytest.mark.parametrize(
         ("replies", "joined"),
-        [((2, 1), 1), (([1, 1], [0, 2]), [0, 1]), ((b"first", b"second"), b"first")],
-        ids=["WAIT", "WAITAOF", "INFO"],
+        [
+            ((2, 1), 1),
+            (([1, 1], [0, 2]), [0, 1]),
+            ((b"one", b"two"), Each((b"one", b"two"))),
+            ((b"same", b"same"), b"same"),
+        ],
+        ids=["WAIT", "WAITAOF", "INFO", "alike"],
     )
-    def test_when_something_has_no_key_then_every_shard_is_asked_and_the_least_counts(
+    def test_when_something_has_no_key_then_every_shard_is_asked_and_the_least_counts_or_each(
         self, replies: tuple[object, object], joined: object
     ) -> None:
         trip = Trip((SET_ZERO, SET_ONE, ("WAIT", 1, 100)))
