@@ -1,18 +1,23 @@
 """A queue over the three shards of a real Cluster: clients, workers, recorder, and a shard that dies and returns."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.crc import key_slot
 
+from engine.request import Request
 from producer import AsyncProducer, Producer, Receipt
+from producer.contract.calls import LeasedJob
 from producer.contract.database import open_database
 from producer.contract.keys import QueueKeys
-from producer.contract.wire import JobId, JobOptions
+from producer.contract.states import JobState
+from producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
 from producer.errors import InvalidSetting
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
+from tests.contract.driving import Queue
 from tests.end_to_end.processes import crew
 from tests.end_to_end.test_worker_records import ended, rows_of
 from tests.integration.jobs import (
@@ -21,10 +26,12 @@ from tests.integration.jobs import (
     check_nothing_is_left,
     num_on_channel,
     read_channel,
+    state_of,
     submit_all,
     wait_for_ends,
     wait_until,
 )
+from tests.integration.test_exchange_turns import ROOM, Running
 from tests.integration.workers import running_worker
 from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
 from worker.audit.command import Asked, run_audit
@@ -33,9 +40,13 @@ from worker.beside import run_callbacks
 from worker.config import load_config
 from worker.connections import connect
 from worker.errors import ConfigError
+from worker.giving_back import GivingBack
 from worker.history_writer import HistoryWriter
+from worker.intake import Hearing, Preparation
+from worker.leases import HeldJob
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
+from worker.translate import Translator
 
 PARTITIONS = 3
 
@@ -180,11 +191,86 @@ class TestGivenAShardThatStandsStill:
             for keys, asked in jobs.items():
                 assert {int(queue.client.hget(keys.job(job_id), "attempt")) for job_id in asked} == {1}
 
+    def test_when_a_job_of_it_is_to_be_resumed_then_the_others_are_prepared_before_it_and_it_when_it_returns(
+        self, queue: Partitioned
+    ) -> None:
+        common = replace(Running(queue.cluster.url).common, partitions=tuple(queue.keys))
+        jobs = [_resumed(keys) for keys in queue.keys]
+        for job in jobs:
+            common.leases.take(job.keys, 1, [job])
+        translator = Translator(encode=_encode, template=None, validate=lambda _: None, model="m")
+        heard = Hearing(ended=lambda _: None, waits=lambda _: None)
+        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), common, translator, heard)
+        taken: list[Request] = []
+
+        def ready() -> list[str]:
+            taken.extend(common.mailbox.take_requests(ROOM, wait=False))
+            return [request.id for request in taken]
+
+        shard = queue.cluster.shard_of(jobs[0].keys)
+        shard.freeze()
+        try:
+            preparation.start()
+            preparation.put(jobs)
+            wait_until(lambda: len(ready()) == 2, "the others are prepared", patience_s=3)
+        finally:
+            shard.thaw()
+
+        wait_until(lambda: len(ready()) == 3, "so is the first")
+        assert set(ready()[:2]) == {job.request_id for job in jobs[1:]}
+        common.absences.stop()
+        preparation.stop()
+
+    def test_when_jobs_are_handed_back_then_those_of_the_others_are_and_its_own_once_it_returns(
+        self, queue: Partitioned
+    ) -> None:
+        common = replace(Running(queue.cluster.url).common, partitions=tuple(queue.keys))
+        for keys in queue.keys:
+            submit_all(queue.client, [Ask()], keys=keys)
+            leased = Queue(queue.client, keys).worker(common.incarnation).take()
+            common.leases.take(keys, 1, [HeldJob(leased=leased, keys=keys, spec=None)])
+        still, *well = common.leases.all()
+        giving_back = GivingBack(connect(queue.cluster.url, timeout_s=0.5), common)
+
+        shard = queue.cluster.shard_of(still.keys)
+        shard.freeze()
+        try:
+            giving_back.ask_for_unstarted()
+            giving_back.turn()
+            assert common.leases.all() == [still]
+            for job in well:
+                with queue.cluster.shard_of(job.keys).client() as client:
+                    assert state_of(client, job.id, keys=job.keys) is JobState.QUEUED
+        finally:
+            shard.thaw()
+
+        def is_drained() -> bool:
+            giving_back.turn()
+            return not common.leases.all()
+
+        wait_until(is_drained, "the last goes back")
+        assert state_of(queue.client, still.id, keys=still.keys) is JobState.QUEUED
+        common.absences.stop()
+
     def _gaps_s(self, queue: Partitioned, keys: QueueKeys, job_id: JobId) -> list[float]:
         """Between one entry of a job and the next, once it has ended: what is said meanwhile becomes one entry."""
         with queue.cluster.shard_of(keys).client() as client:
             wait_for_ends(client, [job_id], keys=keys)
             return [len(entry.token_ids) * self.STEP_S for entry in read_channel(client, job_id, keys=keys)]
+
+
+def _encode(text: str, *, add_special_tokens: bool) -> list[int]:
+    return [len(text) + add_special_tokens]
+
+
+def _resumed(keys: QueueKeys) -> HeldJob:
+    """A job of which another worker published three tokens."""
+    leased = LeasedJob(
+        id=JobId(f"{keys.partition}.t.a"), epoch=2, attempt=2, priority=0, spec=b"", payload=encode_prompt("hello"),
+        seed=1, choices=1, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(3,),
+        ended=(False,), fingerprint=None, was_reclaimed=False, fits=True,
+    )  # fmt: skip
+    return HeldJob(leased=leased, keys=keys, spec=JobSpec())
 
 
 class TestGivenAWorkerProcessWithItsRecorder:
