@@ -49,7 +49,12 @@ def cli() -> None:
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, help="Cancel after this long.")
 @click.option(
-    "--block", "block_s", metavar="SECONDS", type=click.FloatRange(0), default=0.0, show_default=True,
+    "--block",
+    "block_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
     help="Wait this long for room where the queue is full.",
 )
 @json_option

@@ -36,7 +36,9 @@ def erase_prompts_before(engine: Engine, before_ms: int) -> int:
     while True:
         with engine.begin() as connection:
             bite = sa.select(jobs.c.id).where(is_old).limit(BITE_JOBS)
-            changed = connection.execute(jobs.update().where(jobs.c.id.in_(bite)).values(prompt=None, asked=None)).rowcount
+            changed = connection.execute(
+                jobs.update().where(jobs.c.id.in_(bite)).values(prompt=None, asked=None)
+            ).rowcount
         num_erased += changed
         if changed < BITE_JOBS:
             return num_erased

@@ -1,4 +1,4 @@
-"""A unix-socket proxy that breaks connections where a test says so: when a call was sent, before its reply came back."""
+"""A unix-socket proxy that breaks connections where a test says so: a call was sent, its reply did not come back."""
 
 import contextlib
 import select
