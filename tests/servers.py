@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -112,6 +112,7 @@ class RedisServer:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environ},
+                process_group=0,
             )  # fmt: skip
         self._wait_until_ready()
 
@@ -151,6 +152,9 @@ class RedisServer:
         if self.process is not None:
             self.process.send_signal(number)
             self.process.wait(timeout=START_TIMEOUT_S)
+            # A child that rewrites the file would outlive it, and write into a folder that is being removed.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process = None
 
     def restart(self, *, crash: bool = False) -> None:

@@ -6,7 +6,7 @@ from engine.batch import Sampled
 from engine.executor import ModelLimits
 from engine.null_model import END_OF_SEQUENCE, NullTokenizer
 from engine.output import ChoiceOutput
-from engine.request import Finish, FinishReason, Request, SamplingParams, TokenLogprobs
+from engine.request import FailureKind, Finish, FinishReason, Request, SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
 
 LIMITS = ModelLimits(
@@ -70,7 +70,7 @@ class TestGivenARowWithoutNumbers:
     def test_when_it_comes_then_the_choice_ends_with_its_sentence(self) -> None:
         delta = output().accept(Sampled((), error="no numbers"))
 
-        assert delta.finish == Finish(reason=FinishReason.ERROR, error="no numbers")
+        assert delta.finish == Finish(reason=FinishReason.ERROR, error="no numbers", failure=FailureKind.LOGITS)
 
 
 class TestGivenASequenceOnItsWay:
