@@ -11,7 +11,7 @@ from producer.contract.calls import EndCall, Progress
 from producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from producer.contract.states import JobState
 from producer.contract.wire import End, encode_entry, encode_record
-from worker.channel import ChoiceOutput
+from worker.channel import ChannelOutput
 from worker.leases import HeldJob
 from worker.results import Origin, record_of, result_of
 from worker.retries import retry_in_ms
@@ -85,7 +85,7 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
         yield offset, result[offset : offset + PART_BYTES]
 
 
-def _end_call(job: HeldJob, choice: ChoiceOutput, origin: Origin) -> EndCall:
+def _end_call(job: HeldJob, choice: ChannelOutput, origin: Origin) -> EndCall:
     # While another choice still runs this is not the job's end, and the queue does not look at result and state.
     # Once all have ended each end carries the result, whichever of them the queue happens to take last.
     ends = [one.end for one in (job.choices if job.has_ended else [choice]) if one.end]

@@ -24,7 +24,7 @@ CHECKPOINT_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class ChoiceOutput:
+class ChannelOutput:
     """Everything one choice has said so far, of all attempts. Grows with each step."""
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -175,7 +175,7 @@ class ChannelLost(Exception):
         super().__init__(f"channel lost at {offset}")
 
 
-def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> ChoiceOutput:
+def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> ChannelOutput:
     """Rebuild what a choice has said from its channel, page by page.
 
     A channel that lost its beginning or its end gives what is there up to the first gap: fewer tokens than `published`.
@@ -183,7 +183,7 @@ def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> 
     Raises:
         JobRejected: an entry cannot be read.
     """
-    output = ChoiceOutput(published=published, has_end=has_end)
+    output = ChannelOutput(published=published, has_end=has_end)
     after = "-"
     while True:
         page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)

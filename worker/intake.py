@@ -171,7 +171,7 @@ class _Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hearing:
+class Asides:
     """Where jobs go that do not go to the engine."""
 
     ended: Callable[[HeldJob], None]
@@ -182,11 +182,11 @@ class Hearing:
 class Preparation:
     """The thread between pull and engine. A part: start, quiet, stop."""
 
-    def __init__(self, client: Client, common: Common, translator: Translator, heard: Hearing) -> None:
+    def __init__(self, client: Client, common: Common, translator: Translator, asides: Asides) -> None:
         self._client = client
         self._common = common
         self._translator = translator
-        self._heard = heard
+        self._asides = asides
         self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
@@ -293,7 +293,7 @@ class Preparation:
                 raise JobRejected("model_changed", message)
             case "wait":
                 self._common.log.info("job waits for its model", job_id=job.id, attempt=job.leased.attempt)
-                self._heard.waits(job)
+                self._asides.waits(job)
                 raise _NotOurs
 
     def _check_channels(self, job: HeldJob, *, is_same: bool) -> None:
@@ -316,7 +316,7 @@ class Preparation:
         now_ms = self._common.clock.ms(monotonic_s())
         job.end_all(end, now_ms=now_ms)
         self._common.mailbox.lose([job.request_id])
-        self._heard.ended(job)
+        self._asides.ended(job)
 
     def _hand_over(self, ready: _Ready) -> None:
         """Give requests to the loop, unless their jobs were lost, handed back or flagged in the meantime."""

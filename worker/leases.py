@@ -12,7 +12,7 @@ from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
 from producer.contract.states import JobState
 from producer.contract.wire import End, JobId, JobSpec
-from worker.channel import ChoiceOutput
+from worker.channel import ChannelOutput
 from worker.results import JobMeasures
 
 _numbers = count(1)
@@ -30,7 +30,7 @@ class HeldJob:
     spec: JobSpec | None
     """None: it cannot be read."""
 
-    choices: list[ChoiceOutput] = field(default_factory=list[ChoiceOutput])
+    choices: list[ChannelOutput] = field(default_factory=list[ChannelOutput])
     measures: JobMeasures = field(default_factory=lambda: JobMeasures(prompt_tokens=0))
     stop: JobState | None = None
     """It is flagged: it ends with this state."""
@@ -55,7 +55,7 @@ class HeldJob:
         self.request_id = f"{self.leased.id}#{self.leased.epoch}.{next(_numbers)}"
         if not self.choices:
             self.choices = [
-                ChoiceOutput(published=offset, has_end=ended)
+                ChannelOutput(published=offset, has_end=ended)
                 for offset, ended in zip(self.leased.published, self.leased.ended, strict=True)
             ]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from producer.contract.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
-from worker.channel import ChoiceOutput
+from worker.channel import ChannelOutput
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Origin:
     worker: str
 
 
-def usage_of(measures: JobMeasures, choices: list[ChoiceOutput]) -> Usage:
+def usage_of(measures: JobMeasures, choices: list[ChannelOutput]) -> Usage:
     """Tokens of a job, all choices."""
     return Usage(
         prompt_tokens=measures.prompt_tokens,
@@ -37,7 +37,7 @@ def usage_of(measures: JobMeasures, choices: list[ChoiceOutput]) -> Usage:
     )
 
 
-def result_of(origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput]) -> bytes | None:
+def result_of(origin: Origin, measures: JobMeasures, choices: list[ChannelOutput]) -> bytes | None:
     """The encoded result of an ended job; without log-probabilities where they would exceed the bound.
 
     None: it is too large even so.
@@ -52,7 +52,7 @@ def result_of(origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput]
     return None
 
 
-def _choice_result(choice: ChoiceOutput, *, with_logprobs: bool) -> ChoiceResult:
+def _choice_result(choice: ChannelOutput, *, with_logprobs: bool) -> ChoiceResult:
     return ChoiceResult(
         text=choice.text,
         token_ids=tuple(choice.token_ids),
@@ -62,7 +62,7 @@ def _choice_result(choice: ChoiceOutput, *, with_logprobs: bool) -> ChoiceResult
 
 
 def record_of(
-    origin: Origin, measures: JobMeasures, choices: list[ChoiceOutput], *, finish_reason: str | None
+    origin: Origin, measures: JobMeasures, choices: list[ChannelOutput], *, finish_reason: str | None
 ) -> JobRecord:
     """The record of a job as far as it is known; `finish_reason` is of the end that decides the job's."""
     gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)

@@ -2,7 +2,7 @@
 
 A retry goes on at the job's next token, on whichever worker takes it, so it costs a prefill. An error belongs here if
 the same request may go well elsewhere or later; one that every try must meet again is the producer's or the operator's
-to mend, and `producer requeue` is the way back. How often is the queue's setting `max_attempts`.
+to mend, and `producer requeue` is the way back. How often is the queue's setting `max_failures`.
 """
 
 from collections.abc import Mapping

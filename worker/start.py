@@ -223,8 +223,8 @@ def build(  # the one place that knows every part
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )
     exchange = Exchange(connections, bell, common, life.watch)
-    heard = intake.Hearing(ended=exchange.ended, waits=exchange.wait_for_model)
-    preparation = intake.Preparation(connections.open(), common, translator, heard)
+    asides = intake.Asides(ended=exchange.ended, waits=exchange.wait_for_model)
+    preparation = intake.Preparation(connections.open(), common, translator, asides)
     exchange.connect(preparation.put, cache_tokens=served.engine.stats.kv_tokens_total)
     about = About(common, served, life, exchange, connections.open())
     hearing = Hearing(flagged=exchange.flagged, lost=exchange.drop, died=common.mailbox.fail)

@@ -770,7 +770,7 @@ class QueueSettings:
     export_batches: bool | None = None
     """Every batch that completes is told to `worker callbacks`, not only those with a URL."""
 
-    max_attempts: int | None = None
+    max_failures: int | None = None
     """A job that fails with a retryable error this often ends failed. Deaths of workers are not counted here."""
 
     reserve_tokens: int | None = None

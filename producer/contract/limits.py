@@ -82,7 +82,7 @@ DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_RESERVE_TOKENS = 256
 """Most output tokens of one choice that are counted in a job's cost."""
 
-DEFAULT_MAX_ATTEMPTS = 3
+DEFAULT_MAX_FAILURES = 3
 """A job that fails with a retryable error this often ends failed; deaths of workers are not counted here."""
 
 FOREIGN_LANE_WAIT_S = 10.0

@@ -354,7 +354,7 @@ class TestGivenARetryableFailure:
         check(queue)
 
     def test_when_it_has_failed_too_often_then_it_fails(self, queue: Queue) -> None:
-        queue.configure(max_attempts=2)
+        queue.configure(max_failures=2)
         job_id = queue.add("a")
         worker = queue.worker("A")
         worker.advance(ending(worker.take(), 0, state=JobState.FAILED, retry_in_ms=0))

@@ -77,10 +77,10 @@ class ScriptsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.stack.close()
 
-    @initialize(max_attempts=st.integers(1, 3), mode=st.sampled_from(["fair", "fifo", "deadline"]))
-    def configure(self, max_attempts: int, mode: str) -> None:
-        self.max_attempts = max_attempts
-        self.queue.configure(max_attempts=max_attempts, mode=mode)
+    @initialize(max_failures=st.integers(1, 3), mode=st.sampled_from(["fair", "fifo", "deadline"]))
+    def configure(self, max_failures: int, mode: str) -> None:
+        self.max_failures = max_failures
+        self.queue.configure(max_failures=max_failures, mode=mode)
         self.workers = {name: self.queue.worker(name) for name in WORKERS}
 
     # ------------------------------------------------------------ producers
@@ -232,7 +232,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         progress = ending(leased, start, num_tokens, choice, state, retry_in_ms=retry)
         expected = self._expected(name, leased, choice, start, num_tokens, has_end=True)
         is_taken = isinstance(expected, Ok)
-        if is_taken and retry is not None and job.flag is None and job.failures + 1 < self.max_attempts:
+        if is_taken and retry is not None and job.flag is None and job.failures + 1 < self.max_failures:
             expected = Retried()
 
         (answer,) = self.workers[name].advance(progress)
@@ -322,7 +322,7 @@ class ScriptsMachine(RuleBasedStateMachine):
             return job.end(job.flag, (name, leased.epoch))
         if retry_in_ms is not None:
             job.failures += 1
-            if job.failures < self.max_attempts:
+            if job.failures < self.max_failures:
                 return job.go_back()
             return job.end(state, (name, leased.epoch))
         job.ended[choice] = True

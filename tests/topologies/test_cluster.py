@@ -42,7 +42,7 @@ from worker.connections import connect
 from worker.errors import ConfigError
 from worker.giving_back import GivingBack
 from worker.history_writer import HistoryWriter
-from worker.intake import Hearing, Preparation
+from worker.intake import Asides, Preparation
 from worker.leases import HeldJob
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
@@ -199,8 +199,8 @@ class TestGivenAShardThatStandsStill:
         for job in jobs:
             common.leases.take(job.keys, 1, [job])
         translator = Translator(encode=_encode, template=None, validate=lambda _: None, model="m")
-        heard = Hearing(ended=lambda _: None, waits=lambda _: None)
-        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), common, translator, heard)
+        asides = Asides(ended=lambda _: None, waits=lambda _: None)
+        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), common, translator, asides)
         taken: list[Request] = []
 
         def ready() -> list[str]:

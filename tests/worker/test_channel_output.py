@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.request import SequenceStats, TokenDelta
 from producer.contract.states import JobState
 from producer.contract.wire import ChannelEntry, End
-from worker.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChoiceOutput
+from worker.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChannelOutput
 
 STATS = SequenceStats(num_prompt_tokens=1)
 
@@ -16,9 +16,9 @@ def delta(start: int, *token_ids: int, text: str = "") -> TokenDelta:
     return TokenDelta(request_id="r", choice=0, start=start, token_ids=token_ids, text=text, stats=STATS)
 
 
-def output_of(words: list[str]) -> ChoiceOutput:
+def output_of(words: list[str]) -> ChannelOutput:
     """One token a word, each visible at once."""
-    output = ChoiceOutput()
+    output = ChannelOutput()
     for number, word in enumerate(words):
         output.extend(delta(number, number, text=word), now_s=number / 100, now_ms=1000 + 10 * number)
     return output
@@ -47,7 +47,7 @@ class TestGivenAnyHistoryOfSendsAndLosses:
     def test_when_all_is_sent_then_the_channel_has_each_token_and_its_text_once(
         self, history: list[tuple[str, str]]
     ) -> None:
-        output, channel = ChoiceOutput(), Channel()
+        output, channel = ChannelOutput(), Channel()
         for number, (word, event) in enumerate(history):
             output.extend(delta(number, number, text=word), now_s=float(number), now_ms=number)
             if event == "redis lost some" and channel.entries:
@@ -67,7 +67,7 @@ class TestGivenAnyHistoryOfSendsAndLosses:
         before, channel = output_of(words[:cut]), Channel()
         send(before, channel)
 
-        after = ChoiceOutput(published=cut)
+        after = ChannelOutput(published=cut)
         for entry in channel.entries:
             after.replay(entry)
         for number in range(cut, len(words)):
@@ -79,7 +79,7 @@ class TestGivenAnyHistoryOfSendsAndLosses:
         assert "".join(entry.text for entry in channel.entries) == "".join(words)
 
 
-def send(output: ChoiceOutput, channel: Channel, *, reply_is_lost: bool = False) -> None:
+def send(output: ChannelOutput, channel: Channel, *, reply_is_lost: bool = False) -> None:
     """Send until the channel has it all, as the exchange does."""
     for _ in range(3):
         if not output.has_news and output.published == channel.offset:
@@ -95,7 +95,7 @@ class TestGivenAChannelThatLostItsMiddle:
     """Published were 6 tokens; the channel has the first 2."""
 
     def test_when_generated_again_then_only_what_was_not_published_is_sent(self) -> None:
-        output = ChoiceOutput(published=6)
+        output = ChannelOutput(published=6)
         output.replay(ChannelEntry(start=0, token_ids=(0, 1), text="ab", time_ms=1))
 
         for number in range(2, 8):
@@ -105,7 +105,7 @@ class TestGivenAChannelThatLostItsMiddle:
         assert (entry.start, entry.token_ids, entry.text) == (6, (6, 7), "gh")
 
     def test_when_it_ends_before_what_was_published_then_the_job_fails(self) -> None:
-        output = ChoiceOutput(published=6)
+        output = ChannelOutput(published=6)
         output.extend(delta(0, 0, 1, text="ab"), now_s=0.0, now_ms=0)
 
         output.finish(End(state=JobState.DONE, finish_reason="stop"), now_ms=1)
@@ -116,7 +116,7 @@ class TestGivenAChannelThatLostItsMiddle:
         assert output.end_entry().start == 6
 
     def test_when_an_entry_is_missing_then_reading_stops_there(self) -> None:
-        output = ChoiceOutput(published=6)
+        output = ChannelOutput(published=6)
         output.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1))
 
         with pytest.raises(ChannelLost, match="channel lost at 1"):
@@ -127,7 +127,7 @@ class TestGivenAJobThatNobodyStreams:
     """stream=false: checkpoints only."""
 
     def test_when_tokens_come_then_an_entry_is_due_after_64_of_them_or_a_second(self) -> None:
-        output = ChoiceOutput()
+        output = ChannelOutput()
         due: list[bool] = []
         for number in range(CHECKPOINT_TOKENS + 1):
             output.extend(delta(number, number), now_s=0.0, now_ms=0)
@@ -150,7 +150,7 @@ class TestGivenGapsBetweenTokens:
     """Times of tokens become ITL."""
 
     def test_when_a_job_is_resumed_then_the_gap_over_the_death_is_kept_apart(self) -> None:
-        output = ChoiceOutput(published=2)
+        output = ChannelOutput(published=2)
         output.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1000))
         output.replay(ChannelEntry(start=1, token_ids=(1,), text="b", time_ms=1010))
         output.extend(delta(2, 2), now_s=500.0, now_ms=60_000)

@@ -10,14 +10,14 @@ from producer.contract.keys import QueueKeys
 from producer.contract.states import JobState
 from producer.contract.wire import End, JobId, JobSpec, TokenLogprobs, decode_entry, decode_record, decode_result
 from worker.advance import calls_of, news_of
-from worker.channel import ChoiceOutput
+from worker.channel import ChannelOutput
 from worker.leases import HeldJob
 from worker.results import JobMeasures, Origin, percentile, result_of
 
 ORIGIN = Origin(model="m", fingerprint="f", worker="w")
 
 
-def job_of(*choices: ChoiceOutput) -> HeldJob:
+def job_of(*choices: ChannelOutput) -> HeldJob:
     leased = LeasedJob(
         id=JobId("0.t.abc"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=len(choices),
         submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0,) * len(choices),
@@ -26,8 +26,8 @@ def job_of(*choices: ChoiceOutput) -> HeldJob:
     return HeldJob(leased=leased, keys=QueueKeys("q"), spec=JobSpec(), choices=list(choices), is_admitted=True)
 
 
-def choice(num_tokens: int, *, ends: JobState | None = None) -> ChoiceOutput:
-    made = ChoiceOutput(token_ids=list(range(num_tokens)), pieces=[(i + 1, "x") for i in range(num_tokens)])
+def choice(num_tokens: int, *, ends: JobState | None = None) -> ChannelOutput:
+    made = ChannelOutput(token_ids=list(range(num_tokens)), pieces=[(i + 1, "x") for i in range(num_tokens)])
     if ends is not None:
         made.finish(End(state=ends, finish_reason="length" if ends is JobState.DONE else None), now_ms=5)
     return made

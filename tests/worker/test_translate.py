@@ -7,7 +7,7 @@ from engine.request import Request
 from producer.contract.calls import LeasedJob
 from producer.contract.keys import QueueKeys
 from producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
-from worker.channel import ChoiceOutput
+from worker.channel import ChannelOutput
 from worker.chat import compile_template
 from worker.errors import ConfigError, JobRejected
 from worker.leases import HeldJob
@@ -90,7 +90,7 @@ class TestGivenAPromptOfEachKind:
 
     def test_when_an_earlier_attempt_published_then_it_is_replayed(self) -> None:
         job = held("a")
-        job.choices = [ChoiceOutput(token_ids=[7, 8], published=2)]
+        job.choices = [ChannelOutput(token_ids=[7, 8], published=2)]
 
         (progress,) = translator().request(job).progress
 

@@ -27,7 +27,7 @@ local function is_retried(job, lease, how)
     how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
     return false
   end
-  return job.failures + 1 < setting('max_attempts', LIMITS.DEFAULT_MAX_ATTEMPTS)
+  return job.failures + 1 < setting('max_failures', LIMITS.DEFAULT_MAX_FAILURES)
 end
 
 local function retry(job, lease, how)
