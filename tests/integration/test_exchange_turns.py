@@ -181,6 +181,23 @@ class TestGivenAJobWithChoices:
         assert running.common.meters.jobs_by_state == {"failed": 1}
         assert state_of(client, running.taken[0].id) is JobState.FAILED
 
+    def test_when_one_fails_and_the_job_is_tried_again_then_the_engine_is_told_to_drop_the_other(
+        self, running: Running, client: Any
+    ) -> None:
+        running.start()
+        submit_all(client, [Ask(options=JobOptions(n=2))])
+        wait_until(lambda: running.taken, "it is held")
+        request_id = running.taken[0].request_id
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        finish = Finish(reason=FinishReason.ERROR, error="it broke", failure=FailureKind.STEP)
+        running.common.mailbox.put_deltas(
+            [TokenDelta(request_id=request_id, choice=0, start=0, token_ids=(), text="", stats=stats, finish=finish)]
+        )
+
+        wait_until(lambda: running.exchange.is_drained, "it goes back")
+
+        assert running.common.mailbox.take_lost() == [request_id]
+
     def test_when_its_result_is_larger_than_can_be_kept_then_it_fails_and_says_so(
         self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

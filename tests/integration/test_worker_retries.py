@@ -107,20 +107,6 @@ class TestGivenAStepThatFailsOnOneJob:
             check_every_token_once(client, {job_id: ask})
         check_nothing_is_left(client)
 
-    def test_when_it_goes_back_then_its_other_choices_run_here_no_more(self, valkey: RedisServer, client: Any) -> None:
-        options = JobOptions(max_tokens=4000, n=2, ignore_eos=True)
-        with running_worker(valkey.url, model__path=f"{FAULTY}&step_s=0.01") as worker:
-            client.hset(KEYS.key("config"), "test_clock_ms", int(client.time()[0]) * 1000)
-            (job_id,) = submit_all(client, [Ask(prompt="[[fail@6x4]]", options=options)])
-            wait_for_failures(client, job_id, 1)
-
-            # Its time never comes: what the next beat says is of an engine that has nothing else to do.
-            about = KEYS.key("worker", worker.incarnation)
-            client.hdel(about, "running")
-            wait_until(lambda: client.hget(about, "running") == b"0", "the engine is empty")
-            assert view_of(client, job_id).state is JobState.QUEUED
-            assert run(client, calls.cancel(KEYS, [job_id])) == ["cancelled"]
-
     def test_when_it_is_cancelled_while_it_waits_for_its_retry_then_it_ends_at_once(
         self, valkey: RedisServer, client: Any
     ) -> None:
