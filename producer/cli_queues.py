@@ -150,7 +150,9 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0), help="Refuse submits above this.")
 @click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1), help="Refuse submits above this.")
 @click.option("--durability", metavar="LEVEL", help="Of submits that do not say it: memory, aof, fsync, replica:N.")
-@click.option("--max-attempts", metavar="COUNT", type=click.IntRange(1), help="Try a job so often, where tries help.")
+@click.option(
+    "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job for good after so many failures."
+)
 @click.option("--mode", type=click.Choice(["fifo", "fair", "deadline"]), help="Who goes first within a class.")
 @click.option(
     "--age-step",

@@ -1,14 +1,19 @@
-"""What the engine's plain Python may cost, with room for a machine that does other things too."""
+"""What the engine's plain Python may cost, as a ratio: milliseconds are for `python -m benchmarks.scheduler`."""
 
 import pytest
 
 from benchmarks.scheduler import LIMITS_MS, measure
 
+MAX_RATIO = 6.0
+"""To what the null model itself takes in the same run, whatever the machine's speed. 3.4 to 3.7 was measured."""
+
 
 class TestGivenSequencesThatAllGenerate:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("num_running", "limit_ms"), LIMITS_MS.items())
-    def test_when_steps_are_measured_then_the_best_of_them_is_within_the_limit(
-        self, num_running: int, limit_ms: float
+    @pytest.mark.parametrize("num_running", LIMITS_MS)
+    def test_when_steps_are_measured_then_the_best_of_them_costs_few_times_the_null_model(
+        self, num_running: int
     ) -> None:
-        assert measure(num_running, num_windows=30).best_ms < limit_ms
+        cost = measure(num_running, num_windows=30)
+
+        assert cost.best_ms < MAX_RATIO * cost.executor_ms
