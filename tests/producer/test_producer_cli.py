@@ -481,17 +481,22 @@ class TestGivenAProcessOfItsOwn:
     def test_when_the_client_is_imported_then_it_is_quick_and_brings_nothing_heavy(self) -> None:
         program = """
 import sys, time
-begin = time.process_time()
-import producer.client, producer.cli, producer.aio
-seconds = time.process_time() - begin
+def seconds_of(*names):
+    begin = time.process_time()
+    for name in names:
+        __import__(name)
+    return time.process_time() - begin
+libraries = seconds_of("redis.asyncio", "click", "rich.console", "msgpack")
+ours = seconds_of("producer.client", "producer.cli", "producer.aio")
 heavy = {"torch", "transformers", "alembic", "rq", "numpy", "tokenizers", "sqlalchemy"} & set(sys.modules)
-print(seconds, sorted(heavy))
+print(ours / libraries, sorted(heavy))
 """
         printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
 
-        seconds, heavy = printed.split(" ", 1)
+        share, heavy = printed.split(" ", 1)
         assert heavy.strip() == "[]"
-        assert float(seconds) < 0.5
+        # As long as the four libraries that it stands on; a ratio, because machines differ.
+        assert float(share) < 2
 
 
 class TestGivenAHistory:
