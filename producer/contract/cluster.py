@@ -100,6 +100,7 @@ class SlotTable:
         if isinstance(reply, NoPermissionError):
             raise reply
         if isinstance(reply, Exception):
+            # No wrong type, whatever its class: what the server said shows that the URL is wrong.
             raise ValueError(f"it is no Cluster's node: {reply}. Give a redis:// URL for a single server")  # noqa: TRY004
         rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
         return cls((int(start), int(end), (_text(node[0]) or asked[0], int(node[1]))) for start, end, node, *_ in rows)

@@ -3,8 +3,7 @@
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.integration.jobs import wait_until
 from tests.servers import Flavor, RedisServer, binary_of, free_port, how_to_get, redis_server
 
 SERVICE = "queue"
 FOLLOWER, PASSWORD = "follower", "follow"
 PATIENCE_S = 15.0
-
-
-def wait_until(is_so: Callable[[], object], what: str) -> None:
-    """Poll until something holds."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:g} s in vain until {what}"
-        time.sleep(0.005)
 
 
 def replication_of(server: RedisServer) -> Any:  # Any: INFO is untyped
@@ -42,8 +34,16 @@ class Replicated:
 
     def wait_until_followed(self) -> None:
         """Until the replica is in sync."""
-        wait_until(lambda: replication_of(self.replica)["master_link_status"] == "up", "the replica follows")
-        wait_until(lambda: "online" in str(replication_of(self.primary).get("slave0")), "the primary knows it")
+        wait_until(
+            lambda: replication_of(self.replica)["master_link_status"] == "up",
+            "the replica follows",
+            patience_s=PATIENCE_S,
+        )
+        wait_until(
+            lambda: "online" in str(replication_of(self.primary).get("slave0")),
+            "the primary knows it",
+            patience_s=PATIENCE_S,
+        )
 
     def cut_off(self) -> None:
         """From now on nothing reaches the replica: the user as which it follows is gone, and its connection with it."""
@@ -100,7 +100,11 @@ class Watched:
 
     def wait_until_promoted(self) -> None:
         """Until the replica is the primary."""
-        wait_until(lambda: replication_of(self.pair.replica)["role"] == "master", "the replica is promoted")
+        wait_until(
+            lambda: replication_of(self.pair.replica)["role"] == "master",
+            "the replica is promoted",
+            patience_s=PATIENCE_S,
+        )
 
 
 @contextmanager
@@ -126,4 +130,4 @@ def watched(flavor: Flavor = "valkey") -> Generator[Watched]:
 def _wait_until_known(settings: Path, pair: Replicated) -> None:
     # A Sentinel keeps what it has found in its own settings.
     known = f"known-replica {SERVICE} 127.0.0.1 {pair.replica.port}"
-    wait_until(lambda: known in settings.read_text(), "the Sentinel knows the replica")
+    wait_until(lambda: known in settings.read_text(), "the Sentinel knows the replica", patience_s=PATIENCE_S)

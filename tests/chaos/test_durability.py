@@ -17,7 +17,8 @@ from producer.commands import CALLS_PER_WAIT, SubmitAnswer
 from producer.contract.limits import MAX_JOBS_PER_CALL
 from producer.errors import DurabilityRefused, LessDurable, ProducerError
 from tests.chaos.power import PowerSupply, powered_server
-from tests.chaos.replicated import Replicated, replicated, wait_until
+from tests.chaos.replicated import Replicated, replicated
+from tests.integration.jobs import wait_until
 from tests.servers import FLAVORS, Flavor, RedisServer, binary_of, how_to_get, redis_server
 
 ALWAYS = ("--appendfsync", "always")
