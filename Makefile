@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo test test-long soak overload teeth crash-points check format lint types imports fuzz audit-dependencies setup clean
+.PHONY: demo profile test test-long bench-check soak overload teeth crash-points check format lint types imports fuzz audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -23,10 +23,13 @@ test: setup ## The fast suite.
 test-long: setup ## What takes minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu" --timeout 1800
 
+bench-check: setup ## Has anything become slower? Ratios inside one run, so that a busy machine may run it. Some minutes.
+	@$(BIN)/python -m benchmarks.gate
+
 teeth: setup ## Break each guard of the protocol in turn; the tests must notice. Minutes.
 	@$(BIN)/python -m tests.chaos.teeth
 
-crash-points: setup ## Each fault at each crash point, with fifty jobs. Half an hour; CRASH_SEED chooses where exactly.
+crash-points: setup ## Each fault at each crash point, with fifty jobs. Five to thirty minutes; CRASH_SEED chooses where exactly.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/chaos/test_crash_points.py
 
 soak: setup ## A hundred thousand jobs and a thousand kills, then the real engine; about half an hour. SEED=n repeats one.
@@ -42,6 +45,9 @@ audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names
 
 overload: setup ## Ten times more jobs than a worker can do, for ten minutes: memory and latency.
 	$(BIN)/python -m tests.chaos.overload --minutes 10
+
+profile: setup ## Where a step's time goes, operation by operation, beside its bound.
+	$(BIN)/python -m benchmarks.profile
 
 check: format lint types imports ## Formatting, lint, types, import rules.
 

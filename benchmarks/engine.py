@@ -149,7 +149,7 @@ def run_products(runner: RecordingRunner) -> None:
             layer.qkv(hidden[:num_tokens])
             num_left = num_rows if index == len(weights.layers) - 1 else num_tokens
             layer.attention_output(attended[:num_left])
-            layer.gate_up(hidden[:num_left])
+            layer.gated(hidden[:num_left])
             layer.down(inner[:num_left])
         weights.output(hidden[:num_rows])
 

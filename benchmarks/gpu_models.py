@@ -22,7 +22,7 @@ from engine.loader import Weights, open_model_folder
 from engine.model_runner import ModelOptions, load_model_runner
 from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
-from engine.models.load import load_decoder
+from engine.models.load import WeightForm, load_decoder
 from engine.null_model import NullTokenizer
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence as EngineSequence
@@ -88,7 +88,9 @@ def random_decoder(shape: str, device: torch.device, *, max_model_len: int, max_
     # Only `get` is asked of the weights here.
     weights = cast("Weights", RandomWeights(device, dtype))
     config = parse_config(SHAPES[shape] | {"max_position_embeddings": max_model_len})
-    return load_decoder(config, weights, dtype=dtype, device=device, max_model_len=max_model_len, max_tokens=max_tokens)
+    return load_decoder(
+        config, weights, form=WeightForm(dtype, device), max_model_len=max_model_len, max_tokens=max_tokens
+    )
 
 
 def weight_bytes(config: DecoderConfig, element_bytes: int) -> int:
@@ -199,7 +201,7 @@ def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decod
     """Our decoder of a folder."""
     opened = open_model_folder(folder)
     config = parse_config(opened.config)
-    return load_decoder(config, opened.weights, dtype=dtype, device=device, max_model_len=512, max_tokens=512)
+    return load_decoder(config, opened.weights, form=WeightForm(dtype, device), max_model_len=512, max_tokens=512)
 
 
 def logits_of_prompts(
@@ -213,7 +215,11 @@ def logits_of_prompts(
         decoder.config, num_blocks=blocks_each * len(prompts), block_size=block_size, dtype=dtype, device=device
     )
     layout = BatchLayout(
-        max_num_seqs=len(prompts), max_blocks_per_seq=blocks_each, block_size=block_size, device=device
+        max_num_seqs=len(prompts),
+        max_blocks_per_seq=blocks_each,
+        num_blocks=blocks_each * len(prompts),
+        block_size=block_size,
+        device=device,
     )
     blocks = torch.randperm(blocks_each * len(prompts)).view(len(prompts), -1).tolist()
     sequences = [_sequence(i, prompt, blocks[i]) for i, prompt in enumerate(prompts)]

@@ -1,94 +1,167 @@
-"""How fast the queue itself is: jobs submitted and drained a second, with a model that computes nothing.
+"""How fast the queue is: jobs submitted and drained a second, beside the queues that could be used instead.
 
-    python -m benchmarks.queue [--jobs 20000]
+    python -m benchmarks.queue [--jobs 20000] [--rounds 3] [--peers all|none|NAME,NAME] [--sections jobs,kill,streams]
 
-Everything is real: the embedded server with its append-only file, the client library, worker processes. A no-op job
-asks for one token and has a prompt of 16 bytes, or of 400, which the null model takes for as many tokens: the engine
-checks and hashes them as it would a model's. `burst` drains with no recorder, so the outbox grows; `sustained` ends
-when every job has its row in SQLite.
+Everything is real: redis-server with its append-only file every second on a unix socket, one for each run; the client
+libraries; worker processes. A no-op job has a payload of 16 bytes (ours asks the null model for one token). Runs of
+ours and of the peers take turns; the medians are printed. `burst` drains with no recorder, so the outbox grows;
+`sustained` ends when every job has its row in SQLite. Peers are installed at first use: `benchmarks/peers`.
 """
 
 import argparse
-import sqlite3
-import time
-from collections.abc import Callable
-from pathlib import Path
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
-from benchmarks.service_parts import num_done, own_server, wait_until, worker
-from producer.client import Producer
+from benchmarks import queue_ours, queue_streams
+from benchmarks.peers import queue_side
+from benchmarks.plain_server import version_of_server
+from benchmarks.queue_figures import Drained, Killed
+from benchmarks.service_parts import percentile
 
-NO_OP_BYTES, PROMPT_BYTES = 16, 400
-NULL = ("--model", "null", "--max-num-seqs", "256", "--max-num-batched-tokens", "131072", "--log-level", "warning")
-
-
-def submit(producer: Producer, num_jobs: int, prompt_bytes: int = PROMPT_BYTES) -> float:
-    """Submit jobs of one token; jobs per second."""
-    prompt, began_s = "x" * prompt_bytes, time.perf_counter()
-    answers = producer.submit_many((prompt for _ in range(num_jobs)), max_tokens=1, stream=False)
-    refused = [answer for answer in answers if isinstance(answer, Exception)]
-    if refused:
-        raise RuntimeError(f"{len(refused)} jobs were refused: {refused[0]}")
-    return num_jobs / (time.perf_counter() - began_s)
+KILLED_JOBS, KILL_WITHIN_S = 2_000, 90.0
+OURS = "ours, burst"
 
 
-def num_rows(folder: Path) -> int:
-    """Jobs that the history has as done."""
-    with sqlite3.connect(f"file:{folder / 'history.db'}?mode=ro", uri=True) as connection:
-        return connection.execute("SELECT count(*) FROM jobs WHERE state = 'done'").fetchone()[0]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the first table."""
+
+    name: str
+    one: Callable[[int], Drained]
+    two: Callable[[int], Drained]
+    wakes_ms: Callable[[int], list[float]] | None
+    kill: Callable[[], Killed] | None
 
 
-def drain(num_jobs: int, prompt_bytes: int, *options: str, num_workers: int = 1) -> tuple[float, float, float]:
-    """Let workers drain a queue that is full when they begin: jobs per second submitted, done, and recorded."""
-    with own_server() as folder, Producer() as producer:
-        producer.pause()
-        submitted_per_s = submit(producer, num_jobs, prompt_bytes)
-        with Workers(num_workers, folder, options):
-            began_s = time.perf_counter()
-            producer.pause(is_paused=False)
-            wait_until(lambda: num_done(producer) == num_jobs, "all jobs to be done")
-            done_s = time.perf_counter() - began_s
-            if "--no-recorder" not in options:
-                wait_until(lambda: num_rows(folder) == num_jobs, "all jobs to be recorded")
-            recorded_s = time.perf_counter() - began_s
-    return submitted_per_s, num_jobs / done_s, num_jobs / recorded_s
+def our_rows() -> list[Row]:
+    """Ours: without history, and with it."""
+
+    def kill() -> Killed:
+        return queue_ours.kill(KILLED_JOBS, KILL_WITHIN_S)
+
+    def sustained(num_jobs: int, num_workers: int) -> Drained:
+        return queue_ours.drain(num_jobs, num_workers, with_history=True)
+
+    return [
+        Row(OURS, queue_ours.drain, lambda n: queue_ours.drain(n, 2), queue_ours.wakes_ms, kill),
+        Row("ours, sustained", lambda n: sustained(n, 1), lambda n: sustained(n, 2), None, None),
+    ]
 
 
-class Workers:
-    """So many workers, all ready; the first with the options given, the others without a recorder."""
+def peer_row(name: str) -> Row:
+    """One peer."""
+    return Row(
+        name,
+        lambda n: queue_side.drain(name, n, 1),
+        lambda n: queue_side.drain(name, n, 2),
+        lambda n: queue_side.wakes_ms(name, n),
+        lambda: queue_side.kill(name, KILLED_JOBS, KILL_WITHIN_S),
+    )
 
-    def __init__(self, count: int, folder: Path, options: tuple[str, ...]) -> None:
-        self._parts = [
-            worker(*NULL, *(options if i == 0 else ("--no-recorder",)), log=folder / f"worker-{i}.log")
-            for i in range(count)
+
+def median(runs: Sequence[Drained]) -> Drained:
+    """The median of each figure by itself."""
+
+    def of(name: str) -> float | None:
+        values = [value for run in runs if (value := getattr(run, name)) is not None]
+        return statistics.median(values) if values else None
+
+    return Drained(**{field.name: of(field.name) for field in fields(Drained)})  # pyright: ignore[reportArgumentType]
+
+
+def print_jobs(rows: Sequence[Row], num_jobs: int, num_rounds: int, num_wakes: int) -> None:
+    """The table of speeds."""
+    ones: dict[str, list[Drained]] = {row.name: [] for row in rows}
+    twos: dict[str, list[Drained]] = {row.name: [] for row in rows}
+    for _ in range(num_rounds):
+        for row in rows:
+            for runs, drain in ((ones, row.one), (twos, row.two)):
+                try:
+                    runs[row.name].append(drain(num_jobs))
+                except RuntimeError as error:
+                    print(f"{row.name}: a run is left out: {error}", file=sys.stderr, flush=True)
+    print(f"{'':37} {'':>8} {'idle wake-up':>14} {'commands':>8} {'processor us: submit':>21} {'drain':>13}")
+    print(
+        f"{'queue':16} {'submit/s':>9} {'done/s':>8} {'two':>8} {'rows/s':>8} {'p50 ms':>6} {'p99 ms':>7} "
+        f"{'per job':>8} {'client':>10} {'server':>6} {'worker':>6} {'server':>6}"
+    )
+    for row in rows:
+        if ones[row.name] and twos[row.name]:
+            print_row(row, median(ones[row.name]), median(twos[row.name]), num_wakes)
+
+
+def print_row(row: Row, one: Drained, two: Drained, num_wakes: int) -> None:
+    """One line of that table."""
+    wakes = row.wakes_ms(num_wakes) if row.wakes_ms else []
+    woken = f"{percentile(wakes, 50):6.1f} {percentile(wakes, 99):7.1f}" if wakes else f"{'':6} {'':7}"
+    rows = f"{one.recorded_per_s:8,.0f}" if one.recorded_per_s is not None else f"{'':8}"
+    print(
+        f"{row.name:16} {one.submitted_per_s:9,.0f} {one.done_per_s:8,.0f} {two.done_per_s:8,.0f} {rows} {woken} "
+        f"{one.commands_per_job:8.1f} {one.client_us_per_submit:10.0f} {one.server_us_per_submit:6.0f} "
+        f"{one.worker_us_per_job:6.0f} {one.server_us_per_job:6.0f}",
+        flush=True,
+    )
+
+
+def print_kills(rows: Sequence[Row]) -> None:
+    """The table of deaths."""
+    print(f"\nSIGKILL amid {KILLED_JOBS} jobs, another worker at once, looked at for {KILL_WITHIN_S:g} s")
+    print(f"{'queue':16} {'missing':>8} {'twice':>6} {'started again':>13} {'all ran after s':>15}")
+    for row in rows:
+        if row.kill:
+            found = row.kill()
+            after = f"{found.took_s:.1f}" if not found.missing else "never"
+            print(f"{row.name:16} {found.missing:8} {found.twice:6} {found.started_again:13} {after:>15}", flush=True)
+
+
+def print_streams(num_rounds: int, num_jobs: Sequence[int] = (64, 256), tokens: int = queue_streams.TOKENS) -> None:
+    """Tokens: what they cost, how long they are under way, and what a slower network takes."""
+    print(f"\n{'streaming at once':>17} {'tokens/s':>9} {'worker us':>9} {'server us':>9} {'with 1 ms more':>14}")
+    for count in num_jobs:
+        runs = [
+            (queue_streams.stream(count, tokens=tokens), queue_streams.stream(count, tokens=tokens, delay_s=DELAY_S))
+            for _ in range(num_rounds)
         ]
+        near = [one for one, _ in runs]
+        kept = statistics.median(slow.tokens_per_s / one.tokens_per_s for one, slow in runs)
+        print(
+            f"{count:17} {statistics.median(one.tokens_per_s for one in near):9,.0f} "
+            f"{statistics.median(one.worker_us_per_token for one in near):9.1f} "
+            f"{statistics.median(one.server_us_per_token for one in near):9.1f} {kept:14.3f}",
+            flush=True,
+        )
+    sent = queue_streams.underway_ms(tokens)
+    print(f"sent to read: p50 {percentile(sent, 50):.2f} ms, p99 {percentile(sent, 99):.2f} ms")
 
-    def __enter__(self) -> None:
-        for part in self._parts:
-            part.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        for part in reversed(self._parts):
-            part.__exit__(None, None, None)
+DELAY_S = queue_streams.EACH_WAY_S
+SECTIONS = ("jobs", "kill", "streams")
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs of each run (default 20000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is printed (default 3)")
+    parser.add_argument("--wakes", type=int, default=200, help="jobs that wake an idle worker (default 200)")
+    parser.add_argument("--peers", default="none", help="all, none, or names with commas (default none)")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)} (default all)")
+    parser.add_argument("--tokens", type=int, default=queue_streams.TOKENS, help="of each job that streams")
+    parser.add_argument("--streams", default="64,256", help="how many jobs stream at once (default 64,256)")
     given = parser.parse_args()
-    cases: list[tuple[str, Callable[[], tuple[float, float, float]]]] = [
-        ("burst, no-op", lambda: drain(given.jobs, NO_OP_BYTES, "--no-recorder")),
-        ("burst, no-op, two workers", lambda: drain(given.jobs, NO_OP_BYTES, "--no-recorder", num_workers=2)),
-        ("burst, 400-byte prompts", lambda: drain(given.jobs, PROMPT_BYTES, "--no-recorder")),
-        ("sustained, history on, no-op", lambda: drain(given.jobs, NO_OP_BYTES)),
-    ]
-    print(f"{'case':28} {'submit/s':>10} {'done/s':>10} {'recorded/s':>10}")
-    for name, run in cases:
-        rounds = sorted(run() for _ in range(given.rounds))
-        submitted, done, recorded = (sorted(column)[given.rounds // 2] for column in zip(*rounds, strict=True))
-        shown = f"{recorded:10,.0f}" if "history" in name else f"{'-':>10}"
-        print(f"{name:28} {submitted:10,.0f} {done:10,.0f} {shown}")
+    shorthands: dict[str, list[str]] = {"all": list(queue_side.RECIPES), "none": []}
+    peers = shorthands.get(given.peers) or [name for name in given.peers.split(",") if name in queue_side.RECIPES]
+    rows, wanted = [*our_rows(), *map(peer_row, peers)], given.sections.split(",")
+    print(f"{version_of_server()}, load {os.getloadavg()[0]:.1f} before the start\n")
+    if "jobs" in wanted:
+        print_jobs(rows, given.jobs, given.rounds, given.wakes)
+    if "kill" in wanted:
+        print_kills(rows)
+    if "streams" in wanted:
+        print_streams(given.rounds, [int(count) for count in given.streams.split(",")], given.tokens)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ class ScheduledSequence(NamedTuple):
     """Whether the step reaches the sequence's last known token, so that a new one is drawn."""
 
 
+class PaddingRow(NamedTuple):
+    """Work that nobody asked for: tokens computed only because the batch is a rectangle."""
+
+    num_tokens: int
+    context_len: int
+    """Tokens that the last of them attends to, itself included."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The sequences of one step, in the order in which they were scheduled."""
@@ -31,6 +39,9 @@ class Batch:
     num_joined: int = 0
     """How many of them, the last ones, were waiting before this step."""
 
+    padding: tuple[PaddingRow, ...] = ()
+    """What a padded discipline has computed besides. An executor does this work, and keeps nothing of it."""
+
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
@@ -38,8 +49,13 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step, all sequences."""
+        """Tokens computed in this step, all sequences, without padding."""
         return sum(scheduled.num_tokens for scheduled in self.sequences)
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens computed in this step for nobody."""
+        return sum(row.num_tokens for row in self.padding)
 
 
 class Sampled(NamedTuple):

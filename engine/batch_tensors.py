@@ -1,6 +1,9 @@
 """Lay a step out as tensors: what the decoder reads. Knows no model.
 
 Hot: one pass of Python per sequence, no tensor per sequence; the rest is arithmetic over the whole batch.
+
+Padding comes after the sequences, as rows like theirs: it attends to as many tokens as a padded row would, whatever is
+there, and writes to the block after the cache's last, which no sequence has.
 """
 
 # torch's types are partial.
@@ -13,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.batch import Batch, PaddingRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class BatchTensors:
     """`[S]` int32: tokens with this step's."""
 
     logit_rows: Tensor
-    """`[R]` int64: rows of T whose logits are wanted, in batch order."""
+    """`[R]` int64: rows of T whose logits are wanted, in batch order; those of padding last."""
 
     max_query_len: int
     max_context_len: int
@@ -48,30 +51,41 @@ class BatchTensors:
 class BatchLayout:
     """Lays steps out. Keeps the block tables of the last step: most rows are the same in the next."""
 
-    def __init__(self, *, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_blocks_per_seq: int, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
         self._block_size = block_size
+        self._num_blocks = num_blocks
         self._device = device
         self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
 
     def lay_out(self, batch: Batch) -> BatchTensors:
         """The tensors of `batch`, valid until the next call."""
-        scheduled = batch.sequences
+        scheduled, padding = batch.sequences, batch.padding
         input_ids: list[int] = []
         for item in scheduled:
             input_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
-        starts = np.array([item.start for item in scheduled], dtype=np.int64)
-        lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+        num_tokens = len(input_ids)
+        starts = [item.start for item in scheduled] + [row.context_len - row.num_tokens for row in padding]
+        sizes = [item.num_tokens for item in scheduled] + [row.num_tokens for row in padding]
+        # A rectangle of decodes has its finished rows' logits computed as well.
+        samples = [item.samples for item in scheduled] + [row.num_tokens == 1 for row in padding]
+        lengths = np.array(sizes, dtype=np.int64)
         tables = self._block_tables([item.sequence.block_table for item in scheduled])
+        if padding:
+            input_ids += [0] * batch.num_padding_tokens
+            tables = np.concatenate((tables, self._padding_tables(padding)))
         ends = lengths.cumsum()
-        row_of_token = np.repeat(np.arange(len(scheduled)), lengths)
-        positions = np.arange(len(input_ids)) - (ends - lengths - starts)[row_of_token]
-        context_lens = starts + lengths
-        samples = [item.samples for item in scheduled]
+        row_of_token = np.repeat(np.arange(len(sizes)), lengths)
+        context_lens = np.array(starts, dtype=np.int64) + lengths
+        positions = np.arange(len(input_ids)) - (ends - context_lens)[row_of_token]
+        slots = self._slots(tables, row_of_token, positions)
+        slots[num_tokens:] = self._num_blocks * self._block_size
         return BatchTensors(
             input_ids=self._to_device(np.array(input_ids, dtype=np.int64)),
             positions=self._to_device(positions),
-            slot_mapping=self._to_device(self._slots(tables, row_of_token, positions)),
+            slot_mapping=self._to_device(slots),
             block_tables=self._to_device(tables),
             query_start_locs=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
             context_lens=self._to_device(context_lens.astype(np.int32)),
@@ -87,6 +101,12 @@ class BatchLayout:
                 self._tables[row, : len(table)] = table
                 self._rows[row] = table.copy()
         return self._tables[: len(tables)]
+
+    def _padding_tables(self, padding: tuple[PaddingRow, ...]) -> NDArray[np.int32]:
+        """Tables of rows that read the cache's blocks one after the other, as far from each other as real rows' are."""
+        width = self._tables.shape[1]
+        blocks = np.arange(len(padding))[:, None] * width + np.arange(width)
+        return (blocks % self._num_blocks).astype(np.int32)
 
     def _slots(
         self, tables: NDArray[np.int32], row_of_token: NDArray[np.int64], positions: NDArray[np.int64]

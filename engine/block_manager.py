@@ -114,6 +114,10 @@ class BlockManager:
             found.append(block_id)
         return found
 
+    def num_known_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a waiting `sequence` whose keys and values are in the cache already."""
+        return len(self.known_prefix(sequence)) * self.block_size
+
     def next_hash(self, sequence: Sequence) -> int | None:
         """Hash of the first full block of `sequence` that nobody finds yet; None if there is no such block.
 
@@ -130,18 +134,19 @@ class BlockManager:
         # Hashes are chained: two that are equal stand for equal beginnings.
         return sum(mine == theirs for mine, theirs in zip(lacking, coming, strict=False)) * self.block_size
 
-    def try_hold(self, sequence: Sequence, *, num_spare: int) -> int | None:
+    def try_hold(self, sequence: Sequence, *, num_spare: int, num_held: int = 0) -> int | None:
         """Give a sequence without blocks all that its known tokens need.
 
         Args:
             sequence: waiting, with an empty block table.
             num_spare: blocks that must be free afterwards.
+            num_held: tokens that its blocks must hold, if more than it has: what it may yet generate.
 
         Returns:
             Tokens whose keys and values are in the cache already; None if there are not enough blocks.
         """
         known = self.known_prefix(sequence)
-        num_new = blocks_needed(sequence.num_tokens, self.block_size) - len(known)
+        num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(known)
         num_idle = sum(self._ref_counts[block_id] == 0 for block_id in known)
         if num_new + num_idle + num_spare > len(self._free):
             return None

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 POLICY_NAMES = ("fcfs", "priority")
 """Who goes first: the names in `engine.policies`."""
 
+DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "static")
+"""Ways of batching: the names in `engine.policies.disciplines`."""
+
+WHOLE_PROMPT_DISCIPLINES = frozenset({"prefill-first", "orca", "dynamic", "static"})
+"""Those that compute a prompt in one step wherever the step's budget holds it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -22,6 +28,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     """Who goes first among those waiting: a name in `engine.policies`."""
+
+    discipline: str = "continuous"
+    """When those waiting join, what they hold, how prompts are cut: a name in `engine.policies.disciplines`."""
+
+    batch_window_s: float = 0.1
+    """With the discipline `dynamic`: a batch that is not full begins this long after its first sequence came."""
 
     max_waiting_tokens: int = 0
     """Prompt tokens that `room` offers beyond the next step's budget. 0: one step's budget."""
@@ -49,6 +61,16 @@ class EngineConfig:
                 self.policy in POLICY_NAMES,
                 f"policy must be one of {', '.join(POLICY_NAMES)}, got {self.policy!r}",
             ),
+            (
+                self.discipline in DISCIPLINE_NAMES,
+                f"discipline must be one of {', '.join(DISCIPLINE_NAMES)}, got {self.discipline!r}",
+            ),
+            (
+                not (self.long_prefill_token_threshold and self.discipline in WHOLE_PROMPT_DISCIPLINES),
+                f"long_prefill_token_threshold must be 0 with the discipline {self.discipline}, which computes prompts "
+                f"whole; got {self.long_prefill_token_threshold}",
+            ),
+            (self.batch_window_s >= 0, f"batch_window_s must be 0 or more, got {self.batch_window_s}"),
             (self.max_waiting_tokens >= 0, f"max_waiting_tokens must be 0 or more, got {self.max_waiting_tokens}"),
             (self.priority_age_step_s > 0, f"priority_age_step_s must be over 0, got {self.priority_age_step_s}"),
             (self.max_step_retries >= 0, f"max_step_retries must be 0 or more, got {self.max_step_retries}"),

@@ -34,6 +34,8 @@ class Executor(Protocol):
     def execute(self, batch: Batch) -> list[Sampled]:
         """Compute every scheduled token, writing its keys and values through the sequence's block table.
 
+        Does the work of the batch's padding too, and keeps nothing of it.
+
         Returns one `Sampled` for each scheduled sequence that samples, in batch order. Must not change any sequence.
         May be called again for the same batch after it raised.
 

@@ -12,12 +12,12 @@ from kernels.paged_attention import KVCache, allocate_kv_cache
 def make_caches(
     config: DecoderConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """Allocate every layer's cache, zeroed.
+    """Allocate every layer's cache, zeroed, with one block more than asked for: there padding is written.
 
     Raises:
         NotEnoughMemory: the machine does not give so much.
     """
-    sizes = (num_blocks, block_size, config.num_kv_heads, config.head_size)
+    sizes = (num_blocks + 1, block_size, config.num_kv_heads, config.head_size)
     try:
         return [allocate_kv_cache(*sizes, dtype=dtype, device=device) for _ in range(config.num_layers)]
     except (OSError, RuntimeError) as error:

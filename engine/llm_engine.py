@@ -127,22 +127,34 @@ class LLMEngine:
         return deltas
 
     def room(self) -> Room:
-        """What can be added so that it starts in the next steps. All zero while anything waits or is preempted."""
-        if self._scheduler.waiting:
+        """What can be added so that it starts in the next steps. All zero while anything waits for room."""
+        scheduler = self._scheduler
+        num_places = scheduler.num_places
+        if num_places == 0:
             return Room(kv_tokens=0, prefill_tokens=0, sequences=0)
         budget = self._config.max_num_batched_tokens
         offered = budget + (self._config.max_waiting_tokens or budget)
-        num_free_blocks = self._scheduler.blocks.num_free_blocks - self._scheduler.num_spare_blocks
+        num_free_blocks = scheduler.blocks.num_free_blocks - scheduler.num_spare_blocks
         return Room(
-            kv_tokens=max(0, num_free_blocks) * self._limits.block_size,
-            prefill_tokens=max(0, offered - self._scheduler.num_owed_tokens()),
-            sequences=self._config.max_num_seqs - len(self._scheduler.running),
+            kv_tokens=max(0, num_free_blocks * self._limits.block_size - scheduler.num_held_tokens()),
+            prefill_tokens=max(0, offered - scheduler.num_owed_tokens()),
+            sequences=num_places,
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether a step would have nothing to do and nothing to say."""
         return not (self._scheduler.running or self._scheduler.waiting or self._ended)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which a step would have nothing to do: 0 now, infinity where nothing is known.
+
+        Between the two where a discipline gathers a batch: see `engine.policies.disciplines`.
+        """
+        if self._scheduler.running or self._ended:
+            return 0.0
+        return self._scheduler.gathering_s if self._scheduler.waiting else float("inf")
 
     @property
     def stats(self) -> EngineStats:

@@ -38,14 +38,16 @@ _HASHED_FILES = (
 
 
 class Weights:
-    """Tensors by name, over all files of a folder."""
+    """Tensors by name, over all files of a folder.
+
+    Each tensor is a mapping of its file by itself: what was read of it leaves memory with the tensor.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._files = _weight_files(folder)
-        self._tensors: dict[str, Any] = {}  # safe_open has no types
+        self._tensors: dict[str, Path] = {}
         for path in self._files:
-            opened = _open(path)
-            self._tensors |= dict.fromkeys(opened.keys(), opened)
+            self._tensors |= dict.fromkeys(_open(path).keys(), path)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -64,7 +66,7 @@ class Weights:
         if name not in self._tensors:
             raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
         try:
-            tensor = cast("Tensor", self._tensors[name].get_tensor(name))
+            tensor = cast("Tensor", _open(self._tensors[name]).get_tensor(name))
         except (SafetensorError, OSError) as error:
             raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
         if tuple(tensor.shape) != shape:
@@ -77,7 +79,7 @@ class Weights:
         """The dtype in which `name` is stored."""
         if name not in self._tensors:
             raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
-        return cast("torch.dtype", self._tensors[name].get_slice(name)[:1].dtype)
+        return cast("torch.dtype", _open(self._tensors[name]).get_slice(name)[:1].dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +112,14 @@ class ModelFolder:
             raise ModelFolderError(f"dtype {wanted!r} is not one of auto, {', '.join(_DTYPES)}.")
         return _DTYPES[wanted]
 
-    def fingerprint(self, dtype: torch.dtype) -> str:
+    def fingerprint(self, dtype: torch.dtype, *, is_int8: bool = False) -> str:
         """Name what the tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
+
+        Weights kept in int8 are others than those of the folder.
 
         Small weights are hashed whole; of large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
-        digest = sha256(f"{dtype} noise {NOISE_VERSION}".encode())
+        digest = sha256(f"{dtype}{' int8' if is_int8 else ''} noise {NOISE_VERSION}".encode())
         for name in _HASHED_FILES:
             path = self.path / name
             digest.update(f"\0{name}\0".encode())

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from engine.batch import Batch, Sampled
-from engine.batch_tensors import BatchLayout
+from engine.batch_tensors import BatchLayout, BatchTensors
 from engine.errors import ModelFolderError
 from engine.executor import ModelLimits
 from engine.kv_cache import (
@@ -19,7 +21,7 @@ from engine.kv_cache import (
 from engine.loader import ModelFolder, open_model_folder
 from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
-from engine.models.load import load_decoder
+from engine.models.load import WeightForm, load_decoder
 from engine.sampler import Sampler
 
 
@@ -35,6 +37,9 @@ class ModelOptions:
 
     dtype: str = "auto"
     """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
+
+    quantization: Literal["none", "int8"] = "none"
+    """int8: weights are rounded to int8 as they are loaded, rows as they are multiplied. On the CPU, in bfloat16."""
 
     block_size: int = 16
     """Token slots in a block of the KV cache."""
@@ -73,6 +78,7 @@ class ModelRunner:
         self._layout = BatchLayout(
             max_num_seqs=options.max_num_seqs,
             max_blocks_per_seq=-(-limits.max_model_len // limits.block_size),
+            num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             device=weights.device,
         )
@@ -96,9 +102,22 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sampled]:
         """Compute every scheduled token and draw a new one for each sequence that samples, in batch order."""
-        logits = self._decoder.forward(self._layout.lay_out(batch), self._caches)  # [R, V]
+        logits = self.forward(self.lay_out(batch))  # [R, V]
         sampling = [scheduled.sequence for scheduled in batch.sequences if scheduled.samples]
-        return self._sampler.sample(logits, sampling) if sampling else []
+        # After theirs come the logits of padding.
+        return self._sampler.sample(logits[: len(sampling)], sampling) if sampling else []
+
+    def lay_out(self, batch: Batch) -> BatchTensors:
+        """The first part of `execute`: what the model reads, valid until the next call."""
+        return self._layout.lay_out(batch)
+
+    def forward(self, tensors: BatchTensors) -> Tensor:
+        """The second part of `execute`: logits `[R, V]`, valid until the next call."""
+        return self._decoder.forward(tensors, self._caches)
+
+    def time_phases(self, tensors: BatchTensors) -> dict[str, float]:
+        """Seconds of each phase of a native step, which is done; for measurements."""
+        return self._decoder.time_phases(tensors, self._caches)
 
     def forget(self, sequence_ids: list[int]) -> None:
         """Drop what is kept for sequences that ended."""
@@ -119,12 +138,12 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
     device = torch.device(options.device)
     dtype = _dtype(folder, options)
     max_model_len = _max_model_len(config, options)
+    is_int8 = options.quantization == "int8"
     with torch.inference_mode():
         decoder = load_decoder(
             config,
             folder.weights,
-            dtype=dtype,
-            device=device,
+            form=WeightForm(dtype, device, is_int8=is_int8),
             max_model_len=max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
@@ -135,7 +154,7 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         num_blocks=_num_blocks(config, options, max_model_len, dtype),
         block_size=options.block_size,
     )
-    return ModelRunner(decoder, options, limits, folder.fingerprint(dtype))
+    return ModelRunner(decoder, options, limits, folder.fingerprint(dtype, is_int8=is_int8))
 
 
 def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:

@@ -42,7 +42,7 @@ class NullModelConfig:
     """Each step takes at least this long."""
 
     token_s: float = 0.0
-    """Each computed token adds this much."""
+    """Each computed token adds this much, padding included."""
 
     mean_output_tokens: int = 0
     """Each output token ends the sequence with a chance of one in this many. 0: never."""
@@ -94,7 +94,8 @@ class NullModel:
     def execute(self, batch: Batch) -> list[Sampled]:
         """See `Executor.execute`: draw a token for each sequence that samples."""
         if self.config.step_s or self.config.token_s:
-            self._sleep(self.config.step_s + self.config.token_s * batch.num_tokens)
+            num_tokens = batch.num_tokens + batch.num_padding_tokens
+            self._sleep(self.config.step_s + self.config.token_s * num_tokens)
         return [self._draw(scheduled) for scheduled in batch.sequences if scheduled.samples]
 
     def forget(self, sequence_ids: list[int]) -> None:

@@ -3,11 +3,15 @@
 Knows nothing of tensors, text or queues: it counts tokens and blocks.
 
 There is no prefill and no decode here: a sequence is owed the tokens that it has not computed yet, one or thousands.
-Those that run go first, in the policy's order, then those that wait. A prompt longer than the step's budget is cut in
-chunks, and a chunk leaves a token for each running sequence behind it, so that a prompt never stalls those that
-generate (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024). A sequence joins only when the blocks of its whole
-prompt are there, and gets them all at once. One that cannot get a further block takes it from the sequence that is last
-in the order, which is recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
+A step is planned from two verbs, `run` for those that run and `join` for those that wait, both in the policy's order;
+which of them, when and with what room is the batching discipline's (`engine.policies.disciplines`). What follows is
+said of `continuous`, the one to use.
+
+Those that run go first, then those that wait. A prompt longer than the step's budget is cut in chunks, and a chunk
+leaves a token for each running sequence behind it, so that a prompt never stalls those that generate (chunked prefill:
+Agrawal et al., Sarathi-Serve, OSDI 2024). A sequence joins only when the blocks of its whole prompt are there, and gets
+them all at once. One that cannot get a further block takes it from the sequence that is last in the order, which is
+recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
 
 No sequence starves. The first in the order can take from all others and fits the cache alone, so it computes at least
 one token in every step: it ends after at most ceil(tokens / chunk) + max_tokens steps. Then the next one is first.
@@ -19,12 +23,14 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 from engine.batch import Batch, Sampled, ScheduledSequence
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.executor import ModelLimits
 from engine.policies import Policy, make_policy
+from engine.policies.disciplines import Cut, make_discipline
 from engine.sequence import Sequence, SequenceStatus
 
 _LEAST_SHARED_TOKENS = 32
@@ -82,7 +88,9 @@ class Scheduler:
     def __init__(self, config: EngineConfig, limits: ModelLimits, clock: Callable[[], float]) -> None:
         self._config = config
         self._policy = make_policy(config)
+        self._discipline = make_discipline(config, limits)
         self._clock = clock
+        self._num_preemptions_before = 0
         self.blocks = BlockManager(
             limits.num_blocks, limits.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
@@ -98,13 +106,56 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Plan one step. Until `commit`, no token counts as computed, so a step that fails has changed nothing."""
-        num_preemptions = self.counters.num_preemptions
-        running = self._schedule_running()
-        if not self.waiting or self.counters.num_preemptions > num_preemptions:
-            return Batch(tuple(running))
-        num_tokens = sum(scheduled.num_tokens for scheduled in running)
-        joined = self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens, running)
-        return Batch((*running, *joined), num_joined=len(joined))
+        self._num_preemptions_before = self.counters.num_preemptions
+        return self._discipline.plan(self)
+
+    # ------------------------------------------------------------ what a discipline plans a step from
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none."""
+        return len(self.waiting)
+
+    @property
+    def now_s(self) -> float:
+        """The time, on the engine's clock."""
+        return self._clock()
+
+    def run(self) -> list[ScheduledSequence]:
+        """Schedule all that run; who cannot get a further block takes it from the last in the order."""
+        return self._schedule(self.running)
+
+    def run_prompts(self) -> list[ScheduledSequence]:
+        """Schedule those of the running that owe more than one token. They have all the blocks that they need."""
+        return self._schedule([sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1])
+
+    def join(
+        self, scheduled: Iterable[ScheduledSequence], cut: Cut, *, holds_back: bool = True
+    ) -> list[ScheduledSequence]:
+        """Let those that wait join those `scheduled` in this step; nobody after a preemption.
+
+        Args:
+            scheduled: whoever computes in this step already.
+            cut: how many of its owed tokens a prompt computes now, at most the second number; 0: it waits.
+            holds_back: whether one waits for a prefix that another computes in this step.
+        """
+        if not self.waiting or self.counters.num_preemptions > self._num_preemptions_before:
+            return []
+        tokens_left = self._config.max_num_batched_tokens - sum(one.num_tokens for one in scheduled)
+        coming = self._coming([one.sequence for one in scheduled if one.num_tokens > 1]) if holds_back else None
+        return self._schedule_waiting(tokens_left, cut, coming)
+
+    def chunk(self, num_owed: int, tokens_left: int) -> int:
+        """How many of its owed tokens a sequence computes where `tokens_left` are left of the step's budget."""
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            tokens_left = min(tokens_left, threshold)
+        return min(num_owed, tokens_left)
 
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
         """Move the sequences of a step that succeeded on by what it computed and drew."""
@@ -138,12 +189,27 @@ class Scheduler:
 
     @property
     def num_spare_blocks(self) -> int:
-        """Blocks that stay free when a sequence joins: one for each that runs, so that its growing preempts nobody."""
-        return len(self.running)
+        """Blocks that stay free when a sequence joins: one for each that may grow, so that this preempts nobody."""
+        return len(self.running) if self._discipline.may_grow else 0
+
+    @property
+    def num_places(self) -> int:
+        """Sequences that may still come so that they start in the next steps."""
+        return self._discipline.num_places(self)
+
+    @property
+    def gathering_s(self) -> float:
+        """Seconds for which a step would compute nothing although sequences wait: their batch is not closed."""
+        return self._discipline.gathering_s(self)
+
+    def num_held_tokens(self) -> int:
+        """Tokens whose slots those that wait will hold when they join."""
+        return sum(self._discipline.num_held_tokens(sequence) for sequence in self.waiting.in_order())
 
     def num_owed_tokens(self) -> int:
-        """Tokens that the running sequences have yet to compute, one each where they generate."""
-        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in self.running)
+        """Tokens that all known sequences have yet to compute, one each where they generate."""
+        known = chain(self.running, self.waiting.in_order())
+        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in known)
 
     def check_invariants(self) -> None:
         """Check the books of blocks and sequences.
@@ -165,39 +231,45 @@ class Scheduler:
             assert not sequence.block_table, "a waiting sequence holds blocks"
             assert sequence.num_computed_tokens == 0
 
-    def _schedule_running(self) -> list[ScheduledSequence]:
+    def _schedule(self, sequences: list[Sequence]) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
         tokens_left = self._config.max_num_batched_tokens
-        # A victim is always the last of this list: it is taken from the end that the loop has not reached.
-        for sequence in self.running:
+        # A victim is always the last of those that run: it is taken from the end that the loop has not reached.
+        for sequence in sequences:
             start = sequence.num_computed_tokens
             num_tokens = num_owed = len(sequence.token_ids) - start
             if num_owed > 1:
-                num_behind = len(self.running) - len(scheduled) - 1
-                num_tokens = self._chunk(num_owed, tokens_left - num_behind)
+                num_behind = len(sequences) - len(scheduled) - 1
+                num_tokens = self.chunk(num_owed, tokens_left - num_behind)
             if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
                 break
             scheduled.append(ScheduledSequence(sequence, start, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
 
-    def _schedule_waiting(self, tokens_left: int, running: list[ScheduledSequence]) -> list[ScheduledSequence]:
+    def _schedule_waiting(
+        self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None
+    ) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
-        coming = self._coming([sequence for sequence, _, num_tokens, _ in running if num_tokens > 1])
         while self.waiting and tokens_left > 0 and len(self.running) < self._config.max_num_seqs:
             sequence = self.waiting.head
-            if self._is_better_held_back(sequence, coming):
+            if coming is not None and self._is_better_held_back(sequence, coming):
                 break
-            num_cached = self.blocks.try_hold(sequence, num_spare=self.num_spare_blocks)
-            if num_cached is None:
+            num_owed = sequence.num_tokens - self.blocks.num_known_tokens(sequence)
+            num_tokens = cut(num_owed, tokens_left)
+            if num_tokens == 0 or not self._hold(sequence):
                 break  # nobody overtakes the head
-            num_owed = sequence.num_tokens - num_cached
-            num_tokens = self._chunk(num_owed, tokens_left)
+            num_cached = sequence.num_tokens - num_owed
             self._join(sequence, num_cached)
-            coming |= self._coming([sequence])
+            if coming is not None:
+                coming |= self._coming([sequence])
             scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
+
+    def _hold(self, sequence: Sequence) -> bool:
+        num_held = self._discipline.num_held_tokens(sequence)
+        return self.blocks.try_hold(sequence, num_spare=self.num_spare_blocks, num_held=num_held) is not None
 
     def _coming(self, computing: list[Sequence]) -> dict[int, Sequence]:
         """Prefixes that are being computed, by the hash of the next block that will be known."""
@@ -215,14 +287,8 @@ class Scheduler:
         if other is None:
             return False
         num_coming = self.blocks.num_coming_tokens(sequence, other)
-        num_owed = sequence.num_tokens - len(self.blocks.known_prefix(sequence)) * self.blocks.block_size
+        num_owed = sequence.num_tokens - self.blocks.num_known_tokens(sequence)
         return num_coming >= max(_LEAST_SHARED_TOKENS, num_owed / 2)
-
-    def _chunk(self, num_owed: int, tokens_left: int) -> int:
-        threshold = self._config.long_prefill_token_threshold
-        if threshold and len(self.running) + len(self.waiting) > 1:
-            tokens_left = min(tokens_left, threshold)
-        return min(num_owed, tokens_left)
 
     def _join(self, sequence: Sequence, num_cached: int) -> None:
         self.waiting.pop()

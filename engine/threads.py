@@ -3,7 +3,7 @@
 import os
 import sys
 
-_SPINS = "5000"
+SPINS = "5000"
 """A tenth to a quarter of a millisecond: longer than a joint of a quiet step, shorter than a scheduler's slice."""
 
 
@@ -19,5 +19,5 @@ def limit_spinning() -> bool:
         Whether it can take effect: torch, which reads it once, is not imported yet.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = _SPINS
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     return "torch" not in sys.modules

@@ -26,6 +26,7 @@ enum { FLOAT32 = 0, BFLOAT16 = 1 };
 typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int8_t i8x16 __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
 
 INLINE f32x16 splat(float x) { return (f32x16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -97,15 +98,41 @@ INLINE void store1(void *x, int64_t index, float value, int dtype) {
 INLINE float rounded(float x, int dtype) { return dtype == BFLOAT16 ? from_bf16(to_bf16(x)) : x; }
 
 INLINE float sum16(f32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float total = 0;
   for (int i = 0; i < LANES; i++) total += x[i];
   return total;
+#endif
 }
 
-INLINE float max16(f32x16 x) {
-  float best = x[0];
-  for (int i = 1; i < LANES; i++) best = x[i] > best || x[i] != x[i] ? x[i] : best;
-  return best;
+/* The larger and the smaller of two; the second where one is a NaN. */
+INLINE f32x16 larger16(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select16(a > b, a, b);
+#endif
+}
+
+INLINE f32x16 smaller16(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return select16(a < b, a, b);
+#endif
+}
+
+INLINE int has_nan16(f32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0;
+#else
+  const i32x16 is_nan = x != x;
+  for (int i = 0; i < LANES; i++)
+    if (is_nan[i]) return 1;
+  return 0;
+#endif
 }
 
 /* The largest of sixteen that are no NaN. */
@@ -119,11 +146,23 @@ INLINE float greatest16(f32x16 x) {
 #endif
 }
 
+/* The largest of sixteen, or NaN. */
+INLINE float max16(f32x16 x) { return has_nan16(x) ? NAN : greatest16(x); }
+
+/* x, but 0 where `from` is -inf. */
+INLINE f32x16 zero_if_hidden16(f32x16 x, f32x16 from) {
+#if defined(__AVX512F__)
+  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+  return (f32x16)_mm512_maskz_mov_ps(seen, (__m512)x);
+#else
+  return select16(from == -INFINITY, splat(0), x);
+#endif
+}
+
 /* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; a NaN stays one. */
 INLINE f32x16 exp16(f32x16 x) {
   const f32x16 low = splat(-87.0f), high = splat(88.0f);
-  x = select16(x < low, low, x);
-  x = select16(x > high, high, x);
+  x = smaller16(high, larger16(low, x));
   /* x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to a whole number. */
   const f32x16 magic = splat(12582912.0f);
   const f32x16 shifted = x * 1.44269504f + magic;
@@ -139,6 +178,15 @@ INLINE f32x16 exp16(f32x16 x) {
   p = p * r * r + r + 1.0f;
   const u32x16 power = ((u32x16)shifted - (uint32_t)0x4b400000 + 127) << 23;
   return p * (f32x16)power;
+}
+
+/* Codes of the gates: both are x times a logistic, of x itself or of the argument that gelu's tanh form has, doubled. */
+enum { SILU = 0, GELU_TANH = 1 };
+
+INLINE f32x16 gate16(f32x16 x, int activation) {
+  f32x16 inner = x;
+  if (activation == GELU_TANH) inner = 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exp16(-inner));
 }
 
 #endif

@@ -21,7 +21,7 @@ from typing import cast
 import torch
 
 _ROOT = Path(__file__).parent
-_FLAGS = ("-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+_FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 _COMPILERS = ("cc", "gcc", "clang")
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -88,7 +88,7 @@ def _sources() -> list[Path]:
 def _key(march: str) -> str:
     """Names what the library depends on."""
     digest = hashlib.sha256(repr((march, _FLAGS, platform.machine(), _instruction_set())).encode())
-    for path in [_ROOT / "native.h", *_sources()]:
+    for path in [*sorted(_ROOT.glob("*.h")), *_sources()]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 

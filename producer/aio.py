@@ -41,7 +41,7 @@ from producer.hub import Hub
 from producer.jobs import Job, Moment, Options, PromptLike, Workshop, only_prompt, template
 from producer.links import AsyncPipe, LinkSettings
 from producer.outcomes import Outcome, outcomes
-from producer.room import submit_within
+from producer.room import Waits, submit_within
 
 if TYPE_CHECKING:
     from producer.history import JobRow
@@ -114,19 +114,32 @@ class AsyncProducer:
         """As `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
         workshop = Workshop(options, partitions=self._queue.partitions)
         packer = Packer(self._queue, await self._run(self._terms.agree(self._queue, durability)))
-        waiting: deque[Chunk] = deque()
+        waiting, waits = deque[Chunk](), Waits(self._queue)
         async with self._link.pipe() as pipe:
             async for item in _each(jobs):
                 made, is_chosen = workshop.prepare(item)
                 if full := packer.add(made, is_chosen=is_chosen):
-                    for answer in await _send(pipe, waiting, full):
+                    for answer in await self._send(pipe, waiting, full, waits):
                         yield answer
             if rest := packer.rest():
-                for answer in await _send(pipe, waiting, rest):
+                for answer in await self._send(pipe, waiting, rest, waits):
                     yield answer
             while waiting:
-                for answer in await _receive(pipe, waiting):
+                for answer in await self._receive(pipe, waiting, waits):
                     yield answer
+
+    async def _send(
+        self, pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk], chunk: Chunk, waits: Waits
+    ) -> Sequence[SubmitAnswer]:
+        waiting.append(chunk)
+        await pipe.send(chunk.ask())
+        return await self._receive(pipe, waiting, waits) if pipe.is_full else ()
+
+    async def _receive(
+        self, pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk], waits: Waits
+    ) -> Sequence[SubmitAnswer]:
+        chunk = waiting.popleft()
+        return await self._run(waits.tell(chunk, chunk.answers(await pipe.receive())))
 
     # ------------------------------------------------------------ follow
 
@@ -281,13 +294,3 @@ async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Jo
     else:
         for job in jobs:
             yield job
-
-
-async def _send(pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk], chunk: Chunk) -> list[SubmitAnswer]:
-    waiting.append(chunk)
-    await pipe.send(chunk.ask())
-    return await _receive(pipe, waiting) if pipe.is_full else []
-
-
-async def _receive(pipe: AsyncPipe | AsyncClusterPipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
-    return waiting.popleft().answers(await pipe.receive())

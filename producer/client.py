@@ -39,7 +39,7 @@ from producer.following import Place, Reader, StreamEvent
 from producer.jobs import Job, Moment, Options, Prepared, PromptLike, Workshop, only_prompt, template
 from producer.links import LinkSettings, Pipe
 from producer.outcomes import Outcome, outcomes
-from producer.room import submit_within
+from producer.room import Waits, submit_within
 from producer.terms import TIMEOUT_S, Terms, read
 
 if TYPE_CHECKING:
@@ -153,14 +153,26 @@ class Producer:
         """As `submit_many`, for jobs that are already encoded."""
         packer = Packer(self._queue, self._run(self._terms.agree(self._queue, durability)))
         with self._link.pipe() as pipe:
-            waiting: deque[Chunk] = deque()
+            waiting, waits = deque[Chunk](), Waits(self._queue)
             for made, is_chosen in jobs:
                 if full := packer.add(made, is_chosen=is_chosen):
-                    yield from _send(pipe, waiting, full)
+                    yield from self._send(pipe, waiting, full, waits)
             if rest := packer.rest():
-                yield from _send(pipe, waiting, rest)
+                yield from self._send(pipe, waiting, rest, waits)
             while waiting:
-                yield from _receive(pipe, waiting)
+                yield from self._receive(pipe, waiting, waits)
+
+    def _send(
+        self, pipe: Pipe | ClusterPipe, waiting: deque[Chunk], chunk: Chunk, waits: Waits
+    ) -> Iterator[SubmitAnswer]:
+        waiting.append(chunk)
+        pipe.send(chunk.ask())
+        if pipe.is_full:
+            yield from self._receive(pipe, waiting, waits)
+
+    def _receive(self, pipe: Pipe | ClusterPipe, waiting: deque[Chunk], waits: Waits) -> Sequence[SubmitAnswer]:
+        chunk = waiting.popleft()
+        return self._run(waits.tell(chunk, chunk.answers(pipe.receive())))
 
     # ------------------------------------------------------------ follow
 
@@ -277,7 +289,7 @@ class Producer:
         return self._run(commands.batch(self._queue, name))
 
     def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
-        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended.
+        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended, now if it has.
 
         Raises:
             BatchNotFound: it has no jobs.
@@ -285,11 +297,19 @@ class Producer:
         return self._run(commands.close_batch(self._queue, name, callback_url))
 
     def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
-        """Close a batch and cancel every job of it that has not ended."""
+        """Close a batch and cancel every job of it that has not ended.
+
+        Raises:
+            BatchNotFound: it has no jobs.
+        """
         return self._run(control.cancel_batch(self._queue, name, reason))
 
     def expire_batch(self, name: str, deadline: Moment) -> BatchView:
-        """Give a batch a deadline: when it passes, the batch is closed, and jobs of it that have not ended expire."""
+        """Give a batch a deadline: when it passes, the batch is closed, and jobs of it that have not ended expire.
+
+        Raises:
+            BatchNotFound: it has no jobs.
+        """
         return self._run(control.expire_batch(self._queue, name, deadline))
 
     def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
@@ -348,17 +368,6 @@ class Producer:
             case Pause(seconds):
                 time.sleep(seconds)
                 return []
-
-
-def _send(pipe: Pipe | ClusterPipe, waiting: deque[Chunk], chunk: Chunk) -> Iterator[SubmitAnswer]:
-    waiting.append(chunk)
-    pipe.send(chunk.ask())
-    if pipe.is_full:
-        yield from _receive(pipe, waiting)
-
-
-def _receive(pipe: Pipe | ClusterPipe, waiting: deque[Chunk]) -> list[SubmitAnswer]:
-    return waiting.popleft().answers(pipe.receive())
 
 
 def terms_of(durability: str | None, patience_s: float) -> Terms:

@@ -88,6 +88,9 @@ Entries: TypeAlias = list[tuple[str, bytes]]
 WAIT_BLOCK_MS = 2000
 """Longest blocking read; then the state is looked at, since an owner may have died or a channel expired."""
 
+MAX_LOOK_S = 30.0
+"""While a channel stays silent, its job's state is looked at ever more rarely, at last after so long."""
+
 WAIT_SHARE = 0.05
 MAX_WAIT_S = 0.1
 """A waiting `result` looks again after this share of the time it has waited, at most this long."""
@@ -372,11 +375,18 @@ def submit(queue: Queue, job: NewJob, assurance: Assurance = NOTHING_ASKED, *, i
     return answer
 
 
+UNKNOWN_WAIT_S = 5.0
+"""When to try again where no worker says how fast it is."""
+
+
 def retry_after_s(keys: QueueKeys, full: QueueFull) -> Operation[float]:
     """When the queue may have room again: the time its workers need for a hundredth of what waits."""
-    view = yield from ask_call(calls.inspect(keys))
+    try:
+        view = yield from ask_call(calls.inspect(keys))
+    except AccessDenied:  # who may only submit may not look at the workers
+        return UNKNOWN_WAIT_S
     if not view.tokens_per_s:
-        return 5.0
+        return UNKNOWN_WAIT_S
     return min(60.0, max(0.2, full.waiting_tokens / 100 / view.tokens_per_s))
 
 
@@ -460,14 +470,25 @@ def batch(queue: Queue, name: str) -> Operation[BatchView]:
     return calls.join_batch((yield from ask_calls([calls.inspect_batch(keys, name) for keys in queue.all_keys()])))
 
 
+def known_batch(queue: Queue, name: str) -> Operation[BatchView]:
+    """Look at a batch that must have jobs.
+
+    Raises:
+        BatchNotFound: it has none.
+    """
+    view = yield from batch(queue, name)
+    if not view.total:
+        raise BatchNotFound(name)
+    return view
+
+
 def close_batch(queue: Queue, name: str, callback_url: str | None) -> Operation[BatchView]:
-    """Close a batch: it takes no more jobs, and calls back when all of it has ended.
+    """Close a batch: it takes no more jobs, and calls back when all of it has ended, at once if it has.
 
     Raises:
         BatchNotFound: it has no jobs.
     """
-    if not (yield from batch(queue, name)).total:
-        raise BatchNotFound(name)
+    yield from known_batch(queue, name)
     made = [calls.close_batch(keys, name, callback_url=callback_url) for keys in queue.all_keys()]
     return calls.join_batch((yield from ask_calls(made)))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from producer.commands import Ask, Operation, Queue, Reply, ask_calls, batch, for_jobs, requeue
+from producer.commands import Ask, Operation, Queue, Reply, ask_calls, batch, for_jobs, known_batch, requeue
 from producer.contract import calls, limits
 from producer.contract.calls import BatchView, JobView
 from producer.contract.keys import QueueKeys
@@ -31,7 +31,12 @@ class BatchCancelled:
 
 
 def cancel_batch(queue: Queue, name: str, reason: str | None) -> Operation[BatchCancelled]:
-    """Close a batch and cancel every job of it that has not ended."""
+    """Close a batch and cancel every job of it that has not ended.
+
+    Raises:
+        BatchNotFound: it has no jobs.
+    """
+    yield from known_batch(queue, name)
     num_ended = num_asked = 0
     for keys in queue.all_keys():
         has_more = True
@@ -49,8 +54,10 @@ def expire_batch(queue: Queue, name: str, deadline: Moment) -> Operation[BatchVi
 
     Raises:
         InvalidJob: it is no point in time.
+        BatchNotFound: it has no jobs.
     """
     deadline_ms = moment_ms("deadline", deadline) or 0
+    yield from known_batch(queue, name)
     yield from ask_calls([calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in queue.all_keys()])
     return (yield from batch(queue, name))
 

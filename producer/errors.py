@@ -74,7 +74,7 @@ class QueueFull(ProducerError):
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound
         self.retry_after_s = 1.0
-        """A guess at when there is room again."""
+        """A guess at when there is room again, from the pace that the workers report."""
 
 
 class QueueRefused(ProducerError):

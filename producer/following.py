@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from producer.commands import (
+    MAX_LOOK_S,
     WAIT_BLOCK_MS,
     Ask,
     Command,
@@ -270,15 +271,18 @@ def follow(queue: Queue, readers: Sequence[Reader], timeout_s: float | None = No
     """
     clock = Countdown(timeout_s)
     open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
+    look_after_s = WAIT_BLOCK_MS / 1000
     while open_readers:
         # The state first: what a terminal job has on its channel is there when we read it.
         yield from _look(queue, open_readers)
-        while open_readers:
+        heard_s = clock.passed_s
+        while open_readers and clock.passed_s - heard_s < look_after_s:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
             found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
-            if not found:
-                break
-            yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
+            if found:
+                yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
+                heard_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
+        look_after_s = min(2 * look_after_s, MAX_LOOK_S)
 
 
 def stream(queue: Queue, reader: Reader, timeout_s: float | None = None) -> Follow:

@@ -36,7 +36,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from producer import config
-from producer.commands import Ask, Reply, with_source
+from producer.commands import Ask, Command, Reply, with_source
 from producer.contract import tls
 from producer.contract.running import longer_delay_s, no_retry
 from producer.errors import (
@@ -479,8 +479,23 @@ class AsyncLink:
         return replies
 
     async def _exchange(self, connection: Connection, ask: Ask) -> list[Reply]:
-        await connection.send_packed_command(connection.pack_commands(ask.commands))
+        await _send_async(connection, ask.commands)
         return [await _read_async(connection) for _ in ask.commands]
+
+
+async def _send_async(connection: Connection, commands: Sequence[Command]) -> None:
+    """Send, and hear of a cancellation that redis-py loses.
+
+    It sends within `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes just as the send
+    ends: a reader would go on although its task was cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancellations = task.cancelling()
+    await connection.send_packed_command(connection.pack_commands(commands))
+    if task.cancelling() > num_cancellations:
+        await connection.disconnect(nowait=True)  # its reply will not be read
+        raise asyncio.CancelledError
 
 
 async def _read_async(connection: Connection) -> Reply:
@@ -554,7 +569,7 @@ class AsyncPipe:
     async def _transmit(self, *asks: Ask) -> None:
         assert self._connection is not None
         commands = [command for ask in asks for command in ask.commands]
-        await self._connection.send_packed_command(self._connection.pack_commands(commands))
+        await _send_async(self._connection, commands)
 
     async def _drop(self) -> None:
         if self._connection is not None:

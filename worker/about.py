@@ -79,6 +79,7 @@ class About:
             "pid": str(os.getpid()),
             "device": self._common.config.model.device,
             "model": self._common.origin.model,
+            "discipline": self._common.config.batching.discipline,
             "fingerprint": self._common.origin.fingerprint,
             "started_ms": str(self._started_ms),
             "held": str(len(self._common.leases)),

@@ -59,10 +59,14 @@ class Absences:
 
     def answered(self, keys: QueueKeys) -> None:
         """It did all that it was asked to."""
-        if keys in self._known and keys not in self:
-            with self._lock:
-                del self._known[keys]
-            self._health.answered(f"partition {keys.partition}")
+        if keys not in self._known:
+            return
+        with self._lock:
+            absence = self._known.get(keys)
+            if absence is None or absence.is_away:
+                return
+            del self._known[keys]
+        self._health.answered(f"partition {keys.partition}")
 
     def when_back(self, keys: QueueKeys, act: Callable[[], None]) -> None:
         """Do something once it is not away; now, if it is not."""

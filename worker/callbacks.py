@@ -58,6 +58,9 @@ WEBHOOKS_QUEUE, CHORES_QUEUE = "sluice-webhooks", "sluice-chores"
 RETRY_AFTER_S = (1, 5, 25, 120, 600, 1800, 3600, 7200, 21_600)
 """Nine tries more, over nine hours and a half."""
 
+EXPORT_AFTER_S = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 3600, 3600)
+"""Tries while the history lacks ends of a batch, or cannot be read, over four hours; the last writes what is there."""
+
 KEPT_S = 86_400
 """How long rq remembers a delivered event, and so refuses it a second time."""
 
@@ -95,6 +98,10 @@ class CallbackSettings:
     """For each wait on a receiver."""
 
     retry_after_s: Sequence[int] = RETRY_AFTER_S
+    export_after_s: Sequence[int] = EXPORT_AFTER_S
+    export_patience_s: float = 5.0
+    """How long one try waits for the recorder, which is usually a moment behind."""
+
     webhook_workers: int = 2
     """rq workers that send, each a process: one slow receiver then does not hold up all."""
 
@@ -117,7 +124,12 @@ class CallbackSettings:
     @property
     def chores(self) -> ChoreSettings:
         """What rq's workers need of this."""
-        return ChoreSettings(database_url=self.database_url, sender=self.sender, export_folder=self.export_folder)
+        return ChoreSettings(
+            database_url=self.database_url,
+            sender=self.sender,
+            export_folder=self.export_folder,
+            export_patience_s=self.export_patience_s,
+        )
 
 
 # ---------------------------------------------------------------- events
@@ -162,10 +174,10 @@ def job_event(keys: QueueKeys, fields: Mapping[str, str], spec_data: bytes) -> E
 
 
 def batch_event(queue: str, batch: BatchView, completed_ms: int, url: str) -> Event:
-    """The event of a whole batch's completion, the same whichever partition's end it is made of."""
+    """The event of a whole batch's completion for one URL, the same whichever partition's end it is made of."""
     totals = {name: getattr(batch, name) for name in ("total", "done", "failed", "cancelled", "expired")}
     data = {"batch": batch.id, "queue": queue, "jobs": totals}
-    return Event.of(url, "batch.completed", completed_ms, data, of_what=f"{queue} {batch.id} {completed_ms}")
+    return Event.of(url, "batch.completed", completed_ms, data, of_what=f"{queue} {batch.id} {completed_ms} {url}")
 
 
 # ---------------------------------------------------------------- the mover
@@ -277,7 +289,7 @@ class Mover:
         whole = join_batch([run(self._client, view) for view in views])
         if whole.completed_ms is None or not whole.total:
             return None
-        self._enqueue_export(batch, whole.completed_ms)
+        self._enqueue_export(whole, whole.completed_ms)
         return batch_event(self._settings.queue, whole, whole.completed_ms, url) if url else None
 
     def _enqueue_webhook(self, event: Event) -> None:
@@ -287,13 +299,13 @@ class Mover:
         timeout_s = int(self._settings.timeout_s * 4 + 5)
         _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
 
-    def _enqueue_export(self, batch: str, completed_ms: int) -> None:
+    def _enqueue_export(self, batch: BatchView, completed_ms: int) -> None:
         if self._settings.export_folder is None:
             return
         queue = self._settings.queue
-        name = hashlib.sha256(f"{queue} {batch} {completed_ms}".encode()).hexdigest()[:32]
-        retry = Retry(max=3, interval=[10, 60, 600])
-        arguments = (queue, batch, self._settings.export_folder)
+        name = hashlib.sha256(f"{queue} {batch.id} {completed_ms}".encode()).hexdigest()[:32]
+        retry = Retry(max=len(self._settings.export_after_s), interval=list(self._settings.export_after_s))
+        arguments = (queue, batch.id, self._settings.export_folder, batch.total)
         _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)
 
     def _enqueue_retention(self) -> None:

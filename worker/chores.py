@@ -4,20 +4,23 @@ A secret must not travel through Redis in a job's arguments, so what a chore nee
 process that runs it, before it begins to work (`bind`).
 """
 
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from rq import get_current_job
+from sqlalchemy.engine import Engine
 
 from producer.contract.database import open_database
-from worker.clock import wall_ms
-from worker.export import export_batch
+from worker.clock import monotonic_s, wall_ms
+from worker.export import export_batch, num_ended
 from worker.log import get_log
 from worker.retention import erase_prompts_before, forget_before
 from worker.webhooks import Sender, WebhookRefused
 
 DAY_MS = 86_400_000
+LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,9 @@ class ChoreSettings:
 
     export_folder: str | None = None
     """The one folder that exports are written to."""
+
+    export_patience_s: float = 5.0
+    """How long one try waits for the recorder."""
 
     def __repr__(self) -> str:
         return f"ChoreSettings(sender={self.sender!r})"
@@ -63,20 +69,33 @@ def deliver_webhook(url: str, event_id: str, body: str) -> str:
     return f"delivered: {status}"
 
 
-def export(queue: str, batch: str, folder: str) -> dict[str, object]:
-    """Write a batch's JSON lines into the export folder; see `worker.export`.
+class HistoryBehind(Exception):
+    """The recorder has not written all of a batch yet: rq tries again later."""
+
+
+def export(queue: str, batch: str, folder: str, total: int) -> dict[str, object]:
+    """Write a batch's JSON lines into the export folder, once the history has all its jobs; see `worker.export`.
+
+    The last try writes what is there.
 
     Raises:
         ValueError: it is another folder.
+        HistoryBehind: the ends of some of the `total` jobs are not in the history yet.
     """
     if folder != _settings.get().export_folder:
         raise ValueError("an export is asked for into another folder than SLUICE_EXPORT_FOLDER")
+    log = get_log(batch=batch)
     engine = open_database(_settings.get().database_url)
     try:
+        found = _wait_for_ends(engine, queue, batch, total)
+        if found < total and not _is_last_try():
+            raise HistoryBehind(f"the history has {found} of the {total} ends of batch {batch}")
         written = export_batch(engine, queue, batch, Path(folder))
     finally:
         engine.dispose()
-    get_log(batch=batch).info("batch exported", done=written.num_done, failed=written.num_failed)
+    if found < total:
+        log.warning("batch exported without what the history lacks", found=found, total=total)
+    log.info("batch exported", done=written.num_done, failed=written.num_failed)
     return {
         "output": str(written.output_path),
         "errors": str(written.error_path),
@@ -97,6 +116,19 @@ def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
     if deleted or erased:
         get_log().info("history retained", jobs_deleted=deleted, prompts_erased=erased)
     return {"jobs_deleted": deleted, "prompts_erased": erased}
+
+
+def _wait_for_ends(engine: Engine, queue: str, batch: str, total: int) -> int:
+    """Give the recorder a moment; how many ends the history has then."""
+    until_s = monotonic_s() + _settings.get().export_patience_s
+    while (found := num_ended(engine, queue, batch)) < total and monotonic_s() < until_s:
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _is_last_try() -> bool:
+    job = get_current_job()
+    return job is None or not job.retries_left
 
 
 def _try_no_more() -> None:

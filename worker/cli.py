@@ -17,6 +17,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])  # click passes options b
 _WORKER = ("redis", "history", "queue", "model", "batching", "beat", "drain", "metrics", "log")
 _HISTORY = ("history.database_url",)
 _QUEUE = ("redis.url", "queue.name", "queue.partitions")
+_TUNED = (
+    "queue.name", "model.dtype", "model.quantization", "model.num_blocks", "model.memory_fraction",
+    "model.max_model_len", "model.num_threads",
+)  # fmt: skip
+"""What `worker tune` reads; the rest of the engine's settings are what it looks for."""
+
 _NO_FLAG = frozenset({"model.device", "callbacks.secret"})
 """--gpu and --cpu stand for the first; the second is a secret itself, and `ps` shows a command line to everyone."""
 
@@ -137,6 +143,44 @@ def doctor(gpu: int | None, cpu: bool, config_file: Path | None, **given: object
         if finding.advice:
             click.echo(f"       {finding.advice}")
     sys.exit(ExitCode.DONE if all(finding.is_well for finding in findings) else ExitCode.BROKEN)
+
+
+@main.command()
+@click.argument("model", metavar="MODEL")
+@click.argument(
+    "traffic", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[TRAFFIC.jsonl]"
+)
+@click.option("--ttft", "ttft_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", default=1.0,
+              show_default=True, help="A request is served well if its first token comes within this.")  # fmt: skip
+@click.option("--tpot", "tpot_ms", type=click.FloatRange(min=0, min_open=True), metavar="MS", default=100.0,
+              show_default=True, help="And if its further tokens come this fast, in the mean.")  # fmt: skip
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="PER_SECOND", default=1.0,
+              show_default=True, help="Requests a second, where the file says no at_s.")  # fmt: skip
+@click.option("--requests", type=click.IntRange(min=1), metavar="COUNT", default=100, show_default=True,
+              help="Look at no more requests than these.")  # fmt: skip
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", default=24.0, show_default=True,
+              help="Without a file: how far back from the newest job the history is read.")  # fmt: skip
+@_device_options
+@_options(*_TUNED, *_HISTORY)
+def tune(model: str, gpu: int | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
+    """Find the settings that serve a traffic best with MODEL on this machine.
+
+    Measures how long steps take here, replays the traffic in virtual time with each choice of settings, and runs the
+    best one for real, beside what was predicted. Without a file the traffic is that of the history's newest jobs.
+
+    \b
+    A line of the file, where prompt may stand for prompt_tokens and max_tokens for output_tokens:
+        {"at_s": 0.5, "prompt_tokens": 120, "output_tokens": 60, "max_tokens": 256}
+
+    \b
+    Example:
+        worker tune ./Qwen3-0.6B traffic.jsonl --ttft 1 --tpot 50
+    """
+    from worker.tuning import Asked, run_tune
+
+    asked = Asked(**{name: given.pop(name) for name in list(given) if name in Asked.__annotations__})
+    config = _config_of(config_file, given, model__path=model, model__device=_device_of(gpu, cpu=cpu))
+    click.echo(run_tune(config, os.environ, asked))
 
 
 @main.command()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from engine.config import DISCIPLINE_NAMES
 from producer.contract import limits
 from worker.errors import ConfigError
 
@@ -22,6 +23,8 @@ T = TypeVar("T")
 PREFIX = "SLUICE_"
 CONFIG_FILE_NAME = "SLUICE_CONFIG"
 """Environment name of the TOML file's path."""
+
+DEFAULT_BLOCK_SIZE = 16
 
 READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_TENANT"})
 """Names with our prefix that other parts read: not an error here."""
@@ -133,9 +136,13 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", env="DTYPE", metavar="DTYPE", help="auto (what the folder says), float32, bfloat16 or float16."
     )
+    quantization: Literal["none", "int8"] = setting(
+        "none", env="QUANTIZATION", metavar="HOW",
+        help="none, or int8: weights in half the memory and faster on a CPU, at some loss of quality.",
+    )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
-        help="Token slots in a block of the KV cache. What suits the device if not given.",
+        help=f"Token slots in a block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
     )  # fmt: skip
     num_blocks: int | None = setting(
         None, env="NUM_BLOCKS", metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
@@ -162,6 +169,10 @@ class ModelConfig:
             yield "device", f"expected cpu or cuda:N, got {self.device!r}"
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
+        if self.quantization == "int8" and self.device != "cpu":
+            yield "quantization", f"int8 is for the CPU, got device {self.device}"
+        if self.quantization == "int8" and self.dtype not in ("auto", "bfloat16"):
+            yield "quantization", f"int8 needs bfloat16 (or auto) as dtype, got {self.dtype}"
         yield from _positive(self, "block_size", "num_blocks", "max_model_len", "num_threads")
 
 
@@ -182,6 +193,14 @@ class BatchingConfig:
         True, env="ENABLE_PREFIX_CACHING", metavar="", help="Reuse the cache of prompts that begin alike."
     )
     policy: str = setting("fcfs", env="POLICY", metavar="NAME", help="Who goes first in the engine: fcfs or priority.")
+    discipline: str = setting(
+        "continuous", env="DISCIPLINE", metavar="NAME",
+        help=f"How the engine batches: {', '.join(DISCIPLINE_NAMES)}. Others than the first are there to be compared.",
+    )  # fmt: skip
+    batch_window_s: float = setting(
+        0.1, env="BATCH_WINDOW_S", metavar="SECONDS",
+        help="With --discipline dynamic: begin a batch that is not full this long after its first sequence came.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

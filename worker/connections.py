@@ -5,6 +5,7 @@ Knows no scripts and no keys.
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import redis
@@ -88,15 +89,27 @@ def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: A
 
 
 class Uplink:
-    """The exchange's client, which knows since when its connection stands. Changes when it is made anew."""
+    """The exchange's clients, which know since when they stand. Changes when a connection is made anew."""
 
     def __init__(self, connections: "Connections") -> None:
-        self.since_s = float("inf")
+        self.since_s = inf
         self.client = connections.open(self._note)
+        """Tells the queue what the engine said. Connected first, before the model is loaded."""
+
+        self.puller = connections.open(self._note_again)
+        """Asks the queue for jobs."""
+
+        self._has_pulled = False
 
     def _note(self) -> None:
         # Whoever was cut off with us could not beat either: for one life nobody is dead.
         self.since_s = monotonic_s()
+
+    def _note_again(self) -> None:
+        # Its first connection beside one that stands says nothing of others: it is made when the first pull is.
+        if self._has_pulled or self.since_s == inf:
+            self._note()
+        self._has_pulled = True
 
 
 class Connections:

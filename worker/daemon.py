@@ -62,7 +62,7 @@ class Daemon:
     def _loop(self, until: Callable[[], bool]) -> None:
         engine, exchange = self._engine, self._exchange
         while not until():
-            engine.add(exchange.new_requests(room=engine.room(), wait=engine.is_idle))
+            engine.add(exchange.new_requests(room=engine.room(), wait_s=engine.idle_s))
             engine.abort(exchange.cancelled())
             engine.drop(exchange.lost())
             exchange.publish(engine.step())
@@ -128,7 +128,11 @@ class Daemon:
 
     def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
         self._exchange.quiet()
-        self._say("quiet: pulling no more")
+        threading.Thread(target=self._tell_quiet, daemon=True).start()
+
+    def _tell_quiet(self) -> None:
+        self._exchange.wait_for_pull()
+        self._log.info("quiet: pulling no more")
 
     def _on_resume(self, _number: int, _frame: FrameType | None) -> None:
         if self._num_stops == 0 and self._exchange.is_quiet:

@@ -1,36 +1,28 @@
-"""Between Redis and the loop: one pipelined round trip at a time, on a thread of its own.
+"""Between Redis and the loop: two threads, each with one pipelined round trip at a time.
 
-A trip carries what the engine said since the last one, and asks for more jobs. While it is under way, or Redis is away,
-what the engine says merges; so the loop never waits for Redis while it has work. Every call may be repeated: advances
-are compared with what is there, pulls are numbered.
+This one tells the queue what the engine said since the last trip; `pulling` asks it for more jobs. While a trip is
+under way, or Redis is away, what the engine says merges; so the loop never waits for Redis while it has work. Every
+call may be repeated: advances are compared with what is there, pulls are numbered.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
-
-from redis.exceptions import RedisError
 
 from engine.request import Finish, FinishReason, Request, Room, TokenDelta
 from producer.contract.calls import (
     AdvanceAnswer,
     Already,
     Broken,
-    Call,
     EndCall,
-    LeasedJob,
     Ok,
-    PullReply,
     Replaced,
     Retried,
     SendFrom,
     advance,
-    pull,
     put_result,
 )
 from producer.contract.keys import QueueKeys
-from producer.contract.running import run_many
 from producer.contract.states import JobState
 from producer.contract.wire import End
 from worker.advance import Said, calls_of, news_of, parts_of
@@ -39,64 +31,44 @@ from worker.clock import monotonic_s
 from worker.common import Common
 from worker.connections import Connections
 from worker.errors import INVALID_REQUEST, PartDied
-from worker.giving_back import GivingBack
-from worker.intake import PULL_AT_LEAST_EVERY_S, Pulls, has_room
 from worker.leases import HeldJob
 from worker.life import StepWatch
-from worker.mailbox import NO_ROOM
+from worker.pulling import Pulling
 from worker.results import usage_of
-from worker.translate import read_spec, room_of
+from worker.trips import Leg, Trips
+
+REST_S = 0.5
+"""With nothing to say it looks again after this long, whoever should have woken it."""
 
 FLUSH_S = 3.0
 """At the end, what was said is published for at most this long; the rest is generated again by whoever takes over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One call of a round trip, and what its reply means."""
-
-    keys: QueueKeys
-    call: Call[Any]  # replies of different calls travel together
-    read: Callable[[Any], None]
-    missed: Callable[[], None] = lambda: None
-    """Its reply is an error."""
-
-
 class Exchange:
-    """The thread that talks to Redis for the loop. A part: start, quiet, stop."""
+    """What talks to Redis for the loop. A part: start, quiet, stop."""
 
     def __init__(self, connections: Connections, bell: Listener, common: Common, watch: StepWatch) -> None:
-        self._uplink = connections.uplink
-        self._client = connections.uplink.client
-        self._bell = bell
         self._common = common
         self._leases = common.leases
         self._mailbox = common.mailbox
         self._absences = common.absences
         self._watch = watch
-        self._pulls = Pulls(
-            common.partitions,
-            common.incarnation,
-            reserve_tokens=common.config.queue.reserve_tokens,
-            absences=common.absences,
-        )
+        self._trips = Trips(connections.uplink.client, common)
+        self._pulling = Pulling(connections.uplink, bell, common, watch)
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._closing = threading.Event()
         self._news: dict[str, HeldJob] = {}
-        self._oversized: set[str] = set()
-        self._giving_back = GivingBack(self._client, common)
         self._unreleased_bytes = 0
-        self.is_quiet = False
 
     # ------------------------------------------------------------ what the loop calls
 
-    def new_requests(self, room: Room, *, wait: bool) -> list[Request]:
-        """The requests that are ready, for an engine with this much room; `wait` for something to do when it is idle.
+    def new_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+        """The requests that are ready, for an engine with this much room; wait up to `wait_s` for something to do.
 
         Raises:
             WorkerBroken: a part that the loop depends on has ended.
         """
-        requests = self._mailbox.take_requests(room, wait=wait)
+        requests = self._mailbox.take_requests(room, wait_s=wait_s)
         self._watch.begin()
         return requests
 
@@ -121,36 +93,43 @@ class Exchange:
 
     def connect(self, prepare: Callable[[list[HeldJob]], None], *, cache_tokens: int) -> None:
         """Say who prepares what is pulled, and how large the engine's KV cache is; before `start`."""
-        self._prepare = prepare
-        self._cache_tokens = cache_tokens
+        self._pulling.connect(prepare, cache_tokens=cache_tokens)
 
     def start(self) -> None:
         """Begin to make round trips."""
         self._thread.start()
+        self._pulling.start()
 
     def quiet(self) -> None:
         """Pull no more."""
-        self.is_quiet = True
-        self._mailbox.ring()
+        self._pulling.quiet()
+
+    def wait_for_pull(self) -> None:
+        """Wait until the pull that is under way, if one is, has brought what it brings."""
+        self._pulling.wait_for_pull()
 
     def resume(self) -> None:
         """Pull again."""
-        self.is_quiet = False
-        self._mailbox.ring()
+        self._pulling.resume()
 
     def return_unstarted(self) -> None:
         """Hand back the jobs of which the engine has not said anything."""
-        self._giving_back.ask_for_unstarted()
+        self._pulling.giving_back.ask_for_unstarted()
         self._mailbox.ring()
 
     def stop(self) -> None:
-        """Publish what was said, for a while, and end the thread."""
-        self._closing.set()
+        """Publish what was said, for a while, and end both threads."""
         self._absences.stop()
+        self._pulling.stop()
+        self._closing.set()
         self._mailbox.ring()
-        self._bell.stop()
         if self._thread.ident is not None:
             self._thread.join()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it pulls no more."""
+        return self._pulling.is_quiet
 
     @property
     def is_drained(self) -> bool:
@@ -166,7 +145,8 @@ class Exchange:
     def wait_for_model(self, job: HeldJob) -> None:
         """A job that another model began: keep it for a while, then let the others have it."""
         self._mailbox.forget([job.request_id])
-        self._giving_back.ask_later(job)
+        self._pulling.giving_back.ask_later(job)
+        self._mailbox.ring()
 
     def flagged(self, job: HeldJob, state: JobState) -> None:
         """The queue wants a job to end with `state`."""
@@ -177,12 +157,9 @@ class Exchange:
                 if job.is_admitted:
                     self._mailbox.cancel([job.request_id])
 
-    def drop(self, job: HeldJob, why: str = "replaced") -> None:
+    def drop(self, job: HeldJob) -> None:
         """A job is no longer ours."""
-        if self._leases.remove(job):
-            self._mailbox.lose([job.request_id])
-            self._common.meters.num_jobs_lost += 1
-            self._common.log.warning("job lost", job_id=job.id, attempt=job.leased.attempt, why=why)
+        self._lose(job, "replaced")
 
     # ------------------------------------------------------------ the thread
 
@@ -196,52 +173,25 @@ class Exchange:
 
     def _turn(self) -> None:
         self._take_what_was_said()
-        # First: there may always be something to say.
-        self._giving_back.turn()
-        legs = [*self._advances(), *self._next_pull()]
+        legs = list(self._advances())
         if legs:
             self._make_trip(legs)
-        else:
-            self._rest()
+            return
+        if not self._news:
+            self._release()  # of jobs that are gone, or kept with jobs that wait for their checkpoint
+        self._mailbox.wait(REST_S)
 
     def _make_trip(self, legs: list[Leg]) -> bool:
-        """One round trip; False if it was not answered in full. Whoever did not answer is left out of the next ones."""
-        beat_every_s, sent_s = self._common.config.beat.every_s, monotonic_s()
-        replies = self._send(legs)
-        if monotonic_s() - sent_s > beat_every_s:
-            self._common.health.stalled()
-        problems = _read_all(legs, replies)
-        for keys, problem in problems.items():
-            self._absences.failed(keys, problem)
-        if answered := {leg.keys for leg in legs} - problems.keys():
-            self._answered(answered)
-        return not problems
+        """One round trip; False if it was not answered in full."""
+        trip = self._trips.make(legs)
+        if trip.has_answer:
+            # Of one that is away, too: what its jobs said is kept with them until they end, heard or not.
+            self._release()
+        return trip.is_whole
 
-    def _send(self, legs: list[Leg]) -> list[Any]:  # as in `Leg`
-        """The reply to each; where nothing came back, the error is every reply."""
-        try:
-            return run_many(self._client, [leg.call for leg in legs])
-        except (RedisError, OSError) as error:
-            return [error] * len(legs)
-
-    def _answered(self, partitions: Iterable[QueueKeys]) -> None:
-        for keys in partitions:
-            self._absences.answered(keys)
-        self._common.meters.num_round_trips += 1
-        # Of one that is away, too: what its jobs said is kept with them until they end, heard or not.
+    def _release(self) -> None:
         self._mailbox.release(self._unreleased_bytes)
         self._unreleased_bytes = 0
-
-    def _rest(self) -> None:
-        """Nothing to say and nothing to ask: sleep until the loop, the bell or the clock has something."""
-        if not self._may_pull or not has_room(self._mailbox.room()):
-            self._mailbox.wait(PULL_AT_LEAST_EVERY_S)
-            return
-        self._bell.listen(self._pulls.bells)
-        due_s = self._pulls.next_due_s() - monotonic_s()
-        self._mailbox.wait(min(max(due_s, 0.001), PULL_AT_LEAST_EVERY_S))
-        for keys, bell in self._bell.rung():
-            self._pulls.rang(keys, bell)
 
     def _flush(self) -> None:
         """Publish the last words, checkpoints or not."""
@@ -309,7 +259,11 @@ class Exchange:
 
     def _advances(self) -> Iterable[Leg]:
         by_partition: dict[QueueKeys, list[HeldJob]] = {}
-        for job in self._news.values():
+        for job in list(self._news.values()):
+            if self._leases.of_request(job.request_id) is not job or job.is_returning:
+                # A pull has brought it again: the newer request says what there is to say. Or it goes to another.
+                del self._news[job.request_id]
+                continue
             by_partition.setdefault(job.keys, []).append(job)
         for keys, jobs in by_partition.items():
             if keys in self._absences:
@@ -342,8 +296,8 @@ class Exchange:
             case SendFrom(offset):
                 self._send_from(job, said.choice, offset)
             case Replaced():
-                self._common.meters.num_refused_writes += 1
-                self._forget(job, "replaced")
+                # Not of one that we gave back while this was on its way.
+                self._common.meters.num_refused_writes += self._forget(job, "replaced")
             case Retried():
                 self._go_back(said)
             case Broken(reason):
@@ -369,9 +323,18 @@ class Exchange:
                 other.has_end = False
         choice.acknowledge(offset, has_end=False)
 
-    def _forget(self, job: HeldJob, why: str) -> None:
+    def _lose(self, job: HeldJob, why: str) -> bool:
+        """A job is no longer ours; whether it was until now."""
+        was_held = self._leases.remove(job)
+        if was_held:
+            self._mailbox.lose([job.request_id])
+            self._common.meters.num_jobs_lost += 1
+            self._common.log.warning("job lost", job_id=job.id, attempt=job.leased.attempt, why=why)
+        return was_held
+
+    def _forget(self, job: HeldJob, why: str) -> bool:
         self._news.pop(job.request_id, None)
-        self.drop(job, why)
+        return self._lose(job, why)
 
     def _finish(self, job: HeldJob, end: EndCall | None) -> None:
         """The queue has acknowledged every end, or one that ends the others too: the job is nobody's."""
@@ -402,8 +365,10 @@ class Exchange:
         elif was_held:
             # Its other choices may still run.
             self._mailbox.lose([job.request_id])
-        if self.is_quiet and self.is_drained:
-            self._mailbox.interrupt()
+        if self.is_drained:
+            self._mailbox.ring()  # only an empty worker is given suspects
+            if self.is_quiet:
+                self._mailbox.interrupt()
         return was_held
 
     def _report(self, job: HeldJob, end: EndCall | None) -> None:
@@ -424,83 +389,6 @@ class Exchange:
             ttft_s=ttft_s,
             e2e_s=e2e_s,
         )
-
-    # ------------------------------------------------------------ what is asked of the queue
-
-    @property
-    def _may_pull(self) -> bool:
-        """Not while the loop hangs: the beat is silent, and what is held goes to others."""
-        return not self.is_quiet and not self._watch.is_overdue
-
-    def _next_pull(self) -> Iterable[Leg]:
-        if self._closing.is_set() or self._watch.is_overdue:
-            return
-        now_s, beat = monotonic_s(), self._common.config.beat
-        # Whoever was cut off with us, or stood still with us, could not beat either: for one life nobody is dead.
-        undisturbed_s = now_s - max(self._uplink.since_s, self._common.health.stalled_s)
-        asked = self._pulls.next(
-            NO_ROOM if self.is_quiet else self._mailbox.room(),
-            now_s=now_s,
-            cache_tokens=self._cache_tokens,
-            is_empty=self.is_drained,
-            may_reclaim=undisturbed_s > beat.life_s,
-            holds_oversized=self._holds_oversized(),
-        )
-        if asked is not None:
-            keys, request = asked
-            request = replace(request, reclaim_until_ms=self._common.clock.ms(now_s + beat.every_s))
-            yield Leg(keys, pull(keys, request), _reader(self._hear_pull, keys), lambda: self._pulls.missed(keys))
-
-    def _holds_oversized(self) -> bool:
-        """Whether the job that may wait here for room has not reached the engine, which closes the room itself."""
-        self._oversized &= {job_id for job_id in self._oversized if self._mailbox.is_coming(job_id)}
-        return bool(self._oversized)
-
-    def _hear_pull(self, keys: QueueKeys, reply: PullReply) -> None:
-        jobs = [_held(leased, keys) for leased in reply.jobs]
-        reserve_tokens = self._common.config.queue.reserve_tokens
-        self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
-        self._mailbox.expect([(job.request_id, room_of(job, reserve_tokens=reserve_tokens)) for job in jobs])
-        for older in self._leases.take(keys, reply.number, jobs):
-            self._news.pop(older.request_id, None)
-            self._mailbox.lose([older.request_id])
-        self._pulls.heard(keys, reply, left=self._mailbox.room(), now_s=monotonic_s())
-        if jobs:
-            self._common.meters.num_jobs_pulled += len(jobs)
-            self._log_taken(jobs)
-            self._prepare(jobs)
-
-    def _log_taken(self, jobs: list[HeldJob]) -> None:
-        for job in jobs:
-            self._common.log.info(
-                "job taken",
-                job_id=job.id,
-                attempt=job.leased.attempt,
-                published=job.num_published,
-                resumed_from=job.leased.resumed_from,
-            )
-
-
-def _held(leased: LeasedJob, keys: QueueKeys) -> HeldJob:
-    job = HeldJob(leased=leased, keys=keys, spec=read_spec(leased.spec))
-    job.measures.first_scheduled_ms = leased.first_scheduled_ms
-    job.measures.first_token_ms = leased.first_token_ms
-    job.measures.prompt_tokens = leased.prompt_tokens
-    return job
-
-
-def _read_all(legs: Sequence[Leg], replies: Sequence[Any]) -> dict[QueueKeys, RedisError | OSError]:  # as in `Leg`
-    """Let each reply be heard; the first error of each partition that had one."""
-    problems: dict[QueueKeys, RedisError | OSError] = {}
-    for leg, reply in zip(legs, replies, strict=True):
-        if isinstance(reply, (RedisError, OSError)):
-            problems.setdefault(leg.keys, reply)
-            leg.missed()
-        elif isinstance(reply, BaseException):
-            raise reply
-        else:
-            leg.read(reply)
-    return problems
 
 
 def _ignore(_answer: object) -> None:

@@ -62,6 +62,15 @@ def export_batch(engine: Engine, queue: str, batch: str, folder: Path) -> Export
     )
 
 
+def num_ended(engine: Engine, queue: str, batch: str) -> int:
+    """Jobs of a batch that the history knows to have ended."""
+    query = sa.select(sa.func.count()).where(
+        jobs.c.queue == queue, jobs.c.batch == batch, jobs.c.state.not_in(("queued", "running"))
+    )
+    with engine.connect() as connection:
+        return connection.execute(query).scalar_one()
+
+
 def _jobs_of(queue: str, batch: str) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
     with_results = jobs.outerjoin(results, results.c.job_id == jobs.c.id)

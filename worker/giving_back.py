@@ -13,7 +13,7 @@ from worker.life import hand_back
 
 
 class GivingBack:
-    """What is to be handed back. Any thread asks for it; the exchange's thread does it in its turns."""
+    """What is to be handed back. Any thread asks for it; the one that pulls does it in its turns."""
 
     def __init__(self, client: Client, common: Common) -> None:
         self._client = client
@@ -29,6 +29,10 @@ class GivingBack:
     def ask_later(self, job: HeldJob) -> None:
         """Keep a job that another model began for a while, then let the others have it."""
         self._waiting.append((monotonic_s() + self._common.config.queue.model_wait_s, job))
+
+    def next_due_s(self) -> float:
+        """When the next job of another model is to go back, by the monotonic clock; infinity if there is none."""
+        return self._waiting[0][0] if self._waiting else float("inf")
 
     def turn(self) -> None:
         """Hand back what is due and was not heard yet."""

@@ -225,7 +225,9 @@ def _asked(prompt: Prompt, fields: EventFields) -> Row | None:
     if not isinstance(spec, bytes) or not isinstance(digest, bytes):
         return None
     kind = "text" if isinstance(prompt, str) else "ids" if isinstance(prompt[0], int) else "chat"
-    return {"prompt": kind, "spec": base64.b64encode(spec).decode(), "digest": digest.hex()}
+    asked: Row = {"prompt": kind, "spec": base64.b64encode(spec).decode(), "digest": digest.hex()}
+    key = _text(fields.get("key"))
+    return asked if key is None else asked | {"key": key}
 
 
 def _prompt_text(prompt: Prompt) -> str:

@@ -69,7 +69,7 @@ class _Turn:
 
 
 class Pulls:
-    """Decides when to pull, from which partition, for how much. Only the exchange's thread calls it."""
+    """Decides when to pull, from which partition, for how much. Only the pulling thread calls it."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Pulls:
         turn.has_rung = turn.has_missed = False
         turn.is_draining = reply.drain_for_suspects
         turn.left = left
-        until_timer_s = (reply.next_timer_ms - reply.server_ms) / 1000 if reply.next_timer_ms is not None else 1e9
-        turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_timer_s))
+        until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
+        turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))
         self._turns.remove(turn)
         self._turns.append(turn)
 

@@ -1,4 +1,4 @@
-"""The jobs this incarnation holds, with their epochs; shared by loop, exchange, intake and beat under one lock.
+"""The jobs this incarnation holds, with their epochs; shared by loop, exchange, puller, intake and beat under one lock.
 
 A job is held from the pull that leased it until its end, its give-back or its loss is acknowledged. Knows no Redis.
 """

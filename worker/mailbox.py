@@ -14,6 +14,10 @@ from worker.clock import monotonic_s
 
 NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)
 
+MAX_WAIT_S = 0.5
+"""No wait of the loop is longer: a signal's handler runs in its thread, and may call `interrupt` when the wait has
+looked but does not sleep yet; that wakes nobody."""
+
 _TOKEN_BYTES = 200
 _LOGPROB_BYTES = 120
 """What a buffered token, and each log-probability with it, takes in Python's memory, about."""
@@ -36,6 +40,7 @@ class Mailbox:
         lock = threading.RLock()
         self._loop_wakes = threading.Condition(lock)
         self._exchange_wakes = threading.Condition(lock)
+        self._puller_wakes = threading.Condition(lock)
         self._steps: deque[Stepped] = deque()
         self._steps_bytes = 0
         self._ended: list[str] = []
@@ -48,20 +53,23 @@ class Mailbox:
         self._buffered_bytes = 0
         self._is_interrupted = False
         self._has_news = False
+        self._may_pull_again = False
         self._failure: BaseException | None = None
 
     # ------------------------------------------------------------ the loop's side
 
-    def take_requests(self, room: Room, *, wait: bool) -> list[Request]:
-        """Say how much room there is, and take the requests that are ready; `wait` for something to do if idle.
+    def take_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+        """Say how much room there is, and take the requests that are ready; wait up to `wait_s` for something to do.
+
+        It may return sooner, with nothing.
 
         Raises:
             BaseException: the failure of a part that the loop depends on.
         """
         self._state_room(room)
         with self._loop_wakes:
-            while wait and not self._has_mail():
-                self._loop_wakes.wait()
+            if wait_s > 0:
+                self._loop_wakes.wait_for(self._has_mail, timeout=min(wait_s, MAX_WAIT_S))
             self._is_interrupted = False
             self._raise_failure()
             requests, self._requests = self._requests, []
@@ -76,7 +84,7 @@ class Mailbox:
             has_grown = _exceeds(room, self._room)
             self._room = room
             if has_grown:
-                self._wake_exchange()
+                self._wake_puller()
 
     def _has_mail(self) -> bool:
         return bool(self._requests or self._cancelled or self._lost or self._is_interrupted or self._failure)
@@ -111,7 +119,7 @@ class Mailbox:
         if self._buffered_bytes > self._max_buffered_bytes:
             with self._loop_wakes:
                 while self._buffered_bytes > self._max_buffered_bytes and not (self._failure or self._is_interrupted):
-                    self._loop_wakes.wait()
+                    self._loop_wakes.wait(MAX_WAIT_S)
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -133,14 +141,26 @@ class Mailbox:
                 self._exchange_wakes.wait(timeout_s)
             self._has_news = False
 
+    def wait_to_pull(self, timeout_s: float) -> None:
+        """Sleep until there may be something to pull, or room for it, at most this long."""
+        with self._puller_wakes:
+            if not self._may_pull_again:
+                self._puller_wakes.wait(timeout_s)
+            self._may_pull_again = False
+
     def ring(self) -> None:
-        """Wake the exchange."""
+        """Wake the threads of the exchange."""
         with self._exchange_wakes:
             self._wake_exchange()
+            self._wake_puller()
 
     def _wake_exchange(self) -> None:
         self._has_news = True
         self._exchange_wakes.notify()
+
+    def _wake_puller(self) -> None:
+        self._may_pull_again = True
+        self._puller_wakes.notify()
 
     def take_steps(self) -> tuple[list[Stepped], int]:
         """All that the loop yielded since the last call, and about how many bytes it takes."""
@@ -204,10 +224,11 @@ class Mailbox:
             self._loop_wakes.notify()
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Count these no longer as on their way."""
+        """Count these no longer as on their way: others may come in their place."""
         with self._exchange_wakes:
-            for request_id in request_ids:
-                self._coming.pop(request_id, None)
+            gone = [self._coming.pop(request_id, None) for request_id in request_ids]
+            if any(gone):
+                self._wake_puller()
 
     def release(self, num_bytes: int) -> None:
         """Buffered output was taken by Redis."""

@@ -46,7 +46,7 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class Meters:
-    """Counters of one worker. The exchange writes, anyone reads."""
+    """Counters of one worker. The threads of the exchange write, each its own counters; anyone reads."""
 
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
@@ -57,6 +57,12 @@ class Meters:
     num_jobs_retried: int = 0
     num_refused_writes: int = 0
     num_round_trips: int = 0
+    _both_write: threading.Lock = field(default_factory=threading.Lock)
+
+    def made_round_trip(self) -> None:
+        """Count one, of whichever thread."""
+        with self._both_write:
+            self.num_round_trips += 1
 
     def ended(self, state: str, *, ttft_s: float | None, e2e_s: float, gaps_ms: Iterable[float]) -> None:
         """Count one job."""

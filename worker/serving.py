@@ -18,7 +18,7 @@ from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Request, SamplingParams
 from engine.threads import limit_spinning
 from worker.chat import ChatTemplate, compile_template
-from worker.config import ModelConfig, WorkerConfig
+from worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from worker.errors import ConfigError
 from worker.translate import Encoder
 
@@ -29,7 +29,6 @@ With `obey_prompts=1` a prompt may ask for faults, as in `[[kill@7]]`: see `engi
 """
 
 SMALL_MODEL = Path(__file__).parent / "small_model"
-_GPU_BLOCK_SIZE = 16
 _ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
@@ -125,6 +124,8 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         enable_prefix_caching=batching.enable_prefix_caching,
         policy=batching.policy,
+        discipline=batching.discipline,
+        batch_window_s=batching.batch_window_s,
     )
     if problems := made.problems():
         raise ConfigError(problems)
@@ -132,6 +133,8 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
 
 
 def _load_null(config: WorkerConfig, query: str) -> Served:
+    if config.model.quantization != "none":
+        raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
     tokenizer = NullTokenizer()
     options = dict(parse_qsl(query))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
@@ -179,7 +182,8 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
             path=folder,
             device=model.device,
             dtype=model.dtype,
-            block_size=model.block_size or _GPU_BLOCK_SIZE,
+            quantization=model.quantization,
+            block_size=model.block_size or DEFAULT_BLOCK_SIZE,
             num_blocks=model.num_blocks,
             memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),
             max_model_len=model.max_model_len,

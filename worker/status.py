@@ -13,7 +13,19 @@ from worker.errors import NotReady
 from worker.places import partitions_of, redis_url_of
 from worker.server import raise_if_refused
 
-COLUMNS = ("worker", "host", "pid", "device", "model", "state", "held", "running", "waiting", "tokens_per_s")
+COLUMNS = (
+    "worker",
+    "host",
+    "pid",
+    "device",
+    "model",
+    "discipline",
+    "state",
+    "held",
+    "running",
+    "waiting",
+    "tokens_per_s",
+)
 
 
 def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dict[str, str]]:

@@ -7,17 +7,21 @@ Hot: no logging, no host reads of tensors, no work per sequence in Python.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.batch_tensors import BatchTensors
 from engine.models.config import DecoderConfig
-from kernels.gated_activation import gated_activation
+from kernels.decoder_step import StepInputs, StepLayer, StepModel
 from kernels.linear import Linear
 from kernels.paged_attention import KVCache, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.write_kv import HeadNorm, write_kv
+
+if TYPE_CHECKING:
+    from kernels.decoder_step.cpu import DecoderStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,8 @@ class LayerWeights:
     """H * D to M."""
 
     mlp_norm: Tensor
-    gate_up: Linear
-    """M to 2 * I."""
+    gated: Linear
+    """M to I, through the gate."""
 
     down: Linear
 
@@ -69,7 +73,6 @@ class Workspace:
         self.normed = rows(config.hidden_size)
         self.query = torch.empty(heads, dtype=dtype, device=device)
         self.attended = torch.empty(heads, dtype=dtype, device=device)
-        self.gated = rows(config.intermediate_size)
 
 
 class Decoder:
@@ -80,14 +83,34 @@ class Decoder:
         self._weights = weights
         self._scale = config.head_size**-0.5
         self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
+        self._step = _native_step(config, weights, max_tokens)
 
     @property
     def weights(self) -> DecoderWeights:
         """What it computes with."""
         return self._weights
 
+    @property
+    def has_native_step(self) -> bool:
+        """Whether a step is one native call."""
+        return self._step is not None
+
     def forward(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
-        """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`."""
+        """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`.
+
+        They are valid until the next call.
+        """
+        if self._step is not None:
+            return self._step.run(_step_inputs(tensors), caches)
+        return self.forward_by_operations(tensors, caches)
+
+    def time_phases(self, tensors: BatchTensors, caches: list[KVCache]) -> dict[str, float]:
+        """Compute a native step; return the seconds of its phases, for measurements."""
+        assert self._step is not None, "has_native_step was asked"
+        return self._step.time_phases(_step_inputs(tensors), caches)
+
+    def forward_by_operations(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
+        """`forward`, one operation after another: where no native step can be had, and to compare it with."""
         weights, eps = self._weights, self.config.rms_norm_eps
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
@@ -102,8 +125,7 @@ class Decoder:
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
                 normed = normed[: attended.shape[0]]
             add_rms_norm(layer.attention_output(attended), residual, layer.mlp_norm, eps=eps, out=normed)
-            fed = self._feed(layer, normed)
-            add_rms_norm(fed, residual, self._norm_after(index), eps=eps, out=normed)
+            add_rms_norm(layer.down(layer.gated(normed)), residual, self._norm_after(index), eps=eps, out=normed)
         return weights.output(normed)
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
@@ -132,12 +154,62 @@ class Decoder:
         )
         return attended.view(num_tokens, -1)
 
-    def _feed(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        """`[T, M]` to `[T, M]`, through the gate."""
-        gated = self._workspace.gated[: normed.shape[0]]
-        return layer.down(gated_activation(layer.gate_up(normed), activation=self.config.activation, out=gated))
-
     def _norm_after(self, index: int) -> Tensor:
         """Weight of the norm that follows a block."""
         layers = self._weights.layers
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
+
+
+def _native_step(config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
+    """The decoder as one native call a step, where all of its products are native."""
+    if weights.embedding.device.type != "cpu":
+        return None
+    from kernels.decoder_step.cpu import DecoderStep, can_step
+
+    products = [
+        product for layer in weights.layers for product in (layer.qkv, layer.attention_output, layer.gated, layer.down)
+    ]
+    if not can_step([*products, weights.output], config.head_size):
+        return None
+    return DecoderStep(_step_model(config, weights), max_tokens)
+
+
+def _step_model(config: DecoderConfig, weights: DecoderWeights) -> StepModel:
+    return StepModel(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        rms_norm_eps=config.rms_norm_eps,
+        activation=config.activation,
+        embedding=weights.embedding,
+        layers=[
+            StepLayer(
+                attention_norm=layer.attention_norm,
+                qkv=layer.qkv,
+                head_norm=layer.head_norm,
+                attention_output=layer.attention_output,
+                mlp_norm=layer.mlp_norm,
+                gated=layer.gated,
+                down=layer.down,
+                sliding_window=window,
+            )
+            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
+        ],
+        final_norm=weights.final_norm,
+        output=weights.output,
+        cos_sin=weights.cos_sin,
+    )
+
+
+def _step_inputs(tensors: BatchTensors) -> StepInputs:
+    return StepInputs(
+        input_ids=tensors.input_ids,
+        positions=tensors.positions,
+        slot_mapping=tensors.slot_mapping,
+        block_tables=tensors.block_tables,
+        query_start_locs=tensors.query_start_locs,
+        context_lens=tensors.context_lens,
+        logit_rows=tensors.logit_rows,
+    )

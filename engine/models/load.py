@@ -3,59 +3,100 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from engine.errors import ModelFolderError
 from engine.loader import Weights
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.models.rope_table import rope_table
-from kernels.linear import Linear, pack_linear
+from kernels.linear import Linear, pack_gated_linear, pack_linear
 from kernels.write_kv import HeadNorm
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """How weights are kept."""
+
+    dtype: torch.dtype
+    device: torch.device
+    is_int8: bool = False
+    """Whether those of products are rounded to int8."""
 
 
 def load_decoder(
     config: DecoderConfig,
     weights: Weights,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
+    form: WeightForm,
     max_model_len: int,
     max_tokens: int,
 ) -> Decoder:
     """Build a decoder for sequences up to `max_model_len` and steps up to `max_tokens` tokens.
 
     Raises:
-        ModelFolderError: a tensor is missing, broken or of another shape.
+        ModelFolderError: a tensor is missing, broken or of another shape, or cannot be kept in this form.
     """
-    reader = _Reader(weights, dtype, device)
-    embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    reader = _Reader(weights, form)
+    embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     parts = DecoderWeights(
         embedding=embedding,
         layers=tuple(_load_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers)),
-        final_norm=reader.tensor("model.norm.weight", config.hidden_size),
+        final_norm=reader.kept("model.norm.weight", config.hidden_size),
         output=_load_output(config, reader, embedding),
-        cos_sin=rope_table(config.rope, max_model_len).to(device),
+        cos_sin=rope_table(config.rope, max_model_len).to(form.device),
     )
     return Decoder(config, parts, max_tokens)
 
 
 class _Reader:
-    """Tensors of a folder, in one dtype on one device."""
+    """Tensors of a folder, in one form."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, weights: Weights, form: WeightForm) -> None:
         self._weights = weights
-        self._dtype = dtype
-        self._device = device
+        self._form = form
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        return self._weights.get(name, shape).to(device=self._device, dtype=self._dtype)
+        return self._weights.get(name, shape).to(device=self._form.device, dtype=self._form.dtype)
+
+    def kept(self, name: str, *shape: int) -> Tensor:
+        """A tensor that stays as it is: not a part of the mapped file, all of which would stay in memory with it."""
+        return self.tensor(name, *shape).clone()
 
     def linear(self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
         """One product of several matrices `[N_i, in_size]`, one under the other."""
+        return self.packed(*self._stacked(prefix, names, in_size, has_bias=has_bias))
+
+    def packed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """One product of a matrix, in the form of the weights."""
+        with _as_folder_errors():
+            return pack_linear(weight, bias, is_int8=self._form.is_int8)
+
+    def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
+        """The product of a gate and of what it gates."""
+        stacked = self._stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
+        with _as_folder_errors():
+            return pack_gated_linear(*stacked, activation=config.activation, is_int8=self._form.is_int8)
+
+    def _stacked(
+        self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
         weights = [self.tensor(f"{prefix}.{name}.weight", size, in_size) for name, size in names.items()]
         biases = [self.tensor(f"{prefix}.{name}.bias", size) for name, size in names.items()] if has_bias else []
-        return pack_linear(_stack(weights), _stack(biases) if has_bias else None)
+        return _stack(weights), _stack(biases) if has_bias else None
+
+
+@contextmanager
+def _as_folder_errors() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ModelFolderError(f"the weights cannot be kept so: {error}.") from error
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
@@ -69,25 +110,25 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> LayerWei
     qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     gate_up = {"gate_proj": inner, "up_proj": inner}
     return LayerWeights(
-        attention_norm=reader.tensor(f"{prefix}.input_layernorm.weight", hidden),
+        attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),
         qkv=reader.linear(attention, qkv, hidden, has_bias=config.has_qkv_bias),
         head_norm=_load_head_norm(config, reader, attention) if config.has_head_norm else None,
         attention_output=reader.linear(attention, {"o_proj": hidden}, query, has_bias=config.has_output_bias),
-        mlp_norm=reader.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=reader.linear(mlp, gate_up, hidden, has_bias=config.has_mlp_bias),
+        mlp_norm=reader.kept(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gated=reader.gated_linear(mlp, gate_up, hidden, config),
         down=reader.linear(mlp, {"down_proj": hidden}, inner, has_bias=config.has_mlp_bias),
     )
 
 
 def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str) -> HeadNorm:
     return HeadNorm(
-        reader.tensor(f"{prefix}.q_norm.weight", config.head_size),
-        reader.tensor(f"{prefix}.k_norm.weight", config.head_size),
+        reader.kept(f"{prefix}.q_norm.weight", config.head_size),
+        reader.kept(f"{prefix}.k_norm.weight", config.head_size),
         config.rms_norm_eps,
     )
 
 
 def _load_output(config: DecoderConfig, reader: _Reader, embedding: Tensor) -> Linear:
     if config.is_tied:
-        return pack_linear(embedding)
-    return pack_linear(reader.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+        return reader.packed(embedding)
+    return reader.packed(reader.tensor("lm_head.weight", config.vocab_size, config.hidden_size))

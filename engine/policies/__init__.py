@@ -1,7 +1,7 @@
 """Who goes first: one order rules who joins next, who computes first, and who gives blocks back last.
 
-A policy is an order and nothing else. What a batching discipline decides besides (when those waiting may join, how many
-blocks are kept free, how prefills are cut) is the scheduler's.
+A policy is an order and nothing else. When those waiting may join, what they hold, how prompts are cut and whether the
+batch is padded is decided by a batching discipline: see `engine.policies.disciplines`.
 """
 
 from typing import Protocol

@@ -1,15 +1,6 @@
 /* activation(gate) * up, elementwise. */
 #include "../native.h"
 
-enum { SILU = 0, GELU_TANH = 1 };
-
-/* Both gates are x times a logistic: of x itself, or of the argument that gelu's tanh form has, doubled. */
-INLINE f32x16 gate16(f32x16 x, int activation) {
-  f32x16 inner = x;
-  if (activation == GELU_TANH) inner = 1.5957691216f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + exp16(-inner));
-}
-
 INLINE void rows(int dtype, int activation, const char *gate_up, int64_t stride, char *out, int64_t out_stride,
                  int64_t T, int64_t I) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;

@@ -3,29 +3,53 @@
 from torch import Tensor
 
 from kernels.checks import check
-from kernels.linear.plain import Linear, PlainLinear
+from kernels.gated_activation import Activation
+from kernels.linear.plain import GatedLinear, Linear, PlainLinear
 
-__all__ = ["Linear", "pack_linear"]
+__all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False) -> Linear:
     """Prepare `x @ weight.T + bias` for many calls.
 
     Args:
         weight: `[N, K]`, float32, float16 or bfloat16. May be dropped by the caller afterwards.
         bias: `[N]`, dtype of `weight`.
+        is_int8: keep the weight, and multiply, in int8 (bfloat16 on the CPU only).
 
     Returns:
         A function of `x` `[T, K]`, contiguous rows, to `[T, N]`.
 
     Raises:
-        ValueError: shapes or dtypes disagree.
+        ValueError: shapes or dtypes disagree, or int8 cannot be had for this weight on this machine.
     """
-    check(weight.dim() == 2, "weight must be [N, K], got {}", weight.shape)
-    check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
-    check(bias is None or bias.dtype == weight.dtype, "bias must have the weight's dtype")
+    _check(weight, bias)
     if weight.is_cuda:
+        check(not is_int8, "products in int8 are made on the CPU only")
         return PlainLinear(weight, bias)
     from kernels.linear.cpu import pack_linear_cpu
 
-    return pack_linear_cpu(weight, bias)
+    return pack_linear_cpu(weight, bias, is_int8=is_int8)
+
+
+def pack_gated_linear(
+    weight: Tensor, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
+) -> Linear:
+    """Prepare `activation(gate) * up` for many calls, where `x @ weight.T + bias` is the gate, then the up.
+
+    As `pack_linear`, with `weight` `[2 * I, K]`; the function gives `[T, I]`.
+    """
+    _check(weight, bias)
+    check(weight.shape[0] % 2 == 0, "weight must be [2 * I, K], got {}", weight.shape)
+    if weight.is_cuda:
+        check(not is_int8, "products in int8 are made on the CPU only")
+        return GatedLinear(PlainLinear(weight, bias), activation)
+    from kernels.linear.cpu import pack_gated_linear_cpu
+
+    return pack_gated_linear_cpu(weight, bias, activation=activation, is_int8=is_int8)
+
+
+def _check(weight: Tensor, bias: Tensor | None) -> None:
+    check(weight.dim() == 2, "weight must be [N, K], got {}", weight.shape)
+    check(bias is None or bias.shape == weight.shape[:1], "bias must be [N]")
+    check(bias is None or bias.dtype == weight.dtype, "bias must have the weight's dtype")

@@ -1,18 +1,29 @@
-"""Matrix products on the CPU: per shape, whichever of torch's plain call and oneDNN's prepacked one is faster here.
+"""Matrix products on the CPU: native.c for bfloat16 where the processor multiplies it and for int8, else torch's.
 
-Packing loses on some shapes and machines, and one row can be slower than four, so both are measured when the first
-weight of a shape is packed: a few calls each, at one and at sixteen rows.
+Of torch's, per shape, whichever of the plain call and oneDNN's prepacked one is faster here: packing loses on some
+shapes and machines, and one row can be slower than four, so both are measured when the first weight of a shape is
+packed: a few calls each, at one and at sixteen rows.
 """
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from kernels.checks import check
+from kernels.gated_activation import Activation
 from kernels.linear import onednn
-from kernels.linear.plain import Linear, PlainLinear
+from kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
+from kernels.linear.plain import GatedLinear, Linear, PlainLinear
+from kernels.native import native_function
+
+_GATES: dict[Activation, Epilogue] = {"silu": Epilogue.GATE_SILU, "gelu_tanh": Epilogue.GATE_GELU_TANH}
 
 _MEASURED_ELEMENTS = 2**18
 """Smaller weights are not worth a measurement: they stay as they are."""
@@ -54,8 +65,50 @@ class PackedLinear:
         return onednn.product(x, self._packed, self._bias)
 
 
-def pack_linear_cpu(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Prepare one product in the faster way."""
+def pack_linear_cpu(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Linear:
+    """Prepare one product in the faster way, or in int8.
+
+    Raises:
+        ValueError: int8 cannot be had.
+    """
+    if is_int8:
+        _check_int8(weight)
+    if is_int8 or _is_native(weight):
+        return NativeLinear(weight, bias, is_int8=is_int8)
+    return _pack_torch(weight, bias)
+
+
+def pack_gated_linear_cpu(weight: Tensor, bias: Tensor | None, *, activation: Activation, is_int8: bool) -> Linear:
+    """As `pack_linear_cpu`, the first half of columns gating the second."""
+    if is_int8:
+        _check_int8(weight)
+        check(weight.shape[0] % 32 == 0, "int8 needs gates of a multiple of 16 columns, got {}", weight.shape)
+    if is_int8 or (_is_native(weight) and weight.shape[0] % 32 == 0):
+        return NativeLinear(weight, bias, epilogue=_GATES[activation], is_int8=is_int8)
+    return GatedLinear(_pack_torch(weight, bias), activation)
+
+
+def _is_native(weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and can_multiply(weight.shape[1], is_int8=False) and _multiplies_bfloat16()
+
+
+def _check_int8(weight: Tensor) -> None:
+    check(native_function(*PRODUCT) is not None, "int8 needs the native kernels: install a C compiler")
+    check(weight.dtype == torch.bfloat16, "int8 needs a model in bfloat16, got {}", weight.dtype)
+    check(can_multiply(weight.shape[1], is_int8=True), "int8 needs rows of a multiple of 64, got {}", weight.shape[1])
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    """Whether the library is there and was built for a processor that multiplies bfloat16."""
+    ask = native_function("sluice_multiplies_bfloat16", "p")
+    answer = torch.zeros(1, dtype=torch.int32)
+    if ask is not None:
+        ask(answer.data_ptr())
+    return bool(answer)
+
+
+def _pack_torch(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.numel() < _MEASURED_ELEMENTS:
         return PlainLinear(weight, bias)
     key = (weight.shape, weight.dtype)

@@ -5,6 +5,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from kernels.gated_activation import Activation, gated_activation
+
 
 class Linear(Protocol):
     """A prepared matrix product."""
@@ -24,3 +26,15 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """`x` `[T, K]` to `[T, N]`."""
         return F.linear(x, self._weight, self._bias)
+
+
+class GatedLinear:
+    """A product whose first half of columns gates the second."""
+
+    def __init__(self, product: Linear, activation: Activation) -> None:
+        self._product = product
+        self._activation: Activation = activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[T, K]` to `[T, I]`."""
+        return gated_activation(self._product(x), activation=self._activation)

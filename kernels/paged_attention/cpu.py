@@ -3,8 +3,6 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -12,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from kernels.native import DTYPE_CODES, native_function
 from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
 from kernels.paged_attention.reference import gather_context
+from kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiif")
 _MAX_HEAD_SIZE = 256
@@ -88,16 +87,6 @@ def _attend_native(
         may_use_tiles(),
         scale,
     )
-
-
-@cache
-def may_use_tiles() -> bool:
-    """Whether this process may use AMX; asks for it."""
-    allow = native_function("sluice_allow_tiles", "p")
-    allowed = torch.zeros(1, dtype=torch.int32)
-    if allow is not None:
-        allow(allowed.data_ptr())
-    return bool(allowed)
 
 
 def paged_attention_torch(

@@ -3,14 +3,13 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import contextlib
-import math
-import mmap
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 from torch import Tensor
+
+from kernels.pages import zero_pages
 
 PACKED_LANES = 16
 """Elements that lie side by side in the packed layout: one vector of float32."""
@@ -55,8 +54,8 @@ def allocate_plain(
     """Make a cache of zeros in the plain layout."""
     shape = (num_blocks, block_size, num_kv_heads, head_size)
     return KVCache(
-        keys=_zeros(shape, dtype, device),
-        values=_zeros(shape, dtype, device),
+        keys=zero_pages(shape, dtype, device),
+        values=zero_pages(shape, dtype, device),
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
@@ -74,8 +73,8 @@ def allocate_packed(
     key_shape = (num_blocks, num_kv_heads, slots // lanes, elements // pair, lanes, pair)
     value_shape = (num_blocks, num_kv_heads, slots // pair, elements, pair)
     return KVCache(
-        keys=_zeros(key_shape, dtype, torch.device("cpu")),
-        values=_zeros(value_shape, dtype, torch.device("cpu")),
+        keys=zero_pages(key_shape, dtype, torch.device("cpu")),
+        values=zero_pages(value_shape, dtype, torch.device("cpu")),
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
@@ -96,19 +95,3 @@ def unpacked(cache: KVCache) -> KVCache:
         values=cache.values.permute(0, 2, 4, 1, 3).reshape(shape)[used],
         layout=Layout.PLAIN,
     )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros; on the CPU of pages that take memory only once they are written.
-
-    `torch.zeros` writes every byte: 1.5 s for a GiB, most of which few caches ever use.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or num_bytes == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Blocks lie anywhere in the cache: large pages spare the walk to each.
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)

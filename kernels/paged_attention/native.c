@@ -6,14 +6,15 @@
    meet 64 bytes of keys (16 tokens) in one instruction; likewise weights and values.
 
    What a slot holds that no row may see never enters a sum: its score is replaced, its value is not read. */
-#include "../native.h"
+#include "../parts.h"
+#include "../tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_TILES 1
+#if HAS_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#define HAS_TILES 0
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
 #endif
 
 #define ROWS 16
@@ -21,24 +22,18 @@
 #define MAX_DP 256
 #define FUSED_ROWS 4
 
-typedef struct {
-  const char *query;
-  int64_t query_stride_token, query_stride_head;
-  const char *keys, *values;
-  const int32_t *block_tables;
-  int64_t table_stride;
-  const int32_t *query_start_locs, *context_lens;
-  char *out;
-  int S, T, H, G, D, block_size, P, DP, window, use_tiles;
-  float scale;
-} Arguments;
-
 /* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
 typedef struct {
   const char *keys, *values;
   int first_position; /* of slot 0 */
   int low, high;
 } Segment;
+
+/* Up to CHUNK segments that are used together. */
+typedef struct {
+  Segment segments[CHUNK];
+  int count, end_position;
+} Chunk;
 
 /* What one task keeps: R rows, their queries, their running maximum and sum, their weighted values. */
 typedef struct {
@@ -62,15 +57,12 @@ INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
 }
 
 /* Scores of `num_rows` rows against one segment; `steps` times four bytes a row. */
-INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, const char *keys, const char *next,
-                       int steps, int dtype) {
+INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, const char *keys, int steps, int dtype) {
   f32x16 even[FUSED_ROWS], odd[FUSED_ROWS];
   const uint32_t *query = tile->query + first_row * steps;
   for (int r = 0; r < num_rows; r++) even[r] = odd[r] = splat(0);
   for (int i = 0; i < steps; i += 2) {
     const u32x16 x = *(const u32x16 *)(keys + i * 64), y = *(const u32x16 *)(keys + i * 64 + 64);
-    __builtin_prefetch(next + i * 64);
-    __builtin_prefetch(next + i * 64 + 64);
     for (int r = 0; r < num_rows; r++) {
       even[r] = multiply_add(even[r], x, query[r * steps + i], dtype);
       odd[r] = multiply_add(odd[r], y, query[r * steps + i + 1], dtype);
@@ -141,17 +133,15 @@ INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *seg
 /* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. */
 INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, int dtype) {
   f32x16 best = tile->scores[r][0];
-  for (int c = 1; c < num_segments; c++) {
-    const f32x16 x = tile->scores[r][c];
-    best = select16((x > best) | (x != x), x, best);
-  }
-  const float chunk_maximum = max16(best);
+  /* A NaN may get lost here: its weight will be one. */
+  for (int c = 1; c < num_segments; c++) best = larger16(best, tile->scores[r][c]);
+  const float chunk_maximum = greatest16(best);
   const float maximum = chunk_maximum > tile->maximum[r] ? chunk_maximum : tile->maximum[r];
   const f32x16 shift = splat(maximum == -INFINITY ? 0.0f : maximum);
   f32x16 sums = splat(0);
   for (int c = 0; c < num_segments; c++) {
     const f32x16 x = tile->scores[r][c];
-    const f32x16 weight = select16(x == -INFINITY, splat(0), exp16(x - shift));
+    const f32x16 weight = zero_if_hidden16(exp16(x - shift), x);
     sums += weight;
     if (dtype == BFLOAT16)
       *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(weight);
@@ -166,15 +156,33 @@ INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, int dtype) {
     for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
 }
 
-INLINE void score_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, int steps, int dtype) {
-  for (int c = 0; c < num_segments; c++) {
-    /* While these keys are used, the values of the same slots come closer. */
-    const char *keys = segments[c].keys, *next = segments[c].values;
-    int r = 0;
-    for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, c, keys, next, steps, dtype);
-    if (num_rows - r == 3) score_rows(tile, r, 3, c, keys, next, steps, dtype);
-    if (num_rows - r == 2) score_rows(tile, r, 2, c, keys, next, steps, dtype);
-    if (num_rows - r == 1) score_rows(tile, r, 1, c, keys, next, steps, dtype);
+INLINE void score_segment(Tile *tile, int num_rows, int column, const char *keys, int steps, int dtype) {
+  int r = 0;
+  for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, column, keys, steps, dtype);
+  if (num_rows - r == 3) score_rows(tile, r, 3, column, keys, steps, dtype);
+  if (num_rows - r == 2) score_rows(tile, r, 2, column, keys, steps, dtype);
+  if (num_rows - r == 1) score_rows(tile, r, 1, column, keys, steps, dtype);
+}
+
+/* Fetch part of what the next chunk holds at one of its segments closer, little by little: as long as many lines are on
+   their way, nothing else can be read. */
+INLINE void fetch_lines(const char *from, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
+INLINE void fetch_keys(const Chunk *next, int c, int64_t begin, int64_t end) {
+  if (c < next->count) fetch_lines(next->segments[c].keys, begin, end);
+}
+
+INLINE void fetch_values(const Chunk *next, int c, int64_t begin, int64_t end) {
+  if (c < next->count) fetch_lines(next->segments[c].values, begin, end);
+}
+
+INLINE void score_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *next, int64_t bytes, int steps,
+                        int dtype) {
+  for (int c = 0; c < chunk->count; c++) {
+    fetch_keys(next, c, 0, bytes / 2);
+    score_segment(tile, num_rows, c, chunk->segments[c].keys, steps, dtype);
   }
 }
 
@@ -190,11 +198,7 @@ INLINE void weigh_all(Tile *tile, int num_rows, const Segment *segments, int num
 /* Tile registers: 0 to 3 sums (rows x 16 floats); 4 queries (rows x 32), 5 keys (16 pairs x 16); 6 weights (rows x 16),
    7 values (8 pairs x 16). */
 INLINE void configure_tiles(int num_rows) {
-  struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } config __attribute__((aligned(64))) = {.palette = 1};
+  TileConfig config = {.palette = 1};
   for (int t = 0; t < 5; t++) {
     config.row_bytes[t] = 64;
     config.rows[t] = (uint8_t)num_rows;
@@ -206,8 +210,12 @@ INLINE void configure_tiles(int num_rows) {
 }
 
 /* Scores of all rows by tiles: 16 slots a segment, 32 elements of a head at a time. */
-INLINE void score_chunk_tiles(Tile *tile, const Segment *segments, int num_segments, int DP) {
+INLINE void score_chunk_tiles(Tile *tile, const Chunk *chunk, const Chunk *next, int64_t bytes, int DP) {
+  const Segment *segments = chunk->segments;
+  const int num_segments = chunk->count;
   for (int c = 0; c < num_segments; c += 2) {
+    fetch_keys(next, c, 0, bytes / 2);
+    fetch_keys(next, c + 1, 0, bytes / 2);
     const Segment *a = segments + c, *b = segments + (c + 1 < num_segments ? c + 1 : c);
     _tile_zero(0);
     _tile_zero(1);
@@ -236,7 +244,8 @@ INLINE const char *seen_values(const Segment *segment, uint32_t *copy, int DP) {
 }
 
 /* out += weights * values for all rows by tiles: 64 elements of a head at a time, or what is left of them. */
-INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_segments, int DP) {
+INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_segments, const Chunk *next, int64_t bytes,
+                              int DP) {
   const int64_t stride = (int64_t)DP * 4;
   for (int d = 0; d < DP; d += 64) {
     float *out = tile->out + d;
@@ -247,6 +256,7 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_seg
     if (num_vectors > 3) _tile_loadd(3, out + 48, stride);
     for (int c = 0; c < num_segments; c++) {
       const char *row = values[c] + d * 4;
+      if (d == 0) fetch_values(next, c, 0, bytes);
       _tile_loadd(6, (const char *)tile->weights + c * 32, sizeof tile->weights[0]);
       _tile_loadd(7, row, stride);
       _tile_dpbf16ps(0, 6, 7);
@@ -271,16 +281,26 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_seg
 }
 #endif
 
-/* One chunk for all rows of the tile. */
-INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int num_segments, const Arguments *a,
+/* One chunk for all rows of the tile, while the next is fetched. */
+INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *next, const Attention *a,
                          int by_tiles, int dtype) {
+  const Segment *segments = chunk->segments;
+  const int num_segments = chunk->count;
+  const int64_t bytes = LANES * a->DP * (dtype == BFLOAT16 ? 2 : 4);
 #if HAS_TILES
   if (by_tiles)
-    score_chunk_tiles(tile, segments, num_segments, a->DP);
+    score_chunk_tiles(tile, chunk, next, bytes, a->DP);
   else
 #endif
-    score_chunk(tile, num_rows, segments, num_segments, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
-  for (int c = 0; c < num_segments; c++) mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
+    score_chunk(tile, num_rows, chunk, next, bytes, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+  for (int c = 0; c < num_segments; c++) {
+    fetch_keys(next, c, bytes / 2, bytes);
+    mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
+  }
+  for (int c = num_segments; c < next->count; c++) {
+    fetch_keys(next, c, 0, bytes);
+    fetch_values(next, c, 0, bytes);
+  }
   for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, dtype);
 #if HAS_TILES
   if (by_tiles) {
@@ -290,16 +310,17 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Segment *segments, int 
       const int is_whole = segments[c].low == 0 && segments[c].high == LANES;
       values[c] = is_whole ? segments[c].values : seen_values(segments + c, copies[c], a->DP);
     }
-    weigh_chunk_tiles(tile, values, num_segments, a->DP);
+    weigh_chunk_tiles(tile, values, num_segments, next, bytes, a->DP);
     return;
   }
 #endif
   (void)by_tiles;
+  for (int c = 0; c < num_segments; c++) fetch_values(next, c, 0, bytes);
   weigh_all(tile, num_rows, segments, num_segments, a->DP, dtype);
 }
 
 /* The segment of `table` that holds `position`; only positions in [first, end) are seen. */
-INLINE Segment segment_at(const Arguments *a, const int32_t *table, int g, int position, int first, int end, int dtype) {
+INLINE Segment segment_at(const Attention *a, const int32_t *table, int g, int position, int first, int end, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
   const int slot = position % a->block_size / LANES * LANES; /* the segment's first, in its block */
   const int slots = a->block_size - slot < LANES ? a->block_size - slot : LANES;
@@ -311,7 +332,7 @@ INLINE Segment segment_at(const Arguments *a, const int32_t *table, int g, int p
   return (Segment){a->keys + offset, a->values + offset, first_position, low, high};
 }
 
-INLINE void load_rows(Tile *tile, const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
+INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;
   const int group = a->H / a->G, start = a->query_start_locs[s];
   const int first_position = a->context_lens[s] - (a->query_start_locs[s + 1] - start);
@@ -327,51 +348,25 @@ INLINE void load_rows(Tile *tile, const Arguments *a, int s, int g, int first_ro
   memset(tile->out, 0, sizeof(float) * num_rows * a->DP);
 }
 
-INLINE void store_rows(const Tile *tile, const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
+INLINE void store_rows(const Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;
   const int group = a->H / a->G, start = a->query_start_locs[s];
   for (int r = 0; r < num_rows; r++) {
     const int token = (first_row + r) / group, head = g * group + (first_row + r) % group;
-    char *out = a->out + ((int64_t)(start + token) * a->H + head) * a->D * size;
+    char *out = a->out + ((start + token) * a->out_stride_token + (int64_t)head * a->D) * size;
     const float factor = 1.0f / tile->sum[r];
-    for (int d = 0; d < a->D; d++) store1(out, d, tile->out[r * a->DP + d] * factor, dtype);
+    int d = 0;
+    for (; d + LANES <= a->D; d += LANES) store16(out, d, *(const f32x16 *)(tile->out + r * a->DP + d) * factor, dtype);
+    for (; d < a->D; d++) store1(out, d, tile->out[r * a->DP + d] * factor, dtype);
   }
-}
-
-/* Up to ROWS rows of sequence s and key-value head g, from `first_row` on. */
-INLINE void attend_tile(const Arguments *a, int s, int g, int first_row, int num_rows, int dtype) {
-  Tile tile;
-  Segment segments[CHUNK];
-  const int32_t *table = a->block_tables + s * a->table_stride;
-  load_rows(&tile, a, s, g, first_row, num_rows, dtype);
-  int by_tiles = 0;
-#if HAS_TILES
-  by_tiles = a->use_tiles && dtype == BFLOAT16 && a->DP % 32 == 0;
-  if (by_tiles) configure_tiles(num_rows);
-#endif
-  const int end = tile.position[num_rows - 1] + 1;
-  const int first = a->window && tile.position[0] >= a->window ? tile.position[0] - a->window + 1 : 0;
-  int position = first;
-  while (position < end) {
-    int num_segments = 0;
-    for (; num_segments < CHUNK && position < end; num_segments++) {
-      segments[num_segments] = segment_at(a, table, g, position, first, end, dtype);
-      position = segments[num_segments].first_position + segments[num_segments].high;
-    }
-    attend_chunk(&tile, num_rows, segments, num_segments, a, by_tiles, dtype);
-  }
-#if HAS_TILES
-  if (by_tiles) _tile_release();
-#endif
-  store_rows(&tile, a, s, g, first_row, num_rows, dtype);
 }
 
 /* Sequence s owns the tiles from here on: an upper bound of those before it that needs no sum over sequences. */
-INLINE int first_tile(const Arguments *a, int s) {
+INLINE int first_tile(const Attention *a, int s) {
   return (int)((int64_t)a->query_start_locs[s] * (a->H / a->G) / ROWS) + s;
 }
 
-INLINE int sequence_of(const Arguments *a, int tile) {
+INLINE int sequence_of(const Attention *a, int tile) {
   int low = 0, high = a->S - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
@@ -383,24 +378,92 @@ INLINE int sequence_of(const Arguments *a, int tile) {
   return low;
 }
 
-INLINE void attend(const Arguments *a, int dtype) {
-  const int64_t size = dtype == BFLOAT16 ? 2 : 4, token_bytes = a->H * a->D * size;
-  const int group = a->H / a->G, num_tokens = a->query_start_locs[a->S];
-  const int num_tiles = a->S ? (int)((int64_t)num_tokens * group / ROWS) + a->S : 0;
-#pragma omp parallel for schedule(dynamic) if (num_tiles * a->G > 1)
-  for (int task = 0; task < num_tiles * a->G; task++) {
-    const int tile = task / a->G, g = task % a->G;
-    const int s = sequence_of(a, tile);
-    const int num_rows = (a->query_start_locs[s + 1] - a->query_start_locs[s]) * group;
-    const int first_row = (tile - first_tile(a, s)) * ROWS;
-    if (first_row >= num_rows || a->context_lens[s] == 0) continue;
-    attend_tile(a, s, g, first_row, num_rows - first_row < ROWS ? num_rows - first_row : ROWS, dtype);
+/* A task: rows `first_row` on of sequence s, key-value head g, and the positions that they see; none if num_rows is 0. */
+typedef struct {
+  int s, g, first_row, num_rows, first, end;
+} Task;
+
+INLINE Task task_at(const Attention *a, int index) {
+  const int tile = index / a->G, s = sequence_of(a, tile), group = a->H / a->G;
+  const int num_new = a->query_start_locs[s + 1] - a->query_start_locs[s];
+  const int first_row = (tile - first_tile(a, s)) * ROWS, left = num_new * group - first_row;
+  if (left <= 0 || a->context_lens[s] == 0) return (Task){s, index % a->G, first_row, 0, 0, 0};
+  const int num_rows = left < ROWS ? left : ROWS;
+  const int first_position = a->context_lens[s] - num_new + first_row / group;
+  const int end = a->context_lens[s] - num_new + (first_row + num_rows - 1) / group + 1;
+  const int first = a->window && first_position >= a->window ? first_position - a->window + 1 : 0;
+  return (Task){s, index % a->G, first_row, num_rows, first, end};
+}
+
+/* The chunk of a task that begins at `position`. Chunks end at the same positions for every row of a sequence, so that
+   its bits do not depend on the rows of its task. */
+INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype) {
+  Chunk chunk;
+  const int32_t *table = a->block_tables + t->s * a->table_stride;
+  int is_whole = 0;
+  for (chunk.count = 0; !is_whole && position < t->end; chunk.count++) {
+    const int slot = position % a->block_size / LANES; /* the segment's number in its block */
+    is_whole = (position / a->block_size * (a->P / LANES) + slot + 1) % CHUNK == 0;
+    const Segment segment = segment_at(a, table, t->g, position, t->first, t->end, dtype);
+    chunk.segments[chunk.count] = segment;
+    position = segment.first_position + segment.high;
   }
+  chunk.end_position = position;
+  return chunk;
+}
+
+/* Few rows fetch their next keys and values, at the end those of `next`, early; many find theirs in the cache, where the
+   rows before them left them. */
+INLINE void attend_task(const Attention *a, const Task *t, const Task *next, int dtype) {
+  Tile tile;
+  load_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
+  int by_tiles = 0;
+#if HAS_TILES
+  by_tiles = a->use_tiles && dtype == BFLOAT16 && a->DP % 32 == 0;
+  if (by_tiles) configure_tiles(t->num_rows);
+#endif
+  const Chunk none = {.count = 0};
+  Chunk chunk = chunk_at(a, t, t->first, dtype);
+  for (;;) {
+    const int is_last = chunk.end_position >= t->end;
+    const Chunk after = is_last ? chunk_at(a, next, next->first, dtype) : chunk_at(a, t, chunk.end_position, dtype);
+    attend_chunk(&tile, t->num_rows, &chunk, t->num_rows < ROWS ? &after : &none, a, by_tiles, dtype);
+    chunk = after;
+    if (is_last) break;
+  }
+#if HAS_TILES
+  if (by_tiles) _tile_release();
+#endif
+  store_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
+}
+
+/* Rows of tokens first to end become zero. */
+INLINE void clear(const Attention *a, int64_t first, int64_t end, int64_t size) {
+  for (int64_t t = first; t < end; t++) memset(a->out + t * a->out_stride_token * size, 0, a->H * a->D * size);
+}
+
+INLINE void attend(const Attention *a, const Team *team, int dtype) {
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
+  const int num_tokens = a->query_start_locs[a->S];
+  const int num_tasks = a->S ? (int)((int64_t)num_tokens * (a->H / a->G) / ROWS + a->S) * a->G : 0;
+  const Task no_task = {0};
+  for (int index = next_task(team, num_tasks); index >= 0;) {
+    const int following = next_task(team, num_tasks);
+    const Task task = task_at(a, index), next = following >= 0 ? task_at(a, following) : no_task;
+    if (task.num_rows) attend_task(a, &task, &next, dtype);
+    index = following;
+  }
+  if (team->index != 0) return;
   for (int s = 0; s < a->S; s++)
-    if (a->context_lens[s] == 0)
-      memset(a->out + a->query_start_locs[s] * token_bytes, 0,
-             (a->query_start_locs[s + 1] - a->query_start_locs[s]) * token_bytes);
-  memset(a->out + num_tokens * token_bytes, 0, (a->T - num_tokens) * token_bytes);
+    if (a->context_lens[s] == 0) clear(a, a->query_start_locs[s], a->query_start_locs[s + 1], size);
+  clear(a, num_tokens, a->T, size);
+}
+
+void attention_part(const Attention *a, const Team *team, int dtype) {
+  if (dtype == BFLOAT16)
+    attend(a, team, BFLOAT16);
+  else
+    attend(a, team, FLOAT32);
 }
 
 /* Ask the kernel for AMX's tile registers, which a process may not use unasked; `allowed` becomes whether it may. */
@@ -421,10 +484,8 @@ EXPORT void sluice_paged_attention(int dtype, const void *query, int64_t query_s
                                    int64_t table_stride, const int32_t *query_start_locs, const int32_t *context_lens,
                                    void *out, int S, int T, int H, int G, int D, int block_size, int P, int DP,
                                    int window, int use_tiles, float scale) {
-  const Arguments a = {query, query_stride_token, query_stride_head, keys, values, block_tables, table_stride,
-                       query_start_locs, context_lens, out, S, T, H, G, D, block_size, P, DP, window, use_tiles, scale};
-  if (dtype == BFLOAT16)
-    attend(&a, BFLOAT16);
-  else
-    attend(&a, FLOAT32);
+  const Attention a = {query, query_stride_token, query_stride_head, keys, values, block_tables, table_stride,
+                       query_start_locs, context_lens, out, (int64_t)H * D, S, T, H, G, D, block_size, P, DP, window,
+                       use_tiles, scale};
+  RUN_PARTS(query_start_locs[S] > 1 || G > 1, attention_part(&a, &team, dtype));
 }

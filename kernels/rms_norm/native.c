@@ -1,5 +1,5 @@
 /* RMS normalisation of rows, alone or after adding to a residual. */
-#include "../native.h"
+#include "../parts.h"
 
 /* Mean square of `M` elements, in float lanes that are summed at the end. */
 INLINE float mean_square(const void *row, int64_t M, int dtype) {
@@ -29,6 +29,13 @@ INLINE void add(const void *x, void *residual, int64_t M, int dtype) {
   int64_t i = 0;
   for (; i + LANES <= M; i += LANES) store16(residual, i, load16(residual, i, dtype) + load16(x, i, dtype), dtype);
   for (; i < M; i++) store1(residual, i, load1(residual, i, dtype) + load1(x, i, dtype), dtype);
+}
+
+void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps) {
+  if (dtype == BFLOAT16)
+    normalise(x, weight, out, M, eps, BFLOAT16);
+  else
+    normalise(x, weight, out, M, eps, FLOAT32);
 }
 
 INLINE void rows(int dtype, const char *x, int64_t x_stride, char *residual, int64_t residual_stride,

@@ -1,25 +1,39 @@
 /* Normalise heads, rotate queries and keys, store keys and values in the packed cache. */
-#include "../native.h"
+#include "../parts.h"
 
 #define MAX_D 512
 
 /* Copy a head of D elements to floats; normalise it if it has weights, rounding as the element type does. */
-INLINE void load_head(float *head, const void *x, const void *weight, float eps, int D, int dtype) {
-  float squares = 0;
-  for (int d = 0; d < D; d++) {
-    head[d] = load1(x, d, dtype);
-    squares += head[d] * head[d];
-  }
+INLINE void load_head(float *restrict head, const void *x, const void *weight, float eps, int D, int dtype) {
+  int d = 0;
+  for (; d + LANES <= D; d += LANES) *(f32x16 *)(head + d) = load16(x, d, dtype);
+  for (; d < D; d++) head[d] = load1(x, d, dtype);
   if (!weight) return;
+  float squares = 0;
+  for (d = 0; d < D; d++) squares += head[d] * head[d];
   const float factor = 1.0f / sqrtf(squares / D + eps);
-  for (int d = 0; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+  for (d = 0; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+}
+
+/* A head as it is kept. */
+INLINE void store_head(void *out, const float *head, int D, int dtype) {
+  int d = 0;
+  for (; d + LANES <= D; d += LANES) store16(out, d, *(const f32x16 *)(head + d), dtype);
+  for (; d < D; d++) store1(out, d, head[d], dtype);
 }
 
 /* Rotate the pairs (i, i + R / 2) of a head by the angles of its position. */
 INLINE void rotate(float *head, const float *cos_sin, int R) {
   const float *cos = cos_sin, *sin = cos_sin + R / 2;
   float *first = head, *second = head + R / 2;
-  for (int i = 0; i < R / 2; i++) {
+  int i = 0;
+  for (; i + LANES <= R / 2; i += LANES) {
+    const f32x16 a = *(f32x16 *)(first + i), b = *(f32x16 *)(second + i);
+    const f32x16 c = *(const f32x16 *)(cos + i), s = *(const f32x16 *)(sin + i);
+    *(f32x16 *)(first + i) = a * c - b * s;
+    *(f32x16 *)(second + i) = b * c + a * s;
+  }
+  for (; i < R / 2; i++) {
     const float a = first[i], b = second[i];
     first[i] = a * cos[i] - b * sin[i];
     second[i] = b * cos[i] + a * sin[i];
@@ -30,8 +44,9 @@ INLINE void rotate(float *head, const float *cos_sin, int R) {
 INLINE void store_key(void *keys, const float *head, int slot, int DP, int dtype) {
   if (dtype == BFLOAT16) {
     uint32_t *column = (uint32_t *)keys + (int64_t)(slot / LANES) * (DP / 2) * LANES + slot % LANES;
-    for (int d = 0; d < DP / 2; d++)
-      column[d * LANES] = (uint32_t)to_bf16(head[2 * d]) | (uint32_t)to_bf16(head[2 * d + 1]) << 16;
+    uint32_t pairs[MAX_D / 2];
+    store_head(pairs, head, DP, BFLOAT16);
+    for (int d = 0; d < DP / 2; d++) column[d * LANES] = pairs[d];
   } else {
     float *column = (float *)keys + (int64_t)(slot / LANES) * DP * LANES + slot % LANES;
     for (int d = 0; d < DP; d++) column[d * LANES] = head[d];
@@ -42,25 +57,15 @@ INLINE void store_key(void *keys, const float *head, int slot, int DP, int dtype
 INLINE void store_value(void *values, const float *head, int slot, int DP, int dtype) {
   if (dtype == BFLOAT16) {
     uint16_t *row = (uint16_t *)values + (int64_t)(slot / 2) * DP * 2 + slot % 2;
-    for (int d = 0; d < DP; d++) row[2 * d] = to_bf16(head[d]);
+    uint16_t elements[MAX_D];
+    store_head(elements, head, DP, BFLOAT16);
+    for (int d = 0; d < DP; d++) row[2 * d] = elements[d];
   } else {
     memcpy((float *)values + (int64_t)slot * DP, head, sizeof(float) * DP);
   }
 }
 
-typedef struct {
-  const char *qkv;
-  int64_t qkv_stride;
-  const int64_t *positions, *slot_mapping;
-  const float *cos_sin;
-  const void *query_weight, *key_weight;
-  char *keys, *values, *out;
-  int64_t T, block_size;
-  int H, G, D, R, P, DP;
-  float eps;
-} Arguments;
-
-INLINE void write_token(const Arguments *a, int64_t t, int dtype) {
+INLINE void write_token(const WriteKV *a, int64_t t, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4, head_bytes = a->D * size;
   const char *row = a->qkv + t * a->qkv_stride * size;
   const float *angles = a->cos_sin + a->positions[t] * a->R;
@@ -68,8 +73,8 @@ INLINE void write_token(const Arguments *a, int64_t t, int dtype) {
   for (int h = 0; h < a->H; h++) {
     load_head(head, row + h * head_bytes, a->query_weight, a->eps, a->D, dtype);
     rotate(head, angles, a->R);
-    char *out = a->out + (t * a->H + h) * head_bytes;
-    for (int d = 0; d < a->D; d++) store1(out, d, head[d], dtype);
+    char *out = a->out + (t * a->out_stride + h * a->D) * size;
+    store_head(out, head, a->D, dtype);
   }
   const int64_t slot = a->slot_mapping[t];
   if (slot < 0) return;
@@ -86,9 +91,12 @@ INLINE void write_token(const Arguments *a, int64_t t, int dtype) {
   }
 }
 
-INLINE void write_tokens(const Arguments *a, int dtype) {
-#pragma omp parallel for if (a->T * (a->H + 2 * a->G) * a->D >= PARALLEL_ELEMENTS)
-  for (int64_t t = 0; t < a->T; t++) write_token(a, t, dtype);
+void write_kv_tokens(const WriteKV *a, int64_t first, int64_t end, int dtype) {
+  for (int64_t t = first; t < end; t++)
+    if (dtype == BFLOAT16)
+      write_token(a, t, BFLOAT16);
+    else
+      write_token(a, t, FLOAT32);
 }
 
 /* qkv: [T, (H + 2 * G) * D], qkv_stride elements between rows; positions, slot_mapping: [T]; cos_sin: [P, R];
@@ -98,10 +106,8 @@ EXPORT void sluice_write_kv(int dtype, const void *qkv, int64_t qkv_stride, cons
                             const int64_t *slot_mapping, const float *cos_sin, const void *query_weight,
                             const void *key_weight, float eps, void *keys, void *values, void *out, int64_t T, int H,
                             int G, int D, int R, int64_t block_size, int P, int DP) {
-  const Arguments a = {qkv,  qkv_stride, positions, slot_mapping, cos_sin, query_weight, key_weight, keys, values, out,
-                       T,    block_size, H,         G,            D,       R,            P,          DP,   eps};
-  if (dtype == BFLOAT16)
-    write_tokens(&a, BFLOAT16);
-  else
-    write_tokens(&a, FLOAT32);
+  const WriteKV a = {qkv,  qkv_stride, positions, slot_mapping, cos_sin, query_weight, key_weight, keys, values, out,
+                     (int64_t)H * D, T, block_size, H, G, D, R, P, DP, eps};
+#pragma omp parallel for if (T * (H + 2 * G) * D >= PARALLEL_ELEMENTS)
+  for (int64_t t = 0; t < T; t++) write_kv_tokens(&a, t, t + 1, dtype);
 }

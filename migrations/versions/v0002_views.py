@@ -6,6 +6,7 @@ revision = "0002"
 down_revision = "0001"
 
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
+PERCENTILES = (50, 90, 95, 99)
 
 
 def upgrade() -> None:
@@ -26,7 +27,7 @@ def downgrade() -> None:
 
 def _views(*, is_sqlite: bool) -> dict[str, str]:
     return {
-        "hourly_latency": _hourly_latency(),
+        "hourly_latency": hourly_latency(),
         "hourly_goodput": _hourly_goodput(),
         "job_times": _job_times(is_sqlite=is_sqlite),
         "timeline": _timeline(is_sqlite=is_sqlite),
@@ -34,7 +35,7 @@ def _views(*, is_sqlite: bool) -> dict[str, str]:
     }
 
 
-def _hourly_latency() -> str:
+def hourly_latency() -> str:
     """Percentiles by window functions, which both databases have.
 
     With n values in order, counted from 0, percentile p lies at position p * (n - 1); the value at i weighs
@@ -51,14 +52,14 @@ def _hourly_latency() -> str:
         " count(*) OVER (PARTITION BY hour_ms, queue, metric) - 1 AS last"
         f" FROM ({samples}) AS samples"
     )
-    percentiles = ", ".join(f"{_percentile(percent)} AS p{percent}_s" for percent in (50, 90, 95, 99))
+    percentiles = ", ".join(f"{percentile(percent)} AS p{percent}_s" for percent in PERCENTILES)
     return (
         f"SELECT hour_ms, queue, metric, count(*) AS jobs, avg(value) AS mean_s, {percentiles}, max(value) AS max_s"
         f" FROM ({ranked}) AS ranked GROUP BY hour_ms, queue, metric"
     )
 
 
-def _percentile(percent: int) -> str:
+def percentile(percent: int) -> str:
     distance = f"abs(i - {percent / 100} * last)"
     return f"sum(CASE WHEN {distance} < 1 THEN value * (1 - {distance}) ELSE 0.0 END)"
 

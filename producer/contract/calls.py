@@ -100,7 +100,6 @@ class Refused:
         "outbox_full",
         "too_large",
         "feature",
-        "paused",
         "wrong_type",
         "batch_closed",
         "full_memory",
@@ -272,8 +271,8 @@ class PullReply:
     """This worker is the isolator: take nothing until it is empty."""
 
     server_ms: int
-    next_timer_ms: int | None
-    """When the next timer is due, if any: do not sleep past it."""
+    look_again_ms: int | None
+    """When the next timer is due, or another's life runs out, if any: do not sleep past it."""
 
 
 def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
@@ -295,7 +294,7 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
 
 
 def _read_pull(reply: Raw) -> PullReply:
-    number, jobs, bell, has_more, is_paused, drain, now, next_timer = reply
+    number, jobs, bell, has_more, is_paused, drain, now, look_again = reply
     return PullReply(
         number=number,
         jobs=tuple(map(_read_leased, jobs)),
@@ -304,7 +303,7 @@ def _read_pull(reply: Raw) -> PullReply:
         is_paused=bool(is_paused),
         drain_for_suspects=bool(drain),
         server_ms=now,
-        next_timer_ms=next_timer,
+        look_again_ms=look_again,
     )
 
 

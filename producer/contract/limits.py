@@ -94,5 +94,11 @@ SERVED_KEPT = 1000
 SUSPECT_WAIT_S = 30.0
 """A suspect that has waited this long makes the next worker that pulls drain for it."""
 
+CHARGE_EVERY_TOKENS = 128
+"""A choice that has written so many more tokens is looked at: has its tenant been charged for them?"""
+
 DEFAULT_AGE_STEP_S = 60.0
 """Waiting this long lifts a lane by one priority class."""
+
+STEPS_WITHOUT_DEADLINE = 10
+"""In the order of deadlines, a job without one is due so many steps of ageing after it came."""

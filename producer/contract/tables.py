@@ -23,7 +23,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -106,8 +106,14 @@ jobs = sa.Table(
     sa.Index("jobs_by_state", "state", "submitted_ms"),
     sa.Index("jobs_by_tenant", "tenant", "submitted_ms"),
     sa.Index("jobs_by_queue", "queue", "submitted_ms"),
-    sa.Index("jobs_by_batch", "queue", "batch", "state", sqlite_where=HAS_BATCH, postgresql_where=HAS_BATCH),
+    sa.Index(
+        "jobs_by_batch",
+        *("queue", "batch", "submitted_ms", "state"),
+        sqlite_where=HAS_BATCH,
+        postgresql_where=HAS_BATCH,
+    ),
     sa.Index("jobs_by_hour", "finished_hour_ms"),
+    sa.Index("jobs_by_queue_and_hour", "queue", "finished_hour_ms"),
 )
 
 attempts = sa.Table(

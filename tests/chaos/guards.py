@@ -17,6 +17,8 @@ SUSPECTS = "tests/contract/test_suspects.py"
 TURNS = "tests/integration/test_exchange_turns.py"
 RESUMES = "tests/integration/test_worker_resumes.py"
 RECORDER = "tests/history/test_recorder.py"
+WEBHOOKS = "tests/history/test_callbacks.py"
+SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
 ENGINE = "tests/engine/test_llm_engine.py"
 
@@ -241,8 +243,13 @@ RECLAIMS = (
     ),
     Guard(
         name="reclaim within a life of one's own stall",
-        patches=(Patch("worker/exchange.py", "may_reclaim=undisturbed_s > beat.life_s", "may_reclaim=True"),),
+        patches=(Patch("worker/pulling.py", "may_reclaim=undisturbed_s > beat.life_s", "may_reclaim=True"),),
         tests=(f"{TURNS}::TestGivenARedisThatStandsStill",),
+    ),
+    Guard(
+        name="an older request is still told of when a pull has brought its job again",
+        patches=(Patch("worker/exchange.py", "self._leases.of_request(job.request_id) is not job", "False"),),
+        tests=(f"{TURNS}::TestGivenARoundTripUnderWay",),
     ),
     Guard(
         name="the rule of suspects is off",
@@ -377,6 +384,34 @@ HISTORY = (
     ),
 )
 
+CALLBACKS = (
+    Guard(
+        name="a callback is acknowledged before rq has it",
+        patches=(
+            Patch(
+                "worker/callbacks.py",
+                "        for entry in entries:\n            self._move(ends.keys, entry)\n",
+                "        if entries:\n"
+                "            ends.stream.acknowledge([entry_id for entry_id, _ in entries])\n"
+                "        for entry in entries:\n            self._move(ends.keys, entry)\n",
+            ),
+        ),
+        tests=("tests/history/test_callback_crash.py::TestGivenAnRqThatIsAwayWhileTheQueueIsThere",),
+    ),
+    Guard(
+        name="an end is another event each time it is read",
+        patches=(Patch("worker/callbacks.py", "sha256(of_what.encode())", "sha256(os.urandom(16))"),),
+        tests=(f"{WEBHOOKS}::TestGivenAJobThatWantsAWebhook",),
+    ),
+    Guard(
+        name="the body of a callback is not signed",
+        patches=(
+            Patch("producer/contract/webhooks.py", '.{timestamp_s}.".encode() + body', '.{timestamp_s}.".encode()'),
+        ),
+        tests=("tests/history/test_webhooks.py",),
+    ),
+)
+
 RESUME = (
     Guard(
         name="resume replays without penalty counts",
@@ -441,4 +476,33 @@ RESUME = (
     ),
 )
 
-GUARDS: tuple[Guard, ...] = (*FENCE, *APPENDS, *PULLS, *LIVES, *RECLAIMS, *CONTROLS, *HISTORY, *RESUME)
+ORDERS = (
+    Guard(
+        name="a long output is charged at its end alone",
+        patches=_script("lib_advance", "if due <= job.charged then return end", "if true then return end"),
+        tests=(f"{SHARES}::TestGivenOutputsFarBeyondTheReserve",),
+    ),
+    Guard(
+        name="newcomers without end hold back who is ahead",
+        patches=_script("lib_lanes", "math.max(least, math.min(greatest + 1, served_of(':' .. class)))", "least"),
+        tests=(f"{SHARES}::TestGivenATenantThatIsAheadAndNewcomersWithoutEnd",),
+    ),
+    Guard(
+        name="jobs with deadlines hold back those without",
+        patches=_script("lib_lanes", "return step > 0 and at", "return false and at"),
+        tests=(f"{SHARES}::TestGivenJobsWithDeadlinesWithoutEnd",),
+    ),
+)
+
+GUARDS: tuple[Guard, ...] = (
+    *FENCE,
+    *APPENDS,
+    *PULLS,
+    *LIVES,
+    *RECLAIMS,
+    *CONTROLS,
+    *HISTORY,
+    *CALLBACKS,
+    *RESUME,
+    *ORDERS,
+)

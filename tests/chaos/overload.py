@@ -1,9 +1,11 @@
 """Ten times more than a worker can do, for as long as is asked: what memory and latency do. Exit code 1 if not flat.
 
 python -m tests.chaos.overload --minutes 10
+python -m tests.chaos.overload --minutes 60 --without-sql   what a worker can do, while its SQL server is away
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -11,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +25,17 @@ import sqlalchemy as sa
 from producer.client import Producer
 from producer.commands import Receipt
 from producer.contract.calls import QueueSettings
+from producer.contract.database import open_database
 from producer.errors import QueueFull
 from tests.end_to_end.processes import WorkerProcess, crew
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
 FACTOR = 10
+PROMPT = "tell me more"
 TOKENS = 20
 STEP_S = 0.01
 SEQUENCES = 16
-CAPACITY_JOBS_PER_S = SEQUENCES / STEP_S / TOKENS
-"""What the worker could do at best: all its places full, each step as short as it may be."""
-
 MAX_WAITING_JOBS = 200
 MAX_AHEAD = MAX_WAITING_JOBS + 2 * SEQUENCES
 """What waits and what runs when a job is accepted; and what began after it and ended in the same step."""
@@ -52,6 +53,7 @@ class Flood:
     """Submits without waiting for anything but the answers. Changes as it goes."""
 
     producer: Producer
+    jobs_per_s: float
     counts: Counter[str] = field(default_factory=Counter[str])
     last_refusal: QueueFull | None = None
     slowest_call_s: float = 0.0
@@ -59,14 +61,14 @@ class Flood:
 
     def run(self, stopping: threading.Event) -> None:
         """So many jobs each period, accepted or not."""
-        at_once, next_s = round(FACTOR * CAPACITY_JOBS_PER_S * PERIOD_S), time.monotonic()
+        at_once, next_s = math.ceil(self.jobs_per_s * PERIOD_S), time.monotonic()
         while not stopping.wait(max(0.0, next_s - time.monotonic())):
-            next_s = max(next_s + PERIOD_S, time.monotonic() - 1)
+            next_s = max(next_s + at_once / self.jobs_per_s, time.monotonic() - 1)
             self._submit(at_once)
 
     def _submit(self, number: int) -> None:
         began_s = time.monotonic()
-        for answer in self.producer.submit_many(["tell me more"] * number, max_tokens=TOKENS):
+        for answer in self.producer.submit_many([PROMPT] * number, max_tokens=TOKENS):
             if isinstance(answer, Receipt):
                 self.counts["accepted"] += 1
                 self.accepted_ids.append(answer.id)
@@ -82,10 +84,25 @@ class Flood:
 class Sample:
     """How much is used at one time."""
 
+    at_s: float
+    """Since the flood began."""
+
+    accepted: int
+    refused: int
     redis_bytes: int
     worker_bytes: int
+    recorder_bytes: int
     waiting_jobs: int
     outbox: int
+
+
+Of = Callable[[Sample], int]
+MEMORY: Mapping[str, Of] = {
+    "Redis": lambda sample: sample.redis_bytes,
+    "worker": lambda sample: sample.worker_bytes,
+    "recorder": lambda sample: sample.recorder_bytes,
+}
+"""In bytes; of processes what is resident."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,25 +116,55 @@ class Overload:
     flood: Flood
     samples: list[Sample] = field(default_factory=list[Sample])
     seconds: float = 0.0
+    _began_s: float = 0.0
 
     def run(self, seconds: float, every_s: float, say: Callable[[str], object]) -> None:
         """Flood for so long, and look now and then."""
-        stopping, began_s = threading.Event(), time.monotonic()
+        with self.flooding():
+            self.watch(seconds, every_s, say)
+
+    @contextmanager
+    def flooding(self) -> Generator[None]:
+        """Jobs are offered meanwhile."""
+        stopping, self._began_s = threading.Event(), time.monotonic()
         thread = threading.Thread(target=self.flood.run, args=(stopping,), daemon=True)
         thread.start()
+        try:
+            yield
+            assert thread.is_alive(), "the flood ended by itself"
+        finally:
+            stopping.set()
+            thread.join()
+        self.seconds = time.monotonic() - self._began_s
+
+    def watch(
+        self,
+        seconds: float,
+        every_s: float,
+        say: Callable[[str], object],
+        *,
+        until: Callable[[Sample], bool] = lambda _sample: False,
+    ) -> list[Sample]:
+        """Look now and then, for so long at most; give what was seen."""
+        seen: list[Sample] = []
+        ends_s = time.monotonic() + seconds
         with self.server.client() as client:
-            while time.monotonic() < began_s + seconds and thread.is_alive():
+            while time.monotonic() < ends_s and not (seen and until(seen[-1])):
                 time.sleep(every_s)
-                self.samples.append(self._look(client))
-                say(f"{time.monotonic() - began_s:5.0f} s: {self.samples[-1]}, {dict(self.flood.counts)}")
-        stopping.set()
-        thread.join()
-        self.seconds = time.monotonic() - began_s
+                seen.append(self._look(client))
+                say(str(seen[-1]))
+        self.samples += seen
+        return seen
 
     def _look(self, client: Any) -> Sample:  # Any: a redis-py client
+        worker, counts = psutil.Process(self.worker.process.pid), self.flood.counts.copy()
         return Sample(
+            at_s=round(time.monotonic() - self._began_s, 1),
+            accepted=counts["accepted"],
+            refused=counts.total() - counts["accepted"],
             redis_bytes=int(client.info("memory")["used_memory"]),
-            worker_bytes=psutil.Process(self.worker.process.pid).memory_info().rss,
+            worker_bytes=worker.memory_info().rss,
+            recorder_bytes=sum(child.memory_info().rss for child in worker.children()),
             waiting_jobs=int(client.hget(KEYS.key("counters"), "waiting_jobs") or 0),
             outbox=int(client.xlen(KEYS.outbox)),
         )
@@ -139,7 +186,7 @@ class Overload:
         The seconds are the machine's; the number is the queue's: nobody waits for more than the queue takes.
         """
         query = "SELECT submitted_ms, finished_ms FROM jobs WHERE state = 'done' AND output_tokens = :tokens"
-        engine = sa.create_engine(self.database_url)
+        engine = open_database(self.database_url)
         with engine.connect() as connection:
             rows = [(row[0], row[1]) for row in connection.execute(sa.text(query), {"tokens": TOKENS})]
         engine.dispose()
@@ -147,21 +194,34 @@ class Overload:
         ahead = [bisect_left(ends, finished) - bisect_right(ends, submitted) for submitted, finished in rows]
         return sorted((finished - submitted) / 1000 for submitted, finished in rows), max(ahead, default=0)
 
-    def growth(self, of: Callable[[Sample], int]) -> tuple[float, float]:
-        """Mean of the second quarter and of the last one: the first is for filling up."""
-        used = [of(sample) for sample in self.samples]
-        quarter = len(used) // 4
-        return statistics.fmean(used[quarter : 2 * quarter]), statistics.fmean(used[-quarter:])
 
-    def is_flat(self, of: Callable[[Sample], int]) -> bool:
-        """Whether no more is used at the end than was used once all was full."""
-        before, after = self.growth(of)
-        return after <= before * MAX_GROWTH + SLACK_BYTES
+def growth(samples: Sequence[Sample], of: Of) -> tuple[float, float]:
+    """Mean of the second quarter and of the last one: the first is for filling up."""
+    used = [of(sample) for sample in samples]
+    quarter = len(used) // 4
+    return statistics.fmean(used[quarter : 2 * quarter]), statistics.fmean(used[-quarter:])
+
+
+def is_flat(samples: Sequence[Sample], of: Of) -> bool:
+    """Whether no more is used at the end than was used once all was full."""
+    before, after = growth(samples, of)
+    return after <= before * MAX_GROWTH + SLACK_BYTES
 
 
 @contextmanager
-def overloaded(folder: Path, *, recorder: bool = True, max_outbox_entries: int | None = None) -> Generator[Overload]:
-    """A worker with a bounded queue, before the flood."""
+def overloaded(
+    folder: Path,
+    *,
+    database_url: str | None = None,
+    max_outbox_entries: int | None = None,
+    step_s: float = STEP_S,
+    factor: float = FACTOR,
+    **settings: str,
+) -> Generator[Overload]:
+    """A worker with a bounded queue, before the flood, which is `factor` times what it can do at best.
+
+    At best: all its places full, each step as short as it may be.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(redis_server())
         producer = stack.enter_context(Producer(server.url))
@@ -173,13 +233,14 @@ def overloaded(folder: Path, *, recorder: bool = True, max_outbox_entries: int |
                 max_outbox_entries=max_outbox_entries,
             )
         )
-        database_url = f"sqlite:///{folder}/history.db"
-        workers = stack.enter_context(crew(server.url, folder))
-        [worker] = workers.start_all(
-            1, MODEL=f"null?step_s={STEP_S}", MAX_NUM_SEQS=str(SEQUENCES), RECORDER=str(recorder).lower(),
-            DATABASE_URL=database_url, BEAT_EVERY_S="1", BEAT_LIFE_S="4",
-        )  # fmt: skip
-        yield Overload(server, worker, producer, database_url, Flood(producer))
+        url = database_url or f"sqlite:///{folder}/history.db"
+        usual = {"RECORDER": "true", "DATABASE_URL": url, "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "4"}
+        model = {"MODEL": f"null?step_s={step_s}", "MAX_NUM_SEQS": str(SEQUENCES)}
+        [worker] = stack.enter_context(crew(server.url, folder)).start_all(1, **{**usual, **model, **settings})
+        if "RECORDER" not in settings:
+            worker.wait_for_line("recorder started")
+        flood = Flood(producer, factor * SEQUENCES / step_s / TOKENS)
+        yield Overload(server, worker, producer, url, flood)
 
 
 @contextmanager
@@ -207,41 +268,43 @@ def report(load: Overload) -> tuple[list[str], bool]:
         f"latency of accepted jobs: p50 {p50:.2f} s, p99 {p99:.2f} s, longest {latencies[-1]:.2f} s; "
         f"at most {most_ahead} others ended before one that was accepted (bound {MAX_AHEAD})",
     ]
-    memory = {"Redis": redis_bytes, "worker": worker_bytes}
-    for name, of in memory.items():
-        before, after = load.growth(of)
+    for name, of in MEMORY.items():
+        before, after = growth(load.samples, of)
         lines.append(f"memory of {name}: {before / 2**20:.1f} MiB once full, {after / 2**20:.1f} MiB at the end")
-    return lines, most_ahead <= MAX_AHEAD and all(load.is_flat(of) for of in memory.values())
+    return lines, most_ahead <= MAX_AHEAD and all(is_flat(load.samples, of) for of in MEMORY.values())
 
 
-def redis_bytes(sample: Sample) -> int:
-    """Of the server."""
-    return sample.redis_bytes
+def overload(minutes: float) -> tuple[list[str], bool]:
+    """Offer ten times what a worker can do, to readers that stop."""
+    with tempfile.TemporaryDirectory(prefix="sluice-") as folder, overloaded(Path(folder)) as load:
+        long_one = load.producer.submit("a long one", max_tokens=8000)
+        with readers_that_stop(load.server.url, [long_one.id] * READERS):
+            load.run(minutes * 60, max(1.0, minutes), say)
+        load.wait_until_idle()
+        return report(load)
 
 
-def worker_bytes(sample: Sample) -> int:
-    """Resident, of the worker."""
-    return sample.worker_bytes
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Flood, print, and say by the exit code."""
     parser = argparse.ArgumentParser(description="Offer ten times what a worker can do.")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--without-sql", action="store_true", help="offer what it can do; SQL is away for so long")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sluice-") as folder, overloaded(Path(folder)) as load:
-        long_one = load.producer.submit("a long one", max_tokens=8000)
-        with readers_that_stop(load.server.url, [long_one.id] * READERS):
-            load.run(given.minutes * 60, max(1.0, given.minutes), _say)
-        load.wait_until_idle()
-        lines, is_well = report(load)
-    _say("\n".join([*lines, "as promised" if is_well else "NOT AS PROMISED"]))
+    if given.without_sql:
+        # Only this run needs PostgreSQL.
+        from tests.chaos.without_sql import without_sql
+
+        lines, is_well = without_sql(given.minutes * 60)
+    else:
+        lines, is_well = overload(given.minutes)
+    say("\n".join([*lines, "as promised" if is_well else "NOT AS PROMISED"]))
     return 0 if is_well else 1
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The checker finds nothing in what is sound, and each kind of damage that a hand can do."""
 
 import ast
+import json
 import sqlite3
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from producer.client import Producer
 from producer.contract.states import JobState
+from producer.contract.webhooks import sign
 from producer.contract.wire import JobId
 from tests.chaos.asks import Ask, Intent, JournalWriter, catalogue, write_reference
 from tests.chaos.checker.audit import Findings, check
+from tests.chaos.checker.deliveries import read_deliveries
 from tests.chaos.checker.evidence import read_journals, read_reference
 from tests.chaos.recording import record_all
 from tests.end_to_end.processes import ROOT
@@ -28,6 +31,7 @@ from worker.log import configure_logs
 
 msgpack: Any = untyped_msgpack
 Keys = dict[bytes, tuple[bytes, int]]
+SECRET = "whsec_dGhlIGNoZWNrZXI="
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +43,12 @@ class Drained:
     url: str
     sound: Keys = field(default_factory=dict[bytes, tuple[bytes, int]])
     rows: bytes = b""
+    notes: str = ""
+
+    @property
+    def deliveries(self) -> Path:
+        """What the receiver of callbacks noted."""
+        return self.folder / "deliveries.jsonl"
 
     @property
     def database_url(self) -> str:
@@ -55,6 +65,7 @@ class Drained:
         for key in self.client.keys("*"):
             self.sound[key] = (self.client.dump(key), max(0, self.client.pttl(key)))
         self.rows = (self.folder / "history.db").read_bytes()
+        self.notes = self.deliveries.read_text()
 
     def restore(self) -> None:
         """As it was."""
@@ -62,6 +73,7 @@ class Drained:
         for key, (dump, kept_ms) in self.sound.items():
             self.client.restore(key, kept_ms, dump)
         (self.folder / "history.db").write_bytes(self.rows)
+        self.deliveries.write_text(self.notes)
 
     def sql(self, statement: str) -> None:
         """Damage the history."""
@@ -76,7 +88,17 @@ class Drained:
             read_journals([self.folder / "journal.jsonl"]),
             read_reference(self.folder / "reference.json"),
             database_url=self.database_url,
+            deliveries=read_deliveries(self.deliveries, SECRET),
         )
+
+    def deliver(self, job_id: str, *, event: str = "evt_1", state: str = "done", **note: object) -> None:
+        """Note a request as a receiver would; `note` changes it."""
+        told = {"id": event, "type": f"job.{state}", "data": {"job_id": job_id, "state": state}}
+        body = json.dumps(told, ensure_ascii=False)
+        headers = sign(SECRET, event_id=event, timestamp_s=1_800_000_000, body=body.encode())
+        usual = {"at_ms": 1_800_000_001_000, "headers": headers, "body": body, "answered": 200}
+        with self.deliveries.open("a") as file:
+            file.write(json.dumps({**usual, **note}) + "\n")
 
 
 def submit_some(producer: Producer, asks: list[Ask], folder: Path) -> list[str]:
@@ -116,6 +138,11 @@ def drained_once(tmp_path_factory: pytest.TempPathFactory) -> Generator[Drained]
             wait_until(lambda: all(producer.status(one).state is JobState.DONE for one in ids), "all are done")
         made = Drained(client, folder, server.url)
         record_all(server, made.database_url)
+        # It was delivered at the second try, and then once more.
+        client.xtrim(KEYS.key("callbacks"), maxlen=0)
+        made.deliver("0.t.job1", answered=503)
+        made.deliver("0.t.job1")
+        made.deliver("0.t.job1")
         made.keep()
         yield made
 
@@ -170,6 +197,15 @@ def other_token(entries: list[tuple[str, list[Any]]]) -> None:
 def second_end(entries: list[tuple[str, list[Any]]]) -> None:
     tokens = entries[-1][0].split("-")[0]
     entries.append((f"{tokens}-2", [1, int(tokens), [], "", 1, False, entries[-1][1][6]]))
+
+
+HEADERS_OF_ANOTHER = sign("another", event_id="evt_1", timestamp_s=1_800_000_000, body=b"{}")
+
+
+def only_delivery(drained: Drained, **note: Any) -> None:
+    """One request, with something wrong about it."""
+    drained.deliveries.write_text("")
+    drained.deliver("0.t.job1", **note)
 
 
 Damage = Callable[[Drained], object]
@@ -236,7 +272,18 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "something runs for ever": (
         "counters", KEYS.key("counters"), lambda d: d.client.hincrby(KEYS.key("counters"), "running_jobs", 1),
     ),
-    "a callback is gone": ("callback", "0.t.job1", lambda d: d.client.delete(KEYS.key("callbacks"))),
+    "a callback never came": ("callback", "0.t.job1", lambda d: d.deliveries.write_text("")),
+    "a callback was refused": ("callback", "0.t.job1", lambda d: only_delivery(d, answered=503)),
+    "a callback came under two ids": ("callback", "0.t.job1", lambda d: d.deliver("0.t.job1", event="evt_2")),
+    "a callback was not signed": ("callback", "0.t.job1", lambda d: only_delivery(d, headers=HEADERS_OF_ANOTHER)),
+    "a callback was signed long ago": (
+        "callback", "0.t.job1", lambda d: d.deliver("0.t.job1", at_ms=1_900_000_000_000),
+    ),
+    "a callback tells another end": ("callback", "0.t.job1", lambda d: d.deliver("0.t.job1", state="failed")),
+    "a callback that nobody wanted": ("callback", "0.t.job0", lambda d: d.deliver("0.t.job0")),
+    "a callback still waits": (
+        "residue", KEYS.key("callbacks"), lambda d: d.client.xadd(KEYS.key("callbacks"), {"kind": "job"}),
+    ),
     "a lane stays": (
         "residue", KEYS.key("lane", 0, "t"), lambda d: d.client.xadd(KEYS.key("lane", 0, "t"), {"job": "0.t.job0"}),
     ),
@@ -289,6 +336,7 @@ class TestGivenADrainedQueue:
         def run() -> subprocess.CompletedProcess[str]:
             paths = ["--journal", str(drained.folder / "journal.jsonl")]
             paths += ["--reference", str(drained.folder / "reference.json"), "--database-url", drained.database_url]
+            paths += ["--deliveries", str(drained.deliveries), "--secret", SECRET]
             command = [sys.executable, "-m", "tests.chaos.checker", "--redis-url", drained.url, *paths]
             return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -17,11 +17,13 @@ from producer.contract.calls import QueueSettings
 from producer.contract.wire import JobOptions
 from producer.errors import QueueFull
 from tests.chaos.checker.queue import FOR_EVER, WORKER_KEPT_MS
-from tests.chaos.overload import Overload, overloaded, readers_that_stop, redis_bytes, report, worker_bytes
+from tests.chaos.overload import Overload, overloaded, readers_that_stop, report
 from tests.chaos.recording import record_all
+from tests.chaos.without_sql import away_for
 from tests.end_to_end.processes import crew
 from tests.integration.jobs import KEYS, Ask, num_on_channel, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
+from tests.postgres import HOW_TO_GET, has_postgres
 from tests.servers import RedisServer
 
 MAX_OUTBOX = 40
@@ -54,14 +56,12 @@ class TestGivenTenTimesMoreThanAWorkerCanDo:
 
             lines, is_well = report(load)
             assert is_well, lines
-            assert load.is_flat(redis_bytes)
-            assert load.is_flat(worker_bytes)
 
 
 @pytest.mark.slow
 class TestGivenAHistoryThatIsAway:
     def test_when_the_outbox_is_full_then_submits_are_refused_and_nothing_is_dropped(self, tmp_path: Path) -> None:
-        with overloaded(tmp_path, recorder=False, max_outbox_entries=MAX_OUTBOX) as load:
+        with overloaded(tmp_path, RECORDER="false", max_outbox_entries=MAX_OUTBOX) as load:
             accepted, refusal = submit_until_refused(load.producer)
             with load.server.client() as client:
                 wait_for_ends(client, [one.id for one in accepted])
@@ -73,6 +73,15 @@ class TestGivenAHistoryThatIsAway:
 
             assert len(load.waits()[0]) == len(accepted), "each has its row"
             assert load.producer.submit("there is room again").id
+
+    @pytest.mark.long
+    @pytest.mark.timeout(300)
+    @pytest.mark.skipif(not has_postgres(), reason=HOW_TO_GET)
+    def test_when_the_server_is_killed_under_load_and_comes_back_then_every_accepted_job_has_its_row(
+        self, tmp_path: Path
+    ) -> None:
+        with away_for(60, before_s=5, say=lambda _line: None, folder=tmp_path) as made:
+            assert made.findings() == []
 
 
 def submit_until_refused(producer: Producer) -> tuple[list[Receipt], QueueFull]:

@@ -7,10 +7,15 @@ import pytest
 
 from tests.chaos.soak.run import MEAN_S, SoakSettings, run
 
-HASTY = {name: max(0.5, mean_s / 20) for name, mean_s in MEAN_S.items()}
+
+def means_s(hurry: float) -> dict[str, float]:
+    """Seconds between two harms of a kind."""
+    means_s = {name: max(0.5, mean_s / hurry) for name, mean_s in MEAN_S.items()}
+    # They take seconds to start.
+    return {**means_s, "kill -9 of a mover": 8.0, "kill -9 of a sender": 5.0}
 
 
-def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float) -> None:
+def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float, life_s: float, hurry: float) -> None:
     """Run one with short lives and many harms, and show what it was like; pytest prints it where it fails."""
     settings = SoakSettings(
         seed=secrets.randbelow(10**6),
@@ -21,11 +26,12 @@ def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float) -> None:
         catalogue_size=60,
         num_workers=4,
         num_producers=2,
-        beat_s=0.1,
-        life_s=0.4,
+        num_movers=1,
+        beat_s=life_s / 4,
+        life_s=life_s,
         at_most_s=at_most_s,
-        mean_s=HASTY,
-        drain_s=30,
+        mean_s=means_s(hurry),
+        drain_s=90,
     )
     report = run(settings, print)
     print(report.text())  # noqa: T201  # shown where it fails
@@ -37,10 +43,11 @@ def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float) -> None:
 
 @pytest.mark.slow
 def test_when_all_goes_wrong_for_a_while_then_an_outside_checker_finds_nothing(tmp_path: Path) -> None:
-    soak(tmp_path, jobs=200, kills=8, at_most_s=60)
+    soak(tmp_path, jobs=200, kills=8, at_most_s=60, life_s=0.4, hurry=20)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_when_it_goes_on_for_longer_then_an_outside_checker_finds_nothing(tmp_path: Path) -> None:
-    soak(tmp_path, jobs=3000, kills=60, at_most_s=300)
+    # Slower harms: a job whose workers die twice before its next token, while it runs alone, is given up by rights.
+    soak(tmp_path, jobs=3000, kills=60, at_most_s=300, life_s=1.0, hurry=5)

@@ -256,7 +256,7 @@ class TestGivenABatchWithADeadline:
 
 
 class TestGivenTheLastEndsOfABatch:
-    """Every order of what may come last: it completes once, and says so once."""
+    """Every order of what may come last: it completes once, and says so once to whom it concerns."""
 
     def acts(self, queue: Queue, worker: Worker) -> dict[str, Act]:
         first, second = worker.pull(sequences=2).jobs
@@ -280,11 +280,13 @@ class TestGivenTheLastEndsOfABatch:
         for name in order:
             acts[name]()
             acts[name]()
-            assert len(callbacks(queue)) <= 1
 
         view = look(queue)
         assert (view.done, view.failed, view.cancelled, view.ended) == (1, 1, 1, 3)
-        (said,) = [f for _, f in queue.entries(queue.keys.callbacks) if f[b"kind"] == b"batch"]
+        said_to = {f[b"url"]: f for _, f in queue.entries(queue.keys.callbacks) if f[b"kind"] == b"batch"}
+        # Where the cancel had closed and completed it before, that was said too: there may be an export without a URL.
+        assert len(said_to) == len(callbacks(queue)) <= 2
+        said = said_to[b"https://x/y"]
         assert [int(said[name]) for name in (b"total", b"done", b"failed", b"cancelled")] == [3, 1, 1, 1]
         assert queue.names("members:*") == set()
         check(queue)
@@ -303,6 +305,40 @@ class TestGivenTheLastEndsOfABatch:
         assert (view.done, view.failed, view.expired) == (1, 1, 1)
         assert callbacks(queue) == ["b"]
         check(queue)
+
+
+class TestGivenABatchThatIsComplete:
+    def complete(self, queue: Queue, url: str | None = None) -> None:
+        queue.configure(export_batches=False)
+        queue.add("a", batch="b")
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0, 1))
+        self.close(queue, url)
+
+    def close(self, queue: Queue, url: str | None) -> BatchView:
+        return queue.run(calls.close_batch(queue.keys, "b", callback_url=url))
+
+    def urls(self, queue: Queue) -> list[bytes]:
+        return [f[b"url"] for _, f in queue.entries(queue.keys.callbacks)]
+
+    def test_when_it_is_closed_again_with_a_url_then_that_is_told_once(self, queue: Queue) -> None:
+        self.complete(queue)
+        completed_ms = look(queue).completed_ms
+        queue.pass_time(1000)
+
+        views = [self.close(queue, "https://x/y") for _ in range(2)]
+
+        assert self.urls(queue) == [b"https://x/y"]
+        assert [view.completed_ms for view in views] == [completed_ms] * 2
+        check(queue)
+
+    def test_when_it_told_one_url_and_is_given_another_then_that_is_told_too(self, queue: Queue) -> None:
+        self.complete(queue, "https://x/y")
+
+        self.close(queue, "https://x/z")
+        self.close(queue, None)
+
+        assert self.urls(queue) == [b"https://x/y", b"https://x/z"]
 
 
 class TestGivenAFailedJobOfABatch:

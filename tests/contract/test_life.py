@@ -119,6 +119,31 @@ class TestGivenADeadWorker:
         assert dead.advance(tokens(old, 3, 1)) == [Replaced()]
         check(queue)
 
+    def test_when_another_pulls_before_then_it_hears_the_very_moment_at_which_the_life_runs_out(
+        self, queue: Queue
+    ) -> None:
+        queue.add("a")
+        dead, worker = queue.worker("A"), queue.worker("B")
+        dead.beat(dead.take().id)
+        over_ms = queue.now_ms + LIFE_MS
+        queue.pass_time(1500)
+        worker.beat()
+
+        assert worker.pull().look_again_ms == over_ms
+        queue.pass_time(LIFE_MS - 1500)
+        reply = worker.pull()
+        assert short(reply.jobs) == ["a"]
+        assert reply.look_again_ms is None, "of its own life it does not hear"
+
+    def test_when_its_jobs_do_not_fit_then_the_other_does_not_ask_again_and_again(self, queue: Queue) -> None:
+        queue.add("a")
+        queue.worker("A").take()
+        queue.pass_time(LIFE_MS + 1)
+
+        reply = queue.worker("B").pull(kv_tokens=1, cache_tokens=1)
+
+        assert (reply.jobs, reply.look_again_ms) == ((), None)
+
     def test_when_it_is_not_yet_past_its_life_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()

@@ -1,10 +1,17 @@
 """Decision "Order": class with ageing, then the mode, then the older head; in a lane first come, first served."""
 
 import pytest
+from redis.exceptions import ResponseError
 
 from producer.contract import limits
+from producer.contract.calls import Ok
 from producer.contract.states import JobState
-from tests.contract.driving import Queue, check, drain, ending, new_job, short
+from tests.contract.driving import Queue, check, drain, ending, new_job, short, tokens
+
+
+def served_by(queue: Queue, tenant: str) -> float:
+    """A tenant's virtual tokens."""
+    return float(queue.hash_of("served")[tenant])
 
 
 class TestGivenOneLane:
@@ -138,6 +145,59 @@ class TestGivenModeFair:
 
         assert queue.hash_of("served")["t"] == "12"
 
+    def test_when_an_output_is_longer_than_the_reserve_then_it_is_charged_while_it_is_written(
+        self, queue: Queue
+    ) -> None:
+        queue.configure(reserve_tokens=100)
+        worker = queue.worker("A")
+        queue.add("a", max_tokens=1000, choices=2)
+        job = worker.take()
+        charged = [served_by(queue, "t")]
+
+        for at in range(0, 600, 60):
+            worker.advance(tokens(job, at, 60), tokens(job, at, 60, choice=1))
+            charged.append(served_by(queue, "t"))
+        worker.advance(ending(job, 600), ending(job, 600, choice=1, output_tokens=1200))
+
+        assert charged[0] == 10 + 2 * 100
+        lag = 2 * (limits.CHARGE_EVERY_TOKENS - 100)
+        written = [10 + 2 * at for at in range(0, 601, 60)]
+        assert all(wrote - lag <= paid <= wrote + 200 for wrote, paid in zip(written, charged, strict=True)), charged
+        assert served_by(queue, "t") == 10 + 1200
+        check(queue)
+
+    def test_when_it_comes_back_amid_a_long_output_then_what_was_charged_is_not_charged_again(
+        self, queue: Queue
+    ) -> None:
+        queue.configure(reserve_tokens=100)
+        worker = queue.worker("A")
+        queue.add("a", max_tokens=1000)
+        job = worker.take()
+        worker.advance(tokens(job, 0, 300))
+        before = served_by(queue, "t")
+        worker.give_back(job)
+        job = worker.take()
+
+        assert served_by(queue, "t") == before == 10 + 300 + 100
+        worker.advance(ending(job, 300))
+        assert served_by(queue, "t") == 10 + 300
+
+    def test_when_what_tenants_were_served_is_a_string_then_a_long_output_waits_and_nothing_of_it_is_written(
+        self, queue: Queue
+    ) -> None:
+        worker = queue.worker("A")
+        queue.add("a", max_tokens=1000)
+        job = worker.take()
+        queue.client.delete(queue.keys.key("served"))
+        queue.client.set(queue.keys.key("served"), "foreign")
+
+        with pytest.raises(ResponseError, match="served"):
+            worker.advance(tokens(job, 0, 300))
+
+        assert queue.channel(job.id) == []
+        queue.client.delete(queue.keys.key("served"))
+        assert worker.advance(tokens(job, 0, 300)) == [Ok()]
+
     def test_when_a_job_fails_and_is_requeued_again_and_again_then_its_tenant_pays_for_its_tokens_once(
         self, queue: Queue
     ) -> None:
@@ -197,6 +257,32 @@ class TestGivenModeDeadline:
         queue.add("heavy", "b", deadline_ms=now + 80_000, prompt_tokens=500)
 
         assert drain(queue, queue.worker("A")) == ["heavy", "light"]
+
+    def test_when_a_head_has_no_deadline_then_it_is_due_ten_steps_of_ageing_after_it_came(self, queue: Queue) -> None:
+        queue.configure(mode="deadline", age_step_ms=1000)
+        now = queue.look().server_ms
+        queue.add("none", "a")
+        queue.add("sooner", "b", deadline_ms=now + 9_999)
+        queue.add("later", "c", deadline_ms=now + 10_001)
+
+        assert drain(queue, queue.worker("A")) == ["sooner", "none", "later"]
+
+    def test_when_the_step_changes_then_lanes_that_wait_are_ordered_anew(self, queue: Queue) -> None:
+        queue.configure(mode="deadline", age_step_ms=0)
+        queue.add("none", "a")
+        queue.add("some", "b", deadline_ms=queue.look().server_ms + 60_000)
+
+        queue.configure(age_step_ms=1000)
+
+        assert drain(queue, queue.worker("A")) == ["none", "some"]
+
+    def test_when_ageing_is_off_then_those_with_a_deadline_always_go_first(self, queue: Queue) -> None:
+        queue.configure(mode="deadline", age_step_ms=0)
+        queue.add("none", "a")
+        queue.pass_time(10_000_000)
+        queue.add("some", "b", deadline_ms=queue.look().server_ms + 60_000)
+
+        assert drain(queue, queue.worker("A")) == ["some", "none"]
 
 
 class TestGivenAModeThatChanges:

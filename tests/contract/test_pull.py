@@ -258,11 +258,11 @@ class TestGivenTheBell:
 
     def test_when_a_timer_is_set_then_the_reply_says_when(self, queue: Queue) -> None:
         worker = queue.worker("A")
-        assert worker.pull().next_timer_ms is None
+        assert worker.pull().look_again_ms is None
         due = queue.look().server_ms + 5000
         queue.add("later", not_before_ms=due)
 
-        assert worker.pull().next_timer_ms == due
+        assert worker.pull().look_again_ms == due
 
 
 class TestGivenWhatIsNotOurs:

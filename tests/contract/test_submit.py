@@ -280,16 +280,17 @@ class TestGivenABatch:
 
 class TestGivenWhatTheHistoryKeeps:
     @pytest.mark.parametrize(("keep", "has_prompt"), [("none", False), ("hash", False), ("full", True)])
-    def test_when_a_job_is_submitted_then_its_event_has_the_prompt_only_where_it_is_kept(
+    def test_when_a_job_is_submitted_then_its_event_has_prompt_and_key_only_where_they_are_kept(
         self, queue: Queue, keep: str, has_prompt: bool
     ) -> None:
         queue.configure(keep_prompts=keep)
-        job_id = queue.add("a", seed=2**64 - 1)
+        job_id = queue.add("a", seed=2**64 - 1, idempotency_key="k")
 
         (event,) = queue.events(job_id)
 
         assert (event.kind, event.version) == ("submitted", 1)
         assert (event.fields.get("prompt") == new_job("a").payload) is has_prompt
+        assert event.fields.get("key") == (b"k" if has_prompt else None)
         assert event.fields["seed"] == str(2**64 - 1).encode()
         assert event.fields["queue"] == b"q"
         assert event.fields["digest"] == b"a"

@@ -130,6 +130,7 @@ class TestGivenAFingerprint:
 
     def test_when_anything_that_tokens_depend_on_changes_then_so_does_it(self, folder: Path) -> None:
         fingerprints = {load(folder).fingerprint, load(folder, dtype="bfloat16").fingerprint}
+        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, is_int8=True))
         (folder / "tokenizer.json").write_text("{}")
         fingerprints.add(load(folder).fingerprint)
         (folder / "chat_template.jinja").write_text("{{ messages }}")
@@ -141,7 +142,7 @@ class TestGivenAFingerprint:
         save_file(changed, folder / "model.safetensors")
         fingerprints.add(load(folder).fingerprint)
 
-        assert len(fingerprints) == 6
+        assert len(fingerprints) == 7
 
 
 class TestGivenABadFolder:

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -156,7 +158,8 @@ class TestGivenAJobThatTheQueueForgot:
     def lose_and_repair(self, scene: Scene, prompt: Prompt, end: str) -> None:
         options = JobOptions(max_tokens=20, stop=("end",), logit_bias={3: 0.5})
         spec = encode_spec(JobSpec(options=options, model="m", metadata={"a": "b"}, callback_url="https://x.org/h"))
-        job = new_job("one", spec=spec, payload=encode_prompt(prompt), batch="b", priority=4, wants_callback=True)
+        asked: dict[str, Any] = {"batch": "b", "priority": 4, "wants_callback": True, "idempotency_key": "one"}
+        job = new_job("one", spec=spec, payload=encode_prompt(prompt), **asked)
         scene.queue.submit(job)
         before = scene.queue.hash_of("job", "t", "one")
         bring_to(scene.queue, job.id, end)
@@ -168,9 +171,10 @@ class TestGivenAJobThatTheQueueForgot:
         scene.record()
 
         after = scene.queue.hash_of("job", "t", "one")
-        same = ("spec", "seed", "class", "max_tokens", "choices", "bytes", "digest", "batch", "callback")
+        same = ("spec", "seed", "class", "max_tokens", "choices", "bytes", "digest", "batch", "callback", "key")
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
-        assert scene.queue.submit(job) == [Duplicate(job.id, JobState.QUEUED)]
+        by_key_alone = replace(job, id=JobId("0.t.again"))
+        assert scene.queue.submit(job, by_key_alone) == [Duplicate(job.id, JobState.QUEUED)] * 2
         assert scene.found() == {}
         taken = scene.queue.worker("V").take()
         assert (taken.payload, taken.seed) == (job.payload, job.seed)

@@ -1,4 +1,4 @@
-"""A sender of webhooks dies amid a delivery: the event is sent again, under the same id."""
+"""A sender of webhooks dies amid a delivery, or rq is away: the event is sent again, under the same id, or later."""
 
 import multiprocessing
 import threading
@@ -6,14 +6,15 @@ from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import redis
 from rq.registry import StartedJobRegistry
 
 from tests.history.test_callbacks import end_job, mover, settings_for
 from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
-from worker.callbacks import WEBHOOKS_QUEUE, work
+from worker.callbacks import WEBHOOKS_QUEUE, Mover, work
 from worker.chore_jobs import rq_queue
-from worker.connections import Client
+from worker.connections import Client, connect
 
 
 class SlowReceiver:
@@ -93,3 +94,18 @@ class TestGivenASenderThatIsKilledAmidADelivery:
         second.terminate()
         second.join(20)
         assert len(set(hook.ids)) == 1
+
+
+class TestGivenAnRqThatIsAwayWhileTheQueueIsThere:
+    def test_when_it_is_back_then_the_end_is_told(self, valkey: RedisServer, hook: SlowReceiver) -> None:
+        client = client_of(valkey)
+        end_job(client, hook.url)
+        mover_without_rq = Mover(
+            client_of(valkey), connect("unix:///nobody/listens", timeout_s=1), settings_for(valkey)
+        )
+        with pytest.raises(redis.ConnectionError):
+            mover_without_rq.drain()
+
+        mover(valkey).drain()
+
+        assert rq_queue(WEBHOOKS_QUEUE, client).count == 1

@@ -50,7 +50,7 @@ def settings_for(valkey: RedisServer, database_url: str = "sqlite://", **changes
     usual: dict[str, Any] = {
         "redis_url": valkey.url, "rq_url": valkey.url, "database_url": database_url, "queue": e.QUEUE,
         "name": "m1", "secret": SECRET, "networks": parse_networks("127.0.0.0/8"), "retry_after_s": (0, 0),
-        "block_s": 0.05,
+        "block_s": 0.05, "export_patience_s": 0.0,
     }  # fmt: skip
     return CallbackSettings(**usual | changes)
 
@@ -80,6 +80,16 @@ def complete_batch(client: Client, url: str) -> None:
     totals = {"total": 3, "done": 2, "failed": 1, "cancelled": 0, "expired": 0}
     client.hset(e.KEYS.key("batch", "nightly"), mapping={"closed": 1, "completed": e.NOON_MS, **totals})
     client.xadd(CALLBACKS, {"kind": "batch", "id": "nightly", "at": e.NOON_MS, "url": url, **totals})
+
+
+def try_now(client: Client) -> None:
+    """Let the time pass that what rq has put off waits for."""
+    queue = rq_queue(CHORES_QUEUE, client)
+    for job_id in queue.scheduled_job_registry.get_job_ids():
+        job = queue.fetch_job(job_id)
+        assert job is not None
+        queue.scheduled_job_registry.remove(job)
+        queue.enqueue_job(job)
 
 
 def work(client: Client, settings: CallbackSettings, queue: str = WEBHOOKS_QUEUE) -> None:
@@ -291,6 +301,8 @@ class TestGivenABatchThatCompletes:
                     e.submitted("0.a.002", e.NOON_MS + 1, batch=b"nightly"),
                     e.ended("0.a.002", state=b"failed", error=b"NaN logits", error_code=b"nan", reason=None),
                     e.submitted("0.a.003", batch=b"another"),
+                    e.submitted("0.a.004", e.NOON_MS + 2, batch=b"nightly"),
+                    e.ended("0.a.004", result=e.result("five")),
                 ]
             ),
         )
@@ -303,7 +315,7 @@ class TestGivenABatchThatCompletes:
 
         output = [json.loads(line) for line in (tmp_path / "exports/nightly.output.jsonl").read_text().splitlines()]
         errors = [json.loads(line) for line in (tmp_path / "exports/nightly.errors.jsonl").read_text().splitlines()]
-        assert [line["custom_id"] for line in output] == ["line-001"]
+        assert [line["custom_id"] for line in output] == ["line-001", "line-004"]
         assert [choice["text"] for choice in output[0]["response"]["body"]["choices"]] == ["three", "rivers"]
         assert output[0]["response"]["body"]["usage"]["total_tokens"] == 15
         assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [("line-002", "nan")]
@@ -311,6 +323,33 @@ class TestGivenABatchThatCompletes:
             "nightly.errors.jsonl",
             "nightly.output.jsonl",
         ]
+
+    @pytest.mark.parametrize("is_recorded", [True, False])
+    def test_when_the_recorder_is_behind_then_the_export_waits_for_the_rest_but_not_for_ever(
+        self, valkey: RedisServer, history_url: str, history: Engine, tmp_path: Path, *, is_recorded: bool
+    ) -> None:
+        def record(*names: str) -> None:
+            events = [
+                one for n in names for one in (e.submitted(n, batch=b"nightly"), e.ended(n, result=e.result("x")))
+            ]
+            HistoryWriter(history).write(changes_of(e.QUEUE, e.unpacked(events)).values())
+
+        client, folder = client_of(valkey), tmp_path / "exports"
+        settings = settings_for(valkey, history_url, export_folder=str(folder), export_after_s=(3600, 3600))
+        record("0.a.001", "0.a.002")
+        complete_batch(client, "")
+        mover(valkey, export_folder=settings.export_folder, export_after_s=settings.export_after_s).drain()
+
+        work(client, settings, CHORES_QUEUE)
+        assert not folder.exists(), "two of its three ends are no batch"
+        if is_recorded:
+            record("0.a.003")
+        for _ in range(1 if is_recorded else 2):
+            try_now(client)
+            work(client, settings, CHORES_QUEUE)
+
+        lines = (folder / "nightly.output.jsonl").read_text().splitlines()
+        assert len(lines) == (3 if is_recorded else 2)
 
 
 class TestGivenTwoPartitionsOfWhichOneFails:
@@ -402,7 +441,8 @@ class TestGivenTheWholeProcess:
         self, valkey: RedisServer, hook: Receiver, tmp_path: Path
     ) -> None:
         later, exports = tmp_path / "later", tmp_path / "exports"
-        settings = settings_for(valkey, f"sqlite:///{later}/history.db", webhook_workers=1, export_folder=str(exports))
+        changes = {"webhook_workers": 1, "export_folder": str(exports), "export_after_s": (0,)}
+        settings = settings_for(valkey, f"sqlite:///{later}/history.db", **changes)
         process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
         process.start()
         try:

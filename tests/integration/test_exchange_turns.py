@@ -1,17 +1,21 @@
 """What the exchange does in its turns, whatever else keeps it busy: on a real server, with a loop that tests move."""
 
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from engine.request import FailureKind, Finish, FinishReason, Room, SequenceStats, TokenDelta
 from producer.contract import limits
+from producer.contract.calls import Call
 from producer.contract.states import JobState
 from producer.contract.wire import JobOptions
 from tests.contract.driving import Queue
 from tests.integration.jobs import KEYS, Ask, read_channel, state_of, submit_all, wait_until
 from tests.servers import RedisServer
+from worker import trips
 from worker.absences import Absences
 from worker.bell import Bell
 from worker.channel import MAX_ENTRY_TOKENS
@@ -45,14 +49,14 @@ class Clock:
 class Running:
     """An exchange and all it needs; jobs that were pulled lie in `taken`. Changes with the test."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, max_buffered_bytes: int = 2**30) -> None:
         config = load_config(
             {}, flags={"redis.url": url, "queue.model_wait_s": 0.01, "beat.every_s": 0.1, "beat.life_s": 0.4}
         )
         self.clock = Clock()
         self.watch = StepWatch(30.0, self.clock)
         self.connections = Connections(url, timeout_s=config.redis.timeout_s)
-        mailbox, health = Mailbox(max_buffered_bytes=2**30), RedisHealth(get_log(), url)
+        mailbox, health = Mailbox(max_buffered_bytes=max_buffered_bytes), RedisHealth(get_log(), url)
         self.common = Common(
             incarnation="me",
             partitions=(KEYS,),
@@ -73,7 +77,7 @@ class Running:
 
     def start(self) -> None:
         """With an engine that has room."""
-        self.common.mailbox.take_requests(ROOM, wait=False)
+        self.common.mailbox.take_requests(ROOM, wait_s=0)
         self.bell.start()
         self.exchange.start()
 
@@ -150,6 +154,118 @@ class TestGivenAJobThatHasNewsForManyTurns:
 
         wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
         assert jobs[0].has_news
+
+
+class HeldUp:
+    """Stands before the exchange's round trips: those with a call of one kind wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+        self.script = script
+        self.may_go = threading.Event()
+        self.has_come = threading.Event()
+        self.is_lost = False
+        """Whether what was held up is lost, instead of answered."""
+
+        self.num_made = 0
+        self._run_many = trips.run_many
+        monkeypatch.setattr(trips, "run_many", self)
+
+    def __call__(self, client: Any, calls: Sequence[Call[Any]]) -> list[Any]:
+        if any(call.script == self.script for call in calls):
+            self.num_made += 1
+            self.has_come.set()
+            assert self.may_go.wait(20)
+            if self.is_lost:
+                self.is_lost = False
+                raise RedisConnectionError("lost on its way")
+        return self._run_many(client, calls)
+
+
+class TestGivenARoundTripUnderWay:
+    @staticmethod
+    def _delta(job: HeldJob) -> TokenDelta:
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        return TokenDelta(request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x", stats=stats)
+
+    @staticmethod
+    def _pull_under_way(running: Running, client: Any, monkeypatch: pytest.MonkeyPatch) -> HeldUp:
+        """One job is held, and a pull that is to bring another has been held up."""
+        running.start()
+        submit_all(client, [Ask()])
+        wait_until(lambda: running.taken, "it is held")
+        pull = HeldUp(monkeypatch, "pull")
+        submit_all(client, [Ask()])
+        assert pull.has_come.wait(20)
+        return pull
+
+    def test_when_it_is_a_pull_then_what_the_engine_says_is_told_meanwhile(
+        self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pull = self._pull_under_way(running, client, monkeypatch)
+
+        running.common.mailbox.put_deltas([self._delta(running.taken[0])])
+
+        wait_until(lambda: running.taken[0].num_published, "it is told")
+        assert len(running.taken) == 1
+        pull.may_go.set()
+        wait_until(lambda: len(running.taken) == 2, "the pull brings the other")
+
+    def test_when_it_is_a_pull_and_it_is_quieted_then_what_it_brings_is_waited_for_and_no_more_comes(
+        self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pull = self._pull_under_way(running, client, monkeypatch)
+
+        running.exchange.quiet()
+        waiting = threading.Thread(target=running.exchange.wait_for_pull, daemon=True)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        pull.may_go.set()
+        waiting.join(20)
+
+        assert len(running.taken) == 2
+        (later,) = submit_all(client, [Ask()])
+        with pytest.raises(AssertionError, match="in vain"):
+            wait_until(lambda: len(running.taken) > 2, "another comes", patience_s=0.3)
+        assert state_of(client, later) is JobState.QUEUED
+
+    def test_when_it_is_a_word_then_more_jobs_are_pulled_meanwhile(
+        self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running.start()
+        submit_all(client, [Ask()])
+        wait_until(lambda: running.taken, "it is held")
+        word = HeldUp(monkeypatch, "advance")
+        running.common.mailbox.put_deltas([self._delta(running.taken[0])])
+        assert word.has_come.wait(20)
+
+        submit_all(client, [Ask()])
+
+        wait_until(lambda: len(running.taken) == 2, "it pulls")
+        word.may_go.set()
+        wait_until(lambda: running.taken[0].num_published, "and it is told")
+
+    def test_when_a_pull_brings_the_job_again_then_the_older_request_is_not_heard_of_any_more(
+        self, running: Running, client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running.start()
+        submit_all(client, [Ask()])
+        wait_until(lambda: running.taken, "it is held")
+        older = running.taken[0]
+        word = HeldUp(monkeypatch, "advance")
+        running.common.mailbox.put_deltas([self._delta(older)])
+        assert word.has_come.wait(20)
+
+        newer = HeldJob(leased=older.leased, keys=older.keys, spec=older.spec)
+        running.common.leases.take(KEYS, 1, [newer])
+        word.is_lost = True
+        word.may_go.set()
+        wait_until(lambda: not word.is_lost, "it is lost")
+        running.common.mailbox.put_deltas([self._delta(newer)])
+
+        wait_until(lambda: newer.num_published, "the newer one is told")
+        assert word.num_made == 2
+        assert older.num_published == 0
 
 
 class TestGivenAJobWithChoices:
@@ -254,3 +370,23 @@ class TestGivenARedisThatStandsStill:
         assert len(running.taken) == 1 or monotonic_s() - stood_s > 0.4
         wait_until(lambda: len(running.taken) == 2, "it reclaims")
         assert monotonic_s() - stood_s > 0.4
+
+
+class TestGivenABufferAtItsBoundWithWordsOfAJobThatIsLost:
+    def test_when_nobody_else_has_news_then_the_loop_goes_on(self, valkey: RedisServer, client: Any) -> None:
+        running = Running(valkey.url, max_buffered_bytes=1)
+        running.start()
+        submit_all(client, [Ask()])
+        wait_until(lambda: running.taken, "it is held")
+        running.exchange.quiet()
+        (job,) = running.taken
+        running.exchange.drop(job)
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        delta = TokenDelta(request_id=job.request_id, choice=0, start=0, token_ids=(1,), text="x", stats=stats)
+
+        loop = threading.Thread(target=running.common.mailbox.put_deltas, args=([delta],), daemon=True)
+        loop.start()
+        loop.join(5)
+
+        assert not loop.is_alive()
+        running.stop()

@@ -7,14 +7,16 @@ from tempfile import gettempdir
 
 import pytest
 
+from kernels import tiles
 from kernels.gated_activation import cpu as gated_activation_cpu
+from kernels.linear import native as linear_native
 from kernels.native import declare, load_library
 from kernels.paged_attention import cpu as paged_attention_cpu
 from kernels.rms_norm import cpu as rms_norm_cpu
 from kernels.sample import cpu as sample_cpu
 from kernels.write_kv import cpu as write_kv_cpu
 
-MODULES = (gated_activation_cpu, paged_attention_cpu, rms_norm_cpu, sample_cpu, write_kv_cpu)
+MODULES = (tiles, linear_native, gated_activation_cpu, paged_attention_cpu, rms_norm_cpu, sample_cpu, write_kv_cpu)
 
 NEEDED_FLAGS = {
     "x86-64-v3": "avx2",
@@ -45,7 +47,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     def native_function(name: str, arguments: str) -> Callable[..., None]:
         return _native(march, name, arguments)
 
-    paged_attention_cpu.may_use_tiles.cache_clear()
+    tiles.may_use_tiles.cache_clear()
     for module in MODULES:
         monkeypatch.setattr(module, "native_function", _no_native if march == "torch" else native_function)
     return march

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native import load_library
+from kernels.native import library, load_library
 
 
 class TestGivenAnEmptyFolder:
@@ -37,6 +37,21 @@ class TestGivenNoCompiler:
         done = subprocess.run([sys.executable, "-c", code], env=nowhere, capture_output=True, text=True, check=False)
 
         assert done.stdout.strip() == "None [[1.0, 1.0, 1.0, 1.0]]", done.stderr
+
+
+class TestGivenMoreThreadsThanATeamHolds:
+    def test_when_a_product_is_computed_then_it_is_the_same(self) -> None:
+        if library() is None:
+            pytest.skip("there is no C compiler")
+        code = (
+            "import torch; from kernels.linear.native import NativeLinear;"
+            "ones = lambda *shape: torch.ones(shape, dtype=torch.bfloat16);"
+            "torch.set_num_threads(400); print(NativeLinear(ones(1024, 512), None)(ones(2, 512)).unique().tolist())"
+        )
+
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert done.stdout.strip() == "[512.0]", done.stderr
 
 
 def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path: Path) -> None:

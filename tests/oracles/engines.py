@@ -22,6 +22,7 @@ class Setting:
     max_num_batched_tokens: int = 512
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
+    discipline: str = "continuous"
     arrivals: int = 1
     """Requests come over this many steps, at random."""
 
@@ -42,6 +43,10 @@ DISTURBED: Mapping[str, Setting] = {
     "preemption, no prefix cache": Setting(
         block_size=2, num_blocks=36, max_num_batched_tokens=16, enable_prefix_caching=False
     ),
+    "prompts first": Setting(discipline="prefill-first", block_size=4, num_blocks=40, arrivals=10),
+    "slots": Setting(discipline="slots", block_size=4, num_blocks=80, arrivals=10),
+    "whole prompts": Setting(discipline="orca", block_size=4, num_blocks=60, max_num_batched_tokens=48, arrivals=10),
+    "padded batches": Setting(discipline="static", block_size=4, max_num_seqs=4, arrivals=5),
     "aborts": Setting(block_size=4, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})),
 }
 
@@ -82,6 +87,8 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         max_num_batched_tokens=setting.max_num_batched_tokens,
         long_prefill_token_threshold=setting.long_prefill_token_threshold,
         enable_prefix_caching=setting.enable_prefix_caching,
+        discipline=setting.discipline,
+        batch_window_s=0.0,
     )
     return _run(LLMEngine(load_model_runner(options), NullTokenizer(), config), requests, setting)
 

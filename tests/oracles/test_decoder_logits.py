@@ -16,7 +16,7 @@ from engine.kv_cache import make_caches
 from engine.loader import open_model_folder
 from engine.models.config import parse_config
 from engine.models.decoder import Decoder
-from engine.models.load import load_decoder
+from engine.models.load import WeightForm, load_decoder
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -34,7 +34,9 @@ def _no_gradients() -> Iterator[None]:
 def _load(path: Path, max_model_len: int, dtype: torch.dtype = torch.float32) -> Decoder:
     folder = open_model_folder(path)
     config = parse_config(folder.config)
-    return load_decoder(config, folder.weights, dtype=dtype, device=CPU, max_model_len=max_model_len, max_tokens=256)
+    return load_decoder(
+        config, folder.weights, form=WeightForm(dtype, CPU), max_model_len=max_model_len, max_tokens=256
+    )
 
 
 def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chunk: int) -> list[torch.Tensor]:
@@ -45,7 +47,11 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
         decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=decoder.weights.embedding.dtype, device=CPU
     )
     layout = BatchLayout(
-        max_num_seqs=len(prompts), max_blocks_per_seq=blocks_per_sequence, block_size=block_size, device=CPU
+        max_num_seqs=len(prompts),
+        max_blocks_per_seq=blocks_per_sequence,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        device=CPU,
     )
     blocks = torch.randperm(num_blocks).view(len(prompts), -1).tolist()
     sequences = [

@@ -157,3 +157,19 @@ class TestGivenManyReaders:
             await aproducer.result(receipt, timeout_s=0.1)
         with pytest.raises(ResultTimeout):
             await all_of(aproducer.stream(receipt, timeout_s=0.1))
+
+
+class TestGivenACallThatIsCancelled:
+    @pytest.mark.parametrize("num_turns", range(24))
+    async def test_when_it_is_at_any_point_then_it_ends_and_the_next_call_has_its_own_reply(
+        self, aproducer: AsyncProducer, num_turns: int
+    ) -> None:
+        receipt = await aproducer.submit("hello")
+        asking = asyncio.create_task(aproducer.status(receipt))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        is_told = asking.cancel()
+        await asyncio.wait([asking], timeout=5)
+
+        assert asking.cancelled() == is_told
+        assert (await aproducer.queue())[0].waiting_jobs == 1

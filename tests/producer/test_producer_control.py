@@ -10,7 +10,7 @@ from producer.contract import limits
 from producer.contract.states import JobState
 from producer.contract.wire import JobId
 from producer.control import BatchCancelled, DeadFilter
-from producer.errors import InvalidJob, QueueRefused
+from producer.errors import BatchNotFound, InvalidJob, QueueRefused
 from tests.contract.driving import Queue, check, ending, new_job
 from tests.servers import RedisServer
 
@@ -109,6 +109,7 @@ class TestGivenADeadSet:
             assert [view.id for view in await producer.dead()] == [job_id]
             assert await producer.requeue_dead(DeadFilter(batch="b")) == 1
             assert await producer.cancel_batch("b") == BatchCancelled(1, 0)
+            await producer.submit("b", batch="c")
             assert (await producer.expire_batch("c", timedelta(hours=1))).deadline_ms is not None
 
 
@@ -144,3 +145,17 @@ class TestGivenABatchInTwoPartitions:
         assert 0 < view.deadline_ms - producer.queue()[0].server_ms <= 300_000
         with pytest.raises(InvalidJob, match="deadline must be"):
             producer.expire_batch("b", 5)  # pyright: ignore[reportArgumentType]
+
+    def test_when_its_name_is_wrong_then_each_act_says_so_and_changes_nothing(
+        self, queue: Queue, producer: Producer
+    ) -> None:
+        before = set(queue.client.keys())
+
+        with pytest.raises(BatchNotFound, match="nihgtly"):
+            producer.cancel_batch("nihgtly")
+        with pytest.raises(BatchNotFound, match="nihgtly"):
+            producer.expire_batch("nihgtly", timedelta(minutes=5))
+        with pytest.raises(BatchNotFound, match="nihgtly"):
+            producer.close_batch("nihgtly")
+
+        assert set(queue.client.keys()) == before

@@ -70,6 +70,21 @@ class TestGivenAFullQueue:
 
         assert caught.value.retry_after_s == pytest.approx(wait_s)
 
+    @pytest.mark.parametrize(("tokens_per_s", "wait_s"), [(None, 5.0), (0.5, 4.04)])
+    async def test_when_many_are_submitted_then_each_refusal_suggests_what_a_single_one_would(
+        self, full: Producer, valkey: RedisServer, redis_client: Any, tokens_per_s: float | None, wait_s: float
+    ) -> None:
+        if tokens_per_s is not None:
+            about = {"tokens_per_s": str(tokens_per_s)}
+            run(redis_client, beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, life_ms=60_000, about=about)))
+
+        answers = list(full.submit_many(["c"] * 600))
+        async with AsyncProducer(valkey.url) as producer:
+            answers += [answer async for answer in producer.submit_many(["c"] * 600)]
+
+        waits_s = [answer.retry_after_s for answer in answers if isinstance(answer, QueueFull)]
+        assert waits_s == [pytest.approx(wait_s)] * 1200
+
     def test_when_the_caller_waits_and_room_is_made_then_the_job_is_accepted(
         self, full: Producer, redis_client: Any
     ) -> None:

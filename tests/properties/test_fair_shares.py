@@ -3,6 +3,7 @@
 The real scripts on a real server, several incarnations, and a clock that the test moves: ten seconds take about two.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from itertools import count, permutations
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from producer.contract.calls import LeasedJob
+from producer.contract import limits
+from producer.contract.calls import LeasedJob, NewJob, Progress
 from producer.contract.wire import JobId
-from tests.contract.driving import Queue, Worker, check, ending, new_job
+from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer
 
 TICK_MS = 20
@@ -26,6 +28,7 @@ TOKENS_PER_S = 400
 SLOTS = 4
 NUM_WORKERS = 4
 MAX_TOKENS = 100
+PUBLISH_EVERY = 50
 TOLERANCE = 0.02
 
 
@@ -36,6 +39,12 @@ class Running:
     leased: LeasedJob
     output_tokens: int
     left: float
+    published: int = 0
+
+    @property
+    def written(self) -> int:
+        """Output tokens so far: the prompt is computed first."""
+        return max(0, self.output_tokens - math.ceil(self.left))
 
 
 @dataclass(slots=True)
@@ -43,23 +52,38 @@ class SlottedWorker:
     """Generates for a few jobs at a time, each at the same speed. Changes with each tick."""
 
     worker: Worker
+    tokens_per_s: float = TOKENS_PER_S
     running: list[Running] = field(default_factory=list[Running])
 
     def tick(self, dice: random.Random) -> Counter[str]:
         """Take what fits, generate for a tick, and end what is over; returns the tokens of each tenant."""
         if len(self.running) < SLOTS:
             for leased in self.worker.pull(sequences=SLOTS - len(self.running)).jobs:
-                output = dice.randint(MAX_TOKENS // 5, MAX_TOKENS)
+                most = int(leased.id.rpartition("x")[2])
+                output = dice.randint(most // 5, most)
                 self.running.append(Running(leased, output, left=leased.prompt_tokens + output))
         done = Counter[str]()
         for one in self.running:
-            step = min(one.left, TOKENS_PER_S * TICK_MS / 1000)
+            step = min(one.left, self.tokens_per_s * TICK_MS / 1000)
             one.left -= step
             done[one.leased.id.split(".")[1]] += round(step)
         over = [one for one in self.running if one.left <= 0]
         self.running = [one for one in self.running if one.left > 0]
-        self.worker.advance(*[ending(one.leased, 0, 0, output_tokens=one.output_tokens) for one in over])
+        self.worker.advance(*[ending(one.leased, one.published, output_tokens=one.output_tokens) for one in over])
+        self.worker.advance(
+            *[self.publish(one) for one in self.running if one.written - one.published >= PUBLISH_EVERY]
+        )
         return done
+
+    def publish(self, one: Running) -> Progress:
+        """What it has written since the last time."""
+        start, one.published = one.published, one.written
+        return tokens(one.leased, start, one.published - start)
+
+
+def a_job(tenant: str, number: int, max_tokens: int, **changes: int) -> NewJob:
+    """One whose name tells the most that it may write."""
+    return new_job(f"j{number}x{max_tokens}", tenant, max_tokens=max_tokens, **changes)
 
 
 @dataclass(slots=True)
@@ -68,6 +92,7 @@ class Crowd:
 
     queue: Queue
     dice: random.Random
+    max_tokens: Mapping[str, int]
     names: Iterator[int] = field(default_factory=count)
 
     def keep_waiting(self, tenant: str, at_least: int) -> None:
@@ -75,16 +100,16 @@ class Crowd:
         waiting = {lane[1]: lane[2] for lane in self.queue.look().lanes}.get(tenant, 0)
         if waiting >= at_least:
             return
-        jobs = [
-            new_job(f"j{next(self.names)}", tenant, prompt_tokens=self.dice.randint(1, 50), max_tokens=MAX_TOKENS)
-            for _ in range(64)
-        ]
+        most = self.max_tokens[tenant]
+        jobs = [a_job(tenant, next(self.names), most, prompt_tokens=self.dice.randint(1, 50)) for _ in range(64)]
         self.queue.submit(*jobs)
 
 
-def serve(queue: Queue, crew: list[SlottedWorker], tenants: list[str], dice: random.Random, ms: int) -> Counter[str]:
-    """Let time pass under load; returns the tokens that each tenant got."""
-    crowd, got = Crowd(queue, dice), Counter[str]()
+def serve(
+    queue: Queue, crew: list[SlottedWorker], tenants: Mapping[str, int], dice: random.Random, ms: int
+) -> Counter[str]:
+    """Let time pass, with jobs of so many tokens waiting for each tenant; returns the tokens that each got."""
+    crowd, got = Crowd(queue, dice, tenants), Counter[str]()
     crowd.names = count(queue.look().totals.get("submitted", 0))
     for at_ms in range(0, ms, TICK_MS):
         if at_ms % 500 == 0:
@@ -123,18 +148,60 @@ class TestGivenATenantThatFloods:
         queue.configure(mode="fair", weights=weights)
         crew = [SlottedWorker(queue.worker(f"w{i}")) for i in range(NUM_WORKERS)]
         # It is there first, has a thousand jobs waiting, and holds every slot.
-        queue.submit(*[new_job(f"f{i}", "flood", max_tokens=MAX_TOKENS) for i in range(250)])
-        serve(queue, crew, ["flood"], dice, 1000)
+        queue.submit(*[a_job("flood", -i, MAX_TOKENS) for i in range(1, 251)])
+        serve(queue, crew, {"flood": MAX_TOKENS}, dice, 1000)
 
-        got = serve(queue, crew, list(weights), dice, WINDOW_MS)
+        got = serve(queue, crew, dict.fromkeys(weights, MAX_TOKENS), dice, WINDOW_MS)
 
-        total, whole = sum(got.values()), sum(weights.values())
         # A job that ends within a tick leaves its slot empty until the next one: half a tick of nine.
-        assert total > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "nobody was idle"
-        shares = {tenant: got[tenant] / total - weight / whole for tenant, weight in weights.items()}
-        print(shares)  # noqa: T201  # as above
-        assert all(abs(excess) <= TOLERANCE for excess in shares.values()), shares
+        assert got.total() > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "nobody was idle"
+        check_shares(got, weights)
         check(queue)
+
+
+class TestGivenOutputsFarBeyondTheReserve:
+    RESERVE = 64
+
+    def given(self, valkey: RedisServer, tokens_per_s: float) -> tuple[random.Random, Queue, list[SlottedWorker]]:
+        seed = random.SystemRandom().randrange(10**6)
+        print(f"seed {seed}")  # noqa: T201  # shown where it fails
+        queue = fresh(valkey)
+        queue.configure(mode="fair", reserve_tokens=self.RESERVE)
+        return random.Random(seed), queue, [SlottedWorker(queue.worker(f"w{i}"), tokens_per_s) for i in range(2)]
+
+    @pytest.mark.slow
+    def test_when_a_tenant_has_some_that_outlast_the_ten_seconds_then_they_count_and_it_gets_no_more_than_its_share(
+        self, valkey: RedisServer
+    ) -> None:
+        dice, queue, crew = self.given(valkey, TOKENS_PER_S)
+        outlasting = round(TOKENS_PER_S * WINDOW_MS / 1000) * 10
+        queue.submit(a_job("long", -1, outlasting), a_job("long", -2, outlasting))
+
+        got = serve(queue, crew, {"long": MAX_TOKENS, "short": MAX_TOKENS}, dice, WINDOW_MS)
+
+        check_shares(got, {"long": 1.0, "short": 1.0})
+        check(queue)
+
+    @pytest.mark.slow
+    def test_when_all_of_a_tenant_s_are_thirty_times_as_long_then_each_has_its_share_of_the_tokens(
+        self, valkey: RedisServer
+    ) -> None:
+        dice, queue, crew = self.given(valkey, 10 * TOKENS_PER_S)
+        length = 30 * self.RESERVE
+        serve(queue, crew, {"long": length}, dice, 1000)
+
+        got = serve(queue, crew, {"long": length, "short": MAX_TOKENS * 4}, dice, WINDOW_MS)
+
+        check_shares(got, {"long": 1.0, "short": 1.0})
+        check(queue)
+
+
+def check_shares(got: Counter[str], weights: Mapping[str, float]) -> None:
+    """Each tenant has its share of all tokens, within two percent of them."""
+    total, whole = got.total(), sum(weights.values())
+    excess = {tenant: round(got[tenant] / total - weight / whole, 4) for tenant, weight in weights.items()}
+    print(excess)  # noqa: T201  # shown where it fails
+    assert all(abs(one) <= TOLERANCE for one in excess.values()), excess
 
 
 @st.composite
@@ -219,3 +286,76 @@ class TestGivenTenantsOfOneClass:
         for tenant in taken:
             since = {one: Counter[str]() if one == tenant else since[one] + Counter([tenant]) for one in order}
             assert all(max(others.values(), default=0) <= 2 for others in since.values()), taken
+
+
+class TestGivenATenantThatIsAheadAndNewcomersWithoutEnd:
+    """It has had more than others, so they go first; but each of them would, and there is always one."""
+
+    COST = 30
+
+    @settings(
+        max_examples=15,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @example(ahead=0, at_once=1, is_early=True)
+    @given(ahead=st.integers(0, 600), at_once=st.integers(1, 20), is_early=st.booleans())
+    def test_when_it_waits_then_for_no_more_tokens_than_its_lead_times_those_who_wait(
+        self, valkey: RedisServer, ahead: int, at_once: int, is_early: bool
+    ) -> None:
+        queue, numbers = fresh(valkey), count()
+        worker = queue.worker("A")
+        queue.client.hset(queue.keys.key("served"), "zz", str(ahead))
+        queue.add("mine", "zz")
+
+        served = 0
+        while True:
+            queue.submit(*[new_job("j", f"n{next(numbers)}") for _ in range(at_once + 1 - queue.look().waiting_jobs)])
+            worker.beat()
+            leased = worker.take(sequences=1)
+            if leased.id == "0.zz.mine":
+                break
+            worker.advance(ending(leased, 0, 2 if is_early else 20))
+            served += 12 if is_early else self.COST
+            # Beside its lead: what each may have been charged and not yet used when it is looked at.
+            assert served <= (at_once + 1) * (ahead + 2 * self.COST), (served, ahead, at_once)
+        queue.client.close()
+
+
+class TestGivenJobsWithDeadlinesWithoutEnd:
+    STEP_MS = 100
+
+    @settings(
+        max_examples=15,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(data=st.data(), ms_per_token=st.sampled_from((0, 5)))
+    def test_when_one_without_a_deadline_waits_then_for_none_that_is_due_later_than_ten_steps_after_it(
+        self, valkey: RedisServer, data: st.DataObject, ms_per_token: int
+    ) -> None:
+        queue, numbers = fresh(valkey), count()
+        queue.configure(mode="deadline", age_step_ms=self.STEP_MS, ms_per_token=ms_per_token)
+        worker = queue.worker("A")
+        queue.add("mine", "calm")
+        bound_ms = limits.STEPS_WITHOUT_DEADLINE * self.STEP_MS
+        latest_ms = queue.now_ms + bound_ms
+
+        for _ in range(2 * limits.STEPS_WITHOUT_DEADLINE):
+            # All cost the same, so slack orders as deadlines do.
+            due_ms = [queue.now_ms + data.draw(st.integers(1, 3 * bound_ms)) for _ in range(2)]
+            for at_ms in due_ms:
+                queue.add(f"j{next(numbers)}", data.draw(st.sampled_from("abc")), deadline_ms=at_ms)
+            leased = worker.take(sequences=1)
+            worker.advance(ending(leased, 0, 20))
+            if leased.id == "0.calm.mine":
+                break
+            assert leased.deadline_ms is not None
+            assert leased.deadline_ms <= latest_ms
+            queue.pass_time(self.STEP_MS)
+            worker.beat()
+        else:
+            pytest.fail("it was never its turn")
+        queue.client.close()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Batch, Sampled
-from engine.config import EngineConfig
+from engine.config import DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from engine.executor import ModelLimits
 from engine.policies import make_policy
 from engine.request import SamplingParams
@@ -17,6 +17,8 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 BLOCK_SIZE = 3
+WINDOW_STEPS = 2
+"""A step takes a second; an empty one too."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,21 @@ arrivals = st.lists(
 
 
 @st.composite
-def configs(draw: st.DrawFn, policies: tuple[str, ...] = ("fcfs", "priority")) -> EngineConfig:
+def configs(
+    draw: st.DrawFn,
+    policies: tuple[str, ...] = ("fcfs", "priority"),
+    disciplines: tuple[str, ...] = DISCIPLINE_NAMES,
+) -> EngineConfig:
     max_num_seqs = draw(st.integers(1, 5))
+    discipline = draw(st.sampled_from(disciplines))
+    thresholds = [0] if discipline in WHOLE_PROMPT_DISCIPLINES else [0, 1, 3]
     return EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 8)),
-        long_prefill_token_threshold=draw(st.sampled_from([0, 1, 3])),
+        long_prefill_token_threshold=draw(st.sampled_from(thresholds)),
         enable_prefix_caching=draw(st.booleans()),
+        discipline=discipline,
+        batch_window_s=WINDOW_STEPS,
         policy=draw(st.sampled_from(policies)),
         priority_age_step_s=4.0,
     )
@@ -60,10 +70,10 @@ class Run:
 
     def __init__(self, config: EngineConfig, planned: list[Arrival], num_blocks: int) -> None:
         limits = ModelLimits(
-            max_model_len=10**6, vocab_size=9, eos_token_ids=frozenset(), num_blocks=num_blocks, block_size=BLOCK_SIZE
+            max_model_len=64, vocab_size=9, eos_token_ids=frozenset(), num_blocks=num_blocks, block_size=BLOCK_SIZE
         )
         self.config = config
-        self.scheduler = Scheduler(config, limits, clock=lambda: 0.0)
+        self.scheduler = Scheduler(config, limits, clock=lambda: float(self.num_steps))
         self.order = make_policy(config).order
         self.planned = sorted(planned, key=lambda arrival: arrival.at_step)
         self.sequences = [self.sequence(n, arrival) for n, arrival in enumerate(self.planned)]
@@ -89,7 +99,9 @@ class Run:
                 if arrival.at_step == self.num_steps:
                     self.scheduler.add(sequence)
             waited = self.scheduler.waiting.in_order()
+            gathering_s = self.scheduler.gathering_s
             batch = self.scheduler.schedule()
+            assert (batch.is_empty and bool(waited)) == (gathering_s > 0), "somebody waits and nobody runs"
             watch(batch, waited)
             self.commit(batch)
             self.num_steps += 1
@@ -125,8 +137,7 @@ def test_budgets_hold_and_nobody_overtakes(config: EngineConfig, planned: list[A
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
 
     def watch(batch: Batch, waited: list[Sequence]) -> None:
-        assert not batch.is_empty or not waited, "somebody waits and nobody runs"
-        assert batch.num_tokens <= config.max_num_batched_tokens
+        assert batch.num_tokens + batch.num_padding_tokens <= config.max_num_batched_tokens
         assert len(batch.sequences) <= config.max_num_seqs
         joined = [scheduled.sequence for scheduled in batch.sequences[len(batch.sequences) - batch.num_joined :]]
         left_behind = [sequence for sequence in waited if sequence not in joined]
@@ -156,19 +167,39 @@ def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
                 assert sequence.num_preemptions in lives, "never computed in the last life"
 
 
-@given(configs(("fcfs",)), arrivals, st.integers(0, 12))
-@settings(max_examples=150, deadline=None)
+@given(
+    configs(("fcfs",), tuple(name for name in DISCIPLINE_NAMES if name != "prefill-first")),
+    arrivals,
+    st.integers(0, 12),
+)
+@settings(max_examples=200, deadline=None)
 def test_first_come_first_served_ends_within_the_time_of_those_before(
     config: EngineConfig, planned: list[Arrival], num_more_blocks: int
 ) -> None:
-    """The bound that the scheduler states."""
+    """The bound that the scheduler states; each batch before may have been gathered for a window."""
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
 
     run.to_the_end()
 
     for sequence, arrival in zip(run.sequences, run.planned, strict=True):
         bound = sum(run.alone_steps(other) for other in run.sequences[: sequence.id + 1])
+        bound += (sequence.id + 1) * WINDOW_STEPS if config.discipline == "dynamic" else 0
         assert run.finished_at[sequence.id] - arrival.at_step <= bound
+
+
+@given(configs(("fcfs",), ("prefill-first",)), arrivals, st.integers(0, 12))
+@settings(max_examples=100, deadline=None)
+def test_decodes_stand_still_for_no_more_steps_than_the_prompts_of_all_take(
+    config: EngineConfig, planned: list[Arrival], num_more_blocks: int
+) -> None:
+    """The bound of the one discipline under which the first in the order may stand still."""
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
+
+    run.to_the_end()
+
+    for sequence, arrival in zip(run.sequences, run.planned, strict=True):
+        steps = [run.alone_steps(other) * (1 + other.num_preemptions) for other in run.sequences]
+        assert run.finished_at[sequence.id] - arrival.at_step <= sum(steps)
 
 
 @given(arrivals, st.integers(0, 12))
@@ -194,11 +225,14 @@ def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
                 assert began[other.id] >= began[late.id], "overtaken by more than the bound"
 
 
+@pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_stream_of_newcomers_starves_nobody(policy: str) -> None:
+def test_a_stream_of_newcomers_starves_nobody(policy: str, discipline: str) -> None:
     """Newcomers of the highest priority arrive for ever, faster than they are served."""
-    newcomers = [Arrival(n // 2, 6, 6, 3, 1) for n in range(400)]
-    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, policy=policy, priority_age_step_s=4.0)
+    newcomers = [Arrival(n // 2, 6, 6, 3, 1) for n in range(200)]
+    config = EngineConfig(
+        max_num_seqs=2, max_num_batched_tokens=8, policy=policy, priority_age_step_s=4.0, discipline=discipline
+    )
     run = Run(config, [Arrival(0, 6, 6, 0, 2), *newcomers], 8)
     least = next(sequence for sequence in run.sequences if sequence.priority == 0)
 

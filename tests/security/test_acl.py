@@ -8,7 +8,8 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from producer import Producer
-from producer.errors import AccessDenied, ProducerError, QueueRefused
+from producer.contract.calls import QueueSettings
+from producer.errors import AccessDenied, ProducerError, QueueFull, QueueRefused
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer
@@ -78,6 +79,22 @@ class TestGivenASubmitOnlyUser:
 
         with Producer(guarded.url, queue=QUEUE) as owner:
             assert [owner.status(receipt).state for receipt in receipts] == ["queued"] * len(ways)
+
+    def test_when_the_queue_is_full_then_it_hears_so_though_it_may_not_look_at_the_workers(
+        self, guarded: RedisServer
+    ) -> None:
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            owner.configure(QueueSettings(max_waiting_jobs=1))
+            owner.submit("hello", tenant="acme")
+
+        with Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter:
+            with pytest.raises(QueueFull) as caught:
+                submitter.submit("hello", tenant="acme")
+            (answer,) = submitter.submit_many(["hello"], tenant="acme")
+
+        assert caught.value.retry_after_s == 5.0
+        assert isinstance(answer, QueueFull)
+        assert answer.retry_after_s == 5.0
 
     def test_when_it_submits_for_another_tenant_then_it_is_refused(self, guarded: RedisServer) -> None:
         with (

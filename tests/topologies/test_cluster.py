@@ -204,7 +204,7 @@ class TestGivenAShardThatStandsStill:
         taken: list[Request] = []
 
         def ready() -> list[str]:
-            taken.extend(common.mailbox.take_requests(ROOM, wait=False))
+            taken.extend(common.mailbox.take_requests(ROOM, wait_s=0))
             return [request.id for request in taken]
 
         shard = queue.cluster.shard_of(jobs[0].keys)

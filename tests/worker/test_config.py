@@ -76,6 +76,22 @@ class TestGivenManyMistakes:
         assert "SLUICE_NUM_BLOCKS: must be over 0, got 0" in message
         assert "--redis-url: expected a URL that begins with redis://" in message
 
+    @pytest.mark.parametrize(
+        ("name", "value", "problem"),
+        [
+            ("SLUICE_DEVICE", "cuda:1", "int8 is for the CPU, got device cuda:1"),
+            ("SLUICE_DTYPE", "float32", "int8 needs bfloat16 (or auto) as dtype, got float32"),
+            ("SLUICE_DTYPE", "float16", "int8 needs bfloat16 (or auto) as dtype, got float16"),
+        ],
+    )
+    def test_when_int8_is_asked_where_it_cannot_be_had_then_it_is_refused(
+        self, name: str, value: str, problem: str
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load_config({"SLUICE_QUANTIZATION": "int8", name: value})
+
+        assert caught.value.problems == (f"SLUICE_QUANTIZATION: {problem}",)
+
     def test_when_the_file_is_not_toml_then_it_is_told(self, tmp_path: Path) -> None:
         file = tmp_path / "sluice.toml"
         file.write_text("queue = [")

@@ -1,6 +1,7 @@
 """Where the loop meets the exchange: nothing waits that has something to do, and nothing is counted twice."""
 
 import threading
+from math import inf
 
 import pytest
 
@@ -32,21 +33,21 @@ class TestGivenJobsOnTheirWay:
     """Room was stated; jobs were pulled into it."""
 
     def test_when_pulled_then_the_room_shrinks_until_the_engine_counts_them_itself(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(100), wait=False)
+        mailbox.take_requests(room(100), wait_s=0)
 
         mailbox.expect([("a", room(30)), ("b", room(20))])
         assert mailbox.room() == room(50)
 
         mailbox.deliver([request("a")])
-        assert [one.id for one in mailbox.take_requests(room(100), wait=False)] == ["a"]
+        assert [one.id for one in mailbox.take_requests(room(100), wait_s=0)] == ["a"]
         # The room just stated does not know of `a` yet.
         assert mailbox.room() == room(50)
 
-        mailbox.take_requests(room(70), wait=False)
+        mailbox.take_requests(room(70), wait_s=0)
         assert mailbox.room() == room(50)
 
     def test_when_one_never_reaches_the_engine_then_its_room_is_free_again(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(100), wait=False)
+        mailbox.take_requests(room(100), wait_s=0)
         mailbox.expect([("a", room(30)), ("b", room(20))])
 
         mailbox.lose(["a"])
@@ -59,23 +60,23 @@ class TestGivenJobsOnTheirWay:
 
         mailbox.lose(["a"])
 
-        assert [one.id for one in mailbox.take_requests(room(1), wait=False)] == ["b"]
+        assert [one.id for one in mailbox.take_requests(room(1), wait_s=0)] == ["b"]
         assert mailbox.take_lost() == ["a"]
 
     def test_when_one_is_delivered_and_cancelled_between_two_questions_then_it_is_aborted_once_the_loop_has_it(
         self, mailbox: Mailbox
     ) -> None:
-        mailbox.take_requests(room(1), wait=False)
+        mailbox.take_requests(room(1), wait_s=0)
         mailbox.deliver([request("a")])
         mailbox.cancel(["a", "b"])
 
         assert mailbox.take_cancelled() == ["b"]
-        assert [one.id for one in mailbox.take_requests(room(1), wait=True)] == ["a"]
+        assert [one.id for one in mailbox.take_requests(room(1), wait_s=inf)] == ["a"]
         assert mailbox.take_cancelled() == ["a"]
         assert mailbox.take_cancelled() == []
 
     def test_when_more_is_on_its_way_than_fits_then_there_is_no_room(self, mailbox: Mailbox) -> None:
-        mailbox.take_requests(room(10), wait=False)
+        mailbox.take_requests(room(10), wait_s=0)
         mailbox.expect([("a", room(30))])
 
         assert mailbox.room() == room(0)
@@ -89,7 +90,7 @@ class TestGivenAnIdleLoop:
         woken = threading.Event()
 
         def loop() -> None:
-            mailbox.take_requests(room(1), wait=True)
+            mailbox.take_requests(room(1), wait_s=inf)
             woken.set()
 
         thread = threading.Thread(target=loop, daemon=True)
@@ -107,18 +108,40 @@ class TestGivenAnIdleLoop:
         assert woken.wait(5)
         thread.join()
 
+    def test_when_nothing_comes_in_the_time_given_then_it_comes_back_without(self, mailbox: Mailbox) -> None:
+        assert mailbox.take_requests(room(1), wait_s=0.01) == []
+
     def test_when_a_part_dies_then_the_loop_hears_it(self, mailbox: Mailbox) -> None:
         threading.Timer(0.01, lambda: mailbox.fail(PartDied("exchange", ValueError("no")))).start()
 
         with pytest.raises(PartDied, match="the exchange ended with ValueError: no"):
-            mailbox.take_requests(room(1), wait=True)
+            mailbox.take_requests(room(1), wait_s=inf)
+
+    @pytest.mark.timeout(10)
+    def test_when_a_handler_interrupts_it_between_its_look_and_its_sleep_then_it_returns_all_the_same(
+        self, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        look = mailbox._has_mail  # pyright: ignore[reportPrivateUsage] (a handler runs in the loop's thread, anywhere)
+        looks: list[bool] = []
+
+        def look_and_be_interrupted() -> bool:
+            found = look()
+            if not looks:
+                mailbox.interrupt()
+            looks.append(found)
+            return found
+
+        monkeypatch.setattr(mailbox, "_has_mail", look_and_be_interrupted)
+
+        assert mailbox.take_requests(room(1), wait_s=inf) == []
+        assert looks == [False, True]
 
     def test_when_interrupted_once_then_it_returns_once(self, mailbox: Mailbox) -> None:
         mailbox.interrupt()
-        assert mailbox.take_requests(room(1), wait=True) == []
+        assert mailbox.take_requests(room(1), wait_s=inf) == []
 
         threading.Timer(0.01, lambda: mailbox.deliver([request("a")])).start()
-        assert [one.id for one in mailbox.take_requests(room(1), wait=True)] == ["a"]
+        assert [one.id for one in mailbox.take_requests(room(1), wait_s=inf)] == ["a"]
 
 
 class TestGivenABufferAtItsBound:
@@ -151,3 +174,23 @@ class TestGivenABufferAtItsBound:
         mailbox.put_deltas(deltas)
 
         assert len(mailbox.take_steps()[0]) == 1
+
+
+class TestGivenAPullerWithoutRoom:
+    @pytest.mark.parametrize(("gone", "wakes"), [("coming", True), ("another", False)])
+    def test_when_one_that_was_coming_is_forgotten_then_it_wakes(
+        self, mailbox: Mailbox, gone: str, wakes: bool
+    ) -> None:
+        mailbox.expect([("coming", room(1))])
+        mailbox.wait_to_pull(0)
+        woken = threading.Event()
+
+        def pull() -> None:
+            mailbox.wait_to_pull(30)
+            woken.set()
+
+        threading.Thread(target=pull, daemon=True).start()
+        mailbox.forget([gone])
+
+        assert woken.wait(5 if wakes else 0.1) == wakes
+        mailbox.ring()

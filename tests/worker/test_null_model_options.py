@@ -4,6 +4,7 @@ import pytest
 
 from engine.chaos import ChaoticExecutor
 from engine.null_model import NullModel
+from engine.request import Request
 from worker.config import load_config
 from worker.errors import ConfigError
 from worker.serving import load
@@ -18,6 +19,24 @@ class TestGivenTheNullModel:
 
     def test_when_prompts_are_obeyed_then_they_may_ask_for_faults(self) -> None:
         assert isinstance(load(load_config({"SLUICE_MODEL": "null?obey_prompts=1"})).executor, ChaoticExecutor)
+
+    def test_when_a_discipline_is_named_then_the_engine_batches_so(self) -> None:
+        engine = load(
+            load_config({"SLUICE_MODEL": "null", "SLUICE_DISCIPLINE": "dynamic", "SLUICE_BATCH_WINDOW_S": "60"})
+        ).engine
+        engine.add([Request(id="first", prompt_token_ids=(1, 2))])
+
+        # Its batch is not full: it waits for others.
+        assert 0 < engine.idle_s <= 60
+        assert engine.step() == []
+
+    def test_when_the_discipline_is_unknown_then_the_names_are_told(self) -> None:
+        with pytest.raises(ConfigError, match=r"discipline must be one of continuous, .* got 'luck'"):
+            load(load_config({"SLUICE_MODEL": "null", "SLUICE_DISCIPLINE": "luck"}))
+
+    def test_when_it_shall_be_quantised_then_that_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_QUANTIZATION: the null model has no weights"):
+            load(load_config({"SLUICE_MODEL": "null", "SLUICE_QUANTIZATION": "int8"}))
 
     @pytest.mark.parametrize("options", ["speed=9", "step_s=soon"])
     def test_when_an_option_is_wrong_then_it_is_named(self, options: str) -> None:

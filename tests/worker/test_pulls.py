@@ -17,7 +17,7 @@ def room(sequences: int) -> Room:
 def reply(number: int, **given: object) -> PullReply:
     fields: dict[str, object] = {
         "number": number, "jobs": (), "bell": "5-0", "has_more": False, "is_paused": False,
-        "drain_for_suspects": False, "server_ms": 1000, "next_timer_ms": None,
+        "drain_for_suspects": False, "server_ms": 1000, "look_again_ms": None,
     }  # fmt: skip
     return PullReply(**{**fields, **given})  # pyright: ignore[reportArgumentType]  # fields by name
 
@@ -92,7 +92,7 @@ class TestGivenOnePartition:
 
     def test_when_a_timer_is_due_then_it_asks_in_time(self) -> None:
         pulls = Pulls([ONE], "me", reserve_tokens=16)
-        pulls.heard(ONE, reply(1, next_timer_ms=1050), left=ROOM, now_s=10.0)
+        pulls.heard(ONE, reply(1, look_again_ms=1050), left=ROOM, now_s=10.0)
 
         assert asked(pulls, now_s=10.04) is None
         assert asked(pulls, now_s=10.051) == (0, 2)

@@ -62,6 +62,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         prompt_bytes=_num_bytes(prompt),
         max_tokens=row.options["max_tokens"],
         choices=row.choices,
+        idempotency_key=asked.get("key"),
         digest=bytes.fromhex(asked["digest"]),
         batch=row.batch,
         not_before_ms=row.not_before_ms,

@@ -54,15 +54,20 @@ local function the_rest()
   return rest
 end
 
--- Tokens alone touch channels and leases, whose types show when they are read or tried. An end touches the queue's
--- keys.
-local function has_end()
+-- A choice that passes a mark may owe more than was charged for it; what its end says is settled there.
+local function passes_mark(row)
+  return not row[8] and row[4] % LIMITS.CHARGE_EVERY_TOKENS + row[5] >= LIMITS.CHARGE_EVERY_TOKENS
+end
+
+-- Tokens alone touch channels and leases, whose types show when they are read or tried. Ends and charges touch the
+-- queue's keys.
+local function touches_the_queue()
   for i = 1, #rows do
-    if rows[i][8] then return true end
+    if rows[i][8] or passes_mark(rows[i]) then return true end
   end
   return false
 end
-local wrong = has_end() and the_rest().wrong_key(incarnation)
+local wrong = touches_the_queue() and the_rest().wrong_key(incarnation)
 if wrong then return wrong end
 
 -- ---------------------------------------------------------------- one choice
@@ -115,6 +120,7 @@ local function advance(row)
     lease[at] = from + tokens
     changed[id] = lease
     if lease[DEATHS] == 1 then the_rest().forgive(id, lease) end
+    if passes_mark(row) then rest.charge_further(job or rest.load_job(id), lease) end
   end
   if row[7] then rest.note_extras(job, row[7]) end
   local word = stop_word('ok', lease)

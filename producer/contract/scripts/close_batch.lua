@@ -1,4 +1,5 @@
--- Close a batch: it takes no more jobs, and says once when all of it has ended.
+-- Close a batch: it takes no more jobs, and says once when all of it has ended; if it has already, to a URL that it did
+-- not have.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, callback URL or ''.
@@ -9,8 +10,9 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 local key = batch_key(ARGV[1])
+local has_new_url = ARGV[2] ~= '' and ARGV[2] ~= call('HGET', key, 'url')
 call('HSET', key, 'closed', 1)
-if ARGV[2] ~= '' then call('HSET', key, 'url', ARGV[2]) end
-complete_batch(ARGV[1], as_map(call('HGETALL', key)))
+if has_new_url then call('HSET', key, 'url', ARGV[2]) end
+complete_batch(ARGV[1], as_map(call('HGETALL', key)), has_new_url)
 finish()
 return call('HGETALL', key)

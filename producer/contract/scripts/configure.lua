@@ -8,7 +8,12 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local before = MODE
+-- What the lanes' scores depend on.
+local function order()
+  if MODE ~= 'deadline' then return MODE end
+  return MODE .. ' ' .. age_step() .. ' ' .. setting('ms_per_token', 0)
+end
+local before = order()
 
 local function write(name, value)
   if value == '' then call('HDEL', KEYS[1], name) else call('HSET', KEYS[1], name, value) end
@@ -23,7 +28,7 @@ end
 
 for i = 1, #ARGV, 2 do write(ARGV[i], ARGV[i + 1]) end
 MODE = SETTINGS.mode or DEFAULT_MODE
-if MODE ~= before then
+if order() ~= before then
   for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
 end
 -- A resumed pause, or wider bounds, may make something ready.

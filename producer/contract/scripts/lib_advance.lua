@@ -79,6 +79,16 @@ local function note_extras(job, extras)
     'fingerprint', job.fingerprint or '')
 end
 
+-- A tenant pays for a long output while it is written: as if the job were admitted now, with what it has and the reserve
+-- for what may come.
+local function charge_further(job, lease)
+  if MODE ~= 'fair' or not job or not job.charged then return end
+  local due = cost_of(job, published_tokens(lease))
+  if due <= job.charged then return end
+  charge(job, due - job.charged)
+  call('HSET', job.hash, 'charged', due)
+end
+
 -- A result that was written in parts must be there whole before the end may name it.
 local function has_all_parts(job, end_row)
   local num_bytes = end_row[10]
@@ -102,5 +112,5 @@ end
 
 return {
   wrong_key = wrong_key, load_job = load_job, how_of = how_of, end_choice = end_choice, broken = broken,
-  note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, finish = finish_ends,
+  note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, charge_further = charge_further, finish = finish_ends,
 }

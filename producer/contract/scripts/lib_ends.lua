@@ -25,9 +25,10 @@ local function close_channels(job, lease, how, keep_ms)
   end
 end
 
--- What a batch says when it is closed and all of it here has ended: once, and only where somebody wants to hear it. The
--- reader joins the partitions, so a part without jobs says it too, and a part that was told of is kept until the last.
-local function complete_batch(batch, numbers)
+-- What a batch says when it is closed and all of it here has ended: once to each URL that it is given, and only where
+-- somebody wants to hear it. The reader joins the partitions, so a part without jobs says it too, and a part that was
+-- told of is kept until the last.
+local function complete_batch(batch, numbers, has_new_url)
   local ended = 0
   for _, state in ipairs({ 'done', 'failed', 'cancelled', 'expired' }) do
     ended = ended + (tonumber(numbers[state]) or 0)
@@ -36,8 +37,8 @@ local function complete_batch(batch, numbers)
   local is_told = numbers.closed == '1' and ((numbers.url or '') ~= '' or SETTINGS.export_batches == '1')
   local keep_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
   call('PEXPIRE', batch_key(batch), is_told and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
-  if numbers.closed ~= '1' or numbers.completed then return end
-  call('HSET', batch_key(batch), 'completed', NOW)
+  if numbers.closed ~= '1' or numbers.completed and not has_new_url then return end
+  if not numbers.completed then call('HSET', batch_key(batch), 'completed', NOW) end
   call('ZREM', TIMERS, 'batch|' .. batch)
   if not is_told then return end
   call('XADD', CALLBACKS, '*', 'kind', 'batch', 'id', batch, 'at', NOW, 'total', numbers.total or 0,
@@ -105,7 +106,7 @@ end
 local function settle(job, lease, how)
   if MODE ~= 'fair' or not job.charged then return end
   local true_tokens = job.prompt + (how.output_tokens or published_tokens(lease))
-  if true_tokens ~= job.charged then charge(job.tenant, true_tokens - job.charged) end
+  if true_tokens ~= job.charged then charge(job, true_tokens - job.charged) end
   -- A requeue goes on from here: what was settled is not settled again.
   job.charged = true_tokens
 end

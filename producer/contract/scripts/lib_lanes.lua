@@ -20,7 +20,7 @@ local function open_lane(class, tenant)
   local name = class .. ':' .. tenant
   local lane = lanes[name]
   if lane then return lane end
-  lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false }
+  lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false, gone = {} }
   lane.is_sound = is_type(lane.key, 'stream') and is_sound_class(class)
   local numbers = {}
   for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do numbers[#numbers + 1] = tonumber(number) end
@@ -31,10 +31,11 @@ local function open_lane(class, tenant)
   return lane
 end
 
--- Virtual tokens of a tenant; the field `:time` holds those of the tenant that was served last. Read once, written once
--- by `finish`.
+-- Virtual tokens of a tenant; the field `:time` holds those of the tenant that was served last, `:<class>` those that a
+-- tenant has at least who comes to others in that class. Read once, written once by `finish`.
 local VIRTUAL_TIME = ':time'
 local served, charged = {}, {}
+local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
 local function served_of(tenant)
   if not served[tenant] then served[tenant] = tonumber(call('HGET', SERVED, tenant) or '') or 0 end
   return served[tenant]
@@ -45,24 +46,54 @@ local function set_served(tenant, tokens)
   charged[tenant] = true
 end
 
--- A tenant that comes back is lifted to the least of those who wait: nobody saves up by staying away.
+-- Of those who wait in a class: the least virtual tokens and the greatest, or nil.
+local function range_of(class)
+  local ready = PREFIX .. 'ready:' .. class
+  local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
+  return tonumber(least or ''), tonumber(greatest or '')
+end
+
+-- A tenant that comes back is lifted to those who wait: nobody saves up by staying away. Not always to the least of
+-- them: a row of newcomers without end would hold back whoever is ahead. Where it is lifted to moves with what is
+-- charged in the class, and ends right behind the last.
 local function lift_served(class, tenant)
-  local least = tonumber(call('ZRANGE', PREFIX .. 'ready:' .. class, 0, 0, 'WITHSCORES')[2] or '')
-  local floor = least or served_of(VIRTUAL_TIME)
+  local least, greatest = range_of(class)
+  local floor = least and math.max(least, math.min(greatest + 1, served_of(':' .. class))) or served_of(VIRTUAL_TIME)
   if served_of(tenant) < floor then set_served(tenant, floor) end
 end
 
--- Charge a tenant, or give it back with a negative number.
-local function charge(tenant, tokens)
-  local weight = tonumber(SETTINGS['weight:' .. tenant]) or 1
-  set_served(tenant, served_of(tenant) + tokens / weight)
+-- Charge a job's tenant, or give it back with a negative number. Where newcomers begin moves by the mean of those who
+-- wait (a caller that knows how many these are says so), and never back: other numbers wait when a job ends early, and
+-- what they took back could be more than it had moved by, for ever.
+local function charge(job, tokens, waiting)
+  local virtual = tokens / (tonumber(SETTINGS['weight:' .. job.tenant]) or 1)
+  set_served(job.tenant, served_of(job.tenant) + virtual)
+  if virtual <= 0 then return end
+  waiting = waiting or is_sound_class(job.class) and call('ZCARD', PREFIX .. 'ready:' .. job.class) or 0
+  if waiting > 0 then set_served(':' .. job.class, served_of(':' .. job.class) + virtual / waiting) end
+end
+
+-- The first charge of a job, when it is its tenant's turn: newcomers begin among those who wait now. `alone`: the one
+-- tenant that waits in the job's class, where the caller knows that there is no other.
+local function charge_at_start(job, alone)
+  local least, greatest
+  if alone then
+    least = served_of(alone)
+    greatest = least
+  else
+    least, greatest = range_of(job.class)
+  end
+  set_served(VIRTUAL_TIME, served_of(job.tenant))
+  if least then set_served(':' .. job.class, math.max(least, math.min(greatest, served_of(':' .. job.class)))) end
+  charge(job, job.cost, alone and 1)
+  job.charged = job.cost
 end
 
 -- Move a tenant's lanes to their new place in every class where it waits.
 local function write_served()
   for tenant in pairs(charged) do
     call('HSET', SERVED, tenant, served[tenant])
-    if tenant ~= VIRTUAL_TIME then
+    if is_tenant(tenant) then
       for class = 0, LIMITS.MAX_PRIORITY do
         try('ZADD', PREFIX .. 'ready:' .. class, 'XX', served[tenant], tenant)
       end
@@ -76,7 +107,7 @@ local function forget_served()
   if call('HLEN', SERVED) <= LIMITS.SERVED_KEPT then return end
   local floor = served_of(VIRTUAL_TIME)
   for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.MAX_BITE)) do
-    local waits = tenant == VIRTUAL_TIME
+    local waits = not is_tenant(tenant)
     for class = 0, LIMITS.MAX_PRIORITY do
       waits = waits or is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant)
     end
@@ -84,14 +115,23 @@ local function forget_served()
   end
 end
 
+-- Waiting this long lifts a lane by one class; 0: never.
+local function age_step() return setting('age_step_ms', LIMITS.DEFAULT_AGE_STEP_S * 1000) end
+
+-- A job without a deadline is ordered as if it had one some steps after it came, so that those with deadlines do not
+-- hold it back for ever.
+local function deadline_of(at, head)
+  if head and head.deadline then return head.deadline end
+  local step = age_step()
+  return step > 0 and at + LIMITS.STEPS_WITHOUT_DEADLINE * step or 9e15
+end
+
 -- Where a lane stands in its class: least first. fair: virtual tokens; deadline: slack of its head, which orders like
 -- deadline less the time its cost takes; fifo: submit time of its head.
-local NO_DEADLINE = 9e15
 local function score_of(lane, at, head)
   if lane.class == RETURNED or MODE == 'fifo' then return at end
   if MODE == 'fair' then return served_of(lane.tenant) end
-  if not head or not head.deadline then return NO_DEADLINE end
-  return head.deadline - head.cost * setting('ms_per_token', 0)
+  return deadline_of(at, head) - (head and head.cost or 0) * setting('ms_per_token', 0)
 end
 
 -- A class whose own key is foreign lists nothing; its lanes are unsound, so nothing is added to them.
@@ -129,11 +169,11 @@ local function add_entry(job, class, at, published)
   ring()
 end
 
--- Take a job's entry off its lane, when it has one. `finish` finds the lane's new head.
+-- Take a job's entry off its lane, when it has one. `finish` removes all of a lane at once, and finds its new head.
 local function remove_entry(job, is_taken)
   local class, tenant = string.match(job.lane, '^([^:]+):(.+)$')
   local lane = open_lane(class, tenant)
-  if lane.is_sound then call('XDEL', lane.key, job.entry) end
+  if lane.is_sound then lane.gone[#lane.gone + 1] = job.entry end
   lane.jobs = math.max(0, lane.jobs - 1)
   lane.tokens = math.max(0, lane.tokens - job.cost)
   if is_taken then
@@ -163,6 +203,7 @@ end
 -- A lane that lost entries: point its class at the new head, or forget the lane when it is empty.
 local function relist(lane)
   if not lane.is_sound then return unlist_lane(lane) end
+  if #lane.gone > 0 then call('XDEL', lane.key, unpack(lane.gone)) end
   local first = call('XRANGE', lane.key, '-', '+', 'COUNT', 1)[1]
   if first then
     return list_head(lane, parse_entry(first))

@@ -1,6 +1,6 @@
 -- Jobs from lanes, in the order of classes, tenants and heads.
 
-local AGE_STEP = setting('age_step_ms', LIMITS.DEFAULT_AGE_STEP_S * 1000)
+local AGE_STEP = age_step()
 local oldest = {}  -- class -> submit time of its oldest head, or false when nothing waits there
 
 local function look_at(class)
@@ -80,14 +80,15 @@ local function job_of(lane, entry, id)
   return job
 end
 
--- Its tenant is charged with the cost at the first pull; the end corrects it with the truth.
+-- Its tenant is charged with the cost at the first pull; long outputs further while they are written; the end corrects
+-- it with the truth.
 local function charge_once(job)
   if MODE ~= 'fair' or job.charged then return end
-  set_served(VIRTUAL_TIME, served_of(job.tenant))
-  charge(job.tenant, job.cost)
-  job.charged = job.cost
+  local first = oldest[job.class]
+  charge_at_start(job, first and first.is_alone and first.tenant)
   for class, head in pairs(oldest) do
-    if head and class ~= RETURNED then
+    -- Where one is alone its place decides nothing in this pull: `finish` writes it.
+    if head and class ~= RETURNED and not head.is_alone then
       call('ZADD', PREFIX .. 'ready:' .. class, 'XX', served_of(job.tenant), job.tenant)
     end
   end

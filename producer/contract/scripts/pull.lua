@@ -5,9 +5,8 @@
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
 --   reclaim, reserve tokens, until when it may reclaim or '' (truths as 0 and 1).
--- Reply: {number, {job …}, last id of the bell, has more, is paused, drain, now, next timer or false}; a job is an
--- array in
---   the order of `told`.
+-- Reply: {number, {job …}, last id of the bell, has more, is paused, drain, now, when to ask again or false}; a job is
+--   an array in the order of `told`.
 --
 -- A pull is numbered: a number that was answered before gets the same jobs again, so a lost reply loses nothing; a
 -- lower one is a late double and gets nothing.
@@ -73,11 +72,21 @@ local function pull()
   return take_what_fits()
 end
 
+-- When the next timer is due, or the next life of another runs out unless it is renewed: whoever is idle then asks at
+-- that very moment. A life that is over is not waited for: its jobs are here, or do not fit.
+local function look_again()
+  local at = next_timer()
+  local lives = call('ZRANGEBYSCORE', ALIVE, '(' .. NOW_TEXT, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+  local i = lives[1] == ME and 3 or 1
+  local expiry = tonumber(lives[i + 1] or '')
+  return expiry and math.min(at or expiry, expiry) or at
+end
+
 local must_drain = pull()
 remember()
 finish()
 local bell = call('XREVRANGE', BELL, '+', '-', 'COUNT', 1)[1]
 return {
   request.number, taken, bell and bell[1] or '0-0', has_more and 1 or 0, SETTINGS.paused == '1' and 1 or 0,
-  must_drain and 1 or 0, NOW, next_timer() or false,
+  must_drain and 1 or 0, NOW, look_again() or false,
 }

@@ -18,6 +18,7 @@ local function tell_submitted(job)
     queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
     batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
     digest = job.digest,
+    key = SETTINGS.keep_prompts == 'full' and job.key or nil,
     prompt = SETTINGS.keep_prompts == 'full' and payload or nil,
     prompt_to_hash = SETTINGS.keep_prompts == 'hash' and payload or nil,
   } }

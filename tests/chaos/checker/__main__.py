@@ -13,7 +13,8 @@ from typing import Any, cast
 import redis
 
 from tests.chaos.checker.audit import Findings, check
-from tests.chaos.checker.evidence import read_deliveries, read_journals, read_reference
+from tests.chaos.checker.deliveries import read_deliveries
+from tests.chaos.checker.evidence import read_journals, read_reference
 
 SHOWN = 50
 
@@ -29,7 +30,7 @@ def main() -> int:
         queue=given.queue,
         partitions=given.partitions,
         database_url=given.database_url,
-        deliveries=read_deliveries(given.deliveries) if given.deliveries else None,
+        deliveries=read_deliveries(given.deliveries, given.secret) if given.deliveries else None,
     )
     sys.stdout.write(report(findings))
     return 1 if findings.found else 0
@@ -55,7 +56,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--database-url", help="SQLAlchemy URL of the history; without one, rows are not checked")
     parser.add_argument("--journal", type=Path, action="append", required=True, help="what a producer was promised")
     parser.add_argument("--reference", type=Path, required=True, help="what an undisturbed run said")
-    parser.add_argument("--deliveries", type=Path, help="ids of the jobs whose webhooks arrived, one a line")
+    parser.add_argument("--deliveries", type=Path, help="a receiver's notes; without them, callbacks are not checked")
+    parser.add_argument("--secret", help="with which callbacks are to be signed")
     return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from tests.chaos.checker import queue as queues
+from tests.chaos.checker.deliveries import Deliveries, check_deliveries, check_unasked
 from tests.chaos.checker.evidence import Asked, Journal, Reference
 from tests.chaos.checker.formats import ENDS, Job, Malformed
 from tests.chaos.checker.history import History, check_row
@@ -34,7 +35,7 @@ def check(
     queue: str = "default",
     partitions: int = 1,
     database_url: str | None = None,
-    deliveries: frozenset[str] | None = None,
+    deliveries: Deliveries | None = None,
 ) -> Findings:
     """Look at everything. The queue must be drained, its recorder idle, its workers gone."""
     findings = Findings()
@@ -43,6 +44,9 @@ def check(
         prefix = f"{{{queue}:{partition}}}"
         here = [asked for asked in journal.values() if asked.id.startswith(f"{partition}.")]
         _Partition(client, prefix, here, reference, history, findings).check(deliveries)
+    if deliveries is not None:
+        findings.found += check_unasked(deliveries, {one.id for one in journal.values() if one.wants_callback})
+        findings.figures["callbacks received"] = sum(map(len, deliveries.values()))
     if history is not None:
         findings.found += [(one, "row: nobody asked for this job") for one in history.all_ids() - journal.keys()]
         history.close()
@@ -58,7 +62,7 @@ class _Partition:
     history: History | None
     findings: Findings
 
-    def check(self, deliveries: frozenset[str] | None) -> None:
+    def check(self, deliveries: Deliveries | None) -> None:
         settings = {k.decode(): v.decode() for k, v in self.client.hgetall(f"{self.prefix}:config").items()}
         known: list[tuple[Asked, str]] = []
         for asked, job in self._jobs():
@@ -71,9 +75,15 @@ class _Partition:
         found += queues.check_counters(self.client, self.prefix, Counter(state for _, state in known))
         found += queues.check_batches(self.client, self.prefix, known)
         found += queues.check_residue(self.client, self.prefix)
-        called = queues.called_back(self.client, self.prefix) | (deliveries or frozenset())
-        uncalled = [one.id for one, state in known if one.wants_callback and state in ENDS and one.id not in called]
-        found += [(one, "callback: it wanted one and there was none") for one in uncalled]
+        if deliveries is not None:
+            found += queues.check_drained(self.client, f"{self.prefix}:callbacks")
+            self._check_callbacks(known, deliveries)
+
+    def _check_callbacks(self, known: list[tuple[Asked, str]], deliveries: Deliveries) -> None:
+        for asked, state in known:
+            if asked.wants_callback and state in ENDS:
+                self.findings.figures["callbacks wanted"] += 1
+                self._add(asked.id, check_deliveries(state, deliveries.get(asked.id, ())))
 
     def _jobs(self) -> Iterator[tuple[Asked, Job]]:
         """Each with its row compared on the way, so that one chunk at a time is in memory."""

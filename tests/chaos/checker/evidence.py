@@ -63,8 +63,3 @@ def read_reference(path: Path) -> Reference:
         ask: tuple(Said(tuple(choice["ids"]), choice["text"], choice["finish"]) for choice in choices)
         for ask, choices in json.loads(path.read_text()).items()
     }
-
-
-def read_deliveries(path: Path) -> frozenset[str]:
-    """Ids of the jobs whose callback arrived."""
-    return frozenset(path.read_text().split())

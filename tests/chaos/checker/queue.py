@@ -54,7 +54,9 @@ def check_residue(client: Any, prefix: str) -> Iterator[Finding]:
             pipe.pttl(key)
         for key, kept_ms in zip(batch, pipe.execute(), strict=True):
             yield from _check_key(key.decode(), key.decode()[len(prefix) + 1 :].partition(":")[0], kept_ms)
-    yield from _check_streams(client, prefix)
+    yield from check_drained(client, f"{prefix}:outbox")
+    if length := client.xlen(f"{prefix}:garbage"):
+        yield f"{prefix}:garbage", f"residue: it has {length} entries"
 
 
 def _in_batches(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -78,19 +80,10 @@ def _check_key(key: str, kind: str, kept_ms: int) -> Iterator[Finding]:
         yield key, f"residue: it is kept for {kept_ms} ms"
 
 
-def _check_streams(client: Any, prefix: str) -> Iterator[Finding]:
-    """The outbox is written, nobody owes an acknowledgement, nothing foreign was found."""
-    for name in ("outbox", "garbage"):
-        if length := client.xlen(f"{prefix}:{name}"):
-            yield f"{prefix}:{name}", f"residue: it has {length} entries"
-    if not client.exists(f"{prefix}:outbox"):
-        return
-    for group in client.xinfo_groups(f"{prefix}:outbox"):
+def check_drained(client: Any, key: str) -> Iterator[Finding]:
+    """A stream that its group has read to the end: nothing is left, and nobody owes an acknowledgement."""
+    if length := client.xlen(key):
+        yield key, f"residue: it has {length} entries"
+    for group in client.xinfo_groups(key) if client.exists(key) else ():
         if group["pending"]:
-            yield f"{prefix}:outbox", f"residue: {group['name'].decode()} owes {group['pending']} acknowledgements"
-
-
-def called_back(client: Any, prefix: str) -> frozenset[str]:
-    """Jobs whose end is in the stream of callbacks, where nobody delivers them."""
-    entries = client.xrange(f"{prefix}:callbacks")
-    return frozenset(fields[b"id"].decode() for _, fields in entries if fields.get(b"kind") == b"job")
+            yield key, f"residue: {group['name'].decode()} owes {group['pending']} acknowledgements"

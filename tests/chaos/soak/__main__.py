@@ -35,6 +35,8 @@ def main() -> int:
         folder=folder / "real",
         name="real engine",
         model=str(ROOT / "worker" / "small_model"),
+        # Whose tokens are the same in any company; in bf16 a tie may fall otherwise.
+        dtype="float32",
         jobs=given.real_jobs,
         kills=given.real_kills,
         at_most_s=given.real_minutes * 60,

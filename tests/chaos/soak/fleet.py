@@ -57,7 +57,9 @@ def _run(command: Sequence[str], environ: dict[str, str], log: str) -> None:
 class Ship:
     """One place for a process. Changes: its process comes and goes."""
 
-    def __init__(self, name: str, command: Command, log: Path, settings: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Command, log: Path, settings: dict[str, str], *, has_children: bool = False
+    ) -> None:
         self.name = name
         self.num_starts = 0
         self._command = command
@@ -65,13 +67,15 @@ class Ship:
         own = {one: value for one, value in os.environ.items() if not one.startswith("SLUICE_")}
         self._environ = {**own, **settings, "OMP_NUM_THREADS": "1"}
         self._is_over = False
+        self._has_children = has_children
         self.process = self._spawn()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
         self._thread.start()
 
     def _spawn(self) -> ForkServerProcess:
         arguments = (tuple(self._command(self.num_starts)), self._environ, str(self._log))
-        process = _forks.Process(target=_run, args=arguments, name=self.name, daemon=True)
+        # One that is to end with this process, come what may, cannot start processes of its own.
+        process = _forks.Process(target=_run, args=arguments, name=self.name, daemon=not self._has_children)
         self.num_starts += 1
         process.start()
         return process
@@ -136,10 +140,15 @@ class Fleet:
 
 
 @contextmanager
-def fleet(name: str, commands: Sequence[Command], folder: Path, **settings: str) -> Generator[Fleet]:
+def fleet(
+    name: str, commands: Sequence[Command], folder: Path, has_children: bool = False, /, **settings: str
+) -> Generator[Fleet]:
     """Ships for the time of a soak; settings by their environment names without prefix."""
     environ = {f"SLUICE_{one}": value for one, value in settings.items()}
-    ships = [Ship(f"{name}-{i}", command, folder / f"{name}-{i}.log", environ) for i, command in enumerate(commands)]
+    ships = [
+        Ship(f"{name}-{i}", command, folder / f"{name}-{i}.log", environ, has_children=has_children)
+        for i, command in enumerate(commands)
+    ]
     made = Fleet(ships)
     try:
         yield made

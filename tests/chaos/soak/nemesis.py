@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 
 from tests.chaos.soak.fleet import Fleet, Ship
@@ -69,6 +70,7 @@ class Targets:
     workers: Fleet
     recorders: Fleet
     producers: Fleet
+    callbacks: Fleet
     weather: Weather
     history: Path
     prefix: str
@@ -106,6 +108,8 @@ class Nemesis:
             "SQL away": self._lock_history,
             "kill -9 of a recorder": lambda: self._kill_one(self._targets.recorders),
             "kill -9 of a producer": lambda: self._kill_one(self._targets.producers),
+            "kill -9 of a mover": lambda: self._kill_one(self._targets.callbacks),
+            "kill -9 of a sender": self._kill_sender,
         }
         assert mean_s.keys() <= self._harms.keys(), mean_s.keys() - self._harms.keys()
 
@@ -216,6 +220,16 @@ class Nemesis:
 
     def _kill_one(self, ships: Fleet) -> None:
         self._dice.choice(ships.ships).signal(signal.SIGKILL)
+
+    def _kill_sender(self) -> None:
+        """A process of `worker callbacks` in which rq works."""
+        ships = [ship for ship in self._targets.callbacks.ships if ship.process.is_alive()]
+        try:
+            children = [child for ship in ships for child in psutil.Process(ship.pid).children()]
+            senders = [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+            self._dice.choice(senders).kill()
+        except (psutil.NoSuchProcess, IndexError) as error:
+            raise NobodyThere from error
 
     # ------------------------------------------------------------ servers and links
 

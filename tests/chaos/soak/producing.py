@@ -25,7 +25,7 @@ from tests.chaos.asks import Ask, Intent, JournalWriter, catalogue_of
 MAX_AT_ONCE = 16
 JOBS_PER_BATCH = 200
 TENANTS = ("ant", "bee", "cow", "dog")
-CALLBACK_URL = "https://example.org/hook"
+CALLBACK_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,9 @@ class Shot:
 class Shooter:
     """Draws jobs. Changes: its dice and its batch."""
 
-    def __init__(self, asks: list[Ask], name: str, seed: int) -> None:
+    def __init__(self, asks: list[Ask], name: str, seed: int, callback_url: str) -> None:
         self._asks = asks
+        self._callback_url = callback_url
         self._name = name
         self._dice = random.Random(seed)
         self._num_drawn = 0
@@ -66,7 +67,7 @@ class Shooter:
             "batch": batch,
             "stream": self._dice.random() < 0.8,
             "priority": self._dice.randrange(3),
-            "callback_url": CALLBACK_URL if self._dice.random() < 0.02 else None,
+            "callback_url": self._callback_url if self._dice.random() < CALLBACK_SHARE else None,
         }
         ends, is_cancelled = self._fate(kind, own, job_id)
         wants_callback = own.get("callback_url") is not None
@@ -126,7 +127,7 @@ def main() -> int:
         stopping.set()
 
     signal.signal(signal.SIGTERM, stop)
-    shooter = Shooter(catalogue_of(given.catalogue), given.name, given.seed)
+    shooter = Shooter(catalogue_of(given.catalogue), given.name, given.seed, given.callback_url)
     with Producer(given.redis_url, patience_s=20) as producer, JournalWriter(given.journal) as journal:
         while not stopping.is_set():
             shots = shooter.volley()
@@ -145,6 +146,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--name", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--callback-url", required=True, help="of jobs that want a callback")
     parser.add_argument("--catalogue", required=True, help="seed:size:max_tokens of the asks")
     parser.add_argument("--jobs-per-s", type=float, required=True)
     return parser.parse_args()

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from producer.client import Producer
 from producer.contract.calls import QueueSettings
 from tests.chaos.asks import catalogue_of, write_reference
 from tests.chaos.proxies import cutting_proxy
+from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver
 from tests.chaos.soak.fleet import Command, Fleet, fleet, preload
 from tests.chaos.soak.nemesis import Nemesis, Targets, Weather, is_kill
 from tests.chaos.soak.takeover import Takeovers, measure
@@ -24,7 +25,7 @@ from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
 MEAN_S = {
-    "kill -9 of a worker": 1.0,
+    "kill -9 of a worker": 0.6,
     "SIGSTOP past the life": 20.0,
     "SIGTERM of a worker": 30.0,
     "restart of Redis, SIGKILL": 90.0,
@@ -37,6 +38,8 @@ MEAN_S = {
     "SQL away": 60.0,
     "kill -9 of a recorder": 40.0,
     "kill -9 of a producer": 40.0,
+    "kill -9 of a mover": 60.0,
+    "kill -9 of a sender": 20.0,
 }
 """Seconds between two harms of a kind, on average."""
 
@@ -59,6 +62,7 @@ class SoakSettings:
     at_most_s: float = 1500.0
     jobs_per_s: float = 80.0
     model: str = "null?step_s=0.003"
+    dtype: str = "auto"
     preloaded: tuple[str, ...] = ("engine.null_model",)
     """What workers of this model import."""
 
@@ -66,6 +70,9 @@ class SoakSettings:
     max_tokens: int = 60
     num_workers: int = 6
     num_producers: int = 3
+    num_movers: int = 2
+    """`worker callbacks`, each with a sender."""
+
     beat_s: float = 1.0
     life_s: float = 4.0
     mean_s: dict[str, float] = field(default_factory=lambda: dict(MEAN_S))
@@ -81,6 +88,11 @@ class SoakSettings:
     def database_url(self) -> str:
         """Of the history."""
         return f"sqlite:///{self.folder}/history.db"
+
+    @property
+    def deliveries(self) -> Path:
+        """What the receiver of callbacks notes."""
+        return self.folder / "deliveries.jsonl"
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +154,7 @@ def _write_undisturbed(settings: SoakSettings) -> None:
 def _worker_settings(settings: SoakSettings) -> dict[str, str]:
     return {
         "MODEL": settings.model,
+        "DTYPE": settings.dtype,
         "MAX_NUM_SEQS": "16",
         "RECORDER": "false",
         "METRICS": "false",
@@ -168,8 +181,8 @@ class _Soak:
             bounds = QueueSettings(max_waiting_jobs=MAX_WAITING_JOBS, channel_ttl_ms=CHANNEL_KEPT_MS)
             producer.configure(bounds)
         weather = Weather()
-        workers, recorders, producers = self._start_all(weather)
-        nemesis = self._nemesis(workers, recorders, producers, weather)
+        workers, recorders, producers, callbacks = self._start_all(weather)
+        nemesis = self._nemesis(workers, recorders, producers, callbacks, weather)
         with self._client() as client:
             wait_until(lambda: self._only_living(client, workers), "the workers are there", patience_s=120)
         began_s = time.monotonic()
@@ -180,7 +193,7 @@ class _Soak:
         producers.stop()
         self._report.seconds, self._report.harms = time.monotonic() - began_s, nemesis.counts
         self._say("quiet now: the queue runs empty")
-        self._drain(workers, recorders)
+        self._drain(workers, recorders, callbacks)
         self._read_the_books(nemesis)
         return self._report
 
@@ -189,20 +202,31 @@ class _Soak:
     def _client(self) -> Any:  # Any: a redis-py client
         return self._server.client()
 
-    def _start_all(self, weather: Weather) -> tuple[Fleet, Fleet, Fleet]:
+    def _start_all(self, weather: Weather) -> tuple[Fleet, Fleet, Fleet, Fleet]:
         settings, folder, stack = self._settings, self._settings.folder, self._stack
         proxy = stack.enter_context(
             cutting_proxy(self._server.folder / "proxy.sock", self._server.socket_path, weather.cut)
         )
         urls = [proxy.url, *[self._server.url] * (settings.num_workers - 1)]
         worker = [_always("worker", "start", "--redis-url", url) for url in urls]
-        record = ["worker", "record", "--redis-url", self._server.url, "--database-url", settings.database_url]
+        places = ["--redis-url", self._server.url, "--database-url", settings.database_url]
         workers = stack.enter_context(fleet("worker", worker, folder, **_worker_settings(settings)))
-        recorders = stack.enter_context(fleet("recorder", [_always(*record)] * 2, folder, LOG_LEVEL="warning"))
-        shooters = [self._producer(i) for i in range(settings.num_producers)]
-        return workers, recorders, stack.enter_context(fleet("producer", shooters, folder))
+        recorders = stack.enter_context(
+            fleet("recorder", [_always("worker", "record", *places)] * 2, folder, LOG_LEVEL="warning")
+        )
+        callbacks = stack.enter_context(self._callbacks(places))
+        url = stack.enter_context(receiver(settings.deliveries, settings.seed))
+        shooters = [self._producer(i, url) for i in range(settings.num_producers)]
+        return workers, recorders, stack.enter_context(fleet("producer", shooters, folder)), callbacks
 
-    def _producer(self, number: int) -> Command:
+    def _callbacks(self, places: Sequence[str]) -> AbstractContextManager[Fleet]:
+        commands = [_always("worker", "callbacks", *places)] * self._settings.num_movers
+        return fleet(
+            "callbacks", commands, self._settings.folder, True, LOG_LEVEL="warning",
+            CALLBACKS_SECRET=SECRET, CALLBACKS_NETWORKS="127.0.0.0/8", CALLBACKS_SENDERS="1",
+        )  # fmt: skip
+
+    def _producer(self, number: int, callback_url: str) -> Command:
         settings = self._settings
 
         def command(start: int) -> Sequence[str]:
@@ -211,15 +235,18 @@ class _Soak:
                 "tests.chaos.soak.producing", "--redis-url", self._server.url, "--name", name,
                 "--seed", str(settings.seed * 10_000 + number * 1000 + start),
                 "--journal", str(settings.folder / f"journal-{name}.jsonl"), "--catalogue", settings.catalogue,
-                "--jobs-per-s", str(settings.jobs_per_s / settings.num_producers),
+                "--callback-url", callback_url, "--jobs-per-s", str(settings.jobs_per_s / settings.num_producers),
             ]  # fmt: skip
 
         return command
 
-    def _nemesis(self, workers: Fleet, recorders: Fleet, producers: Fleet, weather: Weather) -> Nemesis:
+    def _nemesis(
+        self, workers: Fleet, recorders: Fleet, producers: Fleet, callbacks: Fleet, weather: Weather
+    ) -> Nemesis:
         targets = Targets(
-            server=self._server, workers=workers, recorders=recorders, producers=producers, weather=weather,
-            history=self._settings.folder / "history.db", prefix=KEYS.prefix, life_s=self._settings.life_s,
+            server=self._server, workers=workers, recorders=recorders, producers=producers, callbacks=callbacks,
+            weather=weather, history=self._settings.folder / "history.db", prefix=KEYS.prefix,
+            life_s=self._settings.life_s,
         )  # fmt: skip
         return Nemesis(targets, self._settings.seed, self._settings.mean_s)
 
@@ -245,14 +272,16 @@ class _Soak:
         except redis.RedisError:
             return 0
 
-    def _drain(self, workers: Fleet, recorders: Fleet) -> None:
-        """Let every job end, the dead be cleared away, and every event be recorded; then let all go."""
+    def _drain(self, workers: Fleet, recorders: Fleet, callbacks: Fleet) -> None:
+        """Let every job end, the dead be cleared away, every event be recorded and every end be told; let all go."""
         with self._client() as client:
             wait_until(lambda: _is_empty(client), "every job has ended", patience_s=self._settings.drain_s)
             wait_until(lambda: self._only_living(client, workers), "the dead are cleared away", patience_s=60)
             workers.stop()
             wait_until(lambda: not _num_unrecorded(client), "all is recorded", patience_s=self._settings.drain_s)
-        recorders.stop()
+            recorders.stop()
+            deliver_all(client, callbacks, patience_s=self._settings.drain_s)
+        callbacks.stop()
 
     def _only_living(self, client: Any, workers: Fleet) -> bool:
         alive = client.zrange(KEYS.key("alive"), 0, -1)
@@ -264,6 +293,7 @@ class _Soak:
         command = [
             sys.executable, "-m", "tests.chaos.checker", "--redis-url", self._server.url,
             "--database-url", settings.database_url, "--reference", str(settings.folder / "reference.json"),
+            "--deliveries", str(settings.deliveries), "--secret", SECRET,
         ]  # fmt: skip
         for journal in sorted(settings.folder.glob("journal-*.jsonl")):
             command += ["--journal", str(journal)]

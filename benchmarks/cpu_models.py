@@ -1,0 +1,64 @@
+"""Random models of the shapes that the engines are compared on, made once in a temporary folder.
+
+`llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000. `qwen2-500m`: the shape of Qwen2 0.5 B, with its
+vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer whose every token is a word.
+"""
+
+# torch's and transformers' types are partial.
+# pyright: reportUnknownMemberType=false
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+
+def make_llama(folder: Path) -> None:
+    """100 M parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32_000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=4, max_position_embeddings=4096,
+    )  # fmt: skip
+    torch.nn.Module.to(model := LlamaForCausalLM(config), torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def make_qwen2(folder: Path) -> None:
+    """500 M parameters."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.nn.Module.to(model := Qwen2ForCausalLM(config), torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+SHAPES: Mapping[str, Callable[[Path], None]] = {"llama-100m": make_llama, "qwen2-500m": make_qwen2}
+VOCAB_SIZE = 32_000
+"""Prompts use ids below this, which both have."""
+
+
+def model_folder(shape: str) -> Path:
+    """The folder of a shape; made if it is not there."""
+    folder = Path(tempfile.gettempdir()) / f"sluice-benchmark-{shape}"
+    if not (folder / "tokenizer.json").is_file():
+        torch.manual_seed(0)
+        SHAPES[shape](folder)
+        write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer beside the weights, last: it says that the folder is whole."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))

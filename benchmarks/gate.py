@@ -1,0 +1,206 @@
+"""Has anything become slower? `python -m benchmarks.gate` (`make bench-check`), on a machine of any speed.
+
+Each gauge is a cost divided by the cost of something fixed, measured in the same breath: a step of the engine by the
+matrix products alone, a script of the queue by a plain script that writes as much, the recorder by bare inserts. So a
+slow or busy machine moves both alike. What a gauge should be, and how far it moves by itself, is kept in `gate.json`:
+`--record` measures several rounds and writes their median and their spread. A check fails (exit code 1) where the
+median of its rounds lies above the recorded one by more than twice the spread, and by more than a tenth.
+"""
+
+import argparse
+import json
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.growth.queue import NUM_LEASED, NUM_ROUNDS, Bench, bench
+from benchmarks.scheduler import measure
+from producer.contract.database import open_database
+from tests.contract.driving import tokens
+from tests.history import events as e
+from worker.connections import connect
+from worker.history_writer import HistoryWriter
+from worker.migrate import migrate
+from worker.recorder import Recorder, RecorderSettings
+
+RECORD = Path(__file__).parent / "gate.json"
+NUM_JOBS, NUM_ROWS, NUM_STREAMS = 2048, 4096, 64
+LEAST_TOLERANCE = 0.10
+
+PLAIN_SCRIPT = """
+for i = 1, 200 do
+  redis.call('SET', KEYS[1] .. i, ARGV[1], 'NX')
+  redis.call('HSET', KEYS[2] .. i, 'a', i, 'b', i, 'c', ARGV[1], 'd', i, 'e', i, 'f', i, 'g', i, 'h', i)
+  redis.call('XADD', KEYS[3], '*', 'e', ARGV[1])
+end
+redis.call('DEL', KEYS[3])
+"""
+"""Two hundred times a key, a hash and a stream entry: about what any queue on Redis writes for a job."""
+
+
+def _plain_us(one: Bench) -> float:
+    """What the server pays for one of the plain script's two hundred."""
+    script = one.queue.client.register_script(PLAIN_SCRIPT)
+    points: list[tuple[int, float]] = []
+    with one.counted(points, 1, 10 * 200):
+        for number in range(10):
+            script(keys=[f"plain:{number}:", f"hash:{number}:", "stream"], args=["x" * 100])
+    return points[0][1]
+
+
+def submit() -> float:
+    """A job submitted, by a plain job."""
+    points: list[tuple[int, float]] = []
+    with bench() as one:
+        with one.counted(points, 1, NUM_JOBS):
+            one.submit(NUM_JOBS)
+        return points[0][1] / _plain_us(one)
+
+
+def pull_and_end() -> float:
+    """A job pulled, given a token and ended, by a plain job."""
+    points: list[tuple[int, float]] = []
+    with bench() as one:
+        one.submit(NUM_JOBS)
+        worker = one.worker()
+        with one.counted(points, 1, NUM_JOBS):
+            for _ in range(NUM_JOBS // NUM_LEASED):
+                one.end(worker, one.pull(worker, NUM_LEASED))
+        return points[0][1] / _plain_us(one)
+
+
+def publish() -> float:
+    """A token of one of 64 streams published, by a plain job."""
+    points: list[tuple[int, float]] = []
+    with bench() as one:
+        one.submit(NUM_STREAMS)
+        worker = one.worker()
+        jobs = one.pull(worker, NUM_STREAMS)
+        with one.counted(points, 1, NUM_ROUNDS * NUM_STREAMS):
+            for number in range(NUM_ROUNDS):
+                worker.advance(*(tokens(job, number, 1) for job in jobs))
+        return points[0][1] / _plain_us(one)
+
+
+def record() -> float:
+    """A row recorded from the outbox in SQLite, by a bare insert of forty columns."""
+    with tempfile.TemporaryDirectory() as folder, bench() as one:
+        engine = open_database(f"sqlite:///{folder}/history.db", is_writer=True)
+        migrate(engine)
+        client = connect(one.server.url, timeout_s=60)
+        recorder = Recorder(client, HistoryWriter(engine), RecorderSettings(queue=e.QUEUE, name="gate"))
+        for begin in range(0, NUM_ROWS, 256):
+            events = [e.submitted(f"0.acme.{number:08d}") for number in range(begin, begin + 256)]
+            client.xadd(e.KEYS.outbox, {"e": e.pack(events)})
+        began_s = time.process_time()
+        recorder.drain()
+        took_s = time.process_time() - began_s
+        engine.dispose()
+        return took_s / _bare_insert_s(Path(folder) / "bare.db")
+
+
+def _bare_insert_s(path: Path) -> float:
+    columns = [f"c{number}" for number in range(40)]
+    rows = [[number, *["text"] * 39] for number in range(NUM_ROWS)]
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE jobs ({', '.join(columns)}, PRIMARY KEY (c0))")
+        began_s = time.process_time()
+        connection.executemany(f"INSERT INTO jobs VALUES ({', '.join('?' * 40)})", rows)
+        connection.commit()
+        return time.process_time() - began_s
+
+
+def scheduler(num_running: int) -> float:
+    """A step's plain Python, by the null model's."""
+    cost = measure(num_running, num_windows=30)
+    return cost.best_ms / cost.executor_ms
+
+
+def engine(max_num_seqs: int) -> float:
+    """All of a run of the random 125 M model, by its matrix products alone."""
+    from benchmarks import engine as parts
+    from engine.model_runner import ModelOptions, load_model_runner
+
+    options = ModelOptions(
+        path=parts.model_folder(), num_blocks=2048, max_num_batched_tokens=parts.MAX_NUM_BATCHED_TOKENS
+    )
+    runner, jobs = parts.RecordingRunner(load_model_runner(options)), parts.make_jobs()
+    ours_s = parts.best_of_two_s(lambda: parts.run_ours(runner, jobs, max_num_seqs))
+    return ours_s / parts.best_of_two_s(lambda: parts.run_products(runner))
+
+
+GAUGES: Mapping[str, Callable[[], float]] = {
+    "submit / plain script": submit,
+    "pull and end / plain script": pull_and_end,
+    "publish, 64 streams / plain script": publish,
+    "record / bare insert": record,
+    "step at 64 / null model": partial(scheduler, 64),
+    "step at 256 / null model": partial(scheduler, 256),
+    "engine at 16 / products": partial(engine, 16),
+    "engine at 48 / products": partial(engine, 48),
+}
+
+
+def main() -> None:
+    """Record the gauges, or compare them with the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="write gate.json instead of comparing with it")
+    parser.add_argument("--rounds", type=int, help="how often each is measured (default 3; 7 for --record)")
+    parser.add_argument("--only", nargs="+", choices=list(GAUGES), default=list(GAUGES), help="these gauges alone")
+    given = parser.parse_args()
+    rounds = given.rounds or (7 if given.record else 3)
+    found = _measured(given.only, rounds)
+    if given.record:
+        known: dict[str, object] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        RECORD.write_text(
+            json.dumps(known | {name: recorded(values) for name, values in found.items()}, indent=1) + "\n"
+        )
+        print(RECORD.read_text())
+        return
+    sys.exit(_compare(found, json.loads(RECORD.read_text())))
+
+
+def _measured(names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """All gauges in turn, round after round, so that a slow minute meets all."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            found[name].append(GAUGES[name]())
+    return found
+
+
+def recorded(values: Sequence[float]) -> dict[str, float]:
+    """What is kept of a gauge: its median, and how far its rounds lay from it at most, as a share."""
+    median = statistics.median(values)
+    spread = max(abs(value - median) for value in values) / median
+    return {"median": round(median, 3), "spread": round(spread, 3)}
+
+
+def limit(known: Mapping[str, float]) -> float:
+    """The largest median that passes."""
+    return known["median"] * (1 + max(2 * known["spread"], LEAST_TOLERANCE))
+
+
+def _compare(found: Mapping[str, Sequence[float]], known: Mapping[str, Mapping[str, float]]) -> int:
+    """Print the table; the exit code."""
+    print(f"{'cost / fixed cost':<36} {'recorded':>9} {'limit':>7} {'now':>7}  rounds")
+    num_slower = 0
+    for name, values in found.items():
+        if name not in known:
+            print(f"{name:<36} not recorded: --record --only '{name}'")
+            continue
+        now, most = statistics.median(values), limit(known[name])
+        num_slower += now > most
+        verdict = "  SLOWER" if now > most else ""
+        rounds = " ".join(f"{value:.2f}" for value in values)
+        print(f"{name:<36} {known[name]['median']:>9.2f} {most:>7.2f} {now:>7.2f}  {rounds}{verdict}")
+    return int(num_slower > 0)
+
+
+if __name__ == "__main__":
+    main()

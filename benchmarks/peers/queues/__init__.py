@@ -1,0 +1,4 @@
+"""Queues that a user could install instead, each as a small program that runs in an environment of its own.
+
+Nothing here imports the project: `ledger` and `drive` are all that the programs share.
+"""

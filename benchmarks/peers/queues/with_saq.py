@@ -1,0 +1,54 @@
+"""saq: uvloop, concurrency 32, nothing kept of ended jobs, tried again when their 60 s are over."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import ledger
+import uvloop
+from redis.asyncio import Redis
+from saq import Queue, Worker
+from saq.queue.redis import RedisQueue
+
+BITE = 64
+
+
+async def record(_context: object, *, name: str) -> None:
+    """The job."""
+    ledger.record(name)
+
+
+def _queue() -> Queue:
+    return RedisQueue(Redis.from_url(ledger.URL), max_concurrent_ops=BITE)
+
+
+async def _enqueue(names: list[str]) -> None:
+    queue = _queue()
+    await queue.connect()
+    for at in range(0, len(names), BITE):
+        await asyncio.gather(*(_submit(queue, name) for name in names[at : at + BITE]))
+
+
+def _submit(queue: Queue, name: str) -> Coroutine[object, object, object]:
+    return queue.enqueue("record", name=name, ttl=-1, retries=3, timeout=60)
+
+
+def enqueue(names: list[str]) -> None:
+    """Submit many at once, as its clients do for lack of a bulk call."""
+    uvloop.run(_enqueue(names))
+
+
+def open_single() -> Callable[[str], object]:
+    """Submit one."""
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    queue = _queue()
+    loop.run_until_complete(queue.connect())
+    return lambda name: loop.run_until_complete(_submit(queue, name))
+
+
+def work() -> None:
+    """Serve."""
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = Worker(_queue(), functions=[record], concurrency=32)
+    loop.run_until_complete(worker.start())

@@ -1,0 +1,40 @@
+"""taskiq over Redis streams: uvloop, 256 entries a read and tasks at a time, acknowledged once executed, no results."""
+
+import asyncio
+from collections.abc import Callable
+
+import ledger
+import uvloop
+from taskiq_redis import RedisStreamBroker
+
+# From "0": by default its group begins at "$", and jobs submitted before the first worker would never run.
+broker = RedisStreamBroker(ledger.URL, consumer_id="0", xread_count=256)
+BITE = 64
+WORK = [
+    "taskiq", "worker", "with_taskiq:broker", "--workers", "1", "--max-async-tasks", "256", "--max-prefetch", "256",
+    "--ack-type", "when_executed", "--log-level", "ERROR",
+]  # fmt: skip
+
+
+@broker.task
+async def record(name: str) -> None:
+    """The job."""
+    ledger.record(name)
+
+
+async def _enqueue(names: list[str]) -> None:
+    await broker.startup()
+    for at in range(0, len(names), BITE):
+        await asyncio.gather(*(record.kiq(name) for name in names[at : at + BITE]))
+
+
+def enqueue(names: list[str]) -> None:
+    """Submit many at once, as its clients do for lack of a bulk call."""
+    uvloop.run(_enqueue(names))
+
+
+def open_single() -> Callable[[str], object]:
+    """Submit one."""
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(broker.startup())
+    return lambda name: loop.run_until_complete(record.kiq(name))

@@ -1,0 +1,96 @@
+"""What streaming costs for a token, how long a token is under way, and what a slower network takes away.
+
+Jobs of 200 tokens of the null model, all running at once, 10 ms a step; processor time of the worker and of the server
+for each token, from /proc and INFO, while nothing but these tokens is served.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmarks.plain_server import PlainServer, plain_server
+from benchmarks.probed_worker import SENT
+from benchmarks.processor_time import process_s
+from benchmarks.queue_ours import (
+    NO_RECORDER,
+    PROBED,
+    PROMPT,
+    num_done_cheaply,
+    ours_on,
+    read_ledger,
+    worker,
+)
+from benchmarks.service_parts import wait_until
+from producer.client import Producer
+
+TOKENS = 200
+STEP_MODEL = "null?step_s=0.01"
+EACH_WAY_S = 0.0005
+"""Half of the round trip that is added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """Jobs that streamed at once."""
+
+    tokens_per_s: float
+    worker_us_per_token: float
+    server_us_per_token: float
+
+
+def stream(num_jobs: int, *, tokens: int = TOKENS, delay_s: float = 0.0, model: str = STEP_MODEL) -> Streamed:
+    """Let so many jobs stream at once, over a link that adds `delay_s` each way."""
+    with (
+        plain_server() as server,
+        link(server, delay_s) as url,
+        ours_on(server, url) as producer,
+        worker(server, *NO_RECORDER, "--max-num-seqs", str(num_jobs), model=model) as process,
+    ):
+        submit_streams(producer, 1, 1)
+        wait_until(lambda: num_done_cheaply(server) == 1, "the first job")
+        worker_s, server_s, began_s = process_s(process.pid), server.cpu_s(), time.perf_counter()
+        submit_streams(producer, num_jobs, tokens)
+        wait_until(lambda: num_done_cheaply(server) == 1 + num_jobs, "all jobs to be done")
+        num_tokens, took_s = num_jobs * tokens, time.perf_counter() - began_s
+        return Streamed(
+            tokens_per_s=num_tokens / took_s,
+            worker_us_per_token=(process_s(process.pid) - worker_s) / num_tokens * 1e6,
+            server_us_per_token=(server.cpu_s() - server_s) / num_tokens * 1e6,
+        )
+
+
+def submit_streams(producer: Producer, num_jobs: int, tokens: int) -> None:
+    """Submit jobs that stream."""
+    for answer in producer.submit_many((PROMPT for _ in range(num_jobs)), max_tokens=tokens, ignore_eos=True):
+        if isinstance(answer, Exception):
+            raise answer
+
+
+@contextmanager
+def link(server: PlainServer, delay_s: float) -> Generator[str]:
+    """The URL of a server, or of a slow link that leads to it."""
+    if not delay_s:
+        yield server.url
+        return
+    listen, target = server.folder / "slow.sock", server.folder / "redis.sock"
+    command = [sys.executable, "-m", "benchmarks.slow_link", str(listen), str(target), str(delay_s)]
+    process = subprocess.Popen(command)
+    try:
+        wait_until(listen.exists, "the link", process)
+        yield f"unix://{listen}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def underway_ms(num_tokens: int) -> list[float]:
+    """Milliseconds from a step's tokens being sent to the server to a reader having them; one job, 20 ms a step."""
+    with plain_server() as server, ours_on(server) as producer:
+        with worker(server, *NO_RECORDER, model="null?step_s=0.02", module=PROBED):
+            receipt = producer.submit(PROMPT, max_tokens=num_tokens, ignore_eos=True)
+            read_ns = [time.monotonic_ns() for event in producer.stream(receipt) if event.token_ids]
+        sent_ns = [at_ns for name, at_ns in read_ledger(server) if name == SENT]
+    return [(at_ns - max(one for one in sent_ns if one < at_ns)) / 1e6 for at_ns in read_ns]

@@ -1,0 +1,51 @@
+"""A link that takes its time: every byte arrives a fixed delay after it was sent, in order, both ways.
+
+    python -m benchmarks.slow_link LISTEN TARGET DELAY_S
+
+A process of its own, between unix sockets: what a network adds, without what it loses. It delays; it does not limit the
+rate: much may be under way at once.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 18
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+    """Hand on what comes, each piece `delay_s` after it came."""
+    loop = asyncio.get_running_loop()
+    pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def deliver() -> None:
+        while True:
+            due_s, piece = await pieces.get()
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            if not piece:
+                writer.close()
+                return
+            writer.write(piece)
+
+    delivering = asyncio.create_task(deliver())
+    while piece := await reader.read(CHUNK_BYTES):
+        pieces.put_nowait((loop.time() + delay_s, piece))
+    pieces.put_nowait((loop.time() + delay_s, b""))
+    await delivering
+
+
+async def serve(listen: Path, target: Path, delay_s: float) -> None:
+    """Stand before a server until the process is ended."""
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_unix_connection(target)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(carry(reader, there_writer, delay_s))
+            both.create_task(carry(there_reader, writer, delay_s))
+
+    server = await asyncio.start_unix_server(join, listen)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))

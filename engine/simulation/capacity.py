@@ -1,0 +1,28 @@
+"""Look for the largest rate of arrivals at which a condition holds (capacity search: Sarathi-Serve, OSDI 2024)."""
+
+from collections.abc import Callable
+
+
+def largest_rate(holds: Callable[[float], bool], *, low: float, high: float, tolerance: float = 0.05) -> float:
+    """The largest rate between `low` and `high` at which `holds`, by bisection of its logarithm.
+
+    Args:
+        holds: whether a rate is borne; once it is not, no larger one is.
+        low: tried first.
+        high: not looked beyond.
+        tolerance: how far below the true rate the answer may be, as a share of it.
+
+    Returns:
+        0 where not even `low` is borne.
+    """
+    if not holds(low):
+        return 0.0
+    if holds(high):
+        return high
+    while high / low > 1 + tolerance:
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,68 @@
+"""An executor that computes nothing and lets a step's time pass on its own clock: the engine itself is the real one."""
+
+from dataclasses import dataclass
+
+from engine.batch import Batch, Sampled
+from engine.executor import ModelLimits
+from engine.null_model import NullModel, NullModelConfig
+from engine.simulation.step_time import StepTime, work_of
+
+
+@dataclass(slots=True, eq=False)
+class VirtualClock:
+    """A time that passes only where somebody says so. Seconds."""
+
+    at_s: float = 0.0
+
+    def now_s(self) -> float:
+        """The time."""
+        return self.at_s
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass."""
+        self.at_s += seconds
+
+
+class SimulatedExecutor:
+    """A null model whose steps take as long as `step_time` says. It ends no sequence by itself."""
+
+    def __init__(
+        self, step_time: StepTime, clock: VirtualClock, cache: NullModelConfig, *, has_prompts: bool = False
+    ) -> None:
+        """Make an executor.
+
+        Args:
+            step_time: how long a step takes.
+            clock: where that time passes.
+            cache: the model's limits.
+            has_prompts: the keys and values of prompts come from elsewhere: to compute them takes no time, unless they
+                are computed again after a preemption.
+        """
+        self._model = NullModel(cache)
+        self._has_prompts = has_prompts
+        self._step_time = step_time
+        self._clock = clock
+
+    @property
+    def limits(self) -> ModelLimits:
+        """See `Executor.limits`."""
+        return self._model.limits
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Executor.fingerprint`."""
+        return self._model.fingerprint
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """See `Executor.execute`."""
+        self._clock.pass_s(self._step_time.of(work_of(self._charged(batch))))
+        return self._model.execute(batch)
+
+    def _charged(self, batch: Batch) -> Batch:
+        if not self._has_prompts:
+            return batch
+        return Batch(tuple(row for row in batch.sequences if row.num_tokens == 1 or row.sequence.num_preemptions))
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """See `Executor.forget`."""
+        self._model.forget(sequence_ids)

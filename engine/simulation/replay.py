@@ -1,0 +1,242 @@
+"""Send arrivals through an engine as they come, and note what becomes of each, and what each step did."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from engine.batch import Batch, Sampled
+from engine.config import EngineConfig
+from engine.executor import Executor
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModelConfig
+from engine.request import Request, SamplingParams
+from engine.sequence import Sequence as SequenceState
+from engine.simulation.executor import SimulatedExecutor, VirtualClock
+from engine.simulation.step_time import StepTime, StepWork, work_of
+
+_END_ROW = Sampled((255,))
+_OTHER_ROW = Sampled((254,))
+_LEAST_PAUSE_S = 1e-6
+"""Less might not move a clock that stands at a large number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request to come. It generates what is said here, whatever the model would say."""
+
+    at_s: float
+    """After the first moment of the replay."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int = 0
+    """What it might have generated, as far as anyone knew before; as many as it does if 0."""
+
+
+class _Silent:
+    """A decoder for tokens that nobody reads."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """No text."""
+        return ""
+
+
+class Clock(Protocol):
+    """Real or virtual time."""
+
+    def now_s(self) -> float: ...
+    def pass_s(self, seconds: float) -> None: ...
+
+
+class RealClock:
+    """The machine's own time."""
+
+    def now_s(self) -> float:
+        """The time."""
+        return time.perf_counter()
+
+    def pass_s(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """What became of an arrival. Times from the first moment of the replay."""
+
+    arrival: Arrival
+    scheduled_s: float = 0.0
+    token_times_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def end_s(self) -> float:
+        """When its last token came."""
+        return self.token_times_s[-1]
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrived to last token."""
+        return self.end_s - self.arrival.at_s
+
+    @property
+    def queue_s(self) -> float:
+        """Arrived to first scheduled."""
+        return self.scheduled_s - self.arrival.at_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrived to first token."""
+        return self.token_times_s[0] - self.arrival.at_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time between its tokens; 0 where there is one only."""
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Each time between two of its tokens."""
+        return [later - earlier for earlier, later in zip(self.token_times_s, self.token_times_s[1:], strict=False)]
+
+
+class StepRecord(NamedTuple):
+    """One step."""
+
+    begin_s: float
+    taken_s: float
+    work: StepWork
+    num_rows: int
+    """Sequences that computed."""
+
+    num_padding_rows: int
+    num_padding_tokens: int
+    num_held_tokens: int
+    """Slots of the blocks that these sequences hold."""
+
+    num_filled_tokens: int
+    """Those of them with keys and values in them after the step."""
+
+
+class RecordingExecutor:
+    """Notes what each step of an executor did, and ends each sequence where its arrival says. Changes with each."""
+
+    def __init__(self, executor: Executor, clock: Clock, arrivals: Sequence[Arrival]) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._lengths = {str(index): arrival.num_output_tokens for index, arrival in enumerate(arrivals)}
+        self.steps: list[StepRecord] = []
+        self.limits = executor.limits
+        self.fingerprint = executor.fingerprint
+        self.forget = executor.forget
+
+    def execute(self, batch: Batch) -> list[Sampled]:
+        """See `Executor.execute`."""
+        begin_s = self._clock.now_s()
+        sampled = self._executor.execute(batch)
+        rows = batch.sequences
+        self.steps.append(
+            StepRecord(
+                begin_s=begin_s,
+                taken_s=self._clock.now_s() - begin_s,
+                work=work_of(batch),
+                num_rows=len(rows),
+                num_padding_rows=len(batch.padding),
+                num_padding_tokens=batch.num_padding_tokens,
+                num_held_tokens=sum(row.sequence.num_slots for row in rows),
+                num_filled_tokens=sum(row.start + row.num_tokens for row in rows),
+            )
+        )
+        drawn = [row.sequence for row in rows if row.samples]
+        return [self._steer(sequence, row) for sequence, row in zip(drawn, sampled, strict=True)]
+
+    def _steer(self, sequence: SequenceState, row: Sampled) -> Sampled:
+        is_last = sequence.num_output_tokens + 1 == self._lengths.get(sequence.request_id)
+        if is_last:
+            return _END_ROW
+        return row if row.token_ids != _END_ROW.token_ids else _OTHER_ROW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a replay gave."""
+
+    config: EngineConfig
+    kv_tokens_total: int
+    served: list[Served]
+    steps: list[StepRecord]
+    """Their times, too, begin at the replay's first moment."""
+
+    num_preemptions: int
+    cpu_s: float
+    """Real time that the replay took: for a simulation, what it cost."""
+
+
+def simulate(arrivals: Sequence[Arrival], step_time: StepTime, config: EngineConfig, cache: NullModelConfig) -> Replay:
+    """Replay `arrivals` in virtual time: the real engine, over steps that take as long as `step_time` says."""
+    clock = VirtualClock()
+    return replay(arrivals, SimulatedExecutor(step_time, clock, cache), config, clock)
+
+
+def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig, clock: Clock) -> Replay:
+    """Send `arrivals` through an engine of its own over `executor`, and wait until all have ended.
+
+    All arrivals wait in the engine: what a queue before it would hold back counts as waiting here.
+
+    Raises:
+        RuntimeError: the engine refused one, or failed it.
+    """
+    began_s, cpu_began_s = clock.now_s(), time.perf_counter()
+    recording = RecordingExecutor(executor, clock, arrivals)
+    engine = LLMEngine(recording, _Silent(), config, clock=clock.now_s)
+    coming = deque(sorted(enumerate(arrivals), key=lambda one: one[1].at_s))
+    served = [Served(arrival) for arrival in arrivals]
+    while coming or not engine.is_idle:
+        now_s = clock.now_s() - began_s
+        while coming and coming[0][1].at_s <= now_s:
+            engine.add([_request(*coming.popleft())])
+        _note(engine, served, clock, began_s)
+        # As above, or rounding might leave one who is not due yet and no time to wait for.
+        next_s = coming[0][1].at_s - (clock.now_s() - began_s) if coming else float("inf")
+        pause_s = min(engine.idle_s, next_s)
+        if 0 < pause_s < float("inf"):
+            clock.pass_s(max(pause_s, _LEAST_PAUSE_S))
+    return Replay(
+        config=config,
+        kv_tokens_total=engine.stats.kv_tokens_total,
+        served=served,
+        steps=[step._replace(begin_s=step.begin_s - began_s) for step in recording.steps],
+        num_preemptions=engine.stats.num_preemptions,
+        cpu_s=time.perf_counter() - cpu_began_s,
+    )
+
+
+def _note(engine: LLMEngine, served: list[Served], clock: Clock, began_s: float) -> None:
+    """Take a step, and write down when its tokens came."""
+    deltas = engine.step()
+    now_s = clock.now_s() - began_s
+    for delta in deltas:
+        if delta.finish is not None and delta.finish.error is not None:
+            raise RuntimeError(f"request {delta.request_id} failed: {delta.finish.error}")
+        one = served[int(delta.request_id)]
+        if not one.token_times_s:
+            one.scheduled_s = (delta.stats.first_scheduled_s or 0.0) - began_s
+        one.token_times_s += [now_s] * len(delta.token_ids)
+
+
+def _request(index: int, arrival: Arrival) -> Request:
+    # A prompt like no other: bytes, which every vocabulary has.
+    prompt = tuple((index * 31 + position * 7 + position // 251) % 256 for position in range(arrival.num_prompt_tokens))
+    return Request(
+        id=str(index),
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(
+            temperature=0,
+            max_tokens=max(arrival.max_tokens, arrival.num_output_tokens),
+            ignore_eos=True,
+            stop_token_ids=_END_ROW.token_ids,
+        ),
+        arrival_s=arrival.at_s,
+    )

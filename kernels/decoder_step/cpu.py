@@ -1,0 +1,283 @@
+"""The step on the CPU by native.c: what it reads, as C structures, filled once; per step only the batch's pointers."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check, check_rows
+from kernels.decoder_step import StepInputs, StepLayer, StepModel
+from kernels.gated_activation.cpu import ACTIVATION_CODES
+from kernels.linear import Linear
+from kernels.linear.native import NativeLinear, WeightStruct
+from kernels.native import native_function
+from kernels.paged_attention import KVCache
+from kernels.paged_attention.layout import Layout, padded
+from kernels.tiles import may_use_tiles
+
+SIGNATURE = ("sluice_decoder_step", "ppi")
+SIZES = ("sluice_decoder_step_sizes", "p")
+_LINE = 32
+"""Elements of a cache line: rows whose distance is a power of two would all lie in the same few lines of a cache."""
+
+_STEP_BYTES = 64
+_PHASES = (
+    "start",
+    "embed",
+    "norm",
+    "qkv",
+    "write_kv",
+    "attention",
+    "keep",
+    "attention_output",
+    "quantize",
+    "gated",
+    "down",
+    "output",
+)
+"""What native.c tells apart, in its order."""
+
+_MAX_HEAD_SIZE = 256
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of native.c."""
+
+    _fields_ = (
+        *((name, WeightStruct) for name in ("qkv", "attention_output", "gate_up", "down")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "keys", "values")
+        ),
+        ("window", ctypes.c_int64),
+    )
+
+
+class _Model(ctypes.Structure):
+    """`Model` of native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "embedding", "final_norm")),
+        ("output", WeightStruct),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("cos_sin", "residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride")
+        ),
+        *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "R", "block_size", "P", "DP")),
+        *((name, ctypes.c_int64) for name in ("activation", "use_tiles")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "head_eps", "scale")),
+    )
+
+
+class _Step(ctypes.Structure):
+    """`Step` of native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_ids", "positions", "slot_mapping")),
+        *((name, ctypes.c_void_p) for name in ("block_tables", "query_start_locs", "context_lens")),
+        *((name, ctypes.c_void_p) for name in ("rows", "logits", "seconds")),
+        *((name, ctypes.c_int64) for name in ("T", "S", "num_rows", "table_stride", "logits_stride")),
+    )
+
+
+_SIZES = (ctypes.sizeof(_Layer), ctypes.sizeof(_Model), ctypes.sizeof(_Step), len(_PHASES))
+
+
+class DecoderStep:
+    """A model ready for its steps, with room for `max_tokens` tokens."""
+
+    def __init__(self, model: StepModel, max_tokens: int) -> None:
+        native = native_function(*SIGNATURE)
+        assert native is not None, "native products are made only where the library is"
+        assert _native_sizes() == _SIZES, "the structures here are not those of native.c"
+        self._native = native
+        self._kept = model
+        self._caches: list[KVCache] | None = None
+        self._output = _native(model.output)
+        self._logits = torch.empty(0, self._output.out_size, dtype=torch.bfloat16)
+        self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers))
+        self._max_tokens = max_tokens
+        self._room = _Room(model, max_tokens)
+        self._model = _model(model, self._layers, self._output, self._room)
+
+    def run(self, inputs: StepInputs, caches: list[KVCache], *, seconds: Tensor | None = None) -> Tensor:
+        """Compute every token, writing keys and values to packed `caches`, one a layer.
+
+        Args:
+            inputs: the batch.
+            caches: one for each layer.
+            seconds: `[len(_PHASES) + 1]` float64, for measurements: how long each phase took is added to
+                it, to the first what was before the step. The last is a time.
+
+        Returns:
+            Logits `[R, V]` bfloat16 of `logit_rows`, valid until the next call.
+
+        Raises:
+            ValueError: there are more tokens than room, or a tensor is not what native code would take it for.
+        """
+        _check(inputs, self._max_tokens)
+        if caches is not self._caches:
+            self._use(caches)
+        num_rows, table_stride = inputs.logit_rows.shape[0], inputs.block_tables.stride(0)
+        if num_rows > self._logits.shape[0]:
+            self._logits = torch.empty(num_rows, self._output.out_size, dtype=torch.bfloat16)
+        step = _Step(
+            inputs.input_ids.data_ptr(),
+            inputs.positions.data_ptr(),
+            inputs.slot_mapping.data_ptr(),
+            inputs.block_tables.data_ptr(),
+            inputs.query_start_locs.data_ptr(),
+            inputs.context_lens.data_ptr(),
+            inputs.logit_rows.data_ptr(),
+            self._logits.data_ptr(),
+            None if seconds is None else seconds.data_ptr(),
+            inputs.input_ids.shape[0],
+            inputs.context_lens.shape[0],
+            num_rows,
+            table_stride,
+            self._output.out_size,
+        )
+        self._native(ctypes.addressof(self._model), ctypes.addressof(step), torch.get_num_threads())
+        return self._logits[:num_rows]
+
+    def time_phases(self, inputs: StepInputs, caches: list[KVCache]) -> dict[str, float]:
+        """Seconds of each phase of a step, which is computed as by `run`."""
+        seconds = torch.zeros(len(_PHASES) + 1, dtype=torch.float64)
+        self.run(inputs, caches, seconds=seconds)
+        return dict(zip(_PHASES[1:], seconds.tolist()[1:], strict=False))
+
+    def _use(self, caches: list[KVCache]) -> None:
+        for layer, cache in zip(self._layers, caches, strict=True):
+            assert cache.layout is Layout.PACKED, "a cache beside native products is packed"
+            layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        self._model.block_size, self._model.P = caches[0].block_size, padded(caches[0].block_size)
+        self._caches = caches
+
+
+class _Room:
+    """What a step writes between its operations: T rows each, a little further apart than they are long."""
+
+    def __init__(self, model: StepModel, max_tokens: int) -> None:
+        def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(max_tokens, width + (_LINE if dtype == torch.bfloat16 else _STEP_BYTES), dtype=dtype)
+
+        heads = model.num_heads * model.head_size
+        self.residual, self.normed = rows(model.hidden_size), rows(model.hidden_size)
+        self.qkv = rows(heads + 2 * model.num_kv_heads * model.head_size)
+        self.query, self.attended = rows(heads), rows(heads)
+        self.gated = rows(model.intermediate_size)
+        self.bytes = rows(max(model.hidden_size, heads, model.intermediate_size), torch.int8)
+        self.scales = torch.empty(max_tokens, dtype=torch.float32)
+
+
+def can_step(products: Sequence[Linear], head_size: int) -> bool:
+    """Whether a decoder of these products can be computed in one call: all are native, and so is its attention."""
+    return head_size <= _MAX_HEAD_SIZE and all(isinstance(product, NativeLinear) for product in products)
+
+
+def _native_sizes() -> tuple[int, ...]:
+    """What native.c was compiled with, as `_SIZES`."""
+    native = native_function(*SIZES)
+    assert native is not None, "it is in the library that has the step"
+    sizes = torch.zeros(len(_SIZES), dtype=torch.int64)
+    native(sizes.data_ptr())
+    return tuple(sizes.tolist())
+
+
+def _check(inputs: StepInputs, max_tokens: int) -> None:
+    """Raise ValueError unless the batch fits the room, and each tensor is as long and of the kind that the others say.
+
+    What is in them (slots, blocks, rows) is the layout's to get right.
+    """
+    tokens, seqs, rows = (x.shape[0] for x in (inputs.input_ids, inputs.context_lens, inputs.logit_rows))
+    check(rows <= tokens <= max_tokens, "{} tokens, {} rows of logits: there is room for {}", tokens, rows, max_tokens)
+    _check_line("input_ids", inputs.input_ids, torch.int64, tokens)
+    _check_line("positions", inputs.positions, torch.int64, tokens)
+    _check_line("slot_mapping", inputs.slot_mapping, torch.int64, tokens)
+    _check_line("query_start_locs", inputs.query_start_locs, torch.int32, seqs + 1)
+    _check_line("context_lens", inputs.context_lens, torch.int32, seqs)
+    _check_line("logit_rows", inputs.logit_rows, torch.int64, rows)
+    tables = inputs.block_tables
+    check(
+        tables.dim() == 2 and tables.shape[0] == seqs, "block_tables must be [{}, blocks], got {}", seqs, tables.shape
+    )
+    check(tables.dtype == torch.int32, "block_tables must be int32, got {}", tables.dtype)
+    check_rows("block_tables", tables)
+
+
+def _check_line(name: str, x: Tensor, dtype: torch.dtype, size: int) -> None:
+    check(
+        x.dtype == dtype and x.shape == (size,) and x.is_contiguous(),
+        "{} must be [{}] {} and contiguous, got {} {}",
+        name,
+        size,
+        dtype,
+        x.shape,
+        x.dtype,
+    )
+
+
+def _native(product: Linear) -> NativeLinear:
+    assert isinstance(product, NativeLinear), "can_step was asked"
+    return product
+
+
+def _layer(layer: StepLayer) -> _Layer:
+    norm = layer.head_norm
+    return _Layer(
+        _native(layer.qkv).struct,
+        _native(layer.attention_output).struct,
+        _native(layer.gated).struct,
+        _native(layer.down).struct,
+        layer.attention_norm.data_ptr(),
+        layer.mlp_norm.data_ptr(),
+        None if norm is None else norm.query_weight.data_ptr(),
+        None if norm is None else norm.key_weight.data_ptr(),
+        None,
+        None,
+        layer.sliding_window,
+    )
+
+
+def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear, room: _Room) -> _Model:
+    norm = model.layers[0].head_norm
+    return _Model(
+        layers=ctypes.addressof(layers),
+        embedding=model.embedding.data_ptr(),
+        final_norm=model.final_norm.data_ptr(),
+        output=output.struct,
+        cos_sin=model.cos_sin.data_ptr(),
+        residual=room.residual.data_ptr(),
+        normed=room.normed.data_ptr(),
+        qkv=room.qkv.data_ptr(),
+        query=room.query.data_ptr(),
+        attended=room.attended.data_ptr(),
+        gated=room.gated.data_ptr(),
+        bytes=room.bytes.data_ptr(),
+        scales=room.scales.data_ptr(),
+        hidden_stride=room.residual.stride(0),
+        qkv_stride=room.qkv.stride(0),
+        heads_stride=room.query.stride(0),
+        gated_stride=room.gated.stride(0),
+        bytes_stride=room.bytes.stride(0),
+        L=len(model.layers),
+        M=model.hidden_size,
+        H=model.num_heads,
+        G=model.num_kv_heads,
+        D=model.head_size,
+        R=model.cos_sin.shape[1],
+        DP=padded(model.head_size),
+        activation=ACTIVATION_CODES[model.activation],
+        use_tiles=may_use_tiles(),
+        norm_eps=model.rms_norm_eps,
+        head_eps=0.0 if norm is None else norm.eps,
+        scale=model.head_size**-0.5,
+    )

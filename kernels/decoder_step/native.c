@@ -1,0 +1,180 @@
+/* One step of a whole decoder in one parallel region: embed, L blocks, norm, project.
+
+   What engine/models/decoder.py says operation by operation, made of the same parts; each phase ends at a barrier, and
+   no other thread, call or allocation comes between. bfloat16; weights in bfloat16 or int8. */
+#include "../parts.h"
+
+#include <time.h>
+
+/* What a phase does, as cpu.py names them. */
+enum { START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUANTIZE, GATED, DOWN, OUTPUT, NUM_PHASES };
+
+typedef struct {
+  Weight qkv, attention_output, gate_up, down;
+  const void *attention_norm, *mlp_norm;
+  const void *query_norm, *key_norm; /* [D], or null */
+  void *keys, *values;
+  int64_t window;
+} Layer;
+
+/* Sizes, weights, and room for a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended
+   [., H * D], gated [., I], each `*_stride` elements apart; bytes and scales for the rows of int8 products. */
+typedef struct {
+  const Layer *layers;
+  const void *embedding, *final_norm;
+  Weight output;
+  const float *cos_sin;
+  uint16_t *residual, *normed, *qkv, *query, *attended, *gated;
+  int8_t *bytes;
+  float *scales;
+  int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
+  int64_t L, M, H, G, D, R, block_size, P, DP, activation, use_tiles;
+  float norm_eps, head_eps, scale;
+} Model;
+
+/* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, which are in ascending order. */
+typedef struct {
+  const int64_t *input_ids, *positions, *slot_mapping;
+  const int32_t *block_tables, *query_start_locs, *context_lens;
+  const int64_t *rows;
+  uint16_t *logits;
+  double *seconds; /* [NUM_PHASES + 1]: each phase's duration is added to its own, the last is when one ended; or null */
+  int64_t T, S, num_rows, table_stride, logits_stride;
+} Step;
+
+/* End a phase, and note how long it took. */
+INLINE void lap(Team *team, const Step *s, int phase) {
+  end_phase(team);
+  if (!s->seconds || team->index != 0) return;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const double seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+  s->seconds[phase] += seconds - s->seconds[NUM_PHASES];
+  s->seconds[NUM_PHASES] = seconds;
+}
+
+/* Rows of x as int8, where the weight is. */
+INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, const Weight *weight, int64_t first,
+                          int64_t end) {
+  if (!weight->scales) return;
+  for (int64_t t = first; t < end; t++)
+    quantize_row(x + t * stride, m->bytes + t * m->bytes_stride, m->scales + t, weight->K);
+}
+
+/* A product of rows that another phase has quantised, if they had to be. */
+INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
+                     uint16_t *out, int64_t out_stride, int64_t T, int epilogue, const Weight *after) {
+  const int is_int8 = weight->scales != NULL;
+  const Product a = {is_int8 ? (const char *)m->bytes : (const char *)x,
+                     is_int8 ? m->bytes_stride : x_stride * 2,
+                     m->scales, weight, (char *)out, out_stride * 2, T, epilogue, (int)m->use_tiles, after};
+  product_part(&a, team);
+}
+
+/* Normalise the thread's rows of the residual, for the product with `weight`. */
+INLINE void normalise_rows(const Model *m, const Team *team, const void *norm, const Weight *weight, int64_t T) {
+  const int64_t first = share_begin(team, T), end = share_end(team, T);
+  for (int64_t t = first; t < end; t++)
+    rms_norm_row(BFLOAT16, m->residual + t * m->hidden_stride, norm, m->normed + t * m->hidden_stride, m->M, m->norm_eps);
+  quantize_rows(m, m->normed, m->hidden_stride, weight, first, end);
+}
+
+INLINE void embed(const Model *m, const Step *s, const Team *team) {
+  const int64_t end = share_end(team, s->T);
+  for (int64_t t = share_begin(team, s->T); t < end; t++)
+    memcpy(m->residual + t * m->hidden_stride, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+}
+
+/* Keep the rows that logits are wanted of: the others matter no more. */
+INLINE void keep_rows(const Model *m, const Step *s) {
+  for (int64_t i = 0; i < s->num_rows; i++) {
+    const int64_t t = s->rows[i];
+    if (t == i) continue;
+    memcpy(m->residual + i * m->hidden_stride, m->residual + t * m->hidden_stride, m->M * 2);
+    memcpy(m->attended + i * m->heads_stride, m->attended + t * m->heads_stride, m->H * m->D * 2);
+  }
+}
+
+/* Queries, keys and values of the normed rows; then what each query sees. */
+INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team) {
+  multiply(m, team, m->normed, m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
+           &layer->attention_output);
+  lap(team, s, QKV);
+  const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, s->slot_mapping, m->cos_sin,
+                         layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
+                         m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)m->R, (int)m->P,
+                         (int)m->DP, m->head_eps};
+  write_kv_tokens(&write, share_begin(team, s->T), share_end(team, s->T), BFLOAT16);
+  lap(team, s, WRITE_KV);
+  const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,
+                               s->block_tables, s->table_stride, s->query_start_locs, s->context_lens,
+                               (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
+                               (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
+                               (int)m->use_tiles, m->scale};
+  attention_part(&attention, team, BFLOAT16);
+  lap(team, s, ATTENTION);
+}
+
+/* Add what was attended, then the feed-forward of the sum, to the residual. */
+INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
+  const Weight *output = &layer->attention_output;
+  if (output->scales) {
+    quantize_rows(m, m->attended, m->heads_stride, output, share_begin(team, T), share_end(team, T));
+    lap(team, s, QUANTIZE);
+  }
+  multiply(m, team, m->attended, m->heads_stride, output, m->residual, m->hidden_stride, T, ADD, &layer->gate_up);
+  lap(team, s, ATTENTION_OUTPUT);
+  normalise_rows(m, team, layer->mlp_norm, &layer->gate_up, T);
+  lap(team, s, NORM);
+  multiply(m, team, m->normed, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
+           GATE_SILU + (int)m->activation, &layer->down);
+  lap(team, s, GATED);
+  if (layer->down.scales) {
+    quantize_rows(m, m->gated, m->gated_stride, &layer->down, share_begin(team, T), share_end(team, T));
+    lap(team, s, QUANTIZE);
+  }
+  multiply(m, team, m->gated, m->gated_stride, &layer->down, m->residual, m->hidden_stride, T, ADD, after);
+  lap(team, s, DOWN);
+}
+
+static void run(const Model *m, const Step *s, Team *team) {
+  lap(team, s, START);
+  embed(m, s, team);
+  normalise_rows(m, team, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
+  lap(team, s, EMBED);
+  int64_t T = s->T;
+  for (int64_t l = 0; l < m->L; l++) {
+    const Layer *layer = m->layers + l;
+    const int is_last = l + 1 == m->L;
+    const Weight *after = is_last ? &m->output : &layer[1].qkv;
+    attend(m, layer, s, team);
+    if (is_last) {
+      T = s->num_rows;
+      if (team->index == 0) keep_rows(m, s);
+      lap(team, s, KEEP);
+    }
+    feed(m, layer, s, T, team, after);
+    normalise_rows(m, team, is_last ? m->final_norm : layer[1].attention_norm, after, T);
+    lap(team, s, NORM);
+  }
+  multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
+  lap(team, s, OUTPUT);
+}
+
+/* What cpu.py must agree with: sizes: [4], those of Layer, Model and Step in bytes, and how many phases there are. */
+EXPORT void sluice_decoder_step_sizes(int64_t *sizes) {
+  sizes[0] = sizeof(Layer);
+  sizes[1] = sizeof(Model);
+  sizes[2] = sizeof(Step);
+  sizes[3] = NUM_PHASES;
+}
+
+EXPORT void sluice_decoder_step(const Model *model, const Step *step, int num_threads) {
+  Share shares[MAX_THREADS] __attribute__((aligned(64)));
+  memset(shares, 0, sizeof shares);
+#pragma omp parallel num_threads(num_threads < MAX_THREADS ? num_threads : MAX_THREADS)
+  {
+    Team team = {shares, THREAD_INDEX, THREAD_COUNT, 0};
+    run(model, step, &team);
+  }
+}

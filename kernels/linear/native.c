@@ -1,0 +1,330 @@
+/* Products with prepared weights, for few rows (bound by the memory that the weights come from) and for many.
+
+   A task is a panel of 32 columns for a block of rows: sums of ROWS by 32 in registers (tiles of AMX, or vectors), along
+   all of K in order, so that a row's result does not depend on the rows beside it. While a panel is used, the thread's
+   next one is fetched into its second-level cache: what the processor fetches by itself is half as fast. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* the rows of a pass become registers only when all loops over them are unrolled */
+#endif
+#include "../parts.h"
+#include "../tiles.h"
+
+#define PANEL 32
+#define STEP 16                    /* words of a row in one step */
+#define STEP_BYTES (STEP * PANEL * 4)
+#define STEP_LINES (STEP_BYTES / 64)
+#define ROWS 32                    /* of one pass over a panel */
+#define BLOCK_BYTES (1 << 20)      /* of x, that all panels pass by before the next block of rows */
+
+enum { BF16 = 0, INT8 = 1 };
+
+typedef union {
+  float f[ROWS][PANEL];
+  int32_t i[ROWS][PANEL];
+} Sums;
+
+/* Where the next panel is, and how much of it a pass fetches at each step. */
+typedef struct {
+  const char *from;
+  int lines;
+} Fetch;
+
+INLINE void fetch(const Fetch *next, int64_t step) {
+  for (int i = 0; i < next->lines; i++) __builtin_prefetch(next->from + (step * next->lines + i) * 64, 0, 2);
+}
+
+#if HAS_TILES
+/* Tiles: 0 to 3 sums, 4 and 5 x, 6 and 7 the weight. The upper 16 rows use 0, 1, 4, the lower 2, 3, 5. */
+INLINE void configure(int num_rows) {
+  const int upper = num_rows < 16 ? num_rows : 16, lower = num_rows > 16 ? num_rows - 16 : 1;
+  TileConfig config = {.palette = 1};
+  for (int t = 0; t < 8; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = (uint8_t)(t >= 6 ? 16 : t == 2 || t == 3 || t == 5 ? lower : upper);
+  }
+  _tile_loadconfig(&config);
+}
+
+#define MULTIPLY(sums, x, weight)          \
+  do {                                     \
+    if (kind == INT8)                      \
+      _tile_dpbssd(sums, x, weight);       \
+    else                                   \
+      _tile_dpbf16ps(sums, x, weight);     \
+  } while (0)
+
+INLINE void multiply_tiles(Sums *sums, const char *x, int64_t stride, const char *panel, int64_t steps, int has_lower,
+                           Fetch next, int kind) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t s = 0; s < steps; s++) {
+    const char *weight = panel + s * STEP_BYTES;
+    _tile_loadd(4, x + s * 64, stride);
+    _tile_loadd(6, weight, 64);
+    MULTIPLY(0, 4, 6);
+    _tile_loadd(7, weight + 1024, 64);
+    MULTIPLY(1, 4, 7);
+    if (has_lower) {
+      _tile_loadd(5, x + 16 * stride + s * 64, stride);
+      MULTIPLY(2, 5, 6);
+      MULTIPLY(3, 5, 7);
+    }
+    fetch(&next, s);
+  }
+  _tile_stored(0, sums->f[0], sizeof sums->f[0]);
+  _tile_stored(1, sums->f[0] + 16, sizeof sums->f[0]);
+  if (!has_lower) return;
+  _tile_stored(2, sums->f[16], sizeof sums->f[0]);
+  _tile_stored(3, sums->f[16] + 16, sizeof sums->f[0]);
+}
+#endif
+
+/* acc += x * y for sixteen columns: two bfloat16 products, or four of int8, a lane. */
+INLINE f32x16 dot_bf16(f32x16 acc, u32x16 weight, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)weight);
+#else
+  acc += (f32x16)(weight << 16) * as_float(x << 16);
+  return acc + (f32x16)(weight & 0xffff0000u) * as_float(x & 0xffff0000u);
+#endif
+}
+
+/* Weights as dot_int8 takes them: one side is unsigned there, so 128 is added to each, and was taken off before. */
+INLINE u32x16 shifted(u32x16 weight) {
+#if defined(__AVX512VNNI__)
+  return weight ^ 0x80808080u;
+#else
+  return weight;
+#endif
+}
+
+INLINE i32x16 dot_int8(i32x16 acc, u32x16 weight, uint32_t x) {
+#if defined(__AVX512VNNI__)
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)weight, _mm512_set1_epi32((int)x));
+#else
+  for (int shift = 24; shift >= 0; shift -= 8) acc += ((i32x16)(weight << shift) >> 24) * ((int32_t)(x << shift) >> 24);
+  return acc;
+#endif
+}
+
+/* What a row's sums begin with. */
+INLINE i32x16 before_int8(const char *row, int64_t steps) {
+#if defined(__AVX512VNNI__)
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t s = 0; s < steps; s++)
+    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)0x80), _mm512_loadu_si512(row + s * 64));
+  return (i32x16)_mm512_set1_epi32(-_mm512_reduce_add_epi32(sum));
+#else
+  (void)row, (void)steps;
+  return (i32x16){0};
+#endif
+}
+
+INLINE void multiply_rows(Sums *sums, int first, int num_rows, const char *x, int64_t stride, const char *panel,
+                          int64_t steps, Fetch next, int kind) {
+  f32x16 f[8][2];
+  i32x16 i[8][2];
+  for (int r = 0; r < num_rows; r++) {
+    f[r][0] = f[r][1] = splat(0);
+    i[r][0] = i[r][1] = kind == INT8 ? before_int8(x + (first + r) * stride, steps) : (i32x16){0};
+  }
+  for (int64_t s = 0; s < steps; s++) {
+    const u32x16 *weight = (const u32x16 *)(panel + s * STEP_BYTES);
+    for (int u = 0; u < STEP; u++) {
+      const u32x16 left = kind == INT8 ? shifted(weight[u]) : weight[u];
+      const u32x16 right = kind == INT8 ? shifted(weight[STEP + u]) : weight[STEP + u];
+      for (int r = 0; r < num_rows; r++) {
+        const uint32_t word = *(const uint32_t *)(x + (first + r) * stride + (s * STEP + u) * 4);
+        if (kind == INT8) {
+          i[r][0] = dot_int8(i[r][0], left, word);
+          i[r][1] = dot_int8(i[r][1], right, word);
+        } else {
+          f[r][0] = dot_bf16(f[r][0], left, word);
+          f[r][1] = dot_bf16(f[r][1], right, word);
+        }
+      }
+    }
+    fetch(&next, s);
+  }
+  for (int r = 0; r < num_rows; r++)
+    for (int half = 0; half < 2; half++)
+      if (kind == INT8)
+        *(i32x16 *)(sums->i[first + r] + half * 16) = i[r][half];
+      else
+        *(f32x16 *)(sums->f[first + r] + half * 16) = f[r][half];
+}
+
+INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
+                             Fetch next, int kind) {
+  int r = 0;
+  for (; r + 8 <= num_rows; r += 8, next.lines = 0) multiply_rows(sums, r, 8, x, stride, panel, steps, next, kind);
+  for (; r + 4 <= num_rows; r += 4, next.lines = 0) multiply_rows(sums, r, 4, x, stride, panel, steps, next, kind);
+  for (; r < num_rows; r++, next.lines = 0) multiply_rows(sums, r, 1, x, stride, panel, steps, next, kind);
+}
+
+/* Sixteen columns of a row, from `column` on, as floats with scale and bias; 0 past the last column. */
+INLINE f32x16 finished(const Sums *sums, int row, int half, const Product *a, int64_t t, int64_t column, int kind) {
+  const Weight *w = a->weight;
+  const int64_t left = w->N - column;
+  f32x16 y = kind == INT8 ? __builtin_convertvector(*(const i32x16 *)(sums->i[row] + half * 16), f32x16)
+                          : *(const f32x16 *)(sums->f[row] + half * 16);
+  if (left >= LANES) {
+    if (kind == INT8) y *= a->x_scales[t] * *(const f32x16 *)(w->scales + column);
+    if (w->bias) y += load16(w->bias, column, BFLOAT16);
+    return y;
+  }
+  for (int lane = 0; lane < left; lane++) {
+    if (kind == INT8) y[lane] *= a->x_scales[t] * w->scales[column + lane];
+    if (w->bias) y[lane] += load1(w->bias, column + lane, BFLOAT16);
+  }
+  return y;
+}
+
+/* Store, or add to, the columns of sixteen that there are. */
+INLINE void put(char *row, int64_t column, int64_t left, f32x16 y, int adds) {
+  if (left >= LANES) {
+    if (adds) {
+      uint16_t narrow[LANES];
+      store16(narrow, 0, y, BFLOAT16);
+      y = load16(row, column, BFLOAT16) + load16(narrow, 0, BFLOAT16);
+    }
+    store16(row, column, y, BFLOAT16);
+    return;
+  }
+  for (int lane = 0; lane < left; lane++) {
+    const float before = adds ? load1(row, column + lane, BFLOAT16) : 0;
+    store1(row, column + lane, adds ? before + rounded(y[lane], BFLOAT16) : y[lane], BFLOAT16);
+  }
+}
+
+INLINE void finish(const Sums *sums, const Product *a, int64_t first, int num_rows, int64_t panel, int kind) {
+  for (int r = 0; r < num_rows; r++) {
+    const int64_t t = first + r, column = panel * PANEL, N = a->weight->N;
+    char *row = a->out + t * a->out_stride;
+    const f32x16 left = finished(sums, r, 0, a, t, column, kind);
+    if (a->epilogue >= GATE_SILU) {
+      const f32x16 right = finished(sums, r, 1, a, t, column + LANES, kind);
+      put(row, column / 2, N / 2 - column / 2, gate16(left, a->epilogue - GATE_SILU) * right, 0);
+      continue;
+    }
+    put(row, column, N - column, left, a->epilogue == ADD);
+    if (N - column > LANES)
+      put(row, column + LANES, N - column - LANES, finished(sums, r, 1, a, t, column + LANES, kind),
+          a->epilogue == ADD);
+  }
+}
+
+INLINE int64_t num_steps(const Weight *w) {
+  const int64_t in_step = STEP * (w->scales ? 4 : 2);
+  return (w->K + in_step - 1) / in_step;
+}
+
+INLINE int64_t num_panels(const Weight *w) { return (w->N + PANEL - 1) / PANEL; }
+
+/* Rows first to end of one panel; `configured`: the rows that the tiles are set for. */
+INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int *configured,
+                           int kind) {
+  const int64_t steps = num_steps(a->weight);
+  const char *weight = a->weight->panels + panel * steps * STEP_BYTES;
+  const int64_t passes = (end - first + ROWS - 1) / ROWS, lines = (STEP_LINES + passes - 1) / passes;
+  Sums sums __attribute__((aligned(64)));
+  for (int64_t t = first; t < end; t += ROWS) {
+    const int num_rows = end - t < ROWS ? (int)(end - t) : ROWS;
+    const char *x = a->x + t * a->x_stride;
+    const int64_t fetched = (t - first) / ROWS * lines;
+    const Fetch fetch = {next + fetched * 64 * steps, !next || fetched >= STEP_LINES ? 0 : (int)lines};
+#if HAS_TILES
+    if (a->use_tiles) {
+      if (num_rows != *configured) configure(*configured = num_rows);
+      if (num_rows > 16)
+        multiply_tiles(&sums, x, a->x_stride, weight, steps, 1, fetch, kind);
+      else
+        multiply_tiles(&sums, x, a->x_stride, weight, steps, 0, fetch, kind);
+      finish(&sums, a, t, num_rows, panel, kind);
+      continue;
+    }
+#endif
+    (void)configured;
+    multiply_vectors(&sums, num_rows, x, a->x_stride, weight, steps, fetch, kind);
+    finish(&sums, a, t, num_rows, panel, kind);
+  }
+}
+
+INLINE void multiply(const Product *a, const Team *team, int kind) {
+  const int64_t panels = num_panels(a->weight), bytes = num_steps(a->weight) * STEP_BYTES;
+  int64_t block = BLOCK_BYTES / (num_steps(a->weight) * STEP * 4) / ROWS * ROWS;
+  if (block < ROWS) block = ROWS;
+  const int num_tasks = (int)(panels * ((a->T + block - 1) / block));
+  const char *after = a->after ? a->after->panels + share_begin(team, num_panels(a->after)) * num_steps(a->after) * STEP_BYTES : NULL;
+  int configured = 0, task;
+  while ((task = next_task(team, num_tasks)) >= 0) {
+    const int64_t first = task / panels * block, panel = task % panels;
+    const char *next = task + 1 < share_end(team, num_tasks) ? a->weight->panels + (panel + 1) % panels * bytes : after;
+    multiply_panel(a, first, first + block < a->T ? first + block : a->T, panel, next, &configured, kind);
+  }
+#if HAS_TILES
+  if (a->use_tiles) _tile_release();
+#endif
+}
+
+void product_part(const Product *a, const Team *team) {
+  if (a->weight->scales)
+    multiply(a, team, INT8);
+  else
+    multiply(a, team, BF16);
+}
+
+/* A row that is not finite stays so: its scale carries that into the product. */
+void quantize_row(const void *x, int8_t *out, float *scale, int64_t K) {
+  f32x16 most = splat(0);
+  for (int64_t k = 0; k < K; k += LANES) {
+    const f32x16 size = (f32x16)((u32x16)load16(x, k, BFLOAT16) & 0x7fffffffu);
+    most = select16((size > most) | (size != size), size, most);
+  }
+  const float largest = max16(most), factor = largest > 0 && largest < INFINITY ? 127.0f / largest : 0;
+  *scale = largest / 127.0f;
+  const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+  for (int64_t k = 0; k < K; k += LANES) {
+    const i32x16 whole = (i32x16)(load16(x, k, BFLOAT16) * factor + magic) - 0x4b400000;
+    *(i8x16 *)(out + k) = __builtin_convertvector(whole, i8x16);
+  }
+}
+
+/* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W were filled up. */
+EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_t W) {
+  const int64_t steps = (W + STEP - 1) / STEP, panels = (N + PANEL - 1) / PANEL;
+#pragma omp parallel for
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t s = 0; s < steps; s++)
+      for (int c = 0; c < PANEL; c++) {
+        const int64_t n = p * PANEL + c;
+        uint32_t *column = out + ((p * steps + s) * 2 + c / 16) * 256 + c % 16;
+        for (int u = 0; u < STEP; u++) column[u * 16] = n < N && s * STEP + u < W ? weight[n * W + s * STEP + u] : 0;
+      }
+}
+
+/* Whether products made here are fast: by vectors or tiles that multiply bfloat16. */
+EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
+#if defined(__AVX512BF16__)
+  *answer = 1;
+#else
+  *answer = 0;
+#endif
+}
+
+/* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows of
+   int8, filled up to whole steps with zeros, and for T scales, where the weight is int8. */
+EXPORT void sluice_product(const void *x, int64_t x_stride, const Weight *weight, void *out, int64_t out_stride,
+                           int64_t T, int epilogue, int use_tiles, void *bytes, float *scales) {
+  const int64_t row_bytes = num_steps(weight) * STEP * 4;
+  Product a = {x, x_stride, scales, weight, out, out_stride, T, epilogue, use_tiles, NULL};
+  if (weight->scales) {
+    for (int64_t t = 0; t < T; t++)
+      quantize_row(a.x + t * x_stride, (int8_t *)bytes + t * row_bytes, scales + t, weight->K);
+    a.x = bytes;
+    a.x_stride = row_bytes;
+  }
+  RUN_PARTS(weight->N * weight->K >= PARALLEL_ELEMENTS, product_part(&a, &team));
+}

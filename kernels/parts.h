@@ -1,0 +1,135 @@
+/* Operations as a team of threads makes them: each thread calls the same parts in the same order, and a part takes its
+   share of the work. One parallel region can so hold a whole step of a model (kernels/decoder_step). */
+#ifndef SLUICE_PARTS_H
+#define SLUICE_PARTS_H
+
+#include "native.h"
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+/* Tasks that were taken of a thread's own, in this phase and in the next. A cache line each. */
+typedef struct {
+  int taken[2];
+  char padding[56];
+} Share;
+
+#define MAX_THREADS 256
+
+/* One thread's view of its team. A phase is what lies between two barriers; it has at most one part that takes tasks. */
+typedef struct {
+  Share *shares; /* [count] */
+  int index, count, phase;
+} Team;
+
+/* The next task of `num_tasks`: the thread's own run of them in order, then what others have left; -1 when none is. */
+INLINE int next_task(const Team *team, int num_tasks) {
+  for (int i = 0; i < team->count; i++) {
+    const int owner = (team->index + i) % team->count;
+    const int first = (int)((int64_t)num_tasks * owner / team->count);
+    const int end = (int)((int64_t)num_tasks * (owner + 1) / team->count);
+    const int task = first + __atomic_fetch_add(&team->shares[owner].taken[team->phase & 1], 1, __ATOMIC_RELAXED);
+    if (task < end) return task;
+  }
+  return -1;
+}
+
+/* Wait for the others. The counts of this phase are used again only after the next barrier. */
+INLINE void end_phase(Team *team) {
+#pragma omp barrier
+  team->shares[team->index].taken[team->phase & 1] = 0;
+  team->phase++;
+}
+
+#if defined(_OPENMP)
+#define THREAD_INDEX omp_get_thread_num()
+#define THREAD_COUNT omp_get_num_threads()
+#define THREAD_LIMIT (omp_get_max_threads() < MAX_THREADS ? omp_get_max_threads() : MAX_THREADS)
+#else
+#define THREAD_INDEX 0
+#define THREAD_COUNT 1
+#endif
+
+/* Run `call`, which sees its `team`, on every thread if `condition` holds, else on one. */
+#define PRAGMA(text) _Pragma(#text)
+#define RUN_PARTS(condition, call)                                          \
+  do {                                                                      \
+    Share shares[MAX_THREADS] __attribute__((aligned(64)));                 \
+    memset(shares, 0, sizeof shares);                                       \
+    PRAGMA(omp parallel if (condition) num_threads(THREAD_LIMIT))           \
+    {                                                                       \
+      Team team = {shares, THREAD_INDEX, THREAD_COUNT, 0};                  \
+      call;                                                                 \
+    }                                                                       \
+  } while (0)
+
+/* A thread's run of `count` things of equal work. */
+INLINE int64_t share_begin(const Team *team, int64_t count) { return count * team->index / team->count; }
+INLINE int64_t share_end(const Team *team, int64_t count) { return count * (team->index + 1) / team->count; }
+
+/* A prepared weight, `[N, K]`: panels of 32 columns of the product, [N / 32, W / 16, 2, 16, 16] words of four bytes, W
+   words a row: two bfloat16 or four int8 of K. N is filled up to whole panels, W to whole steps of 16 words. */
+typedef struct {
+  const char *panels;
+  const void *bias;    /* [N] bfloat16, or null */
+  const float *scales; /* [N] for int8, null for bfloat16 */
+  int64_t N, K;
+} Weight;
+
+enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
+
+/* x times a weight, transposed, and what then becomes of it. */
+typedef struct {
+  const char *x; /* [T, K], rows `x_stride` bytes apart */
+  int64_t x_stride;
+  const float *x_scales; /* [T] for int8: what one step of a row is worth */
+  const Weight *weight;
+  char *out; /* bfloat16, rows `out_stride` bytes apart: [T, N], added to for ADD; [T, N / 2] for gates, whose weight has
+                16 columns of the gate, then 16 of what it gates, in each panel */
+  int64_t out_stride;
+  int64_t T;
+  int epilogue;
+  int use_tiles;       /* what sluice_allow_tiles said */
+  const Weight *after; /* whose beginning is fetched early; may be null */
+} Product;
+
+void product_part(const Product *a, const Team *team);
+
+/* Rows of K bfloat16 as int8: x becomes round(x / scale), scale the largest of a row over 127. */
+void quantize_row(const void *x, int8_t *out, float *scale, int64_t K);
+
+/* Row by row; see sluice_rms_norm. */
+void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps);
+
+typedef struct {
+  const char *qkv;
+  int64_t qkv_stride; /* elements */
+  const int64_t *positions, *slot_mapping;
+  const float *cos_sin;
+  const void *query_weight, *key_weight;
+  char *keys, *values, *out;
+  int64_t out_stride; /* elements between tokens */
+  int64_t T, block_size;
+  int H, G, D, R, P, DP;
+  float eps;
+} WriteKV;
+
+/* Tokens first to end; see sluice_write_kv. */
+void write_kv_tokens(const WriteKV *a, int64_t first, int64_t end, int dtype);
+
+typedef struct {
+  const char *query;
+  int64_t query_stride_token, query_stride_head; /* elements */
+  const char *keys, *values;
+  const int32_t *block_tables;
+  int64_t table_stride;
+  const int32_t *query_start_locs, *context_lens;
+  char *out;
+  int64_t out_stride_token; /* elements; heads lie D apart */
+  int S, T, H, G, D, block_size, P, DP, window, use_tiles;
+  float scale;
+} Attention;
+
+void attention_part(const Attention *a, const Team *team, int dtype);
+
+#endif

@@ -1,0 +1,122 @@
+"""What the soak's callbacks go through: a receiver that notes each request, and the end of all waiting for rq.
+
+`tests.chaos.checker` reads the notes.
+"""
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rq import Queue
+from rq.registry import ScheduledJobRegistry, StartedJobRegistry
+from rq.scheduler import RQScheduler
+
+from tests.chaos.soak.fleet import Fleet
+from tests.integration.jobs import KEYS
+from worker.callbacks import WEBHOOKS_QUEUE
+from worker.chore_jobs import rq_queue
+
+SECRET = "whsec_c29ha2VkIHRvIHRoZSBib25lLCBhbmQgc2lnbmVk"
+REFUSED_SHARE = 0.05
+LONGEST_ANSWER_S = 0.3
+"""So that senders are killed amid deliveries."""
+
+STILL_S = 3.0
+"""Nobody is at work when nothing has changed for so long: a delivery takes less."""
+
+START_S = 12.0
+"""For senders to start, on a busy machine."""
+
+
+@contextmanager
+def receiver(notes: Path, seed: int) -> Generator[str]:
+    """A server on loopback, by its URL. It takes its time, and refuses some; each request is a line of JSON in `notes`.
+
+    A line: `{"at_ms": …, "headers": {…}, "body": "…", "answered": 200}`, written before the answer goes out.
+    """
+    dice, lock = random.Random(seed), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the base class's name
+            body = self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                status, wait_s = 503 if dice.random() < REFUSED_SHARE else 200, dice.uniform(0, LONGEST_ANSWER_S)
+            time.sleep(wait_s)
+            note = {"at_ms": time.time() * 1000, "headers": dict(self.headers), "body": body.decode()}
+            with lock, notes.open("a") as file:
+                file.write(json.dumps({**note, "answered": status}) + "\n")
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Whoever was killed does not hear the answer."""
+
+    notes.touch()
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/hook"
+        finally:
+            server.shutdown()
+
+
+def deliver_all(client: Any, callbacks: Fleet, *, patience_s: float) -> None:  # Any: a redis-py client
+    """Until all is delivered that was to be, or given up.
+
+    What a killed sender had begun, rq takes for abandoned after more than a minute, and looks for every ten: that time
+    is let pass by moving its marks, and the processes are started again, since a new sender looks at once.
+    """
+    queue = rq_queue(WEBHOOKS_QUEUE, client)
+    until_s, still_since_s = time.monotonic() + patience_s, time.monotonic()
+    before = left = _left(client, queue)
+    while any(left.values()):
+        assert time.monotonic() < until_s, f"not delivered: {left}"
+        if left != before or left["waiting"]:
+            still_since_s = time.monotonic()
+        elif time.monotonic() > still_since_s + STILL_S:
+            _let_time_pass(client, queue)
+            _start_again(callbacks)
+            still_since_s = time.monotonic() + START_S
+        time.sleep(0.1)
+        before, left = left, _left(client, queue)
+
+
+def _start_again(callbacks: Fleet) -> None:
+    for ship in callbacks.ships:
+        with suppress(ProcessLookupError):
+            ship.signal(signal.SIGTERM)
+
+
+def _left(client: Any, queue: Queue) -> dict[str, int]:
+    """What is on its way, by where it is."""
+    begun, due = StartedJobRegistry(queue=queue), ScheduledJobRegistry(queue=queue)
+    return {
+        "with the queue": int(client.xlen(KEYS.callbacks)),
+        "waiting": int(client.llen(queue.key)),
+        "taken": int(client.llen(queue.intermediate_queue_key)),
+        "begun": int(client.zcard(begun.key)),
+        "for another try": int(client.zcard(due.key)),
+    }
+
+
+def _let_time_pass(client: Any, queue: Queue) -> None:
+    for registry in (StartedJobRegistry(queue=queue), ScheduledJobRegistry(queue=queue)):
+        for member in client.zrange(registry.key, 0, -1):
+            client.zadd(registry.key, {member: 1}, xx=True)
+    for job_id in queue.intermediate_queue.get_job_ids():
+        client.set(queue.intermediate_queue.get_first_seen_key(job_id), 1.0)
+    # Whoever held these locks may have been killed, and the movers are to be started again.
+    client.delete(queue.registry_cleaning_key, RQScheduler.get_locking_key(queue.name))

@@ -1,0 +1,174 @@
+"""A step as one native call: the bits of its operations one by one, and of the same tokens in any other batch."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Batch, ScheduledSequence
+from engine.batch_tensors import BatchLayout
+from engine.kv_cache import make_caches
+from engine.loader import open_model_folder
+from engine.models.config import parse_config
+from engine.models.decoder import Decoder
+from engine.models.load import WeightForm, load_decoder
+from engine.request import SamplingParams
+from engine.sequence import Sequence as Tokens
+from kernels.linear import cpu as linear_cpu
+from kernels.native import library
+from kernels.paged_attention import KVCache
+from tests.oracles.tiny_models import TinyModel
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+NUM_BLOCKS = 100
+SIZES: dict[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+MODELS = {
+    "llama": TinyModel("llama", {**SIZES, "num_attention_heads": 6, "hidden_size": 192}),
+    "mistral, window": TinyModel("mistral", {**SIZES, "sliding_window": 70}),
+    "qwen2, biases": TinyModel("qwen2", {**SIZES, "num_attention_heads": 2, "tie_word_embeddings": True}),
+    "qwen3, norms of heads": TinyModel("qwen3", SIZES),
+}
+
+
+@pytest.fixture(autouse=True)
+def _native_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a processor that multiplies bfloat16, whatever this one does."""
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: True)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> TinyModel:
+    return MODELS[request.param]
+
+
+@pytest.fixture(params=["bfloat16", "int8"])
+def decoder(request: pytest.FixtureRequest, model: TinyModel, tmp_path: Path) -> Decoder:
+    model.save(tmp_path, torch.bfloat16)
+    folder = open_model_folder(tmp_path)
+    config = parse_config(folder.config)
+    form = WeightForm(torch.bfloat16, CPU, is_int8=request.param == "int8")
+    return load_decoder(config, folder.weights, form=form, max_model_len=160, max_tokens=256)
+
+
+def caches_of(decoder: Decoder) -> list[KVCache]:
+    return make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU)
+
+
+def sequences() -> list[Tokens]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = (1, 30, 157, 5, 16)
+    return [
+        Tokens(
+            id=i,
+            request_id=str(i),
+            choice=0,
+            sampling=SamplingParams(temperature=0),
+            token_ids=torch.randint(97, (length,), generator=generator).tolist(),
+            num_prompt_tokens=length,
+            block_table=list(range(i * 20, i * 20 + -(-length // BLOCK_SIZE))),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def forward(
+    decoder: Decoder, parts: Sequence[ScheduledSequence], caches: list[KVCache], *, by_operations: bool = False
+) -> torch.Tensor:
+    """Logits of the last token of each part."""
+    layout = BatchLayout(
+        max_num_seqs=len(parts), max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+    )
+    tensors = layout.lay_out(Batch(tuple(parts)))
+    compute = decoder.forward_by_operations if by_operations else decoder.forward
+    return compute(tensors, caches).clone()
+
+
+def whole(sequence: Tokens) -> ScheduledSequence:
+    return ScheduledSequence(sequence, 0, sequence.num_tokens, samples=True)
+
+
+def test_a_native_step_is_its_operations_to_the_bit(decoder: Decoder) -> None:
+    parts = [whole(sequence) for sequence in sequences()]
+    apart, together = caches_of(decoder), caches_of(decoder)
+
+    expected = forward(decoder, parts, apart, by_operations=True)
+    actual = forward(decoder, parts, together)
+
+    assert decoder.has_native_step
+    assert torch.equal(actual, expected)
+    for one, other in zip(apart, together, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)
+
+
+def test_rows_without_wanted_logits_are_left_out_of_the_logits_only(decoder: Decoder) -> None:
+    parts = [whole(sequence)._replace(samples=i % 2 == 0) for i, sequence in enumerate(sequences())]
+
+    actual = forward(decoder, parts, caches_of(decoder))
+
+    expected = forward(decoder, [whole(sequence) for sequence in sequences()], caches_of(decoder))
+    assert torch.equal(actual, expected[::2])
+
+
+def test_a_token_has_the_same_bits_in_a_prefill_in_chunks_as_a_decode_and_alone(decoder: Decoder) -> None:
+    """What a resumed job rests on: its tokens were decodes among neighbours, and are now part of one prefill."""
+    tokens = sequences()
+    expected = forward(decoder, [whole(sequence) for sequence in tokens], caches_of(decoder))
+
+    caches = caches_of(decoder)
+    for sequence in tokens:
+        for start in range(0, sequence.num_tokens - 1, 7):
+            size = min(7, sequence.num_tokens - 1 - start)
+            forward(decoder, [ScheduledSequence(sequence, start, size, samples=True)], caches)
+    last = [ScheduledSequence(sequence, sequence.num_tokens - 1, 1, samples=True) for sequence in tokens]
+    decoded = forward(decoder, last, caches)
+    alone = [forward(decoder, [part], caches) for part in last]
+
+    assert torch.equal(decoded, expected)
+    assert torch.equal(torch.cat(alone), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "problem"),
+    [
+        ("input_ids", torch.zeros(257, dtype=torch.int64), "257 tokens, 5 rows of logits: there is room for 256"),
+        ("logit_rows", torch.zeros(210, dtype=torch.int64), "209 tokens, 210 rows of logits: there is room for 256"),
+        ("positions", torch.zeros(208, dtype=torch.int64), r"positions must be \[209\] torch.int64"),
+        ("slot_mapping", torch.zeros(209, dtype=torch.int32), r"slot_mapping must be \[209\] torch.int64"),
+        ("query_start_locs", torch.zeros(5, dtype=torch.int32), r"query_start_locs must be \[6\] torch.int32"),
+        ("context_lens", torch.zeros(10, dtype=torch.int32)[::2], r"context_lens must be \[5\] .* contiguous"),
+        ("block_tables", torch.zeros(4, 20, dtype=torch.int32), r"block_tables must be \[5, blocks\], got \(4, 20\)"),
+        ("block_tables", torch.zeros(5, 20, dtype=torch.int64), "block_tables must be int32"),
+        ("block_tables", torch.zeros(20, 5, dtype=torch.int32).T, "block_tables must be contiguous in its last"),
+    ],
+)
+def test_a_batch_that_native_code_would_misread_is_refused(
+    tmp_path: Path, name: str, wrong: torch.Tensor, problem: str
+) -> None:
+    MODELS["qwen2, biases"].save(tmp_path, torch.bfloat16)
+    folder = open_model_folder(tmp_path)
+    form = WeightForm(torch.bfloat16, CPU)
+    decoder = load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
+    layout = BatchLayout(
+        max_num_seqs=5, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+    )
+    tensors = layout.lay_out(Batch(tuple(whole(sequence) for sequence in sequences())))
+
+    with pytest.raises(ValueError, match=problem):
+        decoder.forward(replace(tensors, **{name: wrong}), caches_of(decoder))

@@ -1,0 +1,56 @@
+"""What shared reads cost: channels that have been silent for long are not in every one of them."""
+
+import asyncio
+import time
+
+import pytest
+
+from producer import AsyncProducer
+from producer.commands import Ask, Reply
+from producer.contract.states import JobState
+from producer.hub import LIVELY_S, MAX_UNSEEN_S, Hub
+from tests.producer.worker_side import HandWorker
+from tests.servers import RedisServer
+
+
+class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
+    async def test_when_they_have_been_silent_for_long_then_most_reads_leave_them_out_and_their_token_still_comes_soon(
+        self, valkey: RedisServer, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+
+        async with AsyncProducer(valkey.url) as producer:
+            receipts = [await producer.submit(f"prompt {number}") for number in range(20)]
+            leased = worker.pull(1000)
+            talking, silent = leased[0], leased[1]
+            heard_s: list[float] = []
+            send = producer._link.ask_blocking  # pyright: ignore[reportPrivateUsage] (what each read asks for)
+
+            async def counted(ask: Ask) -> list[Reply]:
+                asked.append(len(ask.commands[0]))
+                return await send(ask)
+
+            monkeypatch.setattr(producer, "_hub", Hub(counted))
+
+            async def listen(number: int) -> None:
+                async for _ in producer.stream(receipts[number]):
+                    heard_s.append(time.monotonic())
+
+            readers = [asyncio.create_task(listen(number)) for number in range(20)]
+            for number in range(150):
+                worker.say(talking, [number], "x")
+                if number == 75:
+                    asked.clear()
+                await asyncio.sleep(2 * LIVELY_S / 75)
+            sizes, all_of_them = list(asked), max(asked)
+            heard_s.clear()
+            said_s = time.monotonic()
+            worker.say(silent, [1], "a", end=JobState.DONE)
+            await asyncio.wait_for(readers[1], 5)
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+        assert len(sizes) > 30
+        assert sum(sizes) / len(sizes) < 0.7 * all_of_them
+        assert heard_s[0] - said_s < MAX_UNSEEN_S

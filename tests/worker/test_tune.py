@@ -1,0 +1,258 @@
+"""Settings found for a traffic: over a model whose step time is known, so that what is best is known too."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from engine.batch import Batch, Sampled
+from engine.null_model import NullModelConfig
+from engine.simulation.executor import SimulatedExecutor, VirtualClock
+from engine.simulation.figures import Target
+from engine.simulation.replay import Arrival
+from engine.simulation.step_time import StepTime
+from engine.simulation.traffic import constant, merged, poisson
+from producer.contract import tables
+from producer.contract.database import open_database
+from worker.cli import main
+from worker.config import WorkerConfig, load_config
+from worker.errors import ConfigError, ExitCode, NotReady
+from worker.migrate import prepare
+from worker.traffic import read_history, read_traffic
+from worker.tune import DEFAULT, Choice, Model, Tuned, report_of, tune
+from worker.tuning import start_command
+
+CHATS_AND_LONG_PROMPTS = merged(
+    poisson(8.0, 24, constant(16), constant(30)), poisson(1.0, 3, constant(1500), constant(5))
+)
+
+
+def model(step_time: StepTime, *, num_tokens: int = 32768) -> Model:
+    """A model in virtual time; `num_tokens` fit its cache, whatever the size of a block."""
+    clock = VirtualClock()
+
+    def load(block_size: int) -> SimulatedExecutor:
+        cache = NullModelConfig(num_blocks=num_tokens // block_size, block_size=block_size, max_model_len=2048)
+        return SimulatedExecutor(step_time, clock, cache)
+
+    return Model(load, clock)
+
+
+class TestGivenPromptsThatStallDecodes:
+    """A token of a prompt costs 0.2 ms: 1,500 of them at once hold everybody up for 0.3 s."""
+
+    tuned: Tuned = tune(
+        model(StepTime(fixed_s=5e-3, token_s=2e-4)), CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05)
+    )
+
+    def test_when_it_is_tuned_then_more_meet_the_target_than_with_the_defaults(self) -> None:
+        assert self.tuned.predicted.attainment > self.tuned.default_predicted.attainment
+        assert self.tuned.choice.max_num_batched_tokens < 1500 or self.tuned.choice.long_prefill_token_threshold
+
+    def test_when_the_machine_keeps_to_its_step_time_then_what_was_predicted_is_measured(self) -> None:
+        assert self.tuned.fit.median_error < 0.01
+        assert self.tuned.measured.attainment == pytest.approx(self.tuned.predicted.attainment, abs=0.05)
+        assert self.tuned.measured.tpot_mean_s == pytest.approx(self.tuned.predicted.tpot_mean_s, rel=0.05)
+
+
+class TestGivenAMachineThatIsBusy:
+    """Now and then something else runs for a second."""
+
+    @pytest.mark.parametrize(("every", "warns"), [(20, True), (0, False)])
+    def test_when_steps_are_disturbed_then_the_report_says_so(self, every: int, warns: bool) -> None:
+        clock = VirtualClock()
+
+        class Disturbed(SimulatedExecutor):
+            num_steps = 0
+
+            def execute(self, batch: Batch) -> list[Sampled]:
+                self.num_steps += 1
+                clock.pass_s(float(every > 0 and self.num_steps % every == 0))
+                return super().execute(batch)
+
+        busy = Model(lambda block_size: Disturbed(StepTime(fixed_s=1e-3), clock, NullModelConfig()), clock)
+        target = Target(ttft_s=1.0, tpot_s=1.0)
+
+        report = report_of(tune(busy, [Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=4)], target), target)
+
+        assert ("Tune on a quiet one" in report) == warns
+
+
+class TestGivenAChoice:
+    """Its command, read again by `worker start`, must mean what was tuned."""
+
+    choice = Choice(max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=64, block_size=32)
+
+    def started(self, command: str) -> WorkerConfig:
+        """What `worker start` is told by it."""
+        words = shlex.split(command)
+        start = main.commands["start"]
+        told = start.make_context("start", words[2:]).params
+        device = {"model.device": f"cuda:{told['gpu']}" if told["gpu"] is not None else "cpu"}
+        flags = {name.replace("__", "."): value for name, value in told.items() if "__" in name and value is not None}
+        return load_config({}, flags=flags | device)
+
+    def test_when_settings_were_given_then_the_command_gives_them_too(self) -> None:
+        given: dict[str, object] = {
+            "queue.name": "night",
+            "model.path": "./my model",
+            "model.dtype": "bfloat16",
+            "model.quantization": "int8",
+            "model.memory_fraction": "0.3",
+            "model.max_model_len": "900",
+            "model.num_threads": "3",
+        }
+        config = load_config({}, flags=given)
+
+        started = self.started(start_command(config, self.choice))
+
+        assert started.model == replace(config.model, block_size=32)
+        assert started.queue.name == "night"
+        assert (started.batching.max_num_seqs, started.batching.max_num_batched_tokens) == (8, 512)
+        assert started.batching.long_prefill_token_threshold == 64
+
+    def test_when_a_gpu_and_blocks_were_given_then_the_cache_is_as_large_as_the_one_measured(self) -> None:
+        config = load_config({}, flags={"model.path": "m", "model.device": "cuda:1", "model.num_blocks": "100"})
+
+        started = self.started(start_command(config, self.choice))
+
+        assert (started.model.device, started.model.num_blocks, started.model.block_size) == ("cuda:1", 50, 32)
+
+    def test_when_a_default_was_given_then_the_command_says_it_too(self) -> None:
+        """The environment may say something else."""
+        assert " --cpu " in start_command(load_config({}), self.choice)
+        assert " --quantization none " in start_command(load_config({}), self.choice)
+
+
+class TestGivenAMachineThatServesAll:
+    def test_when_all_choices_are_alike_then_the_least_is_asked_for(self) -> None:
+        lone = [Arrival(at_s=float(n), num_prompt_tokens=16, num_output_tokens=4) for n in range(12)]
+
+        choice = tune(model(StepTime(fixed_s=1e-3)), lone, Target(ttft_s=1.0, tpot_s=1.0)).choice
+
+        assert (choice.max_num_seqs, choice.max_num_batched_tokens, choice.block_size) == (4, 128, 16)
+
+
+class TestGivenAFileOfTraffic:
+    def read(self, folder: Path, *lines: object, rate: float = 2.0) -> list[Arrival]:
+        path = folder / "traffic.jsonl"
+        path.write_text("\n".join(json.dumps(line) for line in lines))
+        return read_traffic(path, len, rate=rate)
+
+    def test_when_lines_say_when_they_came_then_the_first_is_the_beginning(self, tmp_path: Path) -> None:
+        late = {"at_s": 101.5, "prompt": "hello", "max_tokens": 9}
+        early = {"at_s": 100, "prompt_tokens": 3, "output_tokens": 2, "max_tokens": 8}
+
+        assert self.read(tmp_path, late, early) == [
+            Arrival(at_s=0.0, num_prompt_tokens=3, num_output_tokens=2, max_tokens=8),
+            Arrival(at_s=1.5, num_prompt_tokens=5, num_output_tokens=9, max_tokens=9),
+        ]
+
+    def test_when_no_line_says_then_they_come_at_the_rate(self, tmp_path: Path) -> None:
+        arrivals = self.read(tmp_path, *[{"prompt_tokens": 3, "output_tokens": 2}] * 40, rate=4.0)
+
+        assert arrivals[0].at_s == 0
+        assert 8 < arrivals[-1].at_s < 10
+
+    def test_when_lines_are_wrong_then_each_is_told(self, tmp_path: Path) -> None:
+        wrong = [{"prompt_tokens": 0, "output_tokens": 2}, {"prompt_tokens": 3}, {"model": "x"}, [1, 2], 7]
+
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, *wrong)
+
+        told = [problem.split(":", 1)[1] for problem in caught.value.problems]
+        assert told == [
+            "1: prompt_tokens must be 1 or more, got 0",
+            "2: output_tokens is missing",
+            "3: model is none of at_s, prompt, prompt_tokens, output_tokens, max_tokens",
+            "4: must be an object, got [1, 2]",
+            "5: must be an object, got 7",
+        ]
+
+    def test_when_only_some_lines_say_when_then_that_is_told(self, tmp_path: Path) -> None:
+        timed = {"at_s": 1, "prompt_tokens": 3, "output_tokens": 2}
+
+        with pytest.raises(ConfigError, match="at_s is on 1 of 2 lines"):
+            self.read(tmp_path, timed, {"prompt_tokens": 3, "output_tokens": 2})
+
+
+class TestGivenAHistory:
+    """Three jobs that are done, one of them two days before the newest; one that failed, one of another queue."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        url = f"sqlite:///{tmp_path / 'history.db'}"
+        database = open_database(url, is_writer=True)
+        prepare(database)
+        day_ms = 86_400_000
+        rows = [
+            ("old", "q", "done", 0),
+            ("first", "q", "done", 2 * day_ms),
+            ("failed", "q", "failed", 2 * day_ms),
+            ("other", "r", "done", 2 * day_ms),
+            ("newest", "q", "done", 2 * day_ms + 1500),
+        ]
+        with database.begin() as connection:
+            for job_id, queue, state, submitted_ms in rows:
+                connection.execute(
+                    sa.insert(tables.jobs).values(
+                        id=job_id, queue=queue, partition=0, tenant="t", version=1, state=state, choices=2,
+                        submitted_ms=submitted_ms, prompt_tokens=12, output_tokens=10,
+                    )
+                )  # fmt: skip
+        database.dispose()
+        return url
+
+    def test_when_it_is_read_then_the_newest_jobs_come_as_they_came(self, url: str) -> None:
+        assert read_history(url, "q", hours=24, most=100) == [
+            Arrival(at_s=0.0, num_prompt_tokens=12, num_output_tokens=5),
+            Arrival(at_s=1.5, num_prompt_tokens=12, num_output_tokens=5),
+        ]
+
+    def test_when_it_has_no_such_job_then_a_file_is_asked_for(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="no job of 'nobody' that is done: give a file"):
+            read_history(url, "nobody", hours=24, most=100)
+
+    def test_when_it_is_not_there_then_that_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(NotReady, match="the history cannot be read"):
+            read_history(f"sqlite:///{tmp_path / 'none.db'}", "q", hours=24, most=100)
+
+
+def test_the_default_choice_is_what_a_worker_does_that_is_told_nothing() -> None:
+    batching = load_config({}).batching
+
+    assert DEFAULT.max_num_seqs == batching.max_num_seqs
+    assert DEFAULT.max_num_batched_tokens == batching.max_num_batched_tokens
+    assert DEFAULT.long_prefill_token_threshold == batching.long_prefill_token_threshold
+
+
+class TestGivenTheCommand:
+    def test_when_a_request_is_longer_than_the_model_takes_then_it_is_misuse(self, tmp_path: Path) -> None:
+        traffic = tmp_path / "traffic.jsonl"
+        traffic.write_text('{"prompt_tokens": 500, "output_tokens": 20}')
+
+        result = CliRunner().invoke(main, ["tune", "null?max_model_len=256", str(traffic)])
+
+        assert result.exit_code == ExitCode.MISUSED
+        assert "a request of 520 tokens; this worker takes 256" in result.output
+
+    @pytest.mark.slow
+    def test_when_it_is_asked_then_prediction_measurement_and_flags_are_printed(self, tmp_path: Path) -> None:
+        traffic = tmp_path / "traffic.jsonl"
+        traffic.write_text('{"prompt_tokens": 20, "output_tokens": 5}\n' * 6)
+
+        result = CliRunner().invoke(main, ["tune", "null?step_s=0.0005", str(traffic), "--rate", "20"])
+
+        assert result.exit_code == ExitCode.DONE, result.output
+        assert [line.split("  ")[0] for line in result.output.splitlines() if "ed  " in line] == [
+            "defaults, predicted",
+            "recommended, predicted",
+            "recommended, measured",
+        ]
+        assert result.output.splitlines()[-1].startswith(
+            "worker start --queue default --cpu --model 'null?step_s=0.0005'"
+        )
