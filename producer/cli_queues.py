@@ -96,6 +96,7 @@ def _totals(name: str, views: Sequence[QueueView]) -> Values:
         "returned": sum(jobs for view in views for kind, _, jobs, _ in view.lanes if kind == RETURNED),
         "outbox": sum(view.outbox_entries for view in views),
         "workers": len({name for view in views for name in view.workers}),
+        "worker_deaths": sum(view.worker_deaths for view in views),
         "paused": any(view.is_paused for view in views),
     }
 

@@ -54,6 +54,7 @@ def _depth_of(views: Sequence[QueueView]) -> Depth:
         callbacks=sum(view.callback_entries for view in views),
         dead=sum(view.dead for view in views),
         suspects=sum(view.suspects for view in views),
+        worker_deaths=sum(view.worker_deaths for view in views),
         is_paused=any(view.is_paused for view in views),
     )
 

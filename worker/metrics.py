@@ -87,6 +87,9 @@ class Depth:
     callbacks: int = 0
     dead: int = 0
     suspects: int = 0
+    worker_deaths: int = 0
+    """Ever."""
+
     is_paused: bool = False
     """Whether any partition is."""
 
@@ -159,6 +162,7 @@ class WorkerCollector(Collector):
              self._meters.num_refused_writes),
             ("round_trips", "Pipelined round trips to Redis.", self._meters.num_round_trips),
             ("redis_outages", "Times that Redis did not answer.", now.redis_outages),
+            *([("queue_worker_deaths", "Workers that died or broke.", now.queue.worker_deaths)] if now.queue else ()),
         ]  # fmt: skip
         for name, about, value in counters:
             yield CounterMetricFamily(f"sluice_{name}", about, value=value)

@@ -811,6 +811,9 @@ class Death:
     is_apart: bool
     """It ran suspects alone."""
 
+    number: int
+    """Of all deaths in the partition: how many workers died meanwhile without the job."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
@@ -916,8 +919,8 @@ def _read_view(row: Raw) -> JobView:
 
 
 def _read_death(listed: str) -> Death:
-    incarnation, mates, apart = listed.split(",")
-    return Death(incarnation=incarnation, mates=int(mates), is_apart=apart == "1")
+    incarnation, mates, apart, number = listed.split(",")
+    return Death(incarnation=incarnation, mates=int(mates), is_apart=apart == "1", number=int(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -928,6 +931,9 @@ class QueueView:
     waiting_tokens: int
     waiting_bytes: int
     running_jobs: int
+    worker_deaths: int
+    """Incarnations whose life ever ran out without farewell, or that broke."""
+
     oldest_ms: int | None
     """Submit time of the oldest waiting job."""
 
@@ -969,6 +975,7 @@ def _read_queue(reply: Raw) -> QueueView:
         waiting_tokens=numbers.pop("waiting_tokens", 0),
         waiting_bytes=numbers.pop("waiting_bytes", 0),
         running_jobs=numbers.pop("running_jobs", 0),
+        worker_deaths=numbers.pop("worker_deaths", 0),
         oldest_ms=oldest,
         is_paused=known.get("paused") == "1",
         totals=numbers,

@@ -94,6 +94,9 @@ SERVED_KEPT = 1000
 SUSPECT_WAIT_S = 30.0
 """A suspect that has waited this long makes the next worker that pulls drain for it."""
 
+MAX_DEATHS_ALONE = 6
+"""A job with which this many workers died while it ran alone is given up, however many others died meanwhile."""
+
 CHARGE_EVERY_TOKENS = 128
 """A choice that has written so many more tokens is looked at: has its tenant been charged for them?"""
 

@@ -18,6 +18,13 @@ def kill(queue: Queue, *names: str) -> None:
         die(queue)
 
 
+def pass_by(queue: Queue, name: str) -> None:
+    """Let a worker that takes no suspects see who is dead, and leave as one should."""
+    worker = queue.worker(name)
+    worker.pull()
+    worker.give_back(farewell=True)
+
+
 def deaths(queue: Queue, job_id: JobId) -> list[str]:
     """Incarnations listed on a job."""
     listed = queue.hash_of("job", *job_id.split(".")[1:]).get("deaths", "")
@@ -156,18 +163,46 @@ class TestGivenASecondDeathWithoutProgress:
     def test_when_it_dies_twice_quite_alone_then_it_goes_to_the_dead_set(self, queue: Queue) -> None:
         job_id = queue.add("bad")
         kill(queue, "A", "B")  # alone, but not apart: no more guilty than others
-        queue.worker("C").pull()
+        pass_by(queue, "C")
         assert queue.look().suspects == 1
         kill(queue, "D")
-        queue.worker("E").pull()
+        pass_by(queue, "E")
         assert queue.look().suspects == 1
         kill(queue, "F")
-        queue.worker("G").pull()
+        pass_by(queue, "G")
 
         view = queue.view(job_id)
         assert (view.state, view.error_code) == (JobState.FAILED, "killed_its_worker")
         assert queue.look().dead == 1
         check(queue)
+
+    def test_when_as_many_die_without_it_then_it_runs_again_up_to_a_bound(self, queue: Queue) -> None:
+        job_id = queue.add("unlucky")
+        kill(queue, "A", "B")
+        pass_by(queue, "C")
+        for round_ in range(limits.MAX_DEATHS_ALONE):
+            assert queue.state(job_id) is JobState.QUEUED, "two deaths alone, and as many elsewhere, say nothing"
+            for name in (f"idle{round_}a", f"idle{round_}b"):
+                queue.worker(name).pull()  # takes no suspect, and dies with nothing
+            kill(queue, f"alone{round_}")
+            pass_by(queue, f"after{round_}")
+
+        view = queue.view(job_id)
+        assert (view.state, view.error_code) == (JobState.FAILED, "killed_its_worker")
+        assert [death.is_apart for death in view.deaths] == [False, False] + [True] * limits.MAX_DEATHS_ALONE
+        assert queue.look().worker_deaths == 2 + 3 * limits.MAX_DEATHS_ALONE
+        check(queue)
+
+    def test_when_a_worker_leaves_or_is_seen_dead_twice_then_deaths_are_numbered_all_the_same(
+        self, queue: Queue
+    ) -> None:
+        ids = self.two_deaths(queue)  # and C, which holds nothing, lives
+        pass_by(queue, "D")
+
+        numbers = [[death.number for death in queue.view(one).deaths] for one in ids]
+
+        assert numbers == [[1, 2], [1, 2]]
+        assert queue.look().worker_deaths == 2
 
     def test_when_it_died_apart_among_others_and_once_alone_then_it_is_not_given_up_yet(self, queue: Queue) -> None:
         self.two_deaths(queue)

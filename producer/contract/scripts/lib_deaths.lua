@@ -1,14 +1,22 @@
 -- Suspects: which jobs may have killed their workers, and when one is given up.
 --
 -- `deaths` of a job lists the deaths of its owners, without farewell or of a worker that broke, since it last made
--- progress: `<incarnation>,<mates>,<1 if
--- apart>;` each. The first isolates nobody. From the second on the job runs only apart; two deaths apart and quite
--- alone end it: a job that only happened to be alone when its worker was killed is no more guilty than others.
+-- progress: `<incarnation>,<mates>,<1 if apart>,<number>;` each, numbered among all deaths in this partition. The first
+-- isolates nobody. From the second on the job runs only apart; two deaths apart and quite alone end it: a job that only
+-- happened to be alone when its worker was killed is no more guilty than others. Where workers die without it as often,
+-- those two say nothing, and it runs again, up to a bound.
 
-local function deaths_of(job)
+-- What is known outside; a script may have 200 locals, and `pull` is near that.
+local deaths_of, has_died_apart, take_back_death, about_death, is_settled_by_death
+
+do
+
+function deaths_of(job)
   local deaths = {}
-  for incarnation, mates, apart in string.gmatch(job.deaths or '', '([^,;]+),(%d+),([01]);') do
-    deaths[#deaths + 1] = { incarnation = incarnation, mates = tonumber(mates), is_apart = apart == '1' }
+  for incarnation, mates, apart, number in string.gmatch(job.deaths or '', '([^,;]+),(%d+),([01]),(%d+);') do
+    deaths[#deaths + 1] = {
+      incarnation = incarnation, mates = tonumber(mates), is_apart = apart == '1', number = tonumber(number),
+    }
   end
   return deaths
 end
@@ -16,13 +24,13 @@ end
 local function write_deaths(job, deaths)
   local parts = {}
   for i, death in ipairs(deaths) do
-    parts[i] = string.format('%s,%d,%d;', death.incarnation, death.mates, death.is_apart and 1 or 0)
+    parts[i] = string.format('%s,%d,%d,%d;', death.incarnation, death.mates, death.is_apart and 1 or 0, death.number)
   end
   job.deaths = table.concat(parts)
   call('HSET', job.hash, 'deaths', job.deaths)
 end
 
-local function has_died_apart(job)
+function has_died_apart(job)
   for _, death in ipairs(deaths_of(job)) do
     if death.is_apart then return true end
   end
@@ -45,8 +53,17 @@ local function num_alone(deaths)
   return alone
 end
 
+-- Deaths of workers that did not have the job, from the first of those that had it to the last.
+local function num_elsewhere(deaths) return deaths[#deaths].number - deaths[1].number + 1 - #deaths end
+
+-- Whether it is the job: its own deaths alone outnumber all those that happened without it, or are very many.
+local function is_guilty(deaths)
+  local alone = num_alone(deaths)
+  return alone >= 2 and (alone > num_elsewhere(deaths) or alone >= LIMITS.MAX_DEATHS_ALONE)
+end
+
 -- An owner that returns was only slow: its death is taken off the jobs that it lost.
-local function take_back_death(job, incarnation)
+function take_back_death(job, incarnation)
   local kept = {}
   for _, death in ipairs(deaths_of(job)) do
     if death.incarnation ~= incarnation then kept[#kept + 1] = death end
@@ -57,16 +74,19 @@ end
 
 -- ---------------------------------------------------------------- one death
 
-local function about_death(incarnation)
+function about_death(incarnation)
   local key = worker_key(incarnation)
   local num_held = call('HLEN', held_key(incarnation))
-  -- Mates are counted once, when the death is first seen: later some have been moved.
-  call('HSETNX', key, 'mates', math.max(0, num_held - 1))
+  -- Mates and number are those when the death is first seen: later some have been moved, and others have died.
+  if call('HSETNX', key, 'mates', math.max(0, num_held - 1)) == 1 and call('HEXISTS', key, 'farewell') == 0 then
+    call('HSET', key, 'death', call('HINCRBY', COUNTERS, 'worker_deaths', 1))
+  end
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
-  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life')
+  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life', 'death')
   return {
     incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
     is_farewell = about[3] == '1', life = tonumber(about[4] or '') or LIMITS.LIFE_S * 1000,
+    number = tonumber(about[5]) or 0,
   }
 end
 
@@ -76,23 +96,25 @@ local function deaths_with(job, lease, death)
   for _, one in ipairs(deaths) do
     if one.incarnation == death.incarnation then return deaths end
   end
-  deaths = list_death(job, lease, { incarnation = death.incarnation, mates = death.mates, is_apart = death.is_apart })
+  deaths = list_death(job, lease, death)
   write_lease(job.id, lease)
   return deaths
 end
 
 -- List the death, and say whether it settles where the job goes: to the dead set, or among the suspects.
-local function is_settled_by_death(job, lease, death)
+function is_settled_by_death(job, lease, death)
   if death.is_farewell then return false end
   local deaths = deaths_with(job, lease, death)
-  if num_alone(deaths) >= 2 then
+  if is_guilty(deaths) then
     end_job(job, lease, {
       state = 'failed', error_code = 'killed_its_worker',
-      error = 'The worker process died twice while it ran this job alone.',
+      error = string.format('%d worker processes died while they ran this job alone.', num_alone(deaths)),
     })
     return true
   end
   if #deaths < 2 then return false end
   return_job(job, lease, 'suspect')
   return true
+end
+
 end
