@@ -19,6 +19,9 @@ from worker.clock import monotonic_s
 from worker.cluster import ClusterClient
 from worker.errors import ConfigError
 
+AT_ONCE_S = 1.0
+"""A first connection that stands this soon was not waited for: nothing says that Redis was out of reach before."""
+
 Client = Any  # redis-py's clients share no typed base
 """A Redis client whose replies are bytes."""
 
@@ -92,24 +95,32 @@ class Uplink:
     """The exchange's clients, which know since when they stand. Changes when a connection is made anew."""
 
     def __init__(self, connections: "Connections") -> None:
+        self._made_s = monotonic_s()
         self.since_s = inf
-        self.client = connections.open(self._note)
+        """-inf: as far as can be seen they always stood."""
+
+        self.client = connections.open(self._noting())
         """Tells the queue what the engine said. Connected first, before the model is loaded."""
 
-        self.puller = connections.open(self._note_again)
+        self.puller = connections.open(self._noting())
         """Asks the queue for jobs."""
 
-        self._has_pulled = False
+    def _noting(self) -> Callable[[], None]:
+        is_first = True
 
-    def _note(self) -> None:
+        def note() -> None:
+            nonlocal is_first
+            # The first connection of one client beside another's that stands says nothing.
+            if not is_first or self.since_s == inf:
+                self._note(monotonic_s())
+            is_first = False
+
+        return note
+
+    def _note(self, now_s: float) -> None:
         # Whoever was cut off with us could not beat either: for one life nobody is dead.
-        self.since_s = monotonic_s()
-
-    def _note_again(self) -> None:
-        # Its first connection beside one that stands says nothing of others: it is made when the first pull is.
-        if self._has_pulled or self.since_s == inf:
-            self._note()
-        self._has_pulled = True
+        was_at_once = self.since_s == inf and now_s - self._made_s <= AT_ONCE_S
+        self.since_s = -inf if was_at_once else now_s
 
 
 class Connections:

@@ -56,7 +56,7 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     engine_config(config)
     places = find_places(config, environ)
     connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
-    # Connected before the model is loaded, a worker may take over from the dead as soon as it is ready.
+    # Connected at once, or at least before the model is loaded: it may take over from the dead as soon as it is ready.
     client = connections.uplink.client
     wait_until_usable(client, places.redis_url, patience_s=config.redis.patience_s, log=log)
     with ThreadPoolExecutor(1, thread_name_prefix="history") as beside:

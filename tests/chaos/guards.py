@@ -262,6 +262,11 @@ RECLAIMS = (
         tests=(f"{SUSPECTS}::TestGivenAFirstDeath",),
     ),
     Guard(
+        name="deaths without the job are not weighed",
+        patches=_script("lib_reclaim", "(alone > num_elsewhere(deaths) or alone >= LIMITS.MAX_DEATHS_ALONE)", "true"),
+        tests=(f"{SUSPECTS}::TestGivenASecondDeathWithoutProgress",),
+    ),
+    Guard(
         name="a death is listed each time the job is looked at",
         patches=_script("lib_reclaim", "if one.incarnation == death.incarnation then return deaths end"),
         tests=(f"{SUSPECTS}::TestGivenAFirstDeath",),

@@ -49,9 +49,9 @@ class Clock:
 class Running:
     """An exchange and all it needs; jobs that were pulled lie in `taken`. Changes with the test."""
 
-    def __init__(self, url: str, *, max_buffered_bytes: int = 2**30) -> None:
+    def __init__(self, url: str, *, max_buffered_bytes: int = 2**30, life_s: float = 0.4) -> None:
         config = load_config(
-            {}, flags={"redis.url": url, "queue.model_wait_s": 0.01, "beat.every_s": 0.1, "beat.life_s": 0.4}
+            {}, flags={"redis.url": url, "queue.model_wait_s": 0.01, "beat.every_s": 0.1, "beat.life_s": life_s}
         )
         self.clock = Clock()
         self.watch = StepWatch(30.0, self.clock)
@@ -95,10 +95,18 @@ def client(valkey: RedisServer) -> Generator[Any]:  # redis-py types it in part
 
 
 @pytest.fixture
-def running(valkey: RedisServer) -> Generator[Running]:
-    running = Running(valkey.url)
+def running(valkey: RedisServer, request: pytest.FixtureRequest) -> Generator[Running]:
+    """With what a test asks for by `@pytest.mark.parametrize("running", [{...}], indirect=True)`."""
+    running = Running(valkey.url, **getattr(request, "param", {}))
     yield running
     running.stop()
+
+
+def be_up_for_long(running: Running, queue: Queue) -> None:
+    """Let the server be one that can tell who is dead, and the exchange know its clock."""
+    queue.configure(test_clock_offset_ms=3_600_000)
+    sent_s = monotonic_s()
+    running.common.clock.read(queue.look().server_ms, sent_s=sent_s, received_s=monotonic_s())
 
 
 class TestGivenALoopThatHangs:
@@ -342,17 +350,45 @@ class TestGivenAJobWithChoices:
         assert (end.state, end.error) == (view.state, view.error)
 
 
+class TestGivenADeadWorker:
+    @pytest.fixture(autouse=True)
+    def dead(self, running: Running, client: Any) -> None:
+        """Its life has run out while it held a job, on a server that is up for long."""
+        queue = Queue(client, KEYS)
+        be_up_for_long(running, queue)
+        other = queue.worker("other")
+        queue.add("a")
+        other.beat(other.take().id, life_ms=1)
+
+    @pytest.mark.parametrize("running", [{"life_s": 600.0}], indirect=True)
+    def test_when_another_starts_and_reaches_redis_at_once_then_it_waits_for_no_life_of_its_own(
+        self, running: Running
+    ) -> None:
+        running.start()
+
+        wait_until(lambda: running.taken, "it reclaims")
+
+    def test_when_another_had_to_wait_for_redis_then_it_reclaims_nothing_for_a_life(
+        self, running: Running, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("worker.connections.AT_ONCE_S", -1.0)
+        started_s = monotonic_s()
+        running.start()
+
+        wait_until(lambda: running.taken, "it reclaims")
+
+        assert monotonic_s() - started_s > 0.4
+
+
 class TestGivenARedisThatStandsStill:
     def test_when_it_stood_for_longer_than_a_beat_then_nothing_is_reclaimed_for_a_life(
         self, running: Running, client: Any
     ) -> None:
         """Whoever seems dead then may have had no chance to beat."""
         queue = Queue(client, KEYS)
-        queue.configure(test_clock_offset_ms=3_600_000)
-        sent_s = monotonic_s()
-        running.common.clock.read(queue.look().server_ms, sent_s=sent_s, received_s=monotonic_s())
+        be_up_for_long(running, queue)
         running.start()
-        wait_until(lambda: monotonic_s() - running.connections.uplink.since_s > 0.4, "it may reclaim")
+        wait_until(lambda: running.common.meters.num_round_trips, "it has pulled")
         running.exchange.quiet()
         other = queue.worker("other")
         other.beat(life_ms=250)
