@@ -24,7 +24,7 @@ from producer.contract.database import open_database
 from tests.contract.driving import tokens
 from tests.history import events as e
 from worker.connections import connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
 

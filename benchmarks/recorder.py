@@ -19,7 +19,7 @@ from tests.history import events as e
 from tests.postgres import has_postgres, postgres_server
 from tests.servers import redis_server
 from worker.connections import Client, connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
 

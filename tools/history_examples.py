@@ -26,8 +26,8 @@ from producer.contract.wire import (
     encode_record,
     encode_spec,
 )
-from worker.history_rows import changes_of
-from worker.history_writer import HistoryWriter
+from worker.history.rows import changes_of
+from worker.history.writer import HistoryWriter
 from worker.migrate import migrate
 
 PAGE = Path(__file__).parents[1] / "docs" / "history.md"

@@ -1,9 +1,9 @@
 """Outbox -> history: a process of its own, so that the token path never waits for SQL. Read `Recorder.turn` first.
 
 Events are read from each partition's outbox through the consumer group `recorder`, written in one transaction, and
-only then acknowledged and deleted. Whatever dies in between, events are written again, which changes nothing:
-see `history_rows`. Several recorders may run on one queue; each has a name, finds its own unacknowledged events under
-it after a restart, and takes over those that another has left lying.
+only then acknowledged and deleted. Whatever dies in between, events are written again, which changes nothing: see
+`worker.history.rows`. Several recorders may run on one queue; each has a name, finds its own unacknowledged events
+under it after a restart, and takes over those that another has left lying.
 
 The database away: the same events are tried again with back-off; nothing else stops, the outbox holds the rest.
 """
@@ -29,8 +29,8 @@ from producer.contract.wire import OutboxEvent, WireError, decode_events, split_
 from worker.clock import wall_ms
 from worker.connections import Client, connect
 from worker.errors import ExitCode
-from worker.history_rows import JobChange, changes_of
-from worker.history_writer import BatchName, HistoryAway, HistoryWriter
+from worker.history.rows import JobChange, changes_of
+from worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from worker.log import get_log
 from worker.migrate import prepare
 from worker.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage

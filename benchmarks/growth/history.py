@@ -11,7 +11,7 @@ from producer.history import History, JobFilter
 from tests.history import events as e
 from tests.servers import redis_server
 from worker.connections import connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
 

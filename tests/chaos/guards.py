@@ -364,7 +364,7 @@ HISTORY = (
         name="an older event overwrites a newer row",
         patches=(
             Patch(
-                "worker/history_upserts.py",
+                "worker/history/upserts.py",
                 'is_newer = new["version"] > old["version"]',
                 'is_newer = new["version"] > 0',
             ),

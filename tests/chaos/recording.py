@@ -2,7 +2,7 @@
 
 from producer.contract.database import open_database
 from tests.servers import RedisServer
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.migrate import prepare
 from worker.recorder import Recorder, RecorderSettings
 

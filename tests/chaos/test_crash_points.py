@@ -27,7 +27,7 @@ from tests.integration.jobs import KEYS, check_every_token_once, check_nothing_i
 from tests.servers import RedisServer
 from worker.callbacks import WEBHOOKS_QUEUE, CallbackSettings, Mover, job_event, rq_queue
 from worker.connections import connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.migrate import migrate
 from worker.recorder import Recorder, RecorderSettings
 

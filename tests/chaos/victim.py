@@ -26,7 +26,7 @@ from worker import advance, callbacks, recorder
 from worker.config import load_config
 from worker.connections import Client, connect
 from worker.exchange import Exchange
-from worker.history_writer import HistoryAway, HistoryWriter
+from worker.history.writer import HistoryAway, HistoryWriter
 from worker.intake import Preparation
 from worker.log import get_log
 from worker.start import start

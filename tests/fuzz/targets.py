@@ -42,7 +42,7 @@ from producer.errors import BadOffset, InvalidJob, InvalidSetting
 from producer.following import Reader, cursor_at
 from producer.jobs import OPTION_NAMES, Options, template
 from tests.fuzz import inputs
-from worker.history_rows import changes_of
+from worker.history.rows import changes_of
 from worker.translate import read_spec
 
 Make = Callable[[random.Random], bytes]

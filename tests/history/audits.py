@@ -14,7 +14,7 @@ from tests.servers import RedisServer
 from worker.audit.auditor import Report
 from worker.audit.command import Asked, run_audit
 from worker.config import load_config
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.recorder import Recorder, RecorderSettings
 
 

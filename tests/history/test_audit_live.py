@@ -19,7 +19,7 @@ from tests.history.audits import Scene
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
 from worker.connections import connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.recorder import Recorder, RecorderSettings
 
 

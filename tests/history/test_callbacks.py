@@ -30,8 +30,8 @@ from worker import chores
 from worker.callbacks import CHORES_QUEUE, WEBHOOKS_QUEUE, CallbackSettings, Mover, main
 from worker.chore_jobs import rq_queue, rq_worker
 from worker.connections import Client
-from worker.history_rows import changes_of
-from worker.history_writer import HistoryWriter
+from worker.history.rows import changes_of
+from worker.history.writer import HistoryWriter
 from worker.webhooks import parse_networks
 
 CALLBACKS = e.KEYS.callbacks

@@ -28,7 +28,7 @@ from producer.contract.database import (
 )
 from producer.contract.tables import SCHEMA_REVISION
 from tests.history import events as e
-from tests.history.test_history_rows import row, write
+from tests.history.test_rows import row, write
 from tests.postgres import PostgresServer
 from worker.errors import ExitCode
 from worker.migrate import main, migrate, prepare

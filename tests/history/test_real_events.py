@@ -22,7 +22,7 @@ from tests.history import events as e
 from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
 from worker.callbacks import CallbackSettings, Mover, rq_queue
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.recorder import Recorder, RecorderSettings
 
 

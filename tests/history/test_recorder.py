@@ -19,7 +19,7 @@ from tests.history import events as e
 from tests.postgres import PostgresServer
 from tests.servers import RedisServer
 from worker.connections import Client, connect
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.recorder import GROUP, Recorder, RecorderSettings
 
 OUTBOX = e.KEYS.outbox

@@ -5,7 +5,7 @@ from sqlalchemy.engine import Engine
 
 from producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
 from tests.history import events as e
-from tests.history.test_history_rows import write
+from tests.history.test_rows import write
 from worker.retention import BITE_JOBS, erase_prompts_before, forget_before
 
 DAY_MS = 24 * HOUR_MS

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Engine
 from producer.contract.tables import HOUR_MS, batch_progress, hourly_goodput, hourly_latency, job_times, jobs, timeline
 from producer.contract.wire import encode_record
 from tests.history import events as e
-from tests.history.test_history_rows import write
+from tests.history.test_rows import write
 
 HOUR = e.NOON_MS - e.NOON_MS % HOUR_MS
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")

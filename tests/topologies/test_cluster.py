@@ -41,7 +41,7 @@ from worker.config import load_config
 from worker.connections import connect
 from worker.errors import ConfigError
 from worker.giving_back import GivingBack
-from worker.history_writer import HistoryWriter
+from worker.history.writer import HistoryWriter
 from worker.intake import Asides, Preparation
 from worker.leases import HeldJob
 from worker.migrate import migrate

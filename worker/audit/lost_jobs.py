@@ -73,7 +73,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
 
 
 def _prompt(text: str, kind: str) -> Prompt:
-    """As it was before `history_rows` wrote it as text."""
+    """As it was before `worker.history.rows` wrote it as text."""
     if kind == "text":
         return text
     parts: list[Any] = json.loads(text)

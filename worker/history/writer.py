@@ -16,8 +16,8 @@ from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityE
 
 from producer.contract.database import why
 from producer.contract.tables import batches, jobs, results
-from worker.history_rows import IDENTITY, JobChange, Row
-from worker.history_upserts import Upserts
+from worker.history.rows import IDENTITY, JobChange, Row
+from worker.history.upserts import Upserts
 
 BatchName = tuple[str, str]
 """(queue, batch)."""

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Engine
 
 from producer.contract.tables import attempts, jobs, results
 from tests.history import events as e
-from worker.history_rows import KeepPrompts, changes_of
-from worker.history_writer import HistoryWriter
+from worker.history.rows import KeepPrompts, changes_of
+from worker.history.writer import HistoryWriter
 
 JOB = "0.acme.k3j9x2"
 

@@ -8,7 +8,7 @@ belongs to one of four groups, whose merging does not depend on order or repetit
     LEAST       the least seen
     GREATEST    the greatest seen
 
-`merge` does it for two rows in memory; `history_writer` states the same in SQL.
+`merge` does it for two rows in memory; `writer` states the same in SQL.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The statements that merge rows into the history, in SQL what `history_rows.merge` is in memory. Knows no transaction.
+"""The statements that merge rows into the history, in SQL what `rows.merge` is in memory. Knows no transaction.
 
 SQLite takes a statement for each row, which costs it least. PostgreSQL takes all rows as one JSON array, in one
 statement: measured on 1000 rows at a time, 85 microseconds a row instead of 150, and a third of the work on our side.
@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
 from producer.contract.tables import attempts, batches, jobs, results
-from worker.history_rows import ENDED_ATTEMPT, GREATEST, IDENTITY, LEAST, NEWEST, STARTED_ATTEMPT, SUBMITTED, Row
+from worker.history.rows import ENDED_ATTEMPT, GREATEST, IDENTITY, LEAST, NEWEST, STARTED_ATTEMPT, SUBMITTED, Row
 
 # Either dialect's INSERT; they share what is used here, but no typed base.
 Insert = postgresql.Insert | sqlite.Insert

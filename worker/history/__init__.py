@@ -1,0 +1,1 @@
+"""What the recorder writes: events as rows, the statements that merge them, and one transaction a batch."""
