@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,8 +82,16 @@ def measure(shape: str, max_num_seqs: int, peers: Sequence[str], num_rounds: int
         }
         for name in peers:
             runs[name] = stack.enter_context(serving(name, model, work)).run_s
-        rounds = [{name: num_tokens / run() for name, run in runs.items()} for _ in range(1 + num_rounds)]
+        rounds = [run_round(number, runs, num_tokens) for number in range(1 + num_rounds)]
     return {name: [one[name] for one in rounds[1:]] for name in runs}
+
+
+def run_round(number: int, runs: Mapping[str, Run], num_tokens: int) -> dict[str, float]:
+    """Tokens per second of each in one round, said at once: a table takes many minutes."""
+    rates = {name: num_tokens / run() for name, run in runs.items()}
+    said = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+    print(f"  round {number}{'' if number else ', not counted'}: {said}", file=sys.stderr, flush=True)
+    return rates
 
 
 def print_case(shape: str, max_num_seqs: int, found: dict[str, list[float]]) -> None:
