@@ -20,12 +20,12 @@ from benchmarks.discipline_runs import (
     times,
 )
 from engine.config import DISCIPLINE_NAMES
+from engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
 from engine.simulation.capacity import largest_rate
 from engine.simulation.executor import SimulatedExecutor, VirtualClock
 from engine.simulation.figures import Target, percentile, summarise
-from engine.simulation.replay import Arrival, Replay, replay
+from engine.simulation.replay import Replay, replay
 from engine.simulation.step_time import StepTime
-from engine.simulation.traffic import constant, geometric, merged, poisson, uniform
 
 ORDER = tuple(reversed(DISCIPLINE_NAMES))
 """From the oldest to ours."""

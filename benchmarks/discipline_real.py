@@ -6,10 +6,10 @@ from benchmarks.discipline_runs import CaseResult, Claim, Machine, Row, config_f
 from benchmarks.engine import model_folder
 from engine.config import DISCIPLINE_NAMES
 from engine.model_runner import ModelOptions, load_model_runner
+from engine.simulation.arrivals import Arrival, geometric, poisson, uniform
 from engine.simulation.figures import Target
-from engine.simulation.replay import Arrival, RealClock, Replay, replay, simulate
+from engine.simulation.replay import RealClock, Replay, replay, simulate
 from engine.simulation.step_time import Fit, fit
-from engine.simulation.traffic import geometric, poisson, uniform
 from engine.threads import limit_spinning
 
 _ORDER = tuple(reversed(DISCIPLINE_NAMES))

@@ -6,8 +6,9 @@ from typing import Any
 
 from engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from engine.null_model import NullModelConfig
+from engine.simulation.arrivals import Arrival
 from engine.simulation.figures import Figures, Target, summarise
-from engine.simulation.replay import Arrival, Replay, simulate
+from engine.simulation.replay import Replay, simulate
 from engine.simulation.step_time import StepTime
 
 CARD = StepTime(fixed_s=5e-3, token_s=3e-5, kv_token_s=4.4e-8, pair_s=1.3e-9, row_s=1e-6)

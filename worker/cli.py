@@ -19,9 +19,9 @@ _HISTORY = ("history.database_url",)
 _QUEUE = ("redis.url", "queue.name", "queue.partitions")
 _TUNED = (
     "queue.name", "model.dtype", "model.quantization", "model.num_blocks", "model.memory_fraction",
-    "model.max_model_len", "model.num_threads",
+    "model.max_model_len", "model.num_threads", "batching.discipline", "batching.batch_window_s",
 )  # fmt: skip
-"""What `worker tune` reads; the rest of the engine's settings are what it looks for."""
+"""What `worker tune` has flags for; the rest of the engine's settings are what it looks for."""
 
 _NO_FLAG = frozenset({"model.device", "callbacks.secret"})
 """--gpu and --cpu stand for the first; the second is a secret itself, and `ps` shows a command line to everyone."""
@@ -166,7 +166,8 @@ def tune(model: str, gpu: int | None, cpu: bool, config_file: Path | None, **giv
     """Find the settings that serve a traffic best with MODEL on this machine.
 
     Measures how long steps take here, replays the traffic in virtual time with each choice of settings, and runs the
-    best one for real, beside what was predicted. Without a file the traffic is that of the history's newest jobs.
+    best ones and the current ones (defaults, file, environment) for real, beside what was predicted. Without a file the
+    traffic is that of the history's newest jobs.
 
     \b
     A line of the file, where prompt may stand for prompt_tokens and max_tokens for output_tokens:
@@ -176,7 +177,7 @@ def tune(model: str, gpu: int | None, cpu: bool, config_file: Path | None, **giv
     Example:
         worker tune ./Qwen3-0.6B traffic.jsonl --ttft 1 --tpot 50
     """
-    from worker.tuning import Asked, run_tune
+    from worker.tune import Asked, run_tune
 
     asked = Asked(**{name: given.pop(name) for name in list(given) if name in Asked.__annotations__})
     config = _config_of(config_file, given, model__path=model, model__device=_device_of(gpu, cpu=cpu))

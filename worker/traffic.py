@@ -9,8 +9,7 @@ from typing import cast
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from engine.simulation.replay import Arrival
-from engine.simulation.traffic import constant, poisson
+from engine.simulation.arrivals import Arrival, constant, poisson
 from producer.contract import tables
 from producer.contract.database import HistoryError, open_database, why
 from worker.errors import ConfigError, NotReady

@@ -1,203 +1,148 @@
-"""`worker tune`: measure how long a step takes here, and find the settings that serve a traffic best. Changes nothing.
+"""`worker tune`: the model that is named, the traffic that is given or remembered, and what was found, for people."""
 
-A few short runs of the model give its step time on this machine (`engine.simulation.step_time`). With it the traffic is
-replayed in virtual time, once for each choice of settings; the best of them is then run for real beside the prediction.
-"""
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from engine.config import EngineConfig
-from engine.executor import Executor, ModelLimits
-from engine.null_model import NullModelConfig
-from engine.simulation.figures import Figures, Target, summarise
-from engine.simulation.replay import Arrival, Clock, Replay, replay, simulate
-from engine.simulation.step_time import Fit, fit
-from worker.config import DEFAULT_BLOCK_SIZE
-
-MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128)
-MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096)
-THRESHOLDS = (0, 64, 128, 256, 512)
-BLOCK_SIZES = (16, 32, 64)
+from engine.executor import Executor
+from engine.simulation.arrivals import Arrival
+from engine.simulation.figures import Figures, Target
+from engine.simulation.replay import RealClock
+from engine.simulation.step_time import Fit
+from worker.config import DEFAULT_BLOCK_SIZE, SETTINGS, WorkerConfig
+from worker.errors import ConfigError
+from worker.places import database_url_of
+from worker.serving import engine_config, load
+from worker.settings_search import BLOCK_SIZES, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Choice, Found, Model, search
+from worker.traffic import read_history, read_traffic
+from worker.translate import Encoder
 
 _LARGE_ERROR = 0.2
-_PROBE_OUTPUT_TOKENS = 24
-_PROBE_SEQS = (1, 4, 16, 48)
+_TOLD_OTHERWISE = {"device", "enable_prefix_caching", *(field.name for field in fields(Choice))}
+"""By flags of their own, or, as prefix caching, not at all: nothing was measured with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The settings that are looked for."""
+class Asked:
+    """What the command was told beside the worker's settings."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_token_threshold: int = 0
-    block_size: int = DEFAULT_BLOCK_SIZE
-
-    @property
-    def config(self) -> EngineConfig:
-        """As the engine wants them."""
-        return EngineConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            # No two prompts of a replay begin alike, which a cache of them could not change.
-            enable_prefix_caching=False,
-        )
+    traffic: Path | None
+    ttft_s: float
+    tpot_ms: float
+    rate: float
+    requests: int
+    hours: float
 
     @property
-    def flags(self) -> str:
-        """As `worker start` wants them."""
-        return (
-            f"--max-num-seqs {self.max_num_seqs} --max-num-batched-tokens {self.max_num_batched_tokens} "
-            f"--long-prefill-token-threshold {self.long_prefill_token_threshold} --block-size {self.block_size}"
-        )
+    def target(self) -> Target:
+        """How fast answers have to be."""
+        return Target(ttft_s=self.ttft_s, tpot_s=self.tpot_ms / 1e3)
 
 
-_DEFAULTS = EngineConfig()
-DEFAULT = Choice(
-    max_num_seqs=_DEFAULTS.max_num_seqs,
-    max_num_batched_tokens=_DEFAULTS.max_num_batched_tokens,
-    long_prefill_token_threshold=_DEFAULTS.long_prefill_token_threshold,
-    block_size=DEFAULT_BLOCK_SIZE,
-)
-"""What a worker does that is told nothing."""
+def run_tune(config: WorkerConfig, environ: Mapping[str, str], asked: Asked) -> str:
+    """Tune for a model and a traffic; the report, and the command that starts what was found.
 
-
-class Model:
-    """A model on this machine, loaded anew for each block size, which is what `load` takes."""
-
-    def __init__(self, load: Callable[[int], Executor], clock: Clock) -> None:
-        self._load = load
-        self._clock = clock
-        self._loaded: tuple[int, Executor] | None = None
-        self._fits: dict[int, tuple[Fit, ModelLimits]] = {}
-
-    def run(self, arrivals: Sequence[Arrival], choice: Choice) -> Replay:
-        """Serve `arrivals` for real."""
-        return replay(arrivals, self._executor(choice.block_size), choice.config, self._clock)
-
-    def measured(self, block_size: int, arrivals: Sequence[Arrival]) -> tuple[Fit, ModelLimits]:
-        """The step time with blocks of this size, and the limits of its cache; measured once."""
-        if block_size not in self._fits:
-            limits = self.limits(block_size)
-            runs = [self.run(probe, choice) for probe, choice in _probes(arrivals, block_size)]
-            steps = [(step.work, step.taken_s) for run in runs for step in run.steps]
-            self._fits[block_size] = fit(steps), limits
-        return self._fits[block_size]
-
-    def limits(self, block_size: int) -> ModelLimits:
-        """What it takes with blocks of this size."""
-        return self._executor(block_size).limits
-
-    def _executor(self, block_size: int) -> Executor:
-        if self._loaded is None or self._loaded[0] != block_size:
-            # Let go of the one before: two caches may not fit.
-            self._loaded = None
-            self._loaded = block_size, self._load(block_size)
-        return self._loaded[1]
-
-
-def _probes(arrivals: Sequence[Arrival], block_size: int) -> Iterable[tuple[list[Arrival], Choice]]:
-    """Bursts of the traffic's own prompts with short outputs, in batches of several sizes; the first one warms up."""
-    burst = [replace(one, at_s=0.0, num_output_tokens=_PROBE_OUTPUT_TOKENS, max_tokens=0) for one in arrivals]
-    for max_num_seqs in (_PROBE_SEQS[0], *_PROBE_SEQS):
-        prompts = (burst * max_num_seqs)[: max_num_seqs + max_num_seqs // 2]
-        yield prompts, Choice(max_num_seqs=max_num_seqs, max_num_batched_tokens=512, block_size=block_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """What was found."""
-
-    choice: Choice
-    fit: Fit
-    """Of the steps with the chosen block size."""
-
-    default_predicted: Figures
-    predicted: Figures
-    measured: Figures
-    num_tried: int
-
-
-def tune(model: Model, arrivals: Sequence[Arrival], target: Target) -> Tuned:
-    """Find the settings under which most of `arrivals` meet `target`, then the most come out, then the least is asked.
-
-    Looks at all pairs of sequences and budget, then at thresholds, then at block sizes.
+    Raises:
+        ConfigError: the model, the traffic or a number is wrong.
+        NotReady: the history cannot be read.
     """
-    seen: dict[Choice, Figures] = {}
+    batching = engine_config(config)
+    first = load(_widest(config, BLOCK_SIZES[0]))
+    arrivals = _arrivals(config, environ, asked, first.encode)
+    _check_lengths(arrivals, first.max_job_tokens)
+    loaded: list[Executor] = [first.executor]
+    del first
 
-    def predicted(choice: Choice) -> Figures:
-        if choice not in seen:
-            found, limits = model.measured(choice.block_size, arrivals)
-            seen[choice] = _predict(arrivals, found, limits, choice, target)
-        return seen[choice]
+    def load_with(block_size: int) -> Executor:
+        return loaded.pop() if loaded and block_size == BLOCK_SIZES[0] else load(_widest(config, block_size)).executor
 
-    def best(choices: Iterable[Choice]) -> Choice:
-        return max(choices, key=lambda choice: _worth(predicted(choice), choice))
+    found = search(Model(load_with, RealClock(), batching), arrivals, asked.target, current_choice(config))
+    report = report_of(found, batching.discipline, asked.target)
+    return f"{report}\n\n{start_command(config, found.best.choice)}"
 
-    pairs = [
-        Choice(max_num_seqs=sequences, max_num_batched_tokens=budget)
-        for sequences in MAX_NUM_SEQS
-        for budget in MAX_NUM_BATCHED_TOKENS
-        if budget >= sequences
-    ]
-    choice = best(pairs)
-    thresholds = [one for one in THRESHOLDS if one < choice.max_num_batched_tokens]
-    choice = best([replace(choice, long_prefill_token_threshold=one) for one in thresholds])
-    choice = best([replace(choice, block_size=one) for one in BLOCK_SIZES])
-    default_predicted, expected = predicted(DEFAULT), predicted(choice)
-    return Tuned(
-        choice=choice,
-        fit=model.measured(choice.block_size, arrivals)[0],
-        default_predicted=default_predicted,
-        predicted=expected,
-        measured=summarise(model.run(arrivals, choice), target),
-        num_tried=len(seen),
+
+def current_choice(config: WorkerConfig) -> Choice:
+    """What a worker with these settings does."""
+    batching = config.batching
+    return Choice(
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        long_prefill_token_threshold=batching.long_prefill_token_threshold,
+        block_size=config.model.block_size or DEFAULT_BLOCK_SIZE,
     )
 
 
-def _predict(arrivals: Sequence[Arrival], found: Fit, limits: ModelLimits, choice: Choice, target: Target) -> Figures:
-    cache = NullModelConfig(
-        max_model_len=limits.max_model_len, num_blocks=limits.num_blocks, block_size=limits.block_size
+def start_command(config: WorkerConfig, choice: Choice) -> str:
+    """The command that starts what was tuned, whatever the environment says there: the queue, the device and all that
+    was measured with, then the choice. Not where Redis and the history are: their addresses may hold passwords."""
+    model = _widest(config, choice.block_size).model
+    kind, _, index = model.device.partition(":")
+    flags = [f"--queue {shlex.quote(config.queue.name)}", "--cpu" if kind == "cpu" else f"--gpu {index or 0}"]
+    sections = {"model": model, "batching": config.batching}
+    for leaf in SETTINGS:
+        if leaf.section not in sections or leaf.name in _TOLD_OTHERWISE:
+            continue
+        if (value := getattr(sections[leaf.section], leaf.name)) is not None:
+            flags.append(f"{leaf.flag} {shlex.quote(str(value))}")
+    return " ".join(["worker start", *flags, choice.flags])
+
+
+def _widest(config: WorkerConfig, block_size: int) -> WorkerConfig:
+    """Room for every choice and the current settings; one amount of memory, whatever the size of its blocks."""
+    current, num_blocks = current_choice(config), config.model.num_blocks
+    if num_blocks is not None:
+        num_blocks = num_blocks * current.block_size // block_size
+    batching = replace(
+        config.batching,
+        max_num_seqs=max(current.max_num_seqs, *MAX_NUM_SEQS),
+        max_num_batched_tokens=max(current.max_num_batched_tokens, *MAX_NUM_BATCHED_TOKENS),
+        long_prefill_token_threshold=0,
     )
-    return summarise(simulate(arrivals, found.step_time, choice.config, cache), target)
+    return replace(config, model=replace(config.model, block_size=block_size, num_blocks=num_blocks), batching=batching)
 
 
-def _worth(figures: Figures, choice: Choice) -> tuple[float, ...]:
-    """What makes one choice better than another: first what people notice, then what it costs. Rounded, so that what
-    is less than a prediction can tell does not decide."""
-    return (
-        round(figures.attainment, 2),
-        round(figures.requests_per_s, 2),
-        -round(figures.tpot_p99_s, 3),
-        -choice.max_num_seqs,
-        -choice.max_num_batched_tokens,
-        -choice.long_prefill_token_threshold,
-        -choice.block_size,
-    )
+def _arrivals(config: WorkerConfig, environ: Mapping[str, str], asked: Asked, encode: Encoder) -> list[Arrival]:
+    if asked.traffic is None:
+        url = database_url_of(config, environ)
+        return read_history(url, config.queue.name, hours=asked.hours, most=asked.requests)
+    read = read_traffic(asked.traffic, lambda text: len(encode(text, add_special_tokens=True)), rate=asked.rate)
+    return read[: asked.requests]
 
 
-def report_of(tuned: Tuned, target: Target) -> str:
-    """What was found, for people."""
-    found = tuned.fit
-    head = f"{'':<24}{'target met':>11}{'req/s':>8}{'TTFT p99 s':>12}{'TPOT mean ms':>14}{'p99 ms':>8}"
+def _check_lengths(arrivals: list[Arrival], max_job_tokens: int) -> None:
+    longest = max(one.num_prompt_tokens + max(one.num_output_tokens, one.max_tokens) for one in arrivals)
+    if longest > max_job_tokens:
+        raise ConfigError([f"the traffic has a request of {longest} tokens; this worker takes {max_job_tokens}"])
+
+
+def report_of(found: Found, discipline: str, target: Target) -> str:
+    """What was found, for people. Predicted is in virtual time, measured is served for real."""
+    fit = found.fit
     lines = [
-        f"a step takes {found.step_time}",
-        f"(of {found.num_steps} steps half are within {found.median_error:.0%}, all together {found.total_error:+.0%})",
-        *_warning(found),
-        f"target: TTFT <= {target.ttft_s:g} s, TPOT <= {target.tpot_s * 1e3:g} ms; {tuned.num_tried} choices tried",
+        f"a step takes {fit.step_time}",
+        f"(of {fit.num_steps} steps half are within {fit.median_error:.0%}, all together {fit.total_error:+.0%})",
+        *_warning(fit),
+        f"target: TTFT <= {target.ttft_s:g} s, TPOT <= {target.tpot_s * 1e3:g} ms; discipline {discipline}; "
+        f"{found.num_tried} choices tried in virtual time, these run for real too:",
         "",
-        head,
-        _line("defaults, predicted", tuned.default_predicted),
-        _line("recommended, predicted", tuned.predicted),
-        _line("recommended, measured", tuned.measured),
+        f"{'':<24}{'target met':>11}{'req/s':>8}{'TTFT p99 s':>12}{'TPOT mean ms':>14}{'p99 ms':>8}",
+        _line("current, predicted", found.current.predicted),
+        _line("current, measured", found.current.measured),
     ]
-    return "\n".join(lines)
+    if found.best == found.current:
+        return "\n".join([*lines, "", "nothing better was found than the current settings:"])
+    return "\n".join(
+        [
+            *lines,
+            _line("recommended, predicted", found.best.predicted),
+            _line("recommended, measured", found.best.measured),
+        ]
+    )
 
 
-def _warning(found: Fit) -> list[str]:
-    if abs(found.total_error) <= _LARGE_ERROR:
+def _warning(fit: Fit) -> list[str]:
+    if abs(fit.total_error) <= _LARGE_ERROR:
         return []
     return ["the machine did other things meanwhile: some steps took far longer than most. Tune on a quiet one."]
 

@@ -13,6 +13,7 @@ from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence as SequenceState
+from engine.simulation.arrivals import Arrival
 from engine.simulation.executor import SimulatedExecutor, VirtualClock
 from engine.simulation.step_time import StepTime, StepWork, work_of
 
@@ -20,19 +21,6 @@ _END_ROW = Sampled((255,))
 _OTHER_ROW = Sampled((254,))
 _LEAST_PAUSE_S = 1e-6
 """Less might not move a clock that stands at a large number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A request to come. It generates what is said here, whatever the model would say."""
-
-    at_s: float
-    """After the first moment of the replay."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    max_tokens: int = 0
-    """What it might have generated, as far as anyone knew before; as many as it does if 0."""
 
 
 class _Silent:

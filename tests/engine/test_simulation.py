@@ -7,12 +7,12 @@ from engine.config import DISCIPLINE_NAMES, EngineConfig
 from engine.null_model import NullModelConfig
 from engine.request import SamplingParams
 from engine.sequence import Sequence
+from engine.simulation.arrivals import Arrival, constant, geometric, poisson
 from engine.simulation.capacity import largest_rate
 from engine.simulation.executor import SimulatedExecutor, VirtualClock
 from engine.simulation.figures import Target, summarise
-from engine.simulation.replay import Arrival, Replay, replay, simulate
+from engine.simulation.replay import Replay, replay, simulate
 from engine.simulation.step_time import StepTime, StepWork, fit, work_of
-from engine.simulation.traffic import constant, geometric, poisson
 
 CACHE = NullModelConfig(num_blocks=256, max_model_len=256)
 

@@ -10,28 +10,30 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from engine.batch import Batch, Sampled
+from engine.config import EngineConfig
 from engine.null_model import NullModelConfig
+from engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
 from engine.simulation.executor import SimulatedExecutor, VirtualClock
 from engine.simulation.figures import Target
-from engine.simulation.replay import Arrival
 from engine.simulation.step_time import StepTime
-from engine.simulation.traffic import constant, merged, poisson
 from producer.contract import tables
 from producer.contract.database import open_database
 from worker.cli import main
 from worker.config import WorkerConfig, load_config
 from worker.errors import ConfigError, ExitCode, NotReady
 from worker.migrate import prepare
+from worker.settings_search import Choice, Found, Model, search
 from worker.traffic import read_history, read_traffic
-from worker.tune import DEFAULT, Choice, Model, Tuned, report_of, tune
-from worker.tuning import start_command
+from worker.tune import current_choice, report_of, start_command
 
 CHATS_AND_LONG_PROMPTS = merged(
     poisson(8.0, 24, constant(16), constant(30)), poisson(1.0, 3, constant(1500), constant(5))
 )
 
+DEFAULTS = current_choice(load_config({}))
 
-def model(step_time: StepTime, *, num_tokens: int = 32768) -> Model:
+
+def model(step_time: StepTime, *, num_tokens: int = 32768, discipline: str = "continuous") -> Model:
     """A model in virtual time; `num_tokens` fit its cache, whatever the size of a block."""
     clock = VirtualClock()
 
@@ -39,24 +41,47 @@ def model(step_time: StepTime, *, num_tokens: int = 32768) -> Model:
         cache = NullModelConfig(num_blocks=num_tokens // block_size, block_size=block_size, max_model_len=2048)
         return SimulatedExecutor(step_time, clock, cache)
 
-    return Model(load, clock)
+    return Model(load, clock, EngineConfig(discipline=discipline))
 
 
 class TestGivenPromptsThatStallDecodes:
     """A token of a prompt costs 0.2 ms: 1,500 of them at once hold everybody up for 0.3 s."""
 
-    tuned: Tuned = tune(
-        model(StepTime(fixed_s=5e-3, token_s=2e-4)), CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05)
+    found: Found = search(
+        model(StepTime(fixed_s=5e-3, token_s=2e-4)), CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS
     )
 
     def test_when_it_is_tuned_then_more_meet_the_target_than_with_the_defaults(self) -> None:
-        assert self.tuned.predicted.attainment > self.tuned.default_predicted.attainment
-        assert self.tuned.choice.max_num_batched_tokens < 1500 or self.tuned.choice.long_prefill_token_threshold
+        best, choice = self.found.best, self.found.best.choice
+        assert best.predicted.attainment > self.found.current.predicted.attainment
+        assert choice.max_num_batched_tokens < 1500 or choice.long_prefill_token_threshold
 
     def test_when_the_machine_keeps_to_its_step_time_then_what_was_predicted_is_measured(self) -> None:
-        assert self.tuned.fit.median_error < 0.01
-        assert self.tuned.measured.attainment == pytest.approx(self.tuned.predicted.attainment, abs=0.05)
-        assert self.tuned.measured.tpot_mean_s == pytest.approx(self.tuned.predicted.tpot_mean_s, rel=0.05)
+        assert self.found.fit.median_error < 0.01
+        for outcome in (self.found.current, self.found.best):
+            assert outcome.measured.attainment == pytest.approx(outcome.predicted.attainment, abs=0.05)
+            assert outcome.measured.tpot_mean_s == pytest.approx(outcome.predicted.tpot_mean_s, rel=0.05)
+
+
+class TestGivenADiscipline:
+    @pytest.mark.parametrize(("discipline", "pads"), [("continuous", False), ("static", True)])
+    def test_when_it_is_tuned_then_it_is_what_is_replayed_and_run(self, discipline: str, pads: bool) -> None:
+        serving = model(StepTime(fixed_s=5e-3, token_s=2e-4), discipline=discipline)
+        chats = poisson(50.0, 8, constant(16), uniform(2, 20))
+
+        found = search(serving, chats, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS)
+
+        for figures in (found.current.predicted, found.current.measured):
+            assert (figures.padding > 0) == pads
+
+    def test_when_it_computes_prompts_whole_then_no_threshold_is_tried(self) -> None:
+        serving = model(StepTime(fixed_s=5e-3, token_s=2e-4), discipline="prefill-first")
+        long = poisson(2.0, 4, constant(1500), constant(5))
+
+        assert (
+            search(serving, long, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS).best.choice.long_prefill_token_threshold
+            == 0
+        )
 
 
 class TestGivenAMachineThatIsBusy:
@@ -74,10 +99,13 @@ class TestGivenAMachineThatIsBusy:
                 clock.pass_s(float(every > 0 and self.num_steps % every == 0))
                 return super().execute(batch)
 
-        busy = Model(lambda block_size: Disturbed(StepTime(fixed_s=1e-3), clock, NullModelConfig()), clock)
+        lone = [Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=4)]
         target = Target(ttft_s=1.0, tpot_s=1.0)
+        busy = Model(
+            lambda block_size: Disturbed(StepTime(fixed_s=1e-3), clock, NullModelConfig()), clock, EngineConfig()
+        )
 
-        report = report_of(tune(busy, [Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=4)], target), target)
+        report = report_of(search(busy, lone, target, DEFAULTS), "continuous", target)
 
         assert ("Tune on a quiet one" in report) == warns
 
@@ -105,6 +133,8 @@ class TestGivenAChoice:
             "model.memory_fraction": "0.3",
             "model.max_model_len": "900",
             "model.num_threads": "3",
+            "batching.discipline": "dynamic",
+            "batching.batch_window_s": "0.5",
         }
         config = load_config({}, flags=given)
 
@@ -112,8 +142,9 @@ class TestGivenAChoice:
 
         assert started.model == replace(config.model, block_size=32)
         assert started.queue.name == "night"
-        assert (started.batching.max_num_seqs, started.batching.max_num_batched_tokens) == (8, 512)
-        assert started.batching.long_prefill_token_threshold == 64
+        assert started.batching == replace(
+            config.batching, max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=64
+        )
 
     def test_when_a_gpu_and_blocks_were_given_then_the_cache_is_as_large_as_the_one_measured(self) -> None:
         config = load_config({}, flags={"model.path": "m", "model.device": "cuda:1", "model.num_blocks": "100"})
@@ -122,6 +153,11 @@ class TestGivenAChoice:
 
         assert (started.model.device, started.model.num_blocks, started.model.block_size) == ("cuda:1", 50, 32)
 
+    def test_when_blocks_were_given_with_their_size_then_their_memory_is_kept(self) -> None:
+        config = load_config({}, flags={"model.path": "m", "model.num_blocks": "100", "model.block_size": "64"})
+
+        assert self.started(start_command(config, self.choice)).model.num_blocks == 200
+
     def test_when_a_default_was_given_then_the_command_says_it_too(self) -> None:
         """The environment may say something else."""
         assert " --cpu " in start_command(load_config({}), self.choice)
@@ -129,12 +165,22 @@ class TestGivenAChoice:
 
 
 class TestGivenAMachineThatServesAll:
+    LONE = tuple(Arrival(at_s=float(n), num_prompt_tokens=16, num_output_tokens=4) for n in range(12))
+    TARGET = Target(ttft_s=1.0, tpot_s=1.0)
+
+    def found(self, current: Choice) -> Found:
+        return search(model(StepTime(fixed_s=1e-3)), self.LONE, self.TARGET, current)
+
     def test_when_all_choices_are_alike_then_the_least_is_asked_for(self) -> None:
-        lone = [Arrival(at_s=float(n), num_prompt_tokens=16, num_output_tokens=4) for n in range(12)]
+        assert self.found(DEFAULTS).best.choice == Choice(max_num_seqs=4, max_num_batched_tokens=128, block_size=16)
 
-        choice = tune(model(StepTime(fixed_s=1e-3)), lone, Target(ttft_s=1.0, tpot_s=1.0)).choice
+    def test_when_the_current_settings_are_the_best_then_nothing_else_is_recommended(self) -> None:
+        found = self.found(Choice(max_num_seqs=1, max_num_batched_tokens=16))
 
-        assert (choice.max_num_seqs, choice.max_num_batched_tokens, choice.block_size) == (4, 128, 16)
+        assert found.best == found.current
+        report = report_of(found, "continuous", self.TARGET)
+        assert report.endswith("nothing better was found than the current settings:")
+        assert "recommended" not in report
 
 
 class TestGivenAFileOfTraffic:
@@ -222,12 +268,16 @@ class TestGivenAHistory:
             read_history(f"sqlite:///{tmp_path / 'none.db'}", "q", hours=24, most=100)
 
 
-def test_the_default_choice_is_what_a_worker_does_that_is_told_nothing() -> None:
-    batching = load_config({}).batching
+class TestGivenSettings:
+    def test_when_they_are_told_then_they_are_what_is_measured_beside_the_best(self) -> None:
+        environ = {
+            "SLUICE_MAX_NUM_SEQS": "200", "SLUICE_MAX_NUM_BATCHED_TOKENS": "300", "SLUICE_BLOCK_SIZE": "32",
+            "SLUICE_LONG_PREFILL_TOKEN_THRESHOLD": "90",
+        }  # fmt: skip
 
-    assert DEFAULT.max_num_seqs == batching.max_num_seqs
-    assert DEFAULT.max_num_batched_tokens == batching.max_num_batched_tokens
-    assert DEFAULT.long_prefill_token_threshold == batching.long_prefill_token_threshold
+        assert current_choice(load_config(environ)) == Choice(
+            max_num_seqs=200, max_num_batched_tokens=300, long_prefill_token_threshold=90, block_size=32
+        )
 
 
 class TestGivenTheCommand:
@@ -245,14 +295,19 @@ class TestGivenTheCommand:
         traffic = tmp_path / "traffic.jsonl"
         traffic.write_text('{"prompt_tokens": 20, "output_tokens": 5}\n' * 6)
 
-        result = CliRunner().invoke(main, ["tune", "null?step_s=0.0005", str(traffic), "--rate", "20"])
+        result = CliRunner().invoke(
+            main, ["tune", "null?step_s=0.0005", str(traffic), "--rate", "20", "--discipline", "orca"]
+        )
 
         assert result.exit_code == ExitCode.DONE, result.output
         assert [line.split("  ")[0] for line in result.output.splitlines() if "ed  " in line] == [
-            "defaults, predicted",
+            "current, predicted",
+            "current, measured",
             "recommended, predicted",
             "recommended, measured",
         ]
         assert result.output.splitlines()[-1].startswith(
             "worker start --queue default --cpu --model 'null?step_s=0.0005'"
         )
+        assert "discipline orca" in result.output
+        assert " --discipline orca " in result.output.splitlines()[-1]

@@ -1,12 +1,24 @@
-"""Make arrivals: when they come, and how long they are. The same seed gives the same ones."""
+"""Requests to come: when, and how long they are. Those that are made are the same for the same seed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
-
-from engine.simulation.replay import Arrival
 
 Length = Callable[[Random], int]
 """Draws a number of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request to come. It generates what is said here, whatever the model would say."""
+
+    at_s: float
+    """After the first moment of the replay."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int = 0
+    """What it might have generated, as far as anyone knew before; as many as it does if 0."""
 
 
 def constant(num_tokens: int) -> Length:
