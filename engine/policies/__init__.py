@@ -1,7 +1,8 @@
-"""Who goes first: one order rules who joins next, who computes first, and who gives blocks back last.
+"""What the scheduler is told: who goes first, and how steps are batched.
 
-A policy is an order and nothing else. When those waiting may join, what they hold, how prompts are cut and whether the
-batch is padded is decided by a batching discipline: see `engine.policies.disciplines`.
+A policy is an order, and nothing else: it rules who joins next, who computes first, and who gives blocks back last.
+A batching discipline is the rest: when those waiting may join, what they hold, how prompts are cut and whether the
+batch is padded: `engine.policies.disciplines`.
 """
 
 from typing import Protocol

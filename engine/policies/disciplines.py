@@ -62,7 +62,7 @@ class Discipline(Protocol):
         ...
 
     def plan(self, step: Step) -> Batch:
-        """Choose who computes what in the next step; empty where nobody does."""
+        """Choose who computes what in the next step; empty where nobody does. The only one that may change anything."""
         ...
 
     def num_held_tokens(self, sequence: Sequence) -> int:
@@ -158,7 +158,7 @@ class Orca(Continuous):
 class FixedBatches(Orca):
     """A batch begins when nobody runs, and nobody joins it; it is a rectangle until the slowest has ended.
 
-    It begins when it is full, or `window_s` after the first of those waiting was seen.
+    It begins when it is full, or `window_s` after a plan first saw one of those waiting.
     """
 
     def __init__(self, config: EngineConfig, limits: ModelLimits, *, window_s: float) -> None:
@@ -169,9 +169,9 @@ class FixedBatches(Orca):
 
     def plan(self, step: Step) -> Batch:
         """See `Discipline.plan`."""
+        self._note_who_waits(step)
         running = step.run()
-        gathering_s = self.gathering_s(step)
-        if running or gathering_s > 0:
+        if running or self.gathering_s(step) > 0:
             return Batch(tuple(running), padding=self._padding(running))
         # Whoever were held back for a prefix would wait for the whole batch.
         joined = step.join((), _Rectangle(self._config.max_num_batched_tokens).cut, holds_back=False)
@@ -183,15 +183,18 @@ class FixedBatches(Orca):
         return 0 if step.num_running else max(0, self._config.max_num_seqs - step.num_waiting)
 
     def gathering_s(self, step: Step) -> float:
-        """See `Discipline.gathering_s`."""
+        """See `Discipline.gathering_s`. Where nobody was seen waiting before, the window is whole."""
+        if step.num_running or not 0 < step.num_waiting < self._config.max_num_seqs:
+            return 0.0
+        now_s = step.now_s
+        first_seen_s = now_s if self._first_seen_s is None else self._first_seen_s
+        return max(0.0, first_seen_s + self._window_s - now_s)
+
+    def _note_who_waits(self, step: Step) -> None:
         if step.num_waiting == 0:
             self._first_seen_s = None
-            return 0.0
-        if self._first_seen_s is None:
+        elif self._first_seen_s is None:
             self._first_seen_s = step.now_s
-        if step.num_running or step.num_waiting >= self._config.max_num_seqs:
-            return 0.0
-        return max(0.0, self._first_seen_s + self._window_s - step.now_s)
 
     def _padding(self, rows: list[ScheduledSequence]) -> tuple[PaddingRow, ...]:
         """What the rectangle of `rows` and of those that have ended has besides them."""

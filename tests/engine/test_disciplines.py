@@ -206,16 +206,31 @@ class TestGivenABatchThatIsGathered:
     def test_when_it_is_not_full_then_it_begins_after_the_window(self) -> None:
         bench = Bench("dynamic")
         bench.add(2)
-        before = bench.scheduler.gathering_s
+        begun = bench.step()
         bench.clock.now_s = 0.06
         bench.add(2)
         early = bench.step()
 
         bench.clock.now_s = 0.1
 
-        assert before == pytest.approx(0.1)
+        assert begun.is_empty
         assert early.is_empty
         assert shares(bench.step()) == [(0, 2), (1, 2)]
+
+    def test_when_it_is_asked_how_long_then_nothing_begins(self) -> None:
+        bench = Bench("dynamic")
+        bench.add(2)
+
+        asked = bench.scheduler.gathering_s
+        bench.clock.now_s = 0.06
+        asked_later = bench.scheduler.gathering_s
+
+        assert (asked, asked_later) == (pytest.approx(0.1), pytest.approx(0.1))
+        assert bench.step().is_empty
+        bench.clock.now_s = 0.15
+        assert bench.step().is_empty
+        bench.clock.now_s = 0.17
+        assert shares(bench.step()) == [(0, 2)]
 
     def test_when_it_is_full_then_it_begins_at_once(self) -> None:
         bench = Bench("dynamic")
