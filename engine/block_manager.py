@@ -7,6 +7,9 @@ A full block is known by a chained hash of its tokens, of the block before it an
 SOSP 2023, and its later prefix cache). The hash is BLAKE2b with 128 bits: nobody can make two prefixes collide, so
 token ids need not be kept to compare. A block that nobody holds stays known until it is used again.
 
+The last block of a sequence that has gone is seldom full. Whoever goes on from there, as the next turn of a chat does,
+takes it over with the tokens that are in it: it is nobody's, so it needs no copy, and only one can have it.
+
 Hot module: no logging, nothing per sequence and step but when a block is full or a new one is needed.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 from itertools import chain
+from typing import NamedTuple
 
 from engine.sequence import Sequence
 
@@ -84,6 +88,13 @@ class FreeBlocks:
         self._size += 1
 
 
+class BegunBlock(NamedTuple):
+    """A block that nobody holds and that is not full: what a sequence that has gone had computed of it."""
+
+    block_id: int
+    token_ids: list[int]
+
+
 class BlockManager:
     """Reference-counted blocks, a free list, and the prefix cache. A method that says no has changed nothing."""
 
@@ -95,6 +106,11 @@ class BlockManager:
         self._hashes: list[int | None] = [None] * num_blocks
         self._free = FreeBlocks(num_blocks)
         self._known: dict[int, int] = {}
+        self._begun: dict[int, BegunBlock] = {}
+        """By the hash of the block before, the last one that was left there."""
+
+        self._begun_after: list[int | None] = [None] * num_blocks
+        """The key of each block in `_begun`."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -116,7 +132,7 @@ class BlockManager:
 
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting `sequence` whose keys and values are in the cache already."""
-        return len(self.known_prefix(sequence)) * self.block_size
+        return self._reusable(sequence)[1]
 
     def next_hash(self, sequence: Sequence) -> int | None:
         """Hash of the first full block of `sequence` that nobody finds yet; None if there is no such block.
@@ -145,19 +161,20 @@ class BlockManager:
         Returns:
             Tokens whose keys and values are in the cache already; None if there are not enough blocks.
         """
-        known = self.known_prefix(sequence)
-        num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(known)
-        num_idle = sum(self._ref_counts[block_id] == 0 for block_id in known)
+        reused, num_cached = self._reusable(sequence)
+        num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(reused)
+        num_idle = sum(self._ref_counts[block_id] == 0 for block_id in reused)
         if num_new + num_idle + num_spare > len(self._free):
             return None
-        for block_id in known:
+        for block_id in reused:
             if self._ref_counts[block_id] == 0:
                 self._free.remove(block_id)
             self._ref_counts[block_id] += 1
-        sequence.block_table = known + [self._take() for _ in range(num_new)]
+            self._end_begun(block_id)
+        sequence.block_table = reused + [self._take() for _ in range(num_new)]
         sequence.num_slots = len(sequence.block_table) * self.block_size
-        sequence.num_published_blocks = len(known)
-        return len(known) * self.block_size
+        sequence.num_published_blocks = num_cached // self.block_size
+        return num_cached
 
     def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give `sequence` the blocks that it lacks to hold `num_tokens`, or change nothing and return False."""
@@ -181,17 +198,20 @@ class BlockManager:
         """Make the blocks of `sequence` unfindable: what is in them may be wrong."""
         for block_id in sequence.block_table:
             self._forget(block_id)
+        sequence.num_published_blocks = 0
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of `sequence` back.
 
-        From its last to its first, so that a chain is used again from its end; those without a hash are used first.
+        From its last to its first, so that a chain is used again from its end; those that nobody can find are used
+        first.
         """
+        self._leave_begun(sequence)
         for block_id in reversed(sequence.block_table):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] > 0:
                 continue
-            if self._hashes[block_id] is None:
+            if self._hashes[block_id] is None and self._begun_after[block_id] is None:
                 self._free.push_front(block_id)
             else:
                 self._free.push_back(block_id)
@@ -215,6 +235,45 @@ class BlockManager:
         assert set(free) == {block_id for block_id, count in enumerate(held) if count == 0}, "a block is lost"
         hashes = {key: block_id for block_id, key in enumerate(self._hashes) if key is not None}
         assert hashes == self._known, "the prefix cache finds other blocks than those that carry its hashes"
+        begun = {key: block_id for block_id, key in enumerate(self._begun_after) if key is not None}
+        assert begun == {key: one.block_id for key, one in self._begun.items()}, "a begun block is known wrongly"
+        assert set(begun.values()).isdisjoint(hashes.values()), "a full block counts as begun"
+        assert not any(self._ref_counts[block_id] for block_id in begun.values()), "a begun block is held"
+
+    def _reusable(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Blocks that `sequence` can hold as they are, its known prefix and a begun one, and its tokens in them."""
+        known = self.known_prefix(sequence)
+        num_tokens = len(known) * self.block_size
+        begun = self._begun.get(sequence.block_hashes[len(known) - 1]) if known else None
+        if begun is None:
+            return known, num_tokens
+        # One token must give logits.
+        num_more = min(len(begun.token_ids), sequence.num_tokens - 1 - num_tokens)
+        if num_more == 0 or sequence.token_ids[num_tokens : num_tokens + num_more] != begun.token_ids[:num_more]:
+            return known, num_tokens
+        return [*known, begun.block_id], num_tokens + num_more
+
+    def _leave_begun(self, sequence: Sequence) -> None:
+        """Let the last computed block of `sequence` be taken over, if it is not full, and what is before it is known.
+
+        Nothing is left of one that was retracted: its blocks are no longer published.
+        """
+        num_full, num_more = divmod(sequence.num_computed_tokens, self.block_size)
+        is_findable = self._is_caching and num_full == sequence.num_published_blocks > 0
+        if num_more == 0 or not is_findable:
+            return
+        key, block_id = sequence.block_hashes[num_full - 1], sequence.block_table[num_full]
+        if key in self._begun:
+            self._end_begun(self._begun[key].block_id)
+        token_ids = sequence.token_ids[num_full * self.block_size : sequence.num_computed_tokens]
+        self._begun[key] = BegunBlock(block_id, token_ids)
+        self._begun_after[block_id] = key
+
+    def _end_begun(self, block_id: int) -> None:
+        key = self._begun_after[block_id]
+        if key is not None:
+            del self._begun[key]
+            self._begun_after[block_id] = None
 
     def _take(self) -> int:
         block_id = self._free.pop()
@@ -234,6 +293,7 @@ class BlockManager:
         if key is not None:
             del self._known[key]
             self._hashes[block_id] = None
+        self._end_begun(block_id)
 
     def _hash_up_to(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -132,7 +132,7 @@ class TestGivenAComputedPrefix:
         blocks = list(first.block_table)
         manager.release(first)
 
-        again = sequence_of(list(range(10)))
+        again = sequence_of([*range(8), 99, 98])
 
         assert manager.num_free_blocks == 8
         assert manager.try_hold(again, num_spare=0) == 8
@@ -141,7 +141,7 @@ class TestGivenAComputedPrefix:
     def test_when_idle_known_blocks_are_all_that_is_left_then_sharing_them_does_not_count_twice(self) -> None:
         manager = manager_with(3)
         manager.release(computed(manager, list(range(10))))
-        again = sequence_of(list(range(10)))
+        again = sequence_of([*range(8), 99, 98])
 
         assert manager.try_hold(again, num_spare=1) is None
         assert manager.try_hold(again, num_spare=0) == 8
@@ -184,6 +184,87 @@ class TestGivenAComputedPrefix:
 
         assert manager.known_prefix(sequence_of(list(range(10)))) == []
         manager.check_invariants([])
+
+
+class TestGivenABegunBlock:
+    """Ten tokens in blocks of four, whose sequence has gone: its last block has two."""
+
+    def test_when_a_sequence_goes_on_from_there_then_it_takes_the_block_over(self) -> None:
+        manager = manager_with(8)
+        first = computed(manager, list(range(10)))
+        blocks = list(first.block_table)
+        manager.release(first)
+        second = sequence_of(list(range(20)))
+
+        assert manager.num_known_tokens(second) == 10
+        assert manager.try_hold(second, num_spare=0) == 10
+
+        assert second.block_table[:3] == blocks
+        manager.check_invariants([second])
+
+    def test_when_it_was_taken_over_then_the_next_one_computes_its_tokens_again(self) -> None:
+        manager = manager_with(16)
+        manager.release(computed(manager, list(range(10))))
+        second, third = sequence_of(list(range(20))), sequence_of(list(range(20)))
+        manager.try_hold(second, num_spare=0)
+
+        assert manager.try_hold(third, num_spare=0) == 8
+
+        assert second.block_table[2] != third.block_table[2]
+        manager.check_invariants([second, third])
+
+    def test_when_what_it_became_is_full_then_it_is_known_like_any_other(self) -> None:
+        manager = manager_with(8)
+        manager.release(computed(manager, list(range(10))))
+        second = computed(manager, list(range(13)))
+
+        assert manager.known_prefix(sequence_of(list(range(13)))) == second.block_table[:3]
+
+    def test_when_the_same_tokens_come_again_then_one_is_computed_for_its_logits(self) -> None:
+        manager = manager_with(8)
+        manager.release(computed(manager, list(range(10))))
+
+        assert manager.try_hold(sequence_of(list(range(10))), num_spare=0) == 9
+
+    def test_when_a_token_in_it_differs_then_it_is_left_alone(self) -> None:
+        manager = manager_with(8)
+        manager.release(computed(manager, list(range(10))))
+
+        assert manager.try_hold(sequence_of([*range(9), 99, *range(10)]), num_spare=0) == 8
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 10
+
+    def test_when_another_one_is_left_after_the_same_tokens_then_the_last_is_found(self) -> None:
+        manager = manager_with(8)
+        manager.release(computed(manager, list(range(10))))
+        manager.release(computed(manager, [*range(8), 99, 98]))
+
+        assert manager.num_known_tokens(sequence_of([*range(8), 99, 98, 97])) == 10
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        manager.check_invariants([])
+
+    def test_when_blocks_run_out_then_it_is_used_again_and_found_no_more(self) -> None:
+        manager = manager_with(3)
+        manager.release(computed(manager, list(range(10))))
+        manager.try_hold(sequence_of([50]), num_spare=0)
+
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+
+    def test_when_its_sequence_was_retracted_then_it_is_not_found(self) -> None:
+        manager = manager_with(8)
+        suspect = computed(manager, list(range(10)))
+        manager.retract(suspect)
+        manager.release(suspect)
+
+        # What comes before it is known again, from another sequence.
+        computed(manager, list(range(8)))
+
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+
+    def test_when_caching_is_off_then_there_is_none(self) -> None:
+        manager = manager_with(8, caches=False)
+        manager.release(computed(manager, list(range(10))))
+
+        assert manager.try_hold(sequence_of(list(range(20))), num_spare=0) == 0
 
 
 class TestGivenHashes:

@@ -400,6 +400,22 @@ class TestGivenACachedPrefix:
         assert model.num_computed_tokens == 22
         assert (engine.stats.num_prompt_tokens, engine.stats.num_cached_tokens) == (42, 20)
 
+    def test_when_a_chat_goes_on_then_only_what_is_new_is_computed(self) -> None:
+        model = checking_model()
+        engine = engine_over(model)
+        first = request("first", b"p" * 21, max_tokens=6, ignore_eos=True)
+        engine.add([first])
+        answer = run(engine)["first", 0].token_ids
+        num_before = model.num_computed_tokens
+
+        second = request("second", bytes([*first.prompt_token_ids, *answer, *b"more"]), max_tokens=9)
+        engine.add([second])
+        transcripts = run(engine)
+
+        # Of the answer, its last token is as new as the rest.
+        assert model.num_computed_tokens - num_before == 1 + len(b"more") + 9 - 1
+        assert transcripts["second", 0].token_ids == undisturbed(second)["second", 0].token_ids
+
     def test_when_the_salt_differs_then_it_is_computed_again(self) -> None:
         model = checking_model()
         engine = engine_over(model)

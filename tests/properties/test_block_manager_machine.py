@@ -8,10 +8,10 @@ from engine.block_manager import BlockManager, blocks_needed
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 
-BLOCK_SIZE = 2
+BLOCK_SIZE = 3
 NUM_BLOCKS = 7
 
-tokens = st.lists(st.integers(0, 1), min_size=1, max_size=10)
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -22,7 +22,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True)
         self.sequences: list[Sequence] = []
         self.contents: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """What was computed into each block: the salt and all tokens up to its end."""
+        """What was computed into each slot: the salt and all tokens up to its own."""
 
     @rule(token_ids=tokens, salt=st.sampled_from(["", "s"]), num_spare=st.integers(0, 2))
     def hold(self, token_ids: list[int], salt: str, num_spare: int) -> None:
@@ -67,8 +67,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = data.draw(st.integers(start, sequence.num_tokens))
-        for index in range(start // BLOCK_SIZE, sequence.num_computed_tokens // BLOCK_SIZE):
-            self.contents[sequence.block_table[index]] = self.content(sequence, index)
+        for position in range(start, sequence.num_computed_tokens):
+            self.contents[self.slot(sequence.block_table, position)] = self.content(sequence, position)
 
         self.manager.publish(sequence)
 
@@ -89,20 +89,27 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager.check_invariants(self.sequences)
 
     @invariant()
-    def what_is_computed_is_what_its_block_holds(self) -> None:
+    def what_is_computed_is_what_its_blocks_hold(self) -> None:
         for sequence in self.sequences:
             assert sequence.num_slots >= sequence.num_tokens
-            for index in range(sequence.num_computed_tokens // BLOCK_SIZE):
-                assert self.contents[sequence.block_table[index]] == self.content(sequence, index)
+            for position in range(sequence.num_computed_tokens):
+                slot = self.slot(sequence.block_table, position)
+                assert self.contents[slot] == self.content(sequence, position)
 
     @invariant()
     def what_is_found_is_what_was_computed(self) -> None:
         for sequence in self.sequences:
-            for index, block_id in enumerate(self.manager.known_prefix(sequence)):
-                assert self.contents[block_id] == self.content(sequence, index)
+            known = self.manager.known_prefix(sequence)
+            for position in range(len(known) * BLOCK_SIZE):
+                assert self.contents[self.slot(known, position)] == self.content(sequence, position)
 
-    def content(self, sequence: Sequence, index: int) -> tuple[str, tuple[int, ...]]:
-        return sequence.cache_salt, tuple(sequence.token_ids[: (index + 1) * BLOCK_SIZE])
+    @staticmethod
+    def slot(block_ids: list[int], position: int) -> int:
+        return block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+    @staticmethod
+    def content(sequence: Sequence, position: int) -> tuple[str, tuple[int, ...]]:
+        return sequence.cache_salt, tuple(sequence.token_ids[: position + 1])
 
 
 BlockManagerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
