@@ -8,6 +8,7 @@ EngineError
 │   ├── UnknownToken         a token id that the model does not have
 │   └── RequestTooLarge      its longest output can never fit the KV cache
 ├── ModelFolderError         the operator's: the model folder cannot be loaded
+├── QuantizationUnavailable  the operator's: its weights cannot be kept as asked
 ├── NotEnoughMemory          the operator's: the KV cache cannot hold one sequence
 └── EngineBroken             ours: the worker stops and its jobs return to the stream
 """
@@ -43,6 +44,10 @@ class RequestTooLarge(RequestRejected):
 
 class ModelFolderError(EngineError):
     """The model folder is missing, incomplete, broken or of an unknown family."""
+
+
+class QuantizationUnavailable(EngineError):
+    """The weights of a good folder cannot be kept in the form that was asked for, or not on this machine."""
 
 
 class NotEnoughMemory(EngineError):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Sampled
 from engine.batch_tensors import BatchLayout, BatchTensors
-from engine.errors import ModelFolderError
+from engine.errors import ModelFolderError, QuantizationUnavailable
 from engine.executor import ModelLimits
 from engine.kv_cache import (
     block_bytes,
@@ -129,6 +129,7 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
 
     Raises:
         ModelFolderError: the folder is missing, incomplete, broken or of an unknown family.
+        QuantizationUnavailable: its weights cannot be kept as asked.
         NotEnoughMemory: the memory allowed does not hold one sequence.
     """
     if options.num_threads is not None:
@@ -139,6 +140,11 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
     dtype = _dtype(folder, options)
     max_model_len = _max_model_len(config, options)
     is_int8 = options.quantization == "int8"
+    if is_int8 and dtype != torch.bfloat16:
+        raise QuantizationUnavailable(
+            f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
+            f"give bfloat16 as dtype too, or no quantization."
+        )
     with torch.inference_mode():
         decoder = load_decoder(
             config,

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from engine.config import EngineConfig
-from engine.errors import ModelFolderError, NotEnoughMemory
+from engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
 from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
@@ -63,6 +63,8 @@ def load(config: WorkerConfig) -> Served:
         return _load_folder(config, find_folder(path))
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+    except QuantizationUnavailable as error:
+        raise ConfigError([f"SLUICE_QUANTIZATION: {error}"]) from error
     except NotEnoughMemory as error:
         raise ConfigError([f"SLUICE_MEMORY_FRACTION: {error}"]) from error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import ModelFolderError
+from engine.errors import QuantizationUnavailable
 from engine.loader import Weights
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
@@ -40,7 +40,8 @@ def load_decoder(
     """Build a decoder for sequences up to `max_model_len` and steps up to `max_tokens` tokens.
 
     Raises:
-        ModelFolderError: a tensor is missing, broken or of another shape, or cannot be kept in this form.
+        ModelFolderError: a tensor is missing, broken or of another shape.
+        QuantizationUnavailable: weights cannot be kept in this form.
     """
     reader = _Reader(weights, form)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -74,13 +75,13 @@ class _Reader:
 
     def packed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """One product of a matrix, in the form of the weights."""
-        with _as_folder_errors():
+        with _as_unavailable():
             return pack_linear(weight, bias, is_int8=self._form.is_int8)
 
     def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
         """The product of a gate and of what it gates."""
         stacked = self._stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
-        with _as_folder_errors():
+        with _as_unavailable():
             return pack_gated_linear(*stacked, activation=config.activation, is_int8=self._form.is_int8)
 
     def _stacked(
@@ -92,11 +93,11 @@ class _Reader:
 
 
 @contextmanager
-def _as_folder_errors() -> Generator[None]:
+def _as_unavailable() -> Generator[None]:
     try:
         yield
     except ValueError as error:
-        raise ModelFolderError(f"the weights cannot be kept so: {error}.") from error
+        raise QuantizationUnavailable(f"{error}.") from error
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ModelFolderError, NotEnoughMemory
+from engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
 from engine.loader import open_model_folder
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.models.config import parse_config
@@ -233,6 +233,16 @@ class TestGivenABadFolder:
     def test_when_more_context_is_asked_for_than_the_model_has_then_both_are_named(self, folder: Path) -> None:
         with pytest.raises(ModelFolderError, match="max_model_len is 65, but this model's context is 64"):
             load(folder, max_model_len=65)
+
+
+class TestGivenWeightsThatCannotBeKeptInInt8:
+    def test_when_they_are_no_bfloat16_then_it_says_what_they_are(self, folder: Path) -> None:
+        with pytest.raises(QuantizationUnavailable, match="int8 needs a model in bfloat16, this one is float32: give"):
+            load(folder, quantization="int8")
+
+    def test_when_their_rows_have_no_panels_then_it_says_what_is_needed(self, folder: Path) -> None:
+        with pytest.raises(QuantizationUnavailable, match="int8 needs"):
+            load(folder, quantization="int8", dtype="bfloat16")
 
 
 class TestGivenTooLittleMemory:
