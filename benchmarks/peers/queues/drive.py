@@ -16,7 +16,7 @@ from types import ModuleType
 import ledger
 
 Peer = ModuleType
-GIVE_UP_S = 30.0
+GIVE_UP_S = float(os.environ.get("PEER_GIVE_UP_S", "30"))
 
 
 def names(count: int, prefix: str) -> list[str]:
@@ -33,7 +33,11 @@ def enqueue(peer: Peer, count: int, prefix: str) -> dict[str, float]:
 
 
 def wake(peer: Peer, count: int, prefix: str) -> dict[str, dict[str, int]]:
-    """Submit one at a time to an idle worker; when each was submitted."""
+    """Submit one at a time to an idle worker; when each was submitted.
+
+    Raises:
+        TimeoutError: one did not run.
+    """
     submit, submitted_ns = peer.open_single(), dict[str, int]()
     for name in names(count, prefix):
         size = Path(ledger.PATH).stat().st_size
@@ -46,7 +50,9 @@ def wake(peer: Peer, count: int, prefix: str) -> dict[str, dict[str, int]]:
 
 def _wait_for_growth(size: int) -> None:
     give_up_s = time.monotonic() + GIVE_UP_S
-    while Path(ledger.PATH).stat().st_size == size and time.monotonic() < give_up_s:
+    while Path(ledger.PATH).stat().st_size == size:
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"a job that was submitted did not run within {GIVE_UP_S:g} s")
         time.sleep(0.001)
 
 
