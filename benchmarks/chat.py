@@ -4,9 +4,9 @@
 
 The bare engine on the random 100 M Llama of `benchmarks.cpu_models` in bf16, with the prefix cache, one request at a
 time. Each turn says all that was said before and `--new` tokens more, and is answered with `--output` tokens. Beside
-it, now before and now after: a fresh prompt of as many tokens as are new, and one of as many as the turn computed,
-to which the tokens behind its last known block belong. The last column is what remains: attention to what was said
-before, and the engine's own work on a longer prompt. Medians of all conversations but the first.
+it, now before and now after: a fresh prompt of as many tokens as are new, and one of as many as the turn computed (the
+last token of an answer was not, and whatever the cache has lost). The last column is what remains: attention to what
+was said before, and the engine's own work on a longer prompt. Medians of all conversations but the first.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Chats:
         turns: list[Turn] = []
         for index in range(self._shape.num_turns):
             said += self._words(self._shape.num_new_tokens)
-            # What runs just before leaves the caches as it found them useful: each of the two comes first in turns.
+            # Whatever ran just before has left its mark on the processor's caches: each of the two is first as often.
             fresh_s = self._fresh_s(self._shape.num_new_tokens) if index % 2 else None
             answer = self._ask(said, self._shape.num_output_tokens)
             num_computed = len(said) - answer.num_cached_tokens
