@@ -4,7 +4,8 @@ Knows no Redis: what is not in the tables yet (the outbox is behind) is not here
 """
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from array import array
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,9 +22,11 @@ from producer.contract.wire import JobId, split_job_id
 from producer.errors import HistoryUnavailable
 
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
+
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
 PERCENTILES = (50, 90, 95, 99)
 FORGET_BITE = 500
+ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +194,18 @@ class History:
         return rows[0] if rows else None
 
     def latency(self, wanted: JobFilter) -> list[LatencyRow]:
-        """Mean, percentiles (interpolated, as numpy's) and maximum of each metric over the done jobs."""
-        return [LatencyRow(**row) for row in self._rows(_latency_query(wanted))]
+        """Mean, percentiles (interpolated, as numpy's) and maximum of each metric over the done jobs.
+
+        Computed here: sorting 150,000 values is six times faster than a window function of SQLite. 48 bytes a job.
+        """
+        query = sa.select(*(jobs.c[metric] for metric in METRICS)).where(jobs.c.state == "done", *wanted.clauses())
+        values = [array("d") for _ in METRICS]
+        with self._connection() as connection:
+            for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+                for value, known in zip(row, values, strict=True):
+                    if value is not None:
+                        known.append(value)
+        return [_latency(metric, known) for metric, known in zip(METRICS, values, strict=True) if known]
 
     def forget(self, jobs_to_forget: Sequence[Forgotten]) -> int:
         """Remove what the history holds of these jobs, but for the fact that they were; how many had a row.
@@ -250,33 +263,20 @@ def _forgotten() -> sa.Update:
     return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
 
 
-def _latency_query(wanted: JobFilter) -> AnyQuery:  # Any: as above
-    samples = sa.union_all(*(_samples(metric, wanted) for metric in METRICS)).subquery()
-    value, group = samples.c.value, samples.c.metric
-    place = (sa.func.row_number().over(partition_by=group, order_by=value) - 1).label("place")
-    last = (sa.func.count().over(partition_by=group) - 1).label("last")
-    ranked = sa.select(group, value, place, last).subquery()
-    columns = [_percentile(ranked, percent).label(f"p{percent}_s") for percent in PERCENTILES]
-    return sa.select(
-        ranked.c.metric,
-        sa.func.count().label("jobs"),
-        sa.func.avg(ranked.c.value).label("mean_s"),
-        *columns,
-        sa.func.max(ranked.c.value).label("max_s"),
-    ).group_by(ranked.c.metric)
-
-
-def _samples(metric: str, wanted: JobFilter) -> AnyQuery:  # Any: as above
-    column = jobs.c[metric]
-    return sa.select(sa.literal(metric).label("metric"), column.label("value")).where(
-        jobs.c.state == "done", column.is_not(None), *wanted.clauses()
+def _latency(metric: str, values: Iterable[float]) -> LatencyRow:
+    ordered = sorted(values)
+    percentiles = {f"p{percent}_s": _percentile(ordered, percent) for percent in PERCENTILES}
+    return LatencyRow(
+        metric=metric, jobs=len(ordered), mean_s=sum(ordered) / len(ordered), max_s=ordered[-1], **percentiles
     )
 
 
-def _percentile(ranked: sa.Subquery, percent: int) -> sa.ColumnElement[float]:
+def _percentile(ordered: Sequence[float], percent: int) -> float:
     """With n values in order, percentile p lies at place p (n - 1): its two neighbours share it by their distance."""
-    distance = sa.func.abs(ranked.c.place - percent / 100 * ranked.c.last)
-    return sa.func.sum(sa.case((distance < 1, ranked.c.value * (1 - distance)), else_=0.0))
+    place = percent / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def newest_jobs(url: str, *, queue: str, batch: str | None, state: str | None, limit: int) -> list[JobRow]:
