@@ -50,9 +50,8 @@ def news_of(job: HeldJob, origin: Origin) -> Iterator[Said]:
 
 
 def _say(job: HeldJob, index: int, origin: Origin) -> Said:
-    choice, measures = job.choices[index], job.measures
+    choice = job.choices[index]
     entry = choice.entry()
-    announces = not job.is_announced
     end, large_result = (None, None)
     if choice.end is not None and choice.fits_an_entry:
         end, large_result = _without_large_result(_end_call(job, choice, origin))
@@ -63,13 +62,21 @@ def _say(job: HeldJob, index: int, origin: Origin) -> Said:
         start=entry.start,
         num_tokens=len(entry.token_ids),
         entry=encode_entry(entry) if entry.token_ids else b"",
-        first_scheduled_ms=measures.first_scheduled_ms if announces else None,
-        first_token_ms=measures.first_token_ms if announces else None,
-        prompt_tokens=measures.prompt_tokens if announces else None,
-        fingerprint=origin.fingerprint if announces and job.is_admitted else None,
         end=end,
     )
-    return Said(job, index, progress, announces and measures.first_token_ms is not None, large_result)
+    if job.is_announced:
+        return Said(job, index, progress, False, large_result)
+    return Said(job, index, _announced(progress, job, origin), job.measures.first_token_ms is not None, large_result)
+
+
+def _announced(progress: Progress, job: HeldJob, origin: Origin) -> Progress:
+    """With what the queue hears of a job once."""
+    return progress._replace(
+        first_scheduled_ms=job.measures.first_scheduled_ms,
+        first_token_ms=job.measures.first_token_ms,
+        prompt_tokens=job.measures.prompt_tokens,
+        fingerprint=origin.fingerprint if job.is_admitted else None,
+    )
 
 
 def _without_large_result(end: EndCall) -> tuple[EndCall, bytes | None]:
@@ -93,7 +100,7 @@ def _end_call(job: HeldJob, choice: ChannelOutput, origin: Origin) -> EndCall:
     result = result_of(origin, job.measures, job.choices) if job.has_ended else None
     if job.has_ended and result is None and decisive.state is JobState.DONE:
         decisive = _too_large(decisive)
-        own_end = replace(own_end, end=decisive)
+        own_end = own_end._replace(end=decisive)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
@@ -133,10 +140,11 @@ def calls_of(said: Iterable[Said]) -> Iterator[list[Said]]:
     call: list[Said] = []
     num_bytes = 0
     for one in said:
-        if call and (len(call) >= MAX_JOBS_PER_CALL or num_bytes + one.num_bytes > MAX_CALL_BYTES):
+        own_bytes = one.num_bytes
+        if call and (len(call) >= MAX_JOBS_PER_CALL or num_bytes + own_bytes > MAX_CALL_BYTES):
             yield call
             call, num_bytes = [], 0
         call.append(one)
-        num_bytes += one.num_bytes
+        num_bytes += own_bytes
     if call:
         yield call

@@ -224,7 +224,8 @@ class Exchange:
             return
         choice = job.choices[delta.choice]
         choice.extend(delta, now_s=now_s, now_ms=now_ms)
-        if delta.token_ids or delta.finish is not None:
+        is_first = not job.has_begun or job.measures.first_token_ms is None
+        if delta.finish is not None or (is_first and delta.token_ids):
             self._measure(job, delta, now_ms)
         if delta.finish is not None:
             choice.finish(self._end(job, delta.finish), now_ms=now_ms)
@@ -308,9 +309,9 @@ class Exchange:
         choice = job.choices[said.choice]
         choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None)
         job.is_announced = job.is_announced or said.announces
-        is_over = progress.end is not None and progress.end.retry_in_ms is not None
-        if job.is_finished or is_over:
-            self._finish(job, progress.end)
+        end = progress.end
+        if end is not None and (end.retry_in_ms is not None or job.is_finished):
+            self._finish(job, end)
         elif not job.has_news:
             self._news.pop(job.request_id, None)
 

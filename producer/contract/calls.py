@@ -4,8 +4,8 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from producer.contract import limits
 from producer.contract.keys import QueueKeys
@@ -368,9 +368,8 @@ class EndCall:
     """Length of a result that was written in parts (`put_result`); `result` is None then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What one step added to one choice of one job."""
+class Progress(NamedTuple):
+    """What one step added to one choice of one job. A named tuple, as one is made for each of them: write the names."""
 
     job_id: JobId
     epoch: int
@@ -445,8 +444,8 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
 
 def _progress_row(one: Progress) -> tuple[object, ...]:
     """The order of `advance` in advance.lua; what most steps do not have is left out at the end."""
-    row = (one.job_id, one.epoch, one.choice, one.start, one.num_tokens, one.entry)
-    extras = (one.first_scheduled_ms, one.first_token_ms, one.prompt_tokens, one.fingerprint)
+    # By place: job to entry, the four extras, the end.
+    row, extras = one[:6], one[6:10]
     has_extras = extras != _NO_EXTRAS
     if one.end is None:
         return (*row, extras) if has_extras else row
@@ -464,8 +463,8 @@ def _entries(one: Progress, end: EndCall) -> tuple[bytes, bytes]:
     if one.num_tokens == 0:
         return b"", one.entry
     both = decode_entry(one.entry)
-    bare = replace(both, start=one.start + one.num_tokens, token_ids=(), text="", logprobs=None)
-    return encode_entry(replace(both, end=None)), encode_entry(bare)
+    bare = both._replace(start=one.start + one.num_tokens, token_ids=(), text="", logprobs=None)
+    return encode_entry(both._replace(end=None)), encode_entry(bare)
 
 
 def _end_row(end: EndCall, entry: bytes) -> tuple[object, ...]:

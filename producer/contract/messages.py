@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Literal, NewType, cast, get_args
+from typing import Literal, NamedTuple, NewType, cast, get_args
 
 from producer.contract import limits
 from producer.contract.errors import InvalidJob
@@ -240,9 +240,10 @@ class End:
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelEntry:
+class ChannelEntry(NamedTuple):
     """One entry of a channel: what one advance added.
+
+    A named tuple because one is made per choice and step: write the names.
 
     Its stream id is `<offset after it>-0`; an end's is `<offset>-<1 + requeues>`, and it carries no tokens, only the
     text that the end releases.
@@ -251,10 +252,10 @@ class ChannelEntry:
     start: int
     token_ids: tuple[int, ...]
     text: str
-    logprobs: tuple[TokenLogprobs, ...] | None = None
     time_ms: int
     """Wall clock (the server's, as mapped by the worker) when its last token was drawn."""
 
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     end: End | None = None
 
 

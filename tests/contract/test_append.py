@@ -1,6 +1,5 @@
 """Decision "Append": compare-and-append, fenced by (incarnation, epoch), tokens and end in one call."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,7 +137,7 @@ class TestGivenAnEnd:
         end = End(state=JobState.DONE, finish_reason="length")
         both = encode_entry(ChannelEntry(start=0, token_ids=(0, 1), text="xx", time_ms=1, end=end))
 
-        worker.advance(replace(ending(job, 0, 2, entry=None), entry=both))
+        worker.advance(ending(job, 0, 2, entry=None)._replace(entry=both))
 
         entries = queue.channel(job_id)
         assert [(i, e.start, e.token_ids, e.text, e.end) for i, e in entries] == [

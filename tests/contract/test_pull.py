@@ -32,6 +32,15 @@ class TestGivenWaitingJobs:
         assert {j.id for j in first.jobs}.isdisjoint({j.id for j in second.jobs})
         check(queue)
 
+    def test_when_a_worker_pulls_then_the_leases_are_no_list_to_be_searched_for_each(self, queue: Queue) -> None:
+        queue.add("a")
+
+        queue.worker("A").take()
+
+        leases = queue.keys.key("leases")
+        assert queue.client.object("encoding", leases) == b"hashtable"
+        assert queue.client.hlen(leases) == 1
+
     def test_when_more_wait_than_a_bite_then_it_says_so(self, queue: Queue) -> None:
         queue.submit(*[new_job(f"j{i}") for i in range(40)])
         worker = queue.worker("A")

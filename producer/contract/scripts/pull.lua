@@ -39,9 +39,18 @@ local function lives()
   return true
 end
 
+-- Redis keeps a hash of few short fields as a list, and looks through it for each that is asked for: an advance asks for
+-- hundreds. A long field makes a table of it, which it stays until it is empty.
+local function write_new_leases()
+  local long_field = string.rep('-', 65)
+  new_leases[#new_leases + 1], new_leases[#new_leases + 2] = long_field, ''
+  call('HSET', LEASES, unpack(new_leases))
+  call('HDEL', LEASES, long_field)
+end
+
 local function remember()
   if #new_leases == 0 then return end
-  call('HSET', LEASES, unpack(new_leases))
+  write_new_leases()
   call('HSET', held_key(ME), unpack(new_held))
   call('HSET', MINE, 'pull', request.number)
   call('PEXPIRE', MINE, LIMITS.WORKER_KEPT_S * 1000)
