@@ -97,6 +97,11 @@ INLINE void store1(void *x, int64_t index, float value, int dtype) {
 /* A float as the element type would keep it. */
 INLINE float rounded(float x, int dtype) { return dtype == BFLOAT16 ? from_bf16(to_bf16(x)) : x; }
 
+INLINE f32x16 rounded16(f32x16 x, int dtype) {
+  if (dtype != BFLOAT16) return x;
+  return (f32x16)(__builtin_convertvector(to_bf16x16(x), u32x16) << 16);
+}
+
 INLINE float sum16(f32x16 x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
@@ -177,6 +182,23 @@ INLINE f32x16 exp16(f32x16 x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   const u32x16 power = ((u32x16)shifted - (uint32_t)0x4b400000 + 127) << 23;
+  return p * (f32x16)power;
+}
+
+/* 2 to the x, to about two units in the last place, for x up to 127; at least 2^-125; a NaN stays one. */
+INLINE f32x16 exp2_16(f32x16 x) {
+  x = larger16(splat(-125.0f), x);
+  /* x = n + r, |r| <= 1/2; adding 1.5 * 2^23 rounds to a whole number. */
+  const f32x16 magic = splat(12582912.0f);
+  const f32x16 shifted = x + magic;
+  const f32x16 r = x - (shifted - magic);
+  f32x16 p = splat(1.3264727313e-3f);
+  p = p * r + 9.6715129912e-3f;
+  p = p * r + 5.5507335812e-2f;
+  p = p * r + 2.4022242427e-1f;
+  p = p * r + 6.9314700365e-1f;
+  p = p * r + 1.0f;
+  const u32x16 power = ((u32x16)shifted << 23) + ((uint32_t)127 << 23);
   return p * (f32x16)power;
 }
 

@@ -16,11 +16,34 @@ typedef struct {
 
 #define MAX_THREADS 256
 
-/* One thread's view of its team. A phase is what lies between two barriers; it has at most one part that takes tasks. */
+/* What threads wait for: that the number changes. A cache line each. */
 typedef struct {
-  Share *shares; /* [count] */
+  int number, sleepers;
+  char padding[56];
+} Signal;
+
+/* See kernels/team. */
+void await_signal(Signal *signal, int seen);
+void give_signal(Signal *signal);
+
+INLINE int signal_number(const Signal *signal) { return __atomic_load_n(&signal->number, __ATOMIC_ACQUIRE); }
+
+/* Where a team's threads wait for each other. */
+typedef struct {
+  Signal all_came;
+  int num_came;
+  char padding[60];
+} Meeting;
+
+/* One thread's view of its team. A phase ends when all have met; it has at most one part that takes tasks. */
+typedef struct {
+  Share *shares;    /* [count] */
+  Meeting *meeting; /* null where there is one phase only, or one thread */
   int index, count, phase;
 } Team;
+
+/* Do work on the calling thread and others, up to num_threads; see kernels/team. */
+void run_team(void (*work)(const void *argument, Team *team), const void *argument, int num_threads);
 
 /* The next task of `num_tasks`: the thread's own run of them in order, then what others have left; -1 when none is. */
 INLINE int next_task(const Team *team, int num_tasks) {
@@ -34,9 +57,19 @@ INLINE int next_task(const Team *team, int num_tasks) {
   return -1;
 }
 
-/* Wait for the others. The counts of this phase are used again only after the next barrier. */
+INLINE void meet(Meeting *meeting, int count) {
+  const int seen = signal_number(&meeting->all_came);
+  if (__atomic_add_fetch(&meeting->num_came, 1, __ATOMIC_ACQ_REL) < count) {
+    await_signal(&meeting->all_came, seen);
+    return;
+  }
+  __atomic_store_n(&meeting->num_came, 0, __ATOMIC_RELAXED);
+  give_signal(&meeting->all_came);
+}
+
+/* Wait for the others. The counts of this phase are used again only after the next meeting. */
 INLINE void end_phase(Team *team) {
-#pragma omp barrier
+  if (team->count > 1) meet(team->meeting, team->count);
   team->shares[team->index].taken[team->phase & 1] = 0;
   team->phase++;
 }
@@ -58,7 +91,7 @@ INLINE void end_phase(Team *team) {
     memset(shares, 0, sizeof shares);                                       \
     PRAGMA(omp parallel if (condition) num_threads(THREAD_LIMIT))           \
     {                                                                       \
-      Team team = {shares, THREAD_INDEX, THREAD_COUNT, 0};                  \
+      Team team = {shares, NULL, THREAD_INDEX, THREAD_COUNT, 0};                \
       call;                                                                 \
     }                                                                       \
   } while (0)

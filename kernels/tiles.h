@@ -16,4 +16,12 @@ typedef struct {
   uint8_t rows[16];
 } __attribute__((aligned(64))) TileConfig;
 
+#if HAS_TILES
+/* The compiler takes the instruction to read eight bytes only, and might not write the others before it. */
+INLINE void load_tile_config(const TileConfig *config) {
+  __asm__ volatile("" : : "r"(config) : "memory");
+  _tile_loadconfig(config);
+}
+#endif
+
 #endif

@@ -1,7 +1,7 @@
-/* One step of a whole decoder in one parallel region: embed, L blocks, norm, project.
+/* One step of a whole decoder, made by one team of threads: embed, L blocks, norm, project.
 
-   What engine/models/decoder.py says operation by operation, made of the same parts; each phase ends at a barrier, and
-   no other thread, call or allocation comes between. bfloat16; weights in bfloat16 or int8. */
+   What engine/models/decoder.py says operation by operation, made of the same parts; each phase ends when all
+   have met, and no other thread, call or allocation comes between. bfloat16; weights in bfloat16 or int8. */
 #include "../parts.h"
 
 #include <time.h>
@@ -169,12 +169,17 @@ EXPORT void sluice_decoder_step_sizes(int64_t *sizes) {
   sizes[3] = NUM_PHASES;
 }
 
+typedef struct {
+  const Model *model;
+  const Step *step;
+} Run;
+
+static void run_step(const void *argument, Team *team) {
+  const Run *a = argument;
+  run(a->model, a->step, team);
+}
+
 EXPORT void sluice_decoder_step(const Model *model, const Step *step, int num_threads) {
-  Share shares[MAX_THREADS] __attribute__((aligned(64)));
-  memset(shares, 0, sizeof shares);
-#pragma omp parallel num_threads(num_threads < MAX_THREADS ? num_threads : MAX_THREADS)
-  {
-    Team team = {shares, THREAD_INDEX, THREAD_COUNT, 0};
-    run(model, step, &team);
-  }
+  const Run a = {model, step};
+  run_team(run_step, &a, num_threads);
 }

@@ -1,8 +1,9 @@
 /* Products with prepared weights, for few rows (bound by the memory that the weights come from) and for many.
 
    A task is a panel of 32 columns for a block of rows: sums of ROWS by 32 in registers (tiles of AMX, or vectors), along
-   all of K in order, so that a row's result does not depend on the rows beside it. While a panel is used, the thread's
-   next one is fetched into its second-level cache: what the processor fetches by itself is half as fast. */
+   all of K in order, so that a row's result does not depend on the rows beside it. What comes later is fetched meanwhile:
+   what the processor fetches by itself is slower. A panel that is passed once is fetched shortly before; one that several
+   passes use leaves its lines in the caches, so they fetch the next panel, each a part of it. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* the rows of a pass become registers only when all loops over them are unrolled */
 #endif
@@ -13,6 +14,7 @@
 #define STEP 16                    /* words of a row in one step */
 #define STEP_BYTES (STEP * PANEL * 4)
 #define STEP_LINES (STEP_BYTES / 64)
+#define STEPS_AHEAD 8              /* of a panel: 16 KiB */
 #define ROWS 32                    /* of one pass over a panel */
 #define BLOCK_BYTES (1 << 20)      /* of x, that all panels pass by before the next block of rows */
 
@@ -23,14 +25,28 @@ typedef union {
   int32_t i[ROWS][PANEL];
 } Sums;
 
-/* Where the next panel is, and how much of it a pass fetches at each step. */
+/* What a pass fetches, so many lines at each step: `soon` up to the step `turn`, from there on `later`. */
 typedef struct {
-  const char *from;
+  const char *soon, *later;
+  int64_t turn;
   int lines;
 } Fetch;
 
 INLINE void fetch(const Fetch *next, int64_t step) {
-  for (int i = 0; i < next->lines; i++) __builtin_prefetch(next->from + (step * next->lines + i) * 64, 0, 2);
+  const char *from = step < next->turn ? next->soon + step * next->lines * 64
+                                       : next->later + (step - next->turn) * next->lines * 64;
+  for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 3);
+}
+
+/* For one of `passes` over the panel at `weight`, before the one at `next`. */
+INLINE Fetch fetch_of(const char *weight, const char *next, int64_t steps, int64_t pass, int64_t passes) {
+  if (!next) next = weight;
+  if (passes == 1) {
+    const int64_t turn = steps < STEPS_AHEAD ? 0 : steps - STEPS_AHEAD;
+    return (Fetch){weight + STEPS_AHEAD * STEP_BYTES, next, turn, STEP_LINES};
+  }
+  const int64_t lines = (STEP_LINES + passes - 1) / passes, first = pass * lines;
+  return (Fetch){NULL, next + first * 64 * steps, 0, first < STEP_LINES ? (int)lines : 0};
 }
 
 #if HAS_TILES
@@ -42,7 +58,7 @@ INLINE void configure(int num_rows) {
     config.row_bytes[t] = 64;
     config.rows[t] = (uint8_t)(t >= 6 ? 16 : t == 2 || t == 3 || t == 5 ? lower : upper);
   }
-  _tile_loadconfig(&config);
+  load_tile_config(&config);
 }
 
 #define MULTIPLY(sums, x, weight)          \
@@ -228,13 +244,12 @@ INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t
                            int kind) {
   const int64_t steps = num_steps(a->weight);
   const char *weight = a->weight->panels + panel * steps * STEP_BYTES;
-  const int64_t passes = (end - first + ROWS - 1) / ROWS, lines = (STEP_LINES + passes - 1) / passes;
+  const int64_t passes = (end - first + ROWS - 1) / ROWS;
   Sums sums __attribute__((aligned(64)));
   for (int64_t t = first; t < end; t += ROWS) {
     const int num_rows = end - t < ROWS ? (int)(end - t) : ROWS;
     const char *x = a->x + t * a->x_stride;
-    const int64_t fetched = (t - first) / ROWS * lines;
-    const Fetch fetch = {next + fetched * 64 * steps, !next || fetched >= STEP_LINES ? 0 : (int)lines};
+    const Fetch fetch = fetch_of(weight, next, steps, (t - first) / ROWS, passes);
 #if HAS_TILES
     if (a->use_tiles) {
       if (num_rows != *configured) configure(*configured = num_rows);

@@ -49,7 +49,7 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
             wholly before the window of its first new token, are not read.
         query_start_locs: `[S + 1]` int32, ascending from 0.
         context_lens: `[S]` int32, in tokens, including the new ones.
-        scale: factor on the scores, usually `D ** -0.5`.
+        scale: factor on the scores, above 0, usually `D ** -0.5`.
         max_query_len: most new tokens of one sequence: lets a launcher choose without reading the device.
         max_context_len: as `max(context_lens)`, or more.
         sliding_window: a token sees itself and the `sliding_window - 1` before it. 0: all before it.
@@ -59,8 +59,9 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         `out`.
 
     Raises:
-        ValueError: shapes, dtypes or strides disagree, or H is not a multiple of G.
+        ValueError: shapes, dtypes or strides disagree, H is not a multiple of G, or `scale` is not above 0.
     """
+    check(scale > 0, "scale must be above 0, got {}", scale)
     check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
     check(query.shape[2] == kv_cache.head_size, "query has head size {}, not {}", query.shape[2], kv_cache.head_size)
     check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")

@@ -13,14 +13,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #define ROWS 16
 #define CHUNK 8
 #define MAX_DP 256
 #define FUSED_ROWS 4
+#define PIECES_AHEAD 4
+#define LOG2_E 1.44269504f
 
 /* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
 typedef struct {
@@ -35,13 +34,20 @@ typedef struct {
   int count, end_position;
 } Chunk;
 
+/* A chunk in use, and what comes after it. A piece is the keys or the values of one segment; a chunk's keys are used
+   first, then its values. */
+typedef struct {
+  const Chunk *chunk, *after;
+  int64_t piece_bytes;
+} Stream;
+
 /* What one task keeps: R rows, their queries, their running maximum and sum, their weighted values. */
 typedef struct {
   uint32_t query[ROWS * MAX_DP];
   float out[ROWS * MAX_DP];
   f32x16 scores[ROWS][CHUNK];
   uint32_t weights[ROWS][CHUNK * LANES];
-  float maximum[ROWS], sum[ROWS];
+  float maximum[ROWS], sum[ROWS]; /* maximum: of scores before they are scaled */
   int position[ROWS];
 } Tile;
 
@@ -112,48 +118,48 @@ INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *
   }
 }
 
-/* Scale a segment's scores, and take out what a row must not see. */
-INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *segment, float scale, int window) {
+/* Take out of a segment's scores what a row must not see. */
+INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *segment, int window) {
   const int all_new = segment->first_position + LANES - 1 <= tile->position[0];
   const int none_old = !window || segment->first_position > tile->position[num_rows - 1] - window;
-  if (all_new && none_old && segment->low == 0 && segment->high == LANES) {
-    for (int r = 0; r < num_rows; r++) tile->scores[r][column] *= scale;
-    return;
-  }
+  if (all_new && none_old && segment->low == 0 && segment->high == LANES) return;
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 in_segment = (lanes >= segment->low) & (lanes < segment->high);
   for (int r = 0; r < num_rows; r++) {
     const int last = tile->position[r] - segment->first_position;
     i32x16 seen = in_segment & (lanes <= last);
     if (window) seen &= lanes > last - window;
-    tile->scores[r][column] = select16(seen, tile->scores[r][column] * scale, splat(-INFINITY));
+    tile->scores[r][column] = select16(seen, tile->scores[r][column], splat(-INFINITY));
   }
 }
 
-/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. */
-INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, int dtype) {
+/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. `scale` has
+   the logarithm of e to base 2 in it. */
+INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale, int dtype) {
   f32x16 best = tile->scores[r][0];
   /* A NaN may get lost here: its weight will be one. */
   for (int c = 1; c < num_segments; c++) best = larger16(best, tile->scores[r][c]);
-  const float chunk_maximum = greatest16(best);
-  const float maximum = chunk_maximum > tile->maximum[r] ? chunk_maximum : tile->maximum[r];
-  const f32x16 shift = splat(maximum == -INFINITY ? 0.0f : maximum);
+  const float before = tile->maximum[r], chunk_maximum = greatest16(best);
+  const float maximum = chunk_maximum > before ? chunk_maximum : before;
+  const f32x16 shift = splat(maximum == -INFINITY ? 0.0f : maximum * scale);
   f32x16 sums = splat(0);
   for (int c = 0; c < num_segments; c++) {
     const f32x16 x = tile->scores[r][c];
-    const f32x16 weight = zero_if_hidden16(exp16(x - shift), x);
+    const f32x16 weight = zero_if_hidden16(exp2_16(x * scale - shift), x);
     sums += weight;
     if (dtype == BFLOAT16)
       *(u16x16 *)((uint16_t *)tile->weights[r] + c * LANES) = to_bf16x16(weight);
     else
       *(f32x16 *)((float *)tile->weights[r] + c * LANES) = weight;
   }
-  const float before = tile->maximum[r];
-  const float factor = before == -INFINITY ? 0.0f : before == maximum ? 1.0f : expf(before - maximum);
-  tile->sum[r] = tile->sum[r] * factor + sum16(sums);
   tile->maximum[r] = maximum;
-  if (factor != 1.0f)
-    for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
+  if (before == maximum || before == -INFINITY) {
+    tile->sum[r] += sum16(sums);
+    return;
+  }
+  const f32x16 factor = exp2_16(splat(before * scale) - shift);
+  tile->sum[r] = tile->sum[r] * factor[0] + sum16(sums);
+  for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
 }
 
 INLINE void score_segment(Tile *tile, int num_rows, int column, const char *keys, int steps, int dtype) {
@@ -164,24 +170,23 @@ INLINE void score_segment(Tile *tile, int num_rows, int column, const char *keys
   if (num_rows - r == 1) score_rows(tile, r, 1, column, keys, steps, dtype);
 }
 
-/* Fetch part of what the next chunk holds at one of its segments closer, little by little: as long as many lines are on
-   their way, nothing else can be read. */
-INLINE void fetch_lines(const char *from, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
+/* Fetch what will be used PIECES_AHEAD pieces after this one. */
+INLINE void fetch_after(const Stream *stream, int piece) {
+  const Chunk *chunk = stream->chunk;
+  piece += PIECES_AHEAD;
+  if (piece >= 2 * chunk->count) {
+    piece -= 2 * chunk->count;
+    chunk = stream->after;
+    if (piece >= 2 * chunk->count) return;
+  }
+  const char *from = piece < chunk->count ? chunk->segments[piece].keys : chunk->segments[piece - chunk->count].values;
+  for (int64_t i = 0; i < stream->piece_bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
 }
 
-INLINE void fetch_keys(const Chunk *next, int c, int64_t begin, int64_t end) {
-  if (c < next->count) fetch_lines(next->segments[c].keys, begin, end);
-}
-
-INLINE void fetch_values(const Chunk *next, int c, int64_t begin, int64_t end) {
-  if (c < next->count) fetch_lines(next->segments[c].values, begin, end);
-}
-
-INLINE void score_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *next, int64_t bytes, int steps,
-                        int dtype) {
+INLINE void score_chunk(Tile *tile, int num_rows, const Stream *stream, int steps, int dtype) {
+  const Chunk *chunk = stream->chunk;
   for (int c = 0; c < chunk->count; c++) {
-    fetch_keys(next, c, 0, bytes / 2);
+    fetch_after(stream, c);
     score_segment(tile, num_rows, c, chunk->segments[c].keys, steps, dtype);
   }
 }
@@ -206,16 +211,16 @@ INLINE void configure_tiles(int num_rows) {
   config.row_bytes[5] = 64, config.rows[5] = 16;
   config.row_bytes[6] = 32, config.rows[6] = (uint8_t)num_rows;
   config.row_bytes[7] = 64, config.rows[7] = 8;
-  _tile_loadconfig(&config);
+  load_tile_config(&config);
 }
 
 /* Scores of all rows by tiles: 16 slots a segment, 32 elements of a head at a time. */
-INLINE void score_chunk_tiles(Tile *tile, const Chunk *chunk, const Chunk *next, int64_t bytes, int DP) {
-  const Segment *segments = chunk->segments;
-  const int num_segments = chunk->count;
+INLINE void score_chunk_tiles(Tile *tile, const Stream *stream, int DP) {
+  const Segment *segments = stream->chunk->segments;
+  const int num_segments = stream->chunk->count;
   for (int c = 0; c < num_segments; c += 2) {
-    fetch_keys(next, c, 0, bytes / 2);
-    fetch_keys(next, c + 1, 0, bytes / 2);
+    fetch_after(stream, c);
+    if (c + 1 < num_segments) fetch_after(stream, c + 1);
     const Segment *a = segments + c, *b = segments + (c + 1 < num_segments ? c + 1 : c);
     _tile_zero(0);
     _tile_zero(1);
@@ -244,8 +249,8 @@ INLINE const char *seen_values(const Segment *segment, uint32_t *copy, int DP) {
 }
 
 /* out += weights * values for all rows by tiles: 64 elements of a head at a time, or what is left of them. */
-INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_segments, const Chunk *next, int64_t bytes,
-                              int DP) {
+INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, const Stream *stream, int DP) {
+  const int num_segments = stream->chunk->count;
   const int64_t stride = (int64_t)DP * 4;
   for (int d = 0; d < DP; d += 64) {
     float *out = tile->out + d;
@@ -256,7 +261,7 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_seg
     if (num_vectors > 3) _tile_loadd(3, out + 48, stride);
     for (int c = 0; c < num_segments; c++) {
       const char *row = values[c] + d * 4;
-      if (d == 0) fetch_values(next, c, 0, bytes);
+      if (d == 0) fetch_after(stream, num_segments + c);
       _tile_loadd(6, (const char *)tile->weights + c * 32, sizeof tile->weights[0]);
       _tile_loadd(7, row, stride);
       _tile_dpbf16ps(0, 6, 7);
@@ -281,27 +286,20 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, int num_seg
 }
 #endif
 
-/* One chunk for all rows of the tile, while the next is fetched. */
-INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *next, const Attention *a,
+/* One chunk for all rows of the tile, while what comes after is fetched. */
+INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *after, const Attention *a,
                          int by_tiles, int dtype) {
   const Segment *segments = chunk->segments;
   const int num_segments = chunk->count;
-  const int64_t bytes = LANES * a->DP * (dtype == BFLOAT16 ? 2 : 4);
+  const Stream stream = {chunk, after, LANES * a->DP * (dtype == BFLOAT16 ? 2 : 4)};
 #if HAS_TILES
   if (by_tiles)
-    score_chunk_tiles(tile, chunk, next, bytes, a->DP);
+    score_chunk_tiles(tile, &stream, a->DP);
   else
 #endif
-    score_chunk(tile, num_rows, chunk, next, bytes, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
-  for (int c = 0; c < num_segments; c++) {
-    fetch_keys(next, c, bytes / 2, bytes);
-    mask_scores(tile, num_rows, c, segments + c, a->scale, a->window);
-  }
-  for (int c = num_segments; c < next->count; c++) {
-    fetch_keys(next, c, 0, bytes);
-    fetch_values(next, c, 0, bytes);
-  }
-  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, dtype);
+    score_chunk(tile, num_rows, &stream, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+  for (int c = 0; c < num_segments; c++) mask_scores(tile, num_rows, c, segments + c, a->window);
+  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, a->scale * LOG2_E, dtype);
 #if HAS_TILES
   if (by_tiles) {
     uint32_t copies[CHUNK][LANES / 2 * MAX_DP];
@@ -310,26 +308,13 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chu
       const int is_whole = segments[c].low == 0 && segments[c].high == LANES;
       values[c] = is_whole ? segments[c].values : seen_values(segments + c, copies[c], a->DP);
     }
-    weigh_chunk_tiles(tile, values, num_segments, next, bytes, a->DP);
+    weigh_chunk_tiles(tile, values, &stream, a->DP);
     return;
   }
 #endif
   (void)by_tiles;
-  for (int c = 0; c < num_segments; c++) fetch_values(next, c, 0, bytes);
+  for (int c = 0; c < num_segments; c++) fetch_after(&stream, num_segments + c);
   weigh_all(tile, num_rows, segments, num_segments, a->DP, dtype);
-}
-
-/* The segment of `table` that holds `position`; only positions in [first, end) are seen. */
-INLINE Segment segment_at(const Attention *a, const int32_t *table, int g, int position, int first, int end, int dtype) {
-  const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
-  const int slot = position % a->block_size / LANES * LANES; /* the segment's first, in its block */
-  const int slots = a->block_size - slot < LANES ? a->block_size - slot : LANES;
-  const int first_position = position / a->block_size * a->block_size + slot;
-  const int64_t plane = ((int64_t)table[position / a->block_size] * a->G + g) * plane_bytes;
-  const int64_t offset = plane + (int64_t)slot * a->DP * size;
-  const int low = first > first_position ? first - first_position : 0;
-  const int high = end < first_position + slots ? end - first_position : slots;
-  return (Segment){a->keys + offset, a->values + offset, first_position, low, high};
 }
 
 INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
@@ -395,45 +380,47 @@ INLINE Task task_at(const Attention *a, int index) {
   return (Task){s, index % a->G, first_row, num_rows, first, end};
 }
 
-/* The chunk of a task that begins at `position`. Chunks end at the same positions for every row of a sequence, so that
-   its bits do not depend on the rows of its task. */
+/* The chunk of a task that begins with the segment of `position`. Chunks end at the same positions for every row of a
+   sequence, so that its bits do not depend on the rows of its task. */
 INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype) {
-  Chunk chunk;
+  const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
   const int32_t *table = a->block_tables + t->s * a->table_stride;
-  int is_whole = 0;
-  for (chunk.count = 0; !is_whole && position < t->end; chunk.count++) {
-    const int slot = position % a->block_size / LANES; /* the segment's number in its block */
-    is_whole = (position / a->block_size * (a->P / LANES) + slot + 1) % CHUNK == 0;
-    const Segment segment = segment_at(a, table, t->g, position, t->first, t->end, dtype);
-    chunk.segments[chunk.count] = segment;
-    position = segment.first_position + segment.high;
+  int block = position / a->block_size, slot = position % a->block_size / LANES * LANES;
+  Chunk chunk = {.count = 0};
+  int left = CHUNK - (block * (a->P / LANES) + slot / LANES) % CHUNK;
+  for (; left && block * a->block_size + slot < t->end; left--) {
+    const int first_position = block * a->block_size + slot;
+    const int slots = a->block_size - slot < LANES ? a->block_size - slot : LANES;
+    const int64_t offset = ((int64_t)table[block] * a->G + t->g) * plane_bytes + (int64_t)slot * a->DP * size;
+    const int low = t->first > first_position ? t->first - first_position : 0;
+    const int high = t->end < first_position + slots ? t->end - first_position : slots;
+    chunk.segments[chunk.count++] = (Segment){a->keys + offset, a->values + offset, first_position, low, high};
+    slot += LANES;
+    if (slot >= a->block_size) block++, slot = 0;
   }
-  chunk.end_position = position;
+  chunk.end_position = block * a->block_size + slot;
   return chunk;
 }
 
-/* Few rows fetch their next keys and values, at the end those of `next`, early; many find theirs in the cache, where the
-   rows before them left them. */
-INLINE void attend_task(const Attention *a, const Task *t, const Task *next, int dtype) {
+/* `next`: the task that comes after; `configured`: the rows that the tiles are set for. */
+INLINE void attend_task(const Attention *a, const Task *t, const Task *next, int *configured, int dtype) {
   Tile tile;
   load_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
   int by_tiles = 0;
 #if HAS_TILES
   by_tiles = a->use_tiles && dtype == BFLOAT16 && a->DP % 32 == 0;
-  if (by_tiles) configure_tiles(t->num_rows);
+  if (by_tiles && *configured != t->num_rows) configure_tiles(*configured = t->num_rows);
 #endif
-  const Chunk none = {.count = 0};
-  Chunk chunk = chunk_at(a, t, t->first, dtype);
-  for (;;) {
-    const int is_last = chunk.end_position >= t->end;
-    const Chunk after = is_last ? chunk_at(a, next, next->first, dtype) : chunk_at(a, t, chunk.end_position, dtype);
-    attend_chunk(&tile, t->num_rows, &chunk, t->num_rows < ROWS ? &after : &none, a, by_tiles, dtype);
-    chunk = after;
+  (void)configured;
+  Chunk chunks[2];
+  chunks[0] = chunk_at(a, t, t->first, dtype);
+  for (int i = 0;; i ^= 1) {
+    const Chunk *chunk = chunks + i;
+    const int is_last = chunk->end_position >= t->end;
+    chunks[i ^ 1] = is_last ? chunk_at(a, next, next->first, dtype) : chunk_at(a, t, chunk->end_position, dtype);
+    attend_chunk(&tile, t->num_rows, chunk, chunks + (i ^ 1), a, by_tiles, dtype);
     if (is_last) break;
   }
-#if HAS_TILES
-  if (by_tiles) _tile_release();
-#endif
   store_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
 }
 
@@ -447,12 +434,16 @@ INLINE void attend(const Attention *a, const Team *team, int dtype) {
   const int num_tokens = a->query_start_locs[a->S];
   const int num_tasks = a->S ? (int)((int64_t)num_tokens * (a->H / a->G) / ROWS + a->S) * a->G : 0;
   const Task no_task = {0};
+  int configured = 0;
   for (int index = next_task(team, num_tasks); index >= 0;) {
     const int following = next_task(team, num_tasks);
     const Task task = task_at(a, index), next = following >= 0 ? task_at(a, following) : no_task;
-    if (task.num_rows) attend_task(a, &task, &next, dtype);
+    if (task.num_rows) attend_task(a, &task, &next, &configured, dtype);
     index = following;
   }
+#if HAS_TILES
+  if (configured) _tile_release();
+#endif
   if (team->index != 0) return;
   for (int s = 0; s < a->S; s++)
     if (a->context_lens[s] == 0) clear(a, a->query_start_locs[s], a->query_start_locs[s + 1], size);

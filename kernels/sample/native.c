@@ -5,11 +5,7 @@
    - the maxima of every 64 logits, found once, tell which of them need a second look;
    - a token further than NOISE_SPAN below the largest z cannot win, and has no mass;
    - Gumbel noise falls as its random word grows: a bound by the smallest word of 64 spares nearly all logarithms. */
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
-#include "../native.h"
+#include "../parts.h"
 
 #define BLOCK 64
 #define NOISE_SPAN 26.01f
@@ -351,12 +347,40 @@ INLINE int64_t sample_row(const Row *row, const Options *options, float *scratch
   return draw_until(row, cut, options->key, dtype);
 }
 
-INLINE int thread_number(void) {
-#if defined(_OPENMP)
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
+/* Rows and how each is sampled, as sluice_sample has them. */
+typedef struct {
+  const char *logits;
+  int64_t stride;
+  const float *temperature;
+  const int32_t *top_k;
+  const float *top_p, *min_p;
+  const int64_t *seed;
+  const int32_t *position;
+  const int64_t *counter_2;
+  int64_t *out;
+  Candidate *scratch;
+  int64_t S, V;
+  int dtype;
+} Batch;
+
+INLINE Options options_of(const Batch *a, int64_t s) {
+  const uint64_t bits = (uint64_t)a->seed[s];
+  const Key key = {(uint32_t)bits, (uint32_t)(bits >> 32), (uint32_t)a->position[s], (uint32_t)a->counter_2[s]};
+  return (Options){a->temperature[s], a->top_p[s], a->min_p[s], a->top_k[s], key};
+}
+
+static void sample_part(const void *argument, Team *team) {
+  const Batch *a = argument;
+  const int64_t size = a->dtype == BFLOAT16 ? 2 : 4;
+  /* V + 16 candidates, then two lists of floats. */
+  Candidate *candidates = a->scratch + team->index * 2 * (a->V + LANES);
+  float *floats = (float *)(candidates + a->V + LANES), *more_floats = floats + a->V + LANES;
+  for (int s; (s = next_task(team, (int)a->S)) >= 0;) {
+    const Options options = options_of(a, s);
+    const Row row = {a->logits + s * a->stride * size, a->V, floats, options.temperature};
+    a->out[s] = a->dtype == BFLOAT16 ? sample_row(&row, &options, more_floats, candidates, BFLOAT16)
+                                     : sample_row(&row, &options, more_floats, candidates, FLOAT32);
+  }
 }
 
 /* logits: [S, V], `stride` elements between rows; temperature, top_p, min_p, top_k, seed, position, counter_2, out: [S],
@@ -365,18 +389,7 @@ EXPORT void sluice_sample(int dtype, const void *logits, int64_t stride, const f
                           const float *top_p, const float *min_p, const int64_t *seed, const int32_t *position,
                           const int64_t *counter_2, int64_t *out, void *scratch, int64_t S, int64_t V,
                           int num_threads) {
-  const int64_t size = dtype == BFLOAT16 ? 2 : 4;
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (S * V >= PARALLEL_ELEMENTS && S > 1)
-  for (int64_t s = 0; s < S; s++) {
-    const char *row = (const char *)logits + s * stride * size;
-    const uint64_t bits = (uint64_t)seed[s];
-    const Key key = {(uint32_t)bits, (uint32_t)(bits >> 32), (uint32_t)position[s], (uint32_t)counter_2[s]};
-    const Options options = {temperature[s], top_p[s], min_p[s], top_k[s], key};
-    /* V + 16 candidates, then two lists of floats. */
-    Candidate *candidates = (Candidate *)scratch + thread_number() * 2 * (V + LANES);
-    float *floats = (float *)(candidates + V + LANES);
-    const Row r = {row, V, floats, temperature[s]};
-    out[s] = dtype == BFLOAT16 ? sample_row(&r, &options, floats + V + LANES, candidates, BFLOAT16)
-                               : sample_row(&r, &options, floats + V + LANES, candidates, FLOAT32);
-  }
+  const Batch a = {logits, stride,    temperature, top_k,   top_p, min_p, seed,
+                   position, counter_2, out,         scratch, S,     V,     dtype};
+  run_team(sample_part, &a, S > 1 && S * V >= PARALLEL_ELEMENTS ? num_threads : 1);
 }

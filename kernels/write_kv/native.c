@@ -3,16 +3,25 @@
 
 #define MAX_D 512
 
+/* As kernels/rms_norm: a row of D floats, with the rounding of the element type. */
+INLINE void normalise(float *head, const void *weight, float eps, int D, int dtype) {
+  f32x16 sums = splat(0);
+  int d = 0;
+  for (; d + LANES <= D; d += LANES) sums += *(f32x16 *)(head + d) * *(f32x16 *)(head + d);
+  float squares = sum16(sums);
+  for (; d < D; d++) squares += head[d] * head[d];
+  const float factor = 1.0f / sqrtf(squares / D + eps);
+  for (d = 0; d + LANES <= D; d += LANES)
+    *(f32x16 *)(head + d) = rounded16(*(f32x16 *)(head + d) * factor * load16(weight, d, dtype), dtype);
+  for (; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+}
+
 /* Copy a head of D elements to floats; normalise it if it has weights, rounding as the element type does. */
 INLINE void load_head(float *restrict head, const void *x, const void *weight, float eps, int D, int dtype) {
   int d = 0;
   for (; d + LANES <= D; d += LANES) *(f32x16 *)(head + d) = load16(x, d, dtype);
   for (; d < D; d++) head[d] = load1(x, d, dtype);
-  if (!weight) return;
-  float squares = 0;
-  for (d = 0; d < D; d++) squares += head[d] * head[d];
-  const float factor = 1.0f / sqrtf(squares / D + eps);
-  for (d = 0; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+  if (weight) normalise(head, weight, eps, D, dtype);
 }
 
 /* A head as it is kept. */
@@ -53,13 +62,21 @@ INLINE void store_key(void *keys, const float *head, int slot, int DP, int dtype
   }
 }
 
+/* Write sixteen elements to every second place from `first` on, and nothing between: another thread may be writing there. */
+INLINE void store_every_second(uint16_t *out, u16x16 x, int first) {
+#if defined(__AVX512BW__)
+  const u32x16 wide = __builtin_convertvector(x, u32x16);
+  _mm512_mask_storeu_epi16(out, first ? 0xaaaaaaaau : 0x55555555u, (__m512i)(first ? wide << 16 : wide));
+#else
+  for (int lane = 0; lane < LANES; lane++) out[2 * lane + first] = x[lane];
+#endif
+}
+
 /* values of one block and head: bfloat16 [P / 2, DP, 2], float32 [P, DP]. */
 INLINE void store_value(void *values, const float *head, int slot, int DP, int dtype) {
   if (dtype == BFLOAT16) {
-    uint16_t *row = (uint16_t *)values + (int64_t)(slot / 2) * DP * 2 + slot % 2;
-    uint16_t elements[MAX_D];
-    store_head(elements, head, DP, BFLOAT16);
-    for (int d = 0; d < DP; d++) row[2 * d] = elements[d];
+    uint16_t *row = (uint16_t *)values + (int64_t)(slot / 2) * DP * 2;
+    for (int d = 0; d < DP; d += LANES) store_every_second(row + 2 * d, to_bf16x16(*(const f32x16 *)(head + d)), slot % 2);
   } else {
     memcpy((float *)values + (int64_t)slot * DP, head, sizeof(float) * DP);
   }

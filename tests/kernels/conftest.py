@@ -40,7 +40,16 @@ def _no_native(_name: str, _arguments: str) -> None:
 @pytest.fixture(params=["torch", "native", *NEEDED_FLAGS])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The path that the kernels take in this test."""
-    march: str = request.param
+    return _take(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["native", *NEEDED_FLAGS])
+def native_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As `path`, for what only a library can do."""
+    return _take(request.param, monkeypatch)
+
+
+def _take(march: str, monkeypatch: pytest.MonkeyPatch) -> str:
     if march in NEEDED_FLAGS and NEEDED_FLAGS[march] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this processor has no {NEEDED_FLAGS[march]}")
 

@@ -309,3 +309,21 @@ def test_the_layout_follows_the_path(path: str) -> None:
     cache = allocate_kv_cache(2, 16, 1, 8, dtype=torch.bfloat16, device=CPU)
 
     assert cache.layout is (Layout.PLAIN if path == "torch" else Layout.PACKED)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.125])
+def test_a_scale_that_is_not_above_zero_is_refused(scale: float) -> None:
+    cache = allocate_kv_cache(1, 16, 1, 16, dtype=torch.float32, device=torch.device("cpu"))
+    lens = torch.ones(1, dtype=torch.int32)
+
+    with pytest.raises(ValueError, match="scale must be above 0"):
+        paged_attention(
+            torch.zeros(1, 1, 16),
+            cache,
+            torch.zeros(1, 1, dtype=torch.int32),
+            torch.tensor([0, 1], dtype=torch.int32),
+            lens,
+            scale=scale,
+            max_query_len=1,
+            max_context_len=1,
+        )

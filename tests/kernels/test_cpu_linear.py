@@ -45,14 +45,6 @@ class TestGivenAWeight:
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture
-def native_path(path: str) -> str:
-    """A path with a native library."""
-    if path == "torch":
-        pytest.skip("native products need the library")
-    return path
-
-
 @pytest.mark.usefixtures("native_path")
 class TestGivenANativeProduct:
     """Weights in panels, for each instruction set that this machine can run."""

@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,27 @@ def test_a_token_has_the_same_bits_in_a_prefill_in_chunks_as_a_decode_and_alone(
 
     assert torch.equal(decoded, expected)
     assert torch.equal(torch.cat(alone), expected)
+
+
+def test_two_steps_at_the_same_time_do_not_notice_each_other(tmp_path: Path) -> None:
+    MODELS["llama"].save(tmp_path, torch.bfloat16)
+    folder = open_model_folder(tmp_path)
+    form = WeightForm(torch.bfloat16, CPU)
+    decoders = [
+        load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
+        for _ in range(2)
+    ]
+    parts = [whole(sequence) for sequence in sequences()]
+    expected = forward(decoders[0], parts, caches_of(decoders[0]))
+
+    def logits(decoder: Decoder) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [forward(decoder, parts, caches_of(decoder)) for _ in range(20)]
+
+    with ThreadPoolExecutor(2) as threads:
+        actual = [each for found in threads.map(logits, decoders) for each in found]
+
+    assert all(torch.equal(each, expected) for each in actual)
 
 
 @pytest.mark.parametrize(
