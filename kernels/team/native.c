@@ -1,13 +1,12 @@
 /* The threads that make a step together. They are made once and stay, as OpenMP's do.
 
    A thread that went to sleep takes up to a millisecond to wake on a virtual machine, a tenth of a step of few
-   sequences; one that spins takes the core from whoever has work. So a thread that waits looks often for a moment, then
-   offers its core to others between two looks, and sleeps when nothing has come for about a millisecond. */
+   sequences; one that spins takes the core from whoever has work. So a thread that waits spins for a moment, about as
+   long as it takes to sample and to lay out the next step, and then sleeps. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
 #include <pthread.h>
-#include <sched.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -18,8 +17,7 @@
 
 #include "../parts.h"
 
-#define SPINS 1000
-#define YIELDS 2000
+#define SPINS 5000
 
 /* What the crew is doing: written by the caller of run_team, who alone holds `is_busy`. */
 typedef struct {
@@ -62,8 +60,6 @@ void await_signal(Signal *signal, int seen) {
   for (int looks = 0; signal_number(signal) == seen; looks++) {
     if (looks < SPINS)
       relax();
-    else if (looks < SPINS + YIELDS)
-      sched_yield();
     else
       sleep_at(signal, seen);
   }
