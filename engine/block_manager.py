@@ -198,6 +198,9 @@ class BlockManager:
         """Make the blocks of `sequence` unfindable: what is in them may be wrong."""
         for block_id in sequence.block_table:
             self._forget(block_id)
+        for key in sequence.block_hashes:
+            if key in self._begun:
+                self._end_begun(self._begun[key].block_id)
         sequence.num_published_blocks = 0
 
     def release(self, sequence: Sequence) -> None:
@@ -256,13 +259,15 @@ class BlockManager:
     def _leave_begun(self, sequence: Sequence) -> None:
         """Let the last computed block of `sequence` be taken over, if it is not full, and what is before it is known.
 
-        Nothing is left of one that was retracted: its blocks are no longer published.
+        Nothing is left of one that was retracted, or whose prefix was, with another that shared it.
         """
         num_full, num_more = divmod(sequence.num_computed_tokens, self.block_size)
         is_findable = self._is_caching and num_full == sequence.num_published_blocks > 0
         if num_more == 0 or not is_findable:
             return
         key, block_id = sequence.block_hashes[num_full - 1], sequence.block_table[num_full]
+        if key not in self._known:
+            return
         if key in self._begun:
             self._end_begun(self._begun[key].block_id)
         token_ids = sequence.token_ids[num_full * self.block_size : sequence.num_computed_tokens]

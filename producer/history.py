@@ -196,7 +196,7 @@ class History:
     def latency(self, wanted: JobFilter) -> list[LatencyRow]:
         """Mean, percentiles (interpolated, as numpy's) and maximum of each metric over the done jobs.
 
-        Computed here: sorting 150,000 values is six times faster than a window function of SQLite. 48 bytes a job.
+        Computed here, in 80 bytes a job: sorting 150,000 values is six times faster than a window function of SQLite.
         """
         query = sa.select(*(jobs.c[metric] for metric in METRICS)).where(jobs.c.state == "done", *wanted.clauses())
         values = [array("d") for _ in METRICS]

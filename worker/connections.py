@@ -95,7 +95,7 @@ class Uplink:
     """The exchange's clients, which know since when they stand. Changes when a connection is made anew."""
 
     def __init__(self, connections: "Connections") -> None:
-        self._made_s = monotonic_s()
+        self._made_s = monotonic_s() if connections.is_one_server else -inf
         self.since_s = inf
         """-inf: as far as can be seen they always stood."""
 
@@ -131,6 +131,11 @@ class Connections:
         self._timeout_s = timeout_s
         self._clients: list[Client] = []
         self.uplink = Uplink(self)
+
+    @property
+    def is_one_server(self) -> bool:
+        """Whether the URL names one server, and no group in which another may have been promoted a moment ago."""
+        return not self._url.startswith(("redis+sentinel:", "redis+cluster:"))
 
     @property
     def name(self) -> str:

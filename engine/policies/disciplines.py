@@ -175,7 +175,7 @@ class FixedBatches(Orca):
             return Batch(tuple(running), padding=self._padding(running))
         # Whoever were held back for a prefix would wait for the whole batch.
         joined = step.join((), _Rectangle(self._config.max_num_batched_tokens).cut, holds_back=False)
-        self._num_rows = len(joined)
+        self._num_rows, self._first_seen_s = len(joined), None
         return Batch(tuple(joined), num_joined=len(joined), padding=self._padding(joined))
 
     def num_places(self, step: Step) -> int:

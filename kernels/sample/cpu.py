@@ -3,7 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from functools import cache
+import threading
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from kernels.sample.reference import sample_reference
 
 SIGNATURE = ("sluice_sample", "iplppppppppplli")
 _CANDIDATE_PADDING = 16
+_of_thread = threading.local()
 
 
 def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
@@ -43,7 +44,13 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
     )
 
 
-@cache
 def _scratch(num_threads: int, vocab_size: int) -> Tensor:
-    """Room for every token of a row as a candidate and as two numbers, for each thread."""
-    return torch.empty(num_threads, 2 * (vocab_size + _CANDIDATE_PADDING), dtype=torch.int64)
+    """Room for every token of a row as a candidate and as two numbers, for each thread of a team.
+
+    The caller's own, since two may sample at once; kept for its next call.
+    """
+    size = num_threads * 2 * (vocab_size + _CANDIDATE_PADDING)
+    held: Tensor | None = getattr(_of_thread, "scratch", None)
+    if held is None or held.numel() < size:
+        held = _of_thread.scratch = torch.empty(size, dtype=torch.int64)
+    return held

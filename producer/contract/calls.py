@@ -931,7 +931,7 @@ class QueueView:
     waiting_bytes: int
     running_jobs: int
     worker_deaths: int
-    """Incarnations whose life ever ran out without farewell, or that broke."""
+    """How often a life ran out without farewell, of slow workers too, or a worker broke."""
 
     oldest_ms: int | None
     """Submit time of the oldest waiting job."""

@@ -204,6 +204,21 @@ class TestGivenASecondDeathWithoutProgress:
         assert numbers == [[1, 2], [1, 2]]
         assert queue.look().worker_deaths == 2
 
+    def test_when_somebody_has_damaged_the_count_then_all_jobs_of_the_dead_are_taken_over_all_the_same(
+        self, queue: Queue
+    ) -> None:
+        for name in ("A", "B"):
+            queue.add(f"of {name}".replace(" ", "-"))
+            queue.worker(name).pull()
+        queue.client.hset(queue.keys.key("counters"), "worker_deaths", "x")
+        die(queue)
+
+        jobs = queue.worker("C").pull().jobs
+
+        assert short(jobs) == ["of-A", "of-B"]
+        assert queue.look().worker_deaths == 2
+        check(queue)
+
     def test_when_it_died_apart_among_others_and_once_alone_then_it_is_not_given_up_yet(self, queue: Queue) -> None:
         self.two_deaths(queue)
         for name in ("D", "F"):  # both of them apart, then one of them alone

@@ -1,5 +1,7 @@
 """The cache's blocks: held, free, known."""
 
+import pytest
+
 from engine.block_manager import BlockManager, FreeBlocks, block_hash, blocks_needed, root_hash
 from engine.request import SamplingParams
 from engine.sequence import Sequence
@@ -248,6 +250,23 @@ class TestGivenABegunBlock:
         manager.try_hold(sequence_of([50]), num_spare=0)
 
         assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+
+    @pytest.mark.parametrize("goes_first", [True, False])
+    def test_when_what_was_before_it_is_retracted_with_another_then_it_is_not_found(self, *, goes_first: bool) -> None:
+        manager = manager_with(16)
+        suspect = computed(manager, list(range(9)))
+        sharing = computed(manager, list(range(10)))
+        if goes_first:
+            manager.release(sharing)
+        manager.retract(suspect)
+        manager.release(suspect)
+        if not goes_first:
+            manager.release(sharing)
+
+        again = computed(manager, list(range(8)))
+
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        manager.check_invariants([again])
 
     def test_when_its_sequence_was_retracted_then_it_is_not_found(self) -> None:
         manager = manager_with(8)

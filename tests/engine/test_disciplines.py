@@ -262,6 +262,19 @@ class TestGivenABatchThatIsGathered:
 
         assert bench.scheduler.gathering_s == pytest.approx(0.1)
 
+    def test_when_one_came_while_a_batch_of_one_step_ran_then_it_gathers_too(self) -> None:
+        bench = Bench("dynamic")
+        only = bench.add(2, max_tokens=1)
+        bench.step()
+        bench.clock.now_s = 0.1
+        assert shares(bench.step()) == [(0, 2)]
+        bench.scheduler.finish([only])
+        bench.clock.now_s = 0.15
+        bench.add(2)
+
+        assert bench.step().is_empty
+        assert bench.scheduler.gathering_s == pytest.approx(0.1)
+
 
 class TestGivenAnEngineUnderADiscipline:
     def test_when_a_batch_is_gathered_then_there_is_room_for_the_rest_of_it_and_time_to_wait(self) -> None:

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,6 +36,25 @@ def test_any_number_of_threads_does_all_of_the_work_once(num_threads: int) -> No
     torch.set_num_threads(num_threads)
     try:
         actual = [sample(logits, greedy(97)) for _ in range(20)]
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(torch.equal(tokens, expected) for tokens in actual)
+
+
+def test_two_callers_at_once_do_not_touch_each_other() -> None:
+    logits = torch.randn(16, 20_000, generator=torch.Generator().manual_seed(0))
+    options = replace(greedy(16), temperature=torch.ones(16), top_p=torch.full((16,), 0.9))
+    expected = sample(logits, options)
+    before = torch.get_num_threads()
+
+    def draw(_number: int) -> torch.Tensor:
+        return sample(logits, options)
+
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(2) as callers:
+            actual = list(callers.map(draw, range(60)))
     finally:
         torch.set_num_threads(before)
 

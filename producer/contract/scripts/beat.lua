@@ -22,8 +22,8 @@ local function renew()
   local about = { 'beaten', NOW, 'life', life }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   call('HSET', key, unpack(about))
-  -- It lives: should it die again, mates are counted anew.
-  call('HDEL', key, 'mates')
+  -- It lives: should it die again, mates are counted anew, and so is the death.
+  call('HDEL', key, 'mates', 'death')
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
   if expiry then return tonumber(expiry) <= NOW end
   return was_known and call('HEXISTS', key, 'pull') == 1

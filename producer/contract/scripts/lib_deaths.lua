@@ -74,19 +74,26 @@ end
 
 -- ---------------------------------------------------------------- one death
 
+-- A counter that somebody damaged begins anew: this must not end a pull that has moved jobs.
+local function next_number()
+  local number = try('HINCRBY', COUNTERS, 'worker_deaths', 1)
+  if not failed(number) then return number end
+  call('HSET', COUNTERS, 'worker_deaths', 1)
+  return 1
+end
+
 function about_death(incarnation)
   local key = worker_key(incarnation)
   local num_held = call('HLEN', held_key(incarnation))
   -- Mates and number are those when the death is first seen: later some have been moved, and others have died.
   if call('HSETNX', key, 'mates', math.max(0, num_held - 1)) == 1 and call('HEXISTS', key, 'farewell') == 0 then
-    call('HSET', key, 'death', call('HINCRBY', COUNTERS, 'worker_deaths', 1))
+    call('HSET', key, 'death', next_number())
   end
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
-  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'life', 'death')
+  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'death')
   return {
     incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
-    is_farewell = about[3] == '1', life = tonumber(about[4] or '') or LIMITS.LIFE_S * 1000,
-    number = tonumber(about[5]) or 0,
+    is_farewell = about[3] == '1', number = tonumber(about[4] or '') or 0,
   }
 end
 

@@ -54,8 +54,9 @@ end
 
 -- Move what fits; the dead leaves `alive` when it holds nothing more.
 local function reclaim_from(incarnation, budget)
+  local life = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
+  if not has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
   local death = about_death(incarnation)
-  if not has_been_up_for(death.life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
   local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
   for _, id in ipairs(ids) do
     if num_seen >= budget or is_bite_over() then break end

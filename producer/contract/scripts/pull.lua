@@ -40,7 +40,7 @@ local function lives()
 end
 
 -- Redis keeps a hash of few short fields as a list, and looks through it for each that is asked for: an advance asks for
--- hundreds. A long field makes a table of it, which it stays until it is empty.
+-- hundreds. A long field makes a table of it, which it stays until it is empty or the server starts again.
 local function write_new_leases()
   local long_field = string.rep('-', 65)
   new_leases[#new_leases + 1], new_leases[#new_leases + 2] = long_field, ''
