@@ -231,9 +231,7 @@ RECLAIMS = (
     ),
     Guard(
         name="reclaim right after a restart of the server",
-        patches=_script(
-            "lib_reclaim", "if not has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end"
-        ),
+        patches=_script("lib_reclaim", "if not has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end"),
         tests=(f"{LIFE}::TestGivenARedisThatWasAway",),
     ),
     Guard(
