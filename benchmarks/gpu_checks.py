@@ -27,6 +27,7 @@ from benchmarks.kernel_cases import (
     make_options,
     make_write,
     norm_agreement,
+    product_agreement,
     random_tensor,
     rope_agreement,
     same_bits,
@@ -34,6 +35,8 @@ from benchmarks.kernel_cases import (
 )
 from kernels.gated_activation import Activation
 from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.linear.int8 import quantized
+from kernels.linear.kernel import int8_product_triton
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from kernels.philox.kernel import random_words_triton
 from kernels.philox.reference import gumbel_reference, random_words_reference
@@ -54,6 +57,7 @@ def kernels(scale: Scale) -> Iterator[Line]:
         "rms_norm": _norm,
         "gated_activation": _gate,
         "rope": _rope,
+        "int8 product": _product,
         "write_kv": _write_kv,
         "paged_attention, decode": _decode,
         "paged_attention, mixed": _mixed,
@@ -113,6 +117,18 @@ def _rope(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         cos_sin, out = make_cos_sin(31 * num_tokens, rotary_size, scale.device), torch.empty_like(x)
         rope_triton(x, positions, cos_sin, out=out)
         yield rope_agreement(out, x, positions, cos_sin)
+
+
+def _product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    shapes = ((20, 40),) if scale.is_toy else ((6144, 4096), (4096, 14_336), (1000, 500), (128_257, 896))
+    for (out_size, in_size), num_tokens in product(shapes, scale.pick([1, 8, 33, 64, 200], [3])):
+        x = random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
+        narrow, scales = quantized(random_tensor(out_size, in_size, dtype=dtype, generator=generator))
+        bias = random_tensor(out_size, dtype=dtype, generator=generator)
+        out = torch.full((num_tokens, out_size), float("nan"), dtype=dtype, device=scale.device)
+        int8_product_triton(x, narrow, scales, bias, out=out)
+        yield product_agreement(out, x, narrow, scales, bias)
 
 
 def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:

@@ -129,6 +129,7 @@ def decode_tensors(batch_size: int, context_len: int, block_size: int, device: t
 def triton_in_place_of_cpu() -> Generator[None]:
     """Let operations on CPU tensors run the (interpreted) Triton kernels: the whole decoder without a card."""
     from kernels.gated_activation.kernel import gated_activation_triton
+    from kernels.linear.cuda import pack_gated_linear_cuda, pack_linear_cuda
     from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
     from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
     from kernels.sample.kernel import sample_triton
@@ -140,6 +141,7 @@ def triton_in_place_of_cpu() -> Generator[None]:
 
     launchers: Mapping[str, Mapping[str, object]] = {
         "gated_activation": {"gated_activation_cpu": gated_activation_triton},
+        "linear": {"pack_linear_cpu": pack_linear_cuda, "pack_gated_linear_cpu": pack_gated_linear_cuda},
         "paged_attention": {"allocate_cpu": allocate, "paged_attention_cpu": paged_attention_triton},
         "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
         "sample": {"sample_cpu": sample_triton},

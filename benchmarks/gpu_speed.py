@@ -31,6 +31,7 @@ from benchmarks.kernel_cases import AttentionInputs, make_cos_sin, make_options
 from engine.kv_cache import make_caches
 from engine.models.decoder import Decoder
 from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.linear.cuda import Int8Linear
 from kernels.paged_attention.kernel import allocate_cuda
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.sample.kernel import sample_triton
@@ -100,6 +101,7 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
     yield from _norms(scale)
     yield from _gates(scale)
     yield from _writes(scale)
+    yield from _products(scale)
     yield from _sampling(scale)
 
 
@@ -215,6 +217,25 @@ def _writes(scale: Scale) -> Iterator[Line]:
         write, num_bytes = _write_of(scale, num_tokens, has_norm=has_norm)
         figures = scale.rates(scale.timer.device_us(write), num_bytes=num_bytes)
         yield Line(f"write_kv{' with norm' if has_norm else ''}, {num_tokens} tokens", figures)
+
+
+def _products(scale: Scale) -> Iterator[Line]:
+    """Weights in int8 beside the library's product over the same in two bytes: up to how many rows does it pay?"""
+    for name, (out_size, in_size) in ({"toy": (64, 48)} if scale.is_toy else SKINNY_SHAPES).items():
+        weight = _random(scale, out_size, in_size)
+        # More of them than the card's cache holds, as the layers of a model.
+        copies = 1 if scale.is_toy else max(1, 2**28 // weight.numel())
+        linears = [Int8Linear(weight, None) for _ in range(copies)]
+        weights = [weight.clone() for _ in range(copies)]
+        for rows in scale.pick([1, 16, 64, 256, 512], [2]):
+            x = _random(scale, rows, in_size)
+            us = scale.timer.device_us(lambda x=x, linears=linears: [linear(x) for linear in linears]) / copies
+            num_bytes = out_size * in_size + scale.dtype.itemsize * rows * (out_size + in_size)
+            figures = scale.rates(us, num_bytes=num_bytes)
+            figures["us of torch"] = (
+                scale.timer.device_us(lambda x=x, weights=weights: [F.linear(x, w) for w in weights]) / copies
+            )
+            yield Line(f"int8 product, {name}, {rows} rows", figures)
 
 
 def _write_of(scale: Scale, num_tokens: int, *, has_norm: bool) -> tuple[Call, int]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from kernels.gated_activation import Activation
 from kernels.gated_activation.reference import gated_activation_reference
+from kernels.linear.int8 import dequantized
+from kernels.linear.reference import linear_reference
 from kernels.paged_attention.layout import KVCache
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.rms_norm.reference import rms_norm_reference
@@ -233,6 +235,17 @@ def _pair_size(rotated: Tensor, rotary_size: int) -> Tensor:
     first, second = rotated[..., :rotary_size].chunk(2, dim=-1)
     length = torch.hypot(first, second)
     return torch.cat([length, length, rotated[..., rotary_size:].abs()], dim=-1)
+
+
+# Products
+
+
+def product_agreement(out: Tensor, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Agreement:
+    """Compare `out` with the product of `x` and the weight that int8 and scales stand for, in float64."""
+    exact = dequantized(weight, scales, torch.float64)
+    expected = linear_reference(x.double(), exact, None if bias is None else bias.double())
+    magnitude = linear_reference(x.double().abs(), exact.abs(), None if bias is None else bias.double().abs())
+    return agreement(out, expected, 8 * x.shape[-1] ** 0.5 * FLOAT32_UNIT * magnitude)
 
 
 # Write of keys and values

@@ -39,7 +39,8 @@ class ModelOptions:
     """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
 
     quantization: Literal["none", "int8"] = "none"
-    """int8: weights are rounded to int8 as they are loaded, rows as they are multiplied. On the CPU, in bfloat16."""
+    """int8: weights are rounded to int8 as they are loaded. On the CPU for bfloat16, whose rows are rounded too as they
+    are multiplied; on a GPU for bfloat16 and float16."""
 
     block_size: int = 16
     """Token slots in a block of the KV cache."""
@@ -140,7 +141,7 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
     dtype = _dtype(folder, options)
     max_model_len = _max_model_len(config, options)
     is_int8 = options.quantization == "int8"
-    if is_int8 and dtype != torch.bfloat16:
+    if is_int8 and device.type == "cpu" and dtype != torch.bfloat16:
         raise QuantizationUnavailable(
             f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"give bfloat16 as dtype too, or no quantization."

@@ -138,7 +138,7 @@ class ModelConfig:
     )
     quantization: Literal["none", "int8"] = setting(
         "none", env="QUANTIZATION", metavar="HOW",
-        help="none, or int8: weights in half the memory and faster on a CPU, at some loss of quality.",
+        help="none, or int8: weights in half the memory and read as much faster, at some loss of quality.",
     )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
@@ -169,10 +169,10 @@ class ModelConfig:
             yield "device", f"expected cpu or cuda:N, got {self.device!r}"
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
-        if self.quantization == "int8" and self.device != "cpu":
-            yield "quantization", f"int8 is for the CPU, got device {self.device}"
-        if self.quantization == "int8" and self.dtype not in ("auto", "bfloat16"):
-            yield "quantization", f"int8 needs bfloat16 (or auto) as dtype, got {self.dtype}"
+        int8_dtypes = ("auto", "bfloat16") if self.device == "cpu" else ("auto", "bfloat16", "float16")
+        if self.quantization == "int8" and self.dtype not in int8_dtypes:
+            needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
+            yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
         yield from _positive(self, "block_size", "num_blocks", "max_model_len", "num_threads")
 
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kernels.checks import check
 from kernels.gated_activation import Activation
-from kernels.linear.plain import GatedLinear, Linear, PlainLinear
+from kernels.linear.plain import Linear
 
 __all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
@@ -15,7 +15,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
     Args:
         weight: `[N, K]`, float32, float16 or bfloat16. May be dropped by the caller afterwards.
         bias: `[N]`, dtype of `weight`.
-        is_int8: keep the weight, and multiply, in int8 (bfloat16 on the CPU only).
+        is_int8: keep the weight in int8. The CPU multiplies in int8 too, rows rounded as well, for bfloat16 only; CUDA
+            multiplies in the dtype of the rows, float16 or bfloat16.
 
     Returns:
         A function of `x` `[T, K]`, contiguous rows, to `[T, N]`.
@@ -25,8 +26,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
     """
     _check(weight, bias)
     if weight.is_cuda:
-        check(not is_int8, "products in int8 are made on the CPU only")
-        return PlainLinear(weight, bias)
+        from kernels.linear.cuda import pack_linear_cuda
+
+        return pack_linear_cuda(weight, bias, is_int8=is_int8)
     from kernels.linear.cpu import pack_linear_cpu
 
     return pack_linear_cpu(weight, bias, is_int8=is_int8)
@@ -42,8 +44,9 @@ def pack_gated_linear(
     _check(weight, bias)
     check(weight.shape[0] % 2 == 0, "weight must be [2 * I, K], got {}", weight.shape)
     if weight.is_cuda:
-        check(not is_int8, "products in int8 are made on the CPU only")
-        return GatedLinear(PlainLinear(weight, bias), activation)
+        from kernels.linear.cuda import pack_gated_linear_cuda
+
+        return pack_gated_linear_cuda(weight, bias, activation=activation, is_int8=is_int8)
     from kernels.linear.cpu import pack_gated_linear_cpu
 
     return pack_gated_linear_cpu(weight, bias, activation=activation, is_int8=is_int8)

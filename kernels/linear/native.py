@@ -13,6 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from kernels.linear.int8 import quantized
 from kernels.native import native_function
 from kernels.pages import zero_pages
 from kernels.tiles import may_use_tiles
@@ -23,7 +24,6 @@ _CPU = torch.device("cpu")
 _PANEL = 32
 _STEP_WORDS = 16
 _GATE_COLUMNS = 16
-_QUANTIZED_ROWS = 1024
 
 
 class Epilogue(IntEnum):
@@ -115,21 +115,6 @@ class NativeLinear:
 def can_multiply(in_size: int, *, is_int8: bool) -> bool:
     """Whether rows of this length are whole steps."""
     return in_size % (_STEP_WORDS * (4 if is_int8 else 2)) == 0
-
-
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight` `[N, K]` in int8, and the scale `[N]` of each row: its largest element over 127."""
-    narrow = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0], dtype=torch.float32)
-    # Some rows at a time: floats take four times the memory.
-    for first in range(0, weight.shape[0], _QUANTIZED_ROWS):
-        rows = slice(first, first + _QUANTIZED_ROWS)
-        wide = weight[rows].float()
-        largest = torch.linalg.vector_norm(wide, ord=torch.inf, dim=1)
-        factors = torch.where(largest > 0, 127 / largest, 0.0)
-        narrow[rows] = wide.mul_(factors[:, None]).round_()
-        scales[rows] = largest / 127
-    return narrow, scales
 
 
 def _panels(weight: Tensor) -> Tensor:

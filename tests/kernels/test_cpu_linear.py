@@ -10,7 +10,8 @@ from kernels.gated_activation import Activation
 from kernels.gated_activation.reference import gated_activation_reference
 from kernels.linear import onednn, pack_linear
 from kernels.linear.cpu import PackedLinear
-from kernels.linear.native import Epilogue, NativeLinear, quantized
+from kernels.linear.int8 import quantized
+from kernels.linear.native import Epilogue, NativeLinear
 from kernels.linear.reference import linear_reference
 
 

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.kernel_cases import make_options
 from kernels.gated_activation.kernel import gated_activation_triton
+from kernels.linear.kernel import int8_product_triton, widen_triton
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
@@ -144,3 +145,26 @@ class TestGivenTheOtherKernels:
 
         check_fits(compiled)
         assert [one.name for one in compiled] == ["_kept_set_kernel", "_draw_kernel", "_choose_kernel"]
+
+    @pytest.mark.parametrize(("out_size", "in_size"), [(6144, 4096), (4096, 14_336), (3072, 1000)])
+    @pytest.mark.parametrize("num_tokens", [1, 64])
+    def test_when_a_product_in_int8_is_compiled_then_it_fits_and_reads_ahead(
+        self, out_size: int, in_size: int, num_tokens: int
+    ) -> None:
+        x = torch.zeros(num_tokens, in_size, dtype=torch.bfloat16)
+        weight, scales = torch.zeros(out_size, in_size, dtype=torch.int8), torch.zeros(out_size)
+
+        with CompileInstead() as compiled:
+            out = torch.zeros(num_tokens, out_size, dtype=torch.bfloat16)
+            int8_product_triton(x, weight, scales, x[0, :1].expand(out_size), out=out)
+
+        check_fits(compiled)
+        assert "cp.async" in compiled[0].ptx
+
+    def test_when_the_widening_is_compiled_then_it_fits(self) -> None:
+        weight = torch.zeros(8, 4096, dtype=torch.int8)
+
+        with CompileInstead() as compiled:
+            widen_triton(weight, torch.zeros(8), out=torch.zeros(8, 4096, dtype=torch.bfloat16))
+
+        check_fits(compiled)

@@ -77,20 +77,26 @@ class TestGivenManyMistakes:
         assert "--redis-url: expected a URL that begins with redis://" in message
 
     @pytest.mark.parametrize(
-        ("name", "value", "problem"),
+        ("device", "dtype", "problem"),
         [
-            ("SLUICE_DEVICE", "cuda:1", "int8 is for the CPU, got device cuda:1"),
-            ("SLUICE_DTYPE", "float32", "int8 needs bfloat16 (or auto) as dtype, got float32"),
-            ("SLUICE_DTYPE", "float16", "int8 needs bfloat16 (or auto) as dtype, got float16"),
+            ("cpu", "float32", "int8 needs bfloat16 (or auto) as dtype, got float32"),
+            ("cpu", "float16", "int8 needs bfloat16 (or auto) as dtype, got float16"),
+            ("cuda:1", "float32", "int8 needs bfloat16, float16 (or auto) as dtype, got float32"),
         ],
     )
     def test_when_int8_is_asked_where_it_cannot_be_had_then_it_is_refused(
-        self, name: str, value: str, problem: str
+        self, device: str, dtype: str, problem: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:
-            load_config({"SLUICE_QUANTIZATION": "int8", name: value})
+            load_config({"SLUICE_QUANTIZATION": "int8", "SLUICE_DEVICE": device, "SLUICE_DTYPE": dtype})
 
         assert caught.value.problems == (f"SLUICE_QUANTIZATION: {problem}",)
+
+    @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+    def test_when_int8_is_asked_on_a_gpu_then_it_is_taken(self, dtype: str) -> None:
+        found = load_config({"SLUICE_QUANTIZATION": "int8", "SLUICE_DEVICE": "cuda:0", "SLUICE_DTYPE": dtype})
+
+        assert found.model.quantization == "int8"
 
     def test_when_the_file_is_not_toml_then_it_is_told(self, tmp_path: Path) -> None:
         file = tmp_path / "sluice.toml"

@@ -1,0 +1,161 @@
+"""Products with weights in int8 against float64, over what the int8 stand for."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases import agreement, generator_on, product_agreement, random_tensor, same_bits
+from kernels.linear import cuda
+from kernels.linear.cuda import Int8Linear, pack_linear_cuda
+from kernels.linear.int8 import dequantized, quantized
+from kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
+from tests.kernels_triton.devices import DEVICES
+
+SPLIT = ProductConfig(block_n=16, block_k=16, num_parts=3, num_warps=4, num_stages=2)
+
+
+def narrow_weight(out_size: int, in_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Every int8, and scales of very different sizes."""
+    wide = torch.randint(-127, 128, (out_size, in_size), generator=generator, device=generator.device)
+    scales = torch.rand(out_size, generator=generator, device=generator.device) * 0.01 + 1e-4
+    return wide.to(torch.int8), scales
+
+
+def multiply(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, config: ProductConfig | None) -> Tensor:
+    """The kernel's product, into memory that was NaN, between guards that must stay NaN."""
+    out = torch.full((x.shape[0] + 2, weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
+    int8_product_triton(x, weight, scales, bias, out=out[1:-1], config=config)
+    assert out[0].isnan().all()
+    assert out[-1].isnan().all()
+    return out[1:-1]
+
+
+@contextmanager
+def at_most(rows: int) -> Generator[None]:
+    """Let products of more rows than these be the library's."""
+    usual = cuda.MAX_KERNEL_ROWS
+    cuda.MAX_KERNEL_ROWS = rows
+    try:
+        yield
+    finally:
+        cuda.MAX_KERNEL_ROWS = usual
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenAWeightInInt8:
+    @pytest.mark.parametrize("config", [None, SPLIT], ids=["by shape", "in parts"])
+    @pytest.mark.parametrize(
+        ("num_tokens", "out_size", "in_size"),
+        [(1, 64, 128), (2, 1, 1), (3, 65, 130), (7, 40, 96), (16, 48, 47), (17, 33, 48), (65, 16, 49), (0, 8, 8)],
+    )
+    def test_when_rows_are_multiplied_then_they_agree(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        num_tokens: int,
+        out_size: int,
+        in_size: int,
+        config: ProductConfig | None,
+    ) -> None:
+        generator = generator_on(device)
+        weight, scales = narrow_weight(out_size, in_size, generator)
+        # A slice of a wider buffer: what lies beside a row is not read.
+        x = random_tensor(num_tokens, in_size + 3, dtype=dtype, generator=generator)
+        x[:, in_size:] = float("nan")
+        bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None
+
+        out = multiply(x[:, :in_size], weight, scales, bias, config)
+
+        assert product_agreement(out, x[:, :in_size], weight, scales, bias).holds
+
+    def test_when_the_last_of_k_and_of_n_is_all_there_is_then_it_is_not_lost(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        """One nonzero weight at the very corner: an off-by-one in any loop gives zero."""
+        weight = torch.zeros(33, 145, dtype=torch.int8, device=device)
+        weight[32, 144] = -127
+        x = torch.zeros(17, 145, dtype=dtype, device=device)
+        x[16, 144] = 2
+        scales = torch.full((33,), 0.5, device=device)
+        expected = torch.zeros(17, 33, dtype=dtype, device=device)
+        expected[16, 32] = -127
+
+        for config in (None, SPLIT):
+            assert torch.equal(multiply(x, weight, scales, None, config), expected)
+
+    def test_when_a_row_is_not_a_number_then_its_neighbours_do_not_notice(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        generator = generator_on(device)
+        weight, scales = narrow_weight(20, 50, generator)
+        x = random_tensor(3, 50, dtype=dtype, generator=generator)
+        undisturbed = multiply(x, weight, scales, None, SPLIT)
+        x[1, 3] = float("nan")
+
+        out = multiply(x, weight, scales, None, SPLIT)
+
+        assert out[1].isnan().all()
+        assert same_bits(out[::2].contiguous(), undisturbed[::2].contiguous())
+
+    def test_when_other_rows_come_and_go_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
+        generator = generator_on(device)
+        weight, scales = narrow_weight(48, 200, generator)
+        x = random_tensor(20, 200, dtype=dtype, generator=generator)
+
+        many = multiply(x, weight, scales, None, SPLIT)
+
+        assert same_bits(multiply(x[:1], weight, scales, None, SPLIT), many[:1])
+
+    def test_when_it_is_widened_then_it_is_what_the_int8_stand_for(self, device: str, dtype: torch.dtype) -> None:
+        weight, scales = narrow_weight(9, 130, generator_on(device))
+        out = torch.full((9, 130), float("nan"), dtype=dtype, device=device)
+
+        widen_triton(weight, scales, out=out)
+
+        assert same_bits(out, dequantized(weight, scales, dtype))
+
+    def test_when_rows_are_too_many_for_the_kernel_then_the_library_gives_the_same(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        generator = generator_on(device)
+        wide = random_tensor(40, 64, dtype=dtype, generator=generator)
+        bias = random_tensor(40, dtype=dtype, generator=generator)
+        linear = Int8Linear(wide, bias)
+        x = random_tensor(5, 64, dtype=dtype, generator=generator)
+
+        few = linear(x)
+        with at_most(4):
+            many = linear(x)
+
+        narrow, scales = quantized(wide)
+        assert product_agreement(few, x, narrow, scales, bias).holds
+        # The library's weight is rounded once more.
+        exact = dequantized(narrow, scales, torch.float64)
+        slack = 2 * torch.finfo(dtype).eps * (x.double().abs() @ exact.abs().T)
+        assert agreement(many, x.double() @ exact.T + bias.double(), slack).worst <= 1.0
+
+
+class TestGivenTheConfigurations:
+    @pytest.mark.parametrize("element_bytes", [2, 4])
+    @pytest.mark.parametrize("out_size", [1, 64, 3072, 4096, 28_672, 151_936])
+    def test_when_one_is_chosen_then_parts_are_long_enough_and_no_more_than_fill_a_card(
+        self, element_bytes: int, out_size: int
+    ) -> None:
+        for in_size in (1, 64, 1024, 4096, 14_336):
+            config = product_config(out_size=out_size, in_size=in_size, element_bytes=element_bytes)
+            steps = -(-in_size // config.block_k)
+
+            assert 1 <= config.num_parts <= max(1, steps // 8)
+            assert config.num_parts == 1 or config.num_parts * -(-out_size // config.block_n) <= 256
+
+
+class TestGivenWhatInt8CannotDo:
+    def test_when_a_model_is_in_float32_then_the_error_says_so(self) -> None:
+        with pytest.raises(ValueError, match="float16 or bfloat16"):
+            pack_linear_cuda(torch.ones(32, 64), None, is_int8=True)
