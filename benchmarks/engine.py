@@ -33,9 +33,10 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.scheduler import measure
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.detokenizer import ByteDetokenizer
+from engine.executor import Launched
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.request import Request, SamplingParams
@@ -108,11 +109,12 @@ class RecordingRunner:
         self.limits = runner.limits
         self.fingerprint = runner.fingerprint
         self.forget = runner.forget
+        self.lag = runner.lag
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """Compute the step, and note it."""
+    def launch(self, batch: Batch) -> Launched:
+        """Begin the step, and note it."""
         self.steps.append((batch.num_tokens, sum(scheduled.samples for scheduled in batch.sequences)))
-        return self.runner.execute(batch)
+        return self.runner.launch(batch)
 
 
 def run_ours(runner: RecordingRunner, jobs: Sequence[Job], max_num_seqs: int) -> None:
@@ -242,7 +244,7 @@ runner = load_model_runner(ModelOptions(path=Path({folder!r}), num_blocks=1024))
 loaded = time.perf_counter()
 sequence = Sequence(id=0, request_id="r", choice=0, sampling=SamplingParams(temperature=0), token_ids=[5] * 64,
                     num_prompt_tokens=64, block_table=[1, 2, 3, 4])
-runner.execute(Batch((ScheduledSequence(sequence, 0, 64, True),)))
+runner.launch(Batch((ScheduledSequence(sequence, 0, 64, True),))).collect()
 print(f"{{loaded - begin:.2f}} s to load, {{time.perf_counter() - begin:.2f}} s to the first token of 64")
 """
 

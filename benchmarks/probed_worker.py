@@ -9,7 +9,8 @@ is the job's random part, or `SENT` for a round trip.
 from typing import Any
 
 from benchmarks.peers.queues import ledger
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
+from engine.executor import Computed
 from engine.null_model import NullModel
 from producer.contract.wire import split_job_id
 from worker import trips
@@ -24,19 +25,19 @@ def name_of(job_id: str) -> str:
 
 
 def _install() -> None:
-    execute, send = NullModel.execute, trips.run_many
+    launch, send = NullModel.launch, trips.run_many
 
-    def noting_execute(self: NullModel, batch: Batch) -> list[Sampled]:
+    def noting_launch(self: NullModel, batch: Batch) -> Computed:
         for scheduled in batch.sequences:
             if scheduled.start == 0:
                 ledger.record(name_of(scheduled.sequence.request_id.partition("#")[0]))
-        return execute(self, batch)
+        return launch(self, batch)
 
     def noting_send(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - handed through
         ledger.record(SENT)
         return send(*arguments, **options)
 
-    NullModel.execute = noting_execute
+    NullModel.launch = noting_launch
     trips.run_many = noting_send
 
 

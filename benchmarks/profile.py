@@ -150,7 +150,7 @@ def phases_us(runner: ModelRunner, tensors: BatchTensors) -> dict[str, float]:
 def print_case(runner: ModelRunner, case: Case, roof: Roof) -> None:
     """The table of one case."""
     batch = case.batch()
-    whole_us = 1e6 * median_s(lambda: runner.execute(batch))
+    whole_us = 1e6 * median_s(lambda: runner.launch(batch).collect())
     layout_us = 1e6 * median_s(lambda: runner.lay_out(batch))
     with torch.inference_mode():
         tensors = runner.lay_out(batch)

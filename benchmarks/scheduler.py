@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer, WindowDetokenizer
-from engine.executor import TextDecoder
+from engine.executor import Computed, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Request, SamplingParams
@@ -36,11 +36,11 @@ class _TimedModel(NullModel):
 
     seconds = 0.0
 
-    def execute(self, batch: Batch) -> list[Sampled]:
+    def launch(self, batch: Batch) -> Computed:
         begin = time.thread_time()
-        rows = super().execute(batch)
+        launched = super().launch(batch)
         self.seconds += time.thread_time() - begin
-        return rows
+        return launched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

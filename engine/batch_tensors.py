@@ -9,6 +9,7 @@ there, and writes to the block after the cache's last, which no sequence has.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch, PaddingRow
+from engine.batch import Batch, PaddingRow, ScheduledSequence
+from engine.transfers import to_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Input ids that the host does not know: those that the step before drew."""
+
+    tokens: Tensor
+    """`[F]` int64: which of the T tokens."""
+
+    rows: Tensor
+    """`[F]` int64: the row that drew each, among those of the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +37,10 @@ class BatchTensors:
     """One step: T tokens of S sequences, R of which draw a token."""
 
     input_ids: Tensor
-    """`[T]` int64."""
+    """`[T]` int64; 0 where it comes from the step before."""
+
+    feed: Feed | None
+    """None where the host knows all ids."""
 
     positions: Tensor
     """`[T]` int64."""
@@ -60,12 +76,18 @@ class BatchLayout:
         self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
 
-    def lay_out(self, batch: Batch) -> BatchTensors:
-        """The tensors of `batch`, valid until the next call."""
+    def lay_out(self, batch: Batch, drawn_rows: Mapping[int, int] | None = None) -> BatchTensors:
+        """The tensors of `batch`, valid until the next call.
+
+        Args:
+            batch: the step.
+            drawn_rows: by sequence id, the rows that drew tokens in the step before.
+
+        Raises:
+            KeyError: a token is known neither to the host nor to the step before.
+        """
         scheduled, padding = batch.sequences, batch.padding
-        input_ids: list[int] = []
-        for item in scheduled:
-            input_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        input_ids, feed = self._inputs(scheduled, drawn_rows or {})
         num_tokens = len(input_ids)
         starts = [item.start for item in scheduled] + [row.context_len - row.num_tokens for row in padding]
         sizes = [item.num_tokens for item in scheduled] + [row.num_tokens for row in padding]
@@ -84,6 +106,7 @@ class BatchLayout:
         slots[num_tokens:] = self._num_blocks * self._block_size
         return BatchTensors(
             input_ids=self._to_device(np.array(input_ids, dtype=np.int64)),
+            feed=feed,
             positions=self._to_device(positions),
             slot_mapping=self._to_device(slots),
             block_tables=self._to_device(tables),
@@ -93,6 +116,23 @@ class BatchLayout:
             max_query_len=int(lengths.max()),
             max_context_len=int(context_lens.max()),
         )
+
+    def _inputs(
+        self, scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]
+    ) -> tuple[list[int], Feed | None]:
+        """The ids of all tokens, and where those come from that the host does not know."""
+        input_ids: list[int] = []
+        fed: list[tuple[int, int]] = []
+        for sequence, start, num_tokens, _ in scheduled:
+            if start == len(sequence.token_ids):
+                fed.append((len(input_ids), drawn_rows[sequence.id]))
+                input_ids.append(0)
+            else:
+                input_ids += sequence.token_ids[start : start + num_tokens]
+        if not fed:
+            return input_ids, None
+        tokens, rows = np.array(fed, dtype=np.int64).T.copy()
+        return input_ids, Feed(tokens=self._to_device(tokens), rows=self._to_device(rows))
 
     def _block_tables(self, tables: list[list[int]]) -> NDArray[np.int32]:
         """The tables as rows `[S, max_blocks]`; a row is written only if it changed."""
@@ -115,5 +155,4 @@ class BatchLayout:
         return blocks * self._block_size + positions % self._block_size
 
     def _to_device(self, array: NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+        return to_device(array, self._device)

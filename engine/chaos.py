@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from engine.batch import Batch, Sampled, ScheduledSequence
 from engine.errors import EngineBroken
-from engine.executor import Executor, ModelLimits
+from engine.executor import Executor, Launched, ModelLimits
 
 
 class FaultKind(StrEnum):
@@ -91,19 +92,24 @@ class ChaoticExecutor:
         return self._executor.limits
 
     @property
+    def lag(self) -> int:
+        """See `Executor.lag`."""
+        return self._executor.lag
+
+    @property
     def fingerprint(self) -> str:
         """See `Executor.fingerprint`."""
         return self._executor.fingerprint
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """See `Executor.execute`."""
+    def launch(self, batch: Batch) -> Launched:
+        """See `Executor.launch`."""
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
         due = [self._due(scheduled) for scheduled in sampling]
         for fault in due:
             if fault is not None:
                 _happen(fault.kind)
-        rows = self._executor.execute(batch)
-        return [row if fault is None else _NAN_ROW for row, fault in zip(rows, due, strict=True)]
+        launched = self._executor.launch(batch)
+        return _Spoilt(launched, due) if any(due) else launched
 
     def forget(self, sequence_ids: list[int]) -> None:
         """See `Executor.forget`."""
@@ -115,7 +121,8 @@ class ChaoticExecutor:
         """What goes wrong with this sequence in this step; it is counted as happened."""
         sequence = scheduled.sequence
         for fault in (*self._faults, *self._asked_by(scheduled)):
-            is_meant = fault.request_id in (None, sequence.request_id) and fault.at == sequence.num_output_tokens
+            position = scheduled.start + scheduled.num_tokens - sequence.num_prompt_tokens
+            is_meant = fault.request_id in (None, sequence.request_id) and fault.at == position
             num_happened = self._num_happened[sequence.id, fault] + (sequence.num_resumed_tokens > 0)
             if is_meant and (fault.times is None or num_happened < fault.times):
                 self._num_happened[sequence.id, fault] += 1
@@ -134,6 +141,19 @@ class ChaoticExecutor:
 
 
 _NAN_ROW = Sampled((), error="the model's logits are not numbers")
+
+
+class _Spoilt(NamedTuple):
+    """A step of which some rows have no numbers."""
+
+    launched: Launched
+    due: list[Fault | None]
+    """What goes wrong with each row."""
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        rows = self.launched.collect()
+        return [row if fault is None else _NAN_ROW for row, fault in zip(rows, self.due, strict=True)]
 
 
 def _happen(kind: FaultKind) -> None:

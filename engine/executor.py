@@ -1,7 +1,7 @@
 """What the engine needs of whatever computes: a model on a device, or the null model. Knows no tensors."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.batch import Batch, Sampled
 
@@ -20,6 +20,28 @@ class ModelLimits:
     """Token slots in a block."""
 
 
+class Launched(Protocol):
+    """A step that has begun."""
+
+    def collect(self) -> list[Sampled]:
+        """Wait for its rows: one `Sampled` for each scheduled sequence that samples, in batch order.
+
+        Raises:
+            Exception: whatever the device says of the step.
+        """
+        ...
+
+
+class Computed(NamedTuple):
+    """A step that was over when its launch returned."""
+
+    rows: list[Sampled]
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        return self.rows
+
+
 class Executor(Protocol):
     """Computes a step: a torch model (`engine.model_runner.ModelRunner`) or `engine.null_model.NullModel`."""
 
@@ -31,13 +53,20 @@ class Executor(Protocol):
         """Names weights, tokenizer, generation defaults, dtype and noise version: equal means equal tokens."""
         ...
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """Compute every scheduled token, writing its keys and values through the sequence's block table.
+    @property
+    def lag(self) -> int:
+        """How many steps may be launched before the oldest is collected, beyond that one: 0, or 1.
 
-        Does the work of the batch's padding too, and keeps nothing of it.
+        At 1 a batch may have sequences whose last token the step before draws (`Sequence.num_drawn_tokens`): its id is
+        that of their row there.
+        """
+        ...
 
-        Returns one `Sampled` for each scheduled sequence that samples, in batch order. Must not change any sequence.
-        May be called again for the same batch after it raised.
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute every scheduled token, writing its keys and values through the sequence's block table.
+
+        Does the work of the batch's padding too, and keeps nothing of it. Reads all that it needs of the sequences
+        before it returns, and changes none. May be called again for the same batch after it, or its `collect`, raised.
 
         Raises:
             Exception: whatever the device says; the engine rolls the step back, retries without the newest sequences

@@ -72,7 +72,7 @@ class IsolatingExecutor:
         error: Exception | None = None
         for _ in range(num_tries):
             try:
-                sampled = self._executor.execute(batch)
+                sampled = self._executor.launch(batch).collect()
                 _check_rows(batch, sampled)
             except EngineBroken:
                 raise

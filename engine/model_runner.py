@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
 from engine.batch_tensors import BatchLayout, BatchTensors
 from engine.errors import ModelFolderError, QuantizationUnavailable
-from engine.executor import ModelLimits
+from engine.executor import Computed, Launched, ModelLimits
 from engine.kv_cache import (
     block_bytes,
     blocks_that_fit,
@@ -60,6 +60,9 @@ class ModelOptions:
     num_threads: int | None = None
     """Threads on the CPU. None: as torch decides."""
 
+    lag: Literal[0, 1] | None = None
+    """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU; a CPU computes at once."""
+
 
 class ModelRunner:
     """A model on a device, as the engine's executor. One thread at a time."""
@@ -83,6 +86,11 @@ class ModelRunner:
             block_size=limits.block_size,
             device=weights.device,
         )
+        self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
+        self._drawn_rows: dict[int, int] = {}
+        """Of the step launched last: the row of each sequence, by its id, in the token ids below."""
+
+        self._drawn_ids: Tensor | None = None
         self._sampler = Sampler(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, device=weights.device)
 
     @property
@@ -96,24 +104,40 @@ class ModelRunner:
         return self._fingerprint
 
     @property
+    def lag(self) -> int:
+        """Steps that may be launched ahead of their results."""
+        return self._lag
+
+    @property
     def decoder(self) -> Decoder:
         """The model, for measurements and checks."""
         return self._decoder
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """Compute every scheduled token and draw a new one for each sequence that samples, in batch order."""
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute every scheduled token and to draw a new one for each sequence that samples."""
         logits = self.forward(self.lay_out(batch))  # [R, V]
-        sampling = [scheduled.sequence for scheduled in batch.sequences if scheduled.samples]
+        sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
+        if self._lag:
+            self._drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)}
+        if not sampling:
+            return Computed([])
         # After theirs come the logits of padding.
-        return self._sampler.sample(logits[: len(sampling)], sampling) if sampling else []
+        drawn = self._sampler.sample(logits[: len(sampling)], sampling)
+        self._drawn_ids = drawn.token_ids
+        return drawn
 
     def lay_out(self, batch: Batch) -> BatchTensors:
-        """The first part of `execute`: what the model reads, valid until the next call."""
-        return self._layout.lay_out(batch)
+        """The first part of `launch`: what the model reads, valid until the next call."""
+        tensors = self._layout.lay_out(batch, self._drawn_rows)
+        if tensors.feed is not None and self._drawn_ids is not None:
+            # A row without a token is fed something that the model can read: whatever comes of it is thrown away.
+            drawn = self._drawn_ids[tensors.feed.rows].clamp(min=0)
+            tensors.input_ids.index_copy_(0, tensors.feed.tokens, drawn)
+        return tensors
 
     def forward(self, tensors: BatchTensors) -> Tensor:
-        """The second part of `execute`: logits `[R, V]`, valid until the next call."""
+        """The second part of `launch`: logits `[R, V]`, valid until the next call."""
         return self._decoder.forward(tensors, self._caches)
 
     def time_phases(self, tensors: BatchTensors) -> dict[str, float]:

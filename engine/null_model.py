@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from engine.batch import Batch, Sampled, ScheduledSequence
 from engine.detokenizer import ByteDetokenizer
-from engine.executor import ModelLimits
+from engine.executor import Computed, ModelLimits
 from engine.sequence import Sequence
 
 END_OF_SEQUENCE = 256
@@ -70,6 +70,8 @@ class NullTokenizer:
 class NullModel:
     """An `Executor` without a model."""
 
+    lag = 0
+
     def __init__(self, config: NullModelConfig | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.config = config if config is not None else NullModelConfig()
         self._sleep = sleep
@@ -91,12 +93,12 @@ class NullModel:
         """See `Executor.fingerprint`."""
         return f"null-1-{self.config.mean_output_tokens}"
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """See `Executor.execute`: draw a token for each sequence that samples."""
+    def launch(self, batch: Batch) -> Computed:
+        """See `Executor.launch`: draw a token for each sequence that samples."""
         if self.config.step_s or self.config.token_s:
             num_tokens = batch.num_tokens + batch.num_padding_tokens
             self._sleep(self.config.step_s + self.config.token_s * num_tokens)
-        return [self._draw(scheduled) for scheduled in batch.sequences if scheduled.samples]
+        return Computed([self._draw(scheduled) for scheduled in batch.sequences if scheduled.samples])
 
     def forget(self, sequence_ids: list[int]) -> None:
         """See `Executor.forget`."""

@@ -3,8 +3,8 @@
 Order: logit bias and bans (min_tokens), penalties, then `kernels.sample` (greedy, or temperature, kept set, noise).
 Log-probabilities are those of the logits before any of it.
 
-Hot: rows that need nothing but an argmax or a draw cost no tensor of their own; one wait for the device per step, one
-more where log-probabilities are asked for.
+Hot: rows that need nothing but an argmax or a draw cost no tensor of their own. `sample` waits for nothing; the one
+wait for the device is `Drawn.collect`.
 """
 
 # torch's types are partial.
@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Sampled
+from engine.batch import Sampled, ScheduledSequence
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
+from engine.transfers import Arrival, to_device
 from kernels.penalties import Penalties, add_bias, apply_penalties
 from kernels.philox import counter_2
 from kernels.sample import SampleOptions, sample
@@ -65,6 +66,47 @@ class _Rows:
     has_logprobs: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a step drew, while the device may still be at it: a `Launched`."""
+
+    token_ids: Tensor
+    """`[R]` int64, on the device; -1 where a row has no token."""
+
+    positions: list[int]
+    """Offset in the output of each."""
+
+    num_asked: dict[int, int]
+    """Rows whose log-probabilities are asked for, with how many alternatives."""
+
+    arrival: Arrival
+    """Token ids; where log-probabilities are asked for those of the tokens, and of the likeliest with their ids."""
+
+    def collect(self) -> list[Sampled]:
+        """Wait for the tokens: one `Sampled` per row; one without a finite logit has an error instead of a token."""
+        arrived = self.arrival.wait()
+        token_ids: list[int] = arrived[0].tolist()
+        logprobs = _logprobs(self.num_asked, *arrived[1:]) if self.num_asked else {}
+        return [
+            Sampled((token,), logprobs.get(row))
+            if token >= 0
+            else Sampled((), None, _NO_TOKEN.format(position=self.positions[row]))
+            for row, token in enumerate(token_ids)
+        ]
+
+
+def _logprobs(
+    num_asked: dict[int, int], chosen: Tensor, values: Tensor, token_ids: Tensor
+) -> dict[int, tuple[TokenLogprobs]]:
+    """Those of each row that asks, from `[A, 1]`, `[A, K]` and `[A, K]`."""
+    of_chosen: list[list[float]] = chosen.tolist()
+    pairs = zip(num_asked.items(), of_chosen, values.tolist(), token_ids.tolist(), strict=True)
+    return {
+        row: (TokenLogprobs(chosen=value[0], top=tuple(zip(ids[:number], likeliest, strict=False))),)
+        for (row, number), value, likeliest, ids in pairs
+    }
+
+
 class Sampler:
     """Draws tokens for the rows of a step."""
 
@@ -75,34 +117,35 @@ class Sampler:
         self._seen: dict[int, _SeenTokens] = {}
         self._rows: _Rows | None = None
 
-    def sample(self, logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
+    def sample(self, logits: Tensor, scheduled: Items[ScheduledSequence]) -> Drawn:
         """Draw one token for each sequence.
 
         Args:
-            logits: `[R, V]`, a row per sequence. Not changed.
-            sequences: as they are before the token.
-
-        Returns:
-            One `Sampled` per sequence; a row without a finite logit has an error instead of a token.
+            logits: `[R, V]`, a row per sequence. Not changed, and not needed any more afterwards.
+            scheduled: all of them sample.
         """
-        rows = self._rows_of(sequences)
-        edited = self._edit(logits, sequences) if rows.may_edit else logits
-        token_ids: list[int] = sample(edited, rows.options).tolist()
-        logprobs = self._logprobs(logits, token_ids, sequences) if rows.has_logprobs else {}
-        return [
-            Sampled((token,), (logprobs[row],) if row in logprobs else None)
-            if token >= 0
-            else Sampled((), None, _NO_TOKEN.format(position=sequences[row].num_output_tokens))
-            for row, token in enumerate(token_ids)
-        ]
+        sequences = [row.sequence for row in scheduled]
+        # Not from the tokens that are known: the last one may be on the device alone.
+        positions = [start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]
+        rows = self._rows_of(sequences, positions)
+        edited = self._edit(logits, sequences, positions) if rows.may_edit else logits
+        token_ids = sample(edited, rows.options)
+        num_asked = _num_asked(sequences) if rows.has_logprobs else {}
+        logprobs = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
+        return Drawn(
+            token_ids=token_ids,
+            positions=positions,
+            num_asked=num_asked,
+            arrival=Arrival((token_ids, *logprobs), self._device),
+        )
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Drop what is kept for sequences that ended."""
         for sequence_id in sequence_ids:
             self._seen.pop(sequence_id, None)
 
-    def _rows_of(self, sequences: Items[Sequence]) -> _Rows:
-        """The rows, made anew when their sequences change, at their present positions."""
+    def _rows_of(self, sequences: Items[Sequence], positions: list[int]) -> _Rows:
+        """The rows, made anew when their sequences change, at `positions`."""
         ids = tuple([sequence.id for sequence in sequences])
         if self._rows is None or ids != self._rows.sequence_ids:
             params = [sequence.sampling for sequence in sequences]
@@ -112,8 +155,7 @@ class Sampler:
                 may_edit=any(p.logit_bias or p.min_tokens or _has_penalties(p) for p in params),
                 has_logprobs=any(p.logprobs is not None for p in params),
             )
-        positions = np.array([len(s.token_ids) - s.num_prompt_tokens for s in sequences], dtype=np.int32)
-        self._rows.options.position.copy_(torch.from_numpy(positions))
+        self._rows.options.position.copy_(self._tensor(np.array(positions, dtype=np.int32)))
         return self._rows
 
     def _make_options(self, sequences: Items[Sequence]) -> SampleOptions:
@@ -128,9 +170,9 @@ class Sampler:
             counter_2=self._tensor(np.array([counter_2(s.choice) for s in sequences], dtype=np.int64)),
         )
 
-    def _edit(self, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
+    def _edit(self, logits: Tensor, sequences: Items[Sequence], positions: list[int]) -> Tensor:
         """`logits` with biases, bans and penalties; the same tensor where no row has any."""
-        biases = [(row, bias) for row, s in enumerate(sequences) if (bias := self._bias(s))]
+        biases = [(row, bias) for row, s in enumerate(sequences) if (bias := self._bias(s, positions[row]))]
         penalised = [row for row, s in enumerate(sequences) if _has_penalties(s.sampling)]
         if not biases and not penalised:
             return logits
@@ -144,11 +186,11 @@ class Sampler:
             apply_penalties(edited, self._penalties(penalised, sequences))
         return edited
 
-    def _bias(self, sequence: Sequence) -> list[tuple[int, float]]:
+    def _bias(self, sequence: Sequence, position: int) -> list[tuple[int, float]]:
         """What is added to single logits of one row: its bias, and -inf on what would end it too early."""
         params = sequence.sampling
         bias = list(params.logit_bias.items())
-        if sequence.num_output_tokens < params.min_tokens:
+        if position < params.min_tokens:
             endings = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
             bias += [(token, -float("inf")) for token in endings]
         return [(token, value) for token, value in bias if 0 <= token < self._vocab_size]
@@ -176,29 +218,23 @@ class Sampler:
         seen.update(sequence)
         return seen
 
-    def _logprobs(self, logits: Tensor, token_ids: list[int], sequences: Items[Sequence]) -> dict[int, TokenLogprobs]:
-        """Log-probabilities of the rows that ask for them, by row."""
-        asked = {
-            row: s.sampling.logprobs
-            for row, s in enumerate(sequences)
-            if s.sampling.logprobs is not None and token_ids[row] >= 0
-        }
-        if not asked:
-            return {}
-        rows = list(asked)
-        raw = logits[rows].float()  # [A, V]
+    def _logprobs(self, logits: Tensor, token_ids: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of the rows that ask: of their tokens `[A, 1]`, of the likeliest `[A, K]` and whose."""
+        rows = self._tensor(np.array(list(num_asked), dtype=np.int64))
+        raw = logits.index_select(0, rows).float()  # [A, V]
         normaliser = raw.logsumexp(dim=-1, keepdim=True)  # [A, 1]
-        chosen = torch.tensor([[token_ids[row]] for row in rows], device=raw.device)
-        top = (raw - normaliser).topk(max(asked.values()), dim=-1)
-        chosen_values: list[list[float]] = (raw.gather(1, chosen) - normaliser).tolist()
-        pairs = zip(rows, chosen_values, top.values.tolist(), top.indices.tolist(), strict=True)
-        return {
-            row: TokenLogprobs(chosen=value[0], top=tuple(zip(ids[: asked[row]], values, strict=False)))
-            for row, value, values, ids in pairs
-        }
+        # A row without a token has nothing to say, whatever is read for it.
+        chosen = raw.gather(1, token_ids.index_select(0, rows).clamp(min=0)[:, None]) - normaliser
+        top = (raw - normaliser).topk(max(num_asked.values()), dim=-1)
+        return chosen, top.values, top.indices
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
+
+
+def _num_asked(sequences: Items[Sequence]) -> dict[int, int]:
+    """Rows whose log-probabilities are asked for, with how many alternatives."""
+    return {row: s.sampling.logprobs for row, s in enumerate(sequences) if s.sampling.logprobs is not None}
 
 
 def _has_penalties(params: SamplingParams) -> bool:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.batch import Batch, Sampled
-from engine.executor import ModelLimits
+from engine.batch import Batch
+from engine.executor import Computed, ModelLimits
 from engine.null_model import NullModel, NullModelConfig
 from engine.simulation.step_time import StepTime, work_of
 
@@ -25,6 +25,8 @@ class VirtualClock:
 
 class SimulatedExecutor:
     """A null model whose steps take as long as `step_time` says. It ends no sequence by itself."""
+
+    lag = 0
 
     def __init__(
         self, step_time: StepTime, clock: VirtualClock, cache: NullModelConfig, *, has_prompts: bool = False
@@ -53,10 +55,10 @@ class SimulatedExecutor:
         """See `Executor.fingerprint`."""
         return self._model.fingerprint
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """See `Executor.execute`."""
+    def launch(self, batch: Batch) -> Computed:
+        """See `Executor.launch`."""
         self._clock.pass_s(self._step_time.of(work_of(self._charged(batch))))
-        return self._model.execute(batch)
+        return self._model.launch(batch)
 
     def _charged(self, batch: Batch) -> Batch:
         if not self._has_prompts:

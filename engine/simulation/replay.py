@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from engine.batch import Batch, Sampled
 from engine.config import EngineConfig
-from engine.executor import Executor
+from engine.executor import Computed, Executor
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
 from engine.request import Request, SamplingParams
@@ -109,7 +109,12 @@ class StepRecord(NamedTuple):
 
 
 class RecordingExecutor:
-    """Notes what each step of an executor did, and ends each sequence where its arrival says. Changes with each."""
+    """Notes what each step of an executor did, and ends each sequence where its arrival says. Changes with each.
+
+    It has each step to itself: it runs at lag 0.
+    """
+
+    lag = 0
 
     def __init__(self, executor: Executor, clock: Clock, arrivals: Sequence[Arrival]) -> None:
         self._executor = executor
@@ -120,10 +125,10 @@ class RecordingExecutor:
         self.fingerprint = executor.fingerprint
         self.forget = executor.forget
 
-    def execute(self, batch: Batch) -> list[Sampled]:
-        """See `Executor.execute`."""
+    def launch(self, batch: Batch) -> Computed:
+        """See `Executor.launch`."""
         begin_s = self._clock.now_s()
-        sampled = self._executor.execute(batch)
+        sampled = self._executor.launch(batch).collect()
         rows = batch.sequences
         self.steps.append(
             StepRecord(
@@ -138,7 +143,7 @@ class RecordingExecutor:
             )
         )
         drawn = [row.sequence for row in rows if row.samples]
-        return [self._steer(sequence, row) for sequence, row in zip(drawn, sampled, strict=True)]
+        return Computed([self._steer(sequence, row) for sequence, row in zip(drawn, sampled, strict=True)])
 
     def _steer(self, sequence: SequenceState, row: Sampled) -> Sampled:
         is_last = sequence.num_output_tokens + 1 == self._lengths.get(sequence.request_id)

@@ -432,8 +432,9 @@ RESUME = (
         patches=(
             Patch(
                 "engine/sampler.py",
-                "[len(s.token_ids) - s.num_prompt_tokens for s in sequences]",
-                "[len(s.token_ids) - s.num_prompt_tokens - s.num_resumed_tokens for s in sequences]",
+                "[start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]",
+                "[start + num_tokens - s.num_prompt_tokens - s.num_resumed_tokens "
+                "for s, start, num_tokens, _ in scheduled]",
             ),
         ),
         tests=(f"{SAMPLING}::test_tokens_go_on_where_an_earlier_attempt_stopped",),

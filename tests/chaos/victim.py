@@ -35,7 +35,7 @@ STAGES: Mapping[str, tuple[type, str]] = {
     "add": (LLMEngine, "add"),
     "translate": (Preparation, "_prepare"),
     "schedule": (Scheduler, "schedule"),
-    "execute": (NullModel, "execute"),
+    "execute": (NullModel, "launch"),
     "commit": (Scheduler, "commit"),
     "publish": (Exchange, "publish"),
     "release blocks": (BlockManager, "release"),

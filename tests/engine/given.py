@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.batch import Batch, Sampled
 from engine.config import EngineConfig
-from engine.executor import Executor, ModelLimits
+from engine.executor import Computed, Executor, ModelLimits
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Finish, Request, SamplingParams, TokenDelta
@@ -23,6 +23,8 @@ class CheckingModel:
     that would attend to a slot with anything else in it is a bug of whoever planned the step.
     """
 
+    lag = 0
+
     def __init__(self, config: NullModelConfig, *, alphabet: bytes = b"") -> None:
         self._model = NullModel(config)
         self._alphabet = alphabet
@@ -38,7 +40,7 @@ class CheckingModel:
     def fingerprint(self) -> str:
         return self._model.fingerprint
 
-    def execute(self, batch: Batch) -> list[Sampled]:
+    def launch(self, batch: Batch) -> Computed:
         written: set[int] = set()
         for sequence, start, num_tokens, samples in batch.sequences:
             assert samples == (start + num_tokens == sequence.num_tokens)
@@ -50,7 +52,7 @@ class CheckingModel:
             self._slots |= zip(slots[start:end], contents[start:end], strict=True)
         self.num_computed_tokens += batch.num_tokens
         self.largest_batch = max(self.largest_batch, batch.num_tokens)
-        return [self._translate(row) for row in self._model.execute(batch)]
+        return Computed([self._translate(row) for row in self._model.launch(batch).rows])
 
     def forget(self, sequence_ids: list[int]) -> None:
         self._model.forget(sequence_ids)

@@ -5,6 +5,7 @@ import pytest
 from engine.batch import Batch, Sampled
 from engine.chaos import ChaoticExecutor, Fault, FaultKind
 from engine.errors import EngineBroken
+from engine.executor import Computed, Launched
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
 from engine.request import FinishReason
@@ -18,9 +19,9 @@ class CountingExecutor(ChaoticExecutor):
         super().__init__(model, faults)
         self.asked: list[int] = []
 
-    def execute(self, batch: Batch) -> list[Sampled]:
+    def launch(self, batch: Batch) -> Launched:
         self.asked.append(len(batch.sequences))
-        return super().execute(batch)
+        return super().launch(batch)
 
 
 def eight() -> list[str]:
@@ -142,11 +143,11 @@ class DyingModel(CheckingModel):
 
     dies_by: FaultKind | None = None
 
-    def execute(self, batch: Batch) -> list[Sampled]:
+    def launch(self, batch: Batch) -> Computed:
         if self.dies_by is FaultKind.FAIL:
             raise RuntimeError("the device is gone")
-        rows = super().execute(batch)
-        return rows if self.dies_by is None else [Sampled((), error="not finite") for _ in rows]
+        launched = super().launch(batch)
+        return launched if self.dies_by is None else Computed([Sampled((), error="not finite") for _ in launched.rows])
 
 
 class TestGivenADeviceThatIsLost:
@@ -175,8 +176,8 @@ class TestGivenADeviceThatIsLost:
 
     def test_when_it_returns_fewer_rows_than_sequences_then_the_step_has_failed(self) -> None:
         class Forgetful(CheckingModel):
-            def execute(self, batch: Batch) -> list[Sampled]:
-                return super().execute(batch)[1:]
+            def launch(self, batch: Batch) -> Computed:
+                return Computed(super().launch(batch).rows[1:])
 
         engine = engine_over(Forgetful(NullModelConfig()))
         engine.add([request("r0", max_tokens=2), request("r1", max_tokens=2)])

@@ -46,7 +46,7 @@ class TestGivenTheNullModel:
         assert 15 < sum(lengths) / len(lengths) < 25
 
     def test_when_nothing_is_scheduled_then_it_draws_nothing(self) -> None:
-        assert NullModel().execute(Batch(())) == []
+        assert NullModel().launch(Batch(())).collect() == []
 
 
 class TestGivenTheNullTokenizer:

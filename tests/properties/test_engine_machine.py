@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
+from engine.executor import Computed
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
 from engine.request import ChoiceProgress, FinishReason, Request
@@ -39,11 +40,11 @@ class FlakyModel(CheckingModel):
 
     num_failures = 0
 
-    def execute(self, batch: Batch) -> list[Sampled]:
+    def launch(self, batch: Batch) -> Computed:
         if self.num_failures and len(batch.sequences) > 1:
             self.num_failures -= 1
             raise RuntimeError("told to fail")
-        return super().execute(batch)
+        return super().launch(batch)
 
 
 class EngineMachine(RuleBasedStateMachine):

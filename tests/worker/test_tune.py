@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.executor import Computed
 from engine.null_model import NullModelConfig
 from engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
 from engine.simulation.executor import SimulatedExecutor, VirtualClock
@@ -94,10 +95,10 @@ class TestGivenAMachineThatIsBusy:
         class Disturbed(SimulatedExecutor):
             num_steps = 0
 
-            def execute(self, batch: Batch) -> list[Sampled]:
+            def launch(self, batch: Batch) -> Computed:
                 self.num_steps += 1
                 clock.pass_s(float(every > 0 and self.num_steps % every == 0))
-                return super().execute(batch)
+                return super().launch(batch)
 
         lone = [Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=4)]
         target = Target(ttft_s=1.0, tpot_s=1.0)
@@ -120,7 +121,7 @@ class TestGivenAChoice:
         words = shlex.split(command)
         start = main.commands["start"]
         told = start.make_context("start", words[2:]).params
-        device = {"model.device": f"cuda:{told['gpu']}" if told["gpu"] is not None else "cpu"}
+        device = {"model.device": told["gpu"] or "cpu"}
         flags = {name.replace("__", "."): value for name, value in told.items() if "__" in name and value is not None}
         return load_config({}, flags=flags | device)
 
