@@ -78,6 +78,7 @@ class About:
         return {
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
+            "name": self._common.config.log.name or "-",
             "device": self._common.config.model.device,
             "model": self._common.origin.model,
             "discipline": self._common.config.batching.discipline,

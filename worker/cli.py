@@ -10,7 +10,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
+from worker.devices import is_device
 from worker.errors import ConfigError, ExitCode, WorkerError
+from worker.fleet import is_fleet, start_fleet
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # click passes options by name
 
@@ -57,15 +59,24 @@ def _option(leaf: Setting) -> Callable[[Command], Command]:
     return click.option(leaf.flag, name, metavar=leaf.metavar, default=None, help=help_text)
 
 
+def _gpus(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """One GPU by its number, several with commas, or all: as a device's name."""
+    if value is not None and not is_device(f"cuda:{value}"):
+        raise click.BadParameter(f"expected a GPU's number, several as in 0,2, or all; got {value!r}", param=param)
+    return None if value is None else f"cuda:{value}"
+
+
 def _device_options(command: Command) -> Command:
     command = click.option("--cpu", is_flag=True, help="Run on the CPU, as without --gpu.")(command)
-    return click.option("--gpu", metavar="NUMBER", type=click.IntRange(min=0), help="Run on this GPU.")(command)
+    return click.option(
+        "--gpu", metavar="NUMBER", callback=_gpus, help="Run on this GPU. 0,2 or all: one worker process for each."
+    )(command)
 
 
-def _device_of(gpu: int | None, *, cpu: bool) -> str | None:
+def _device_of(gpu: str | None, *, cpu: bool) -> str | None:
     if gpu is not None and cpu:
         raise click.UsageError("--gpu and --cpu exclude each other")
-    return f"cuda:{gpu}" if gpu is not None else "cpu" if cpu else None
+    return gpu or ("cpu" if cpu else None)
 
 
 def _config_of(config_file: Path | None, given: Mapping[str, object], **own: object) -> WorkerConfig:
@@ -95,9 +106,10 @@ def main() -> None:
 
 
 @main.command()
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends, as when started by a fleet.")
 @_device_options
 @_options(*_WORKER)
-def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
+def start(gpu: str | None, cpu: bool, until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Drain a queue into a model until told to stop.
 
     Without --redis-url a server on a unix socket is found or started, with a SQLite history beside it.
@@ -108,21 +120,27 @@ def start(gpu: int | None, cpu: bool, config_file: Path | None, **given: object)
     Exit codes: 0 stopped as asked; 1 broken, restart; 2 settings are wrong, do not restart; 3 Redis away, restart
     later.
 
+    With several GPUs (--gpu all, --gpu 0,2), or --processes on the CPU, a parent starts a worker process for each,
+    starts one again that died, passes signals on, and ends when all are gone.
+
     \b
-    Example:
+    Examples:
         worker start --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+        worker start --gpu all --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
     config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
+    if is_fleet(config):
+        sys.exit(start_fleet(config, os.environ))
     # Only now: help and misuse should answer at once.
     from worker.start import start as start_worker
 
-    sys.exit(start_worker(config, os.environ))
+    sys.exit(start_worker(config, os.environ, until_eof=until_eof))
 
 
 @main.command()
 @_device_options
 @_options(*_WORKER)
-def doctor(gpu: int | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
+def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Check everything that a worker depends on, and say what to do.
 
     \b
@@ -162,7 +180,7 @@ def doctor(gpu: int | None, cpu: bool, config_file: Path | None, **given: object
               help="Without a file: how far back from the newest job the history is read.")  # fmt: skip
 @_device_options
 @_options(*_TUNED, *_HISTORY)
-def tune(model: str, gpu: int | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
+def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
     """Find the settings that serve a traffic best with MODEL on this machine.
 
     Measures how long steps take here, replays the traffic in virtual time with each choice of settings, and runs the

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from engine.config import DISCIPLINE_NAMES
 from producer.contract import limits
+from worker.devices import is_device
 from worker.errors import ConfigError
 
 T = TypeVar("T")
@@ -132,7 +133,14 @@ class ModelConfig:
         None, env="MODEL", metavar="PATH_OR_NAME",
         help="Model folder or Hugging Face name. The small model that ships with Sluice if not given.",
     )  # fmt: skip
-    device: str = setting("cpu", env="DEVICE", metavar="DEVICE", help="cpu, or cuda:N for GPU N.")
+    device: str = setting(
+        "cpu", env="DEVICE", metavar="DEVICE",
+        help="cpu, or cuda:N for GPU N; cuda:0,2 or cuda:all starts one process for each.",
+    )  # fmt: skip
+    processes: int = setting(
+        1, env="PROCESSES", metavar="COUNT",
+        help="Worker processes on the CPU, which share its cores and memory. A GPU has one.",
+    )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", env="DTYPE", metavar="DTYPE", help="auto (what the folder says), float32, bfloat16 or float16."
     )
@@ -164,16 +172,17 @@ class ModelConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
-        kind, _, index = self.device.partition(":")
-        if not (self.device == "cpu" or (kind == "cuda" and (index == "" or index.isdigit()))):
-            yield "device", f"expected cpu or cuda:N, got {self.device!r}"
+        if not is_device(self.device):
+            yield "device", f"expected cpu, cuda:N, cuda:N,N or cuda:all, got {self.device!r}"
+        if self.processes > 1 and self.device != "cpu":
+            yield "processes", f"several are for the CPU; one runs on each GPU of {self.device}: name more of them"
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
         int8_dtypes = ("auto", "bfloat16") if self.device == "cpu" else ("auto", "bfloat16", "float16")
         if self.quantization == "int8" and self.dtype not in int8_dtypes:
             needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
-        yield from _positive(self, "block_size", "num_blocks", "max_model_len", "num_threads")
+        yield from _positive(self, "processes", "block_size", "num_blocks", "max_model_len", "num_threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +278,10 @@ class MetricsConfig:
 class LogConfig:
     """How the worker speaks."""
 
+    name: str | None = setting(
+        None, env="NAME", metavar="NAME",
+        help="Name of this worker in its log lines and in `worker status`. None if not given; a fleet names its own.",
+    )  # fmt: skip
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info", env="LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."
     )

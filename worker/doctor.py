@@ -15,6 +15,7 @@ from producer.contract.keys import QueueKeys
 from worker.clock import monotonic_s
 from worker.config import WorkerConfig
 from worker.connections import Client, connect
+from worker.devices import devices_of
 from worker.errors import WorkerError
 from worker.finding import Finding
 from worker.keeping import keeping_findings
@@ -155,18 +156,23 @@ def _device(config: WorkerConfig) -> Iterator[Finding]:
         return
     import torch
 
-    device = torch.device(config.model.device)
-    if device.type == "cpu":
+    if config.model.device == "cpu":
         yield Finding(what="device", found=f"cpu, {torch.get_num_threads()} threads, torch {torch.__version__}")
         return
+    for name in devices_of(config.model.device, count_gpus=lambda: max(1, torch.cuda.device_count())):
+        yield _gpu(int(name.partition(":")[2] or 0))
+
+
+def _gpu(index: int) -> Finding:
+    import torch
+
     count = torch.cuda.device_count()
-    if (device.index or 0) < count:
-        free, total = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-        yield Finding(what="device", found=f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
-        return
+    if index < count:
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        return Finding(what="device", found=f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
     advice = "Choose another with --gpu, or run on --cpu."
-    yield Finding(what="device", found=f"no GPU {device.index or 0}: torch sees {count}", is_well=False, advice=advice)
+    return Finding(what="device", found=f"no GPU {index}: torch sees {count}", is_well=False, advice=advice)
 
 
 def _model(config: WorkerConfig) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ import sys
 from typing import TextIO
 
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from worker.config import LogConfig
 
@@ -25,7 +25,12 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
         ]
     )
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *shown],
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            *([_naming(config.name)] if config.name else []),
+            *shown,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[config.level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
@@ -35,3 +40,12 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
 def get_log(**facts: object) -> Log:
     """A logger with facts bound to each of its lines."""
     return structlog.get_logger(**facts)
+
+
+def _naming(name: str) -> Processor:
+    """Add who speaks to each line that does not speak of somebody by name."""
+
+    def add_name(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+        return {"name": name, **line}
+
+    return add_name

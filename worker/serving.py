@@ -19,6 +19,7 @@ from engine.request import Request, SamplingParams
 from engine.threads import limit_spinning
 from worker.chat import ChatTemplate, compile_template
 from worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
+from worker.devices import is_several
 from worker.errors import ConfigError
 from worker.translate import Encoder
 
@@ -214,6 +215,8 @@ def _check_device(device: str) -> None:
     """Raise ConfigError where there is no such GPU: torch would say so in a traceback, and a supervisor try again."""
     import torch
 
+    if is_several(device):
+        raise ConfigError([f"SLUICE_DEVICE: {device} stands for several GPUs, and this runs on one: name it"])
     kind, _, index = device.partition(":")
     count = torch.cuda.device_count()
     if kind == "cuda" and int(index or 0) >= count:

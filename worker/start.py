@@ -1,8 +1,10 @@
 """`worker start`: from a configuration to a daemon. The only place that knows every part."""
 
 import os
+import signal
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,13 +44,17 @@ SWITCH_INTERVAL_S = 0.001
 FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 
 
-def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
-    """Run a worker until it is asked to stop.
+def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool = False) -> ExitCode:
+    """Run a worker until it is asked to stop, or with `until_eof` until standard input ends.
 
     Raises:
         ConfigError: settings are wrong.
         NotReady: Redis did not answer in time.
     """
+    # What asks for a line of the log must not end a worker that loads its model.
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
+    if until_eof:
+        threading.Thread(target=_stop_at_eof, name="eof", daemon=True).start()
     configure_logs(config.log)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     incarnation = uuid.uuid4().hex
@@ -67,6 +73,13 @@ def start(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     _agree_patiently(client, places.redis_url, config, served, log)
     recorder = [_recorder(config, places, environ, log)] if config.history.recorder else []
     return build(config, connections, served, incarnation, log, beside=recorder).run()
+
+
+def _stop_at_eof() -> None:
+    """Whoever started this process is gone: drain, as if asked to."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _load(config: WorkerConfig, log: Log) -> Served:

@@ -15,6 +15,7 @@ from worker.server import raise_if_refused
 
 COLUMNS = (
     "worker",
+    "name",
     "host",
     "pid",
     "device",

@@ -115,7 +115,7 @@ class TestGivenTheDockerfile:
     def test_when_the_image_is_run_then_its_command_is_understood(self) -> None:
         (command,) = re.findall(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE)
 
-        assert parsed(json.loads(command))["gpu"] == 0
+        assert parsed(json.loads(command))["gpu"] == "cuda:0"
 
 
 class TestGivenTheUnits:

@@ -1,0 +1,98 @@
+"""Several worker processes under one parent: one is killed, its jobs go on, a new one comes; all leave together."""
+
+import json
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer.contract.wire import JobOptions
+from tests.end_to_end.processes import Crew, crew
+from tests.integration.jobs import (
+    KEYS,
+    Ask,
+    check_every_token_once,
+    check_nothing_is_left,
+    num_on_channel,
+    submit_all,
+    wait_for_ends,
+    wait_until,
+)
+from tests.servers import RedisServer
+
+
+@pytest.fixture
+def client(valkey: RedisServer) -> Generator[Any]:
+    with valkey.client() as client:
+        # A server refuses reclaim until it has been up for a life; the tests' queue lives an hour later.
+        client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
+        yield client
+
+
+@pytest.fixture
+def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+    del client
+    with crew(valkey.url, tmp_path) as made:
+        yield made
+
+
+def said_by(log: str, name: str, event: str) -> list[dict[str, Any]]:
+    """The lines of one worker of the fleet that tell of an event."""
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [line for line in lines if (line.get("name"), line["event"]) == (name, event)]
+
+
+class TestGivenAFleetOfTwoOnTheCpu:
+    """Each has jobs in mid-generation, 10 ms a token."""
+
+    def test_when_one_is_killed_then_its_jobs_go_on_a_new_one_comes_and_all_leave_when_told(
+        self, fleets: Crew, client: Any
+    ) -> None:
+        fleet = fleets.start(PROCESSES="2", MAX_NUM_SEQS="8", METRICS="true", METRICS_PORT="0")
+        wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
+        asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=150), seed=i) for i in range(16)]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
+        (first,) = said_by(fleet.said, "cpu0", "worker process started")
+        (ready,) = said_by(fleet.said, "cpu0", "worker started")
+        held = client.hlen(KEYS.key(f"held:{_incarnation(client, ready['worker_id'])}"))
+
+        os.kill(first["pid"], signal.SIGKILL)
+        wait_until(lambda: len(said_by(fleet.said, "cpu0", "worker started")) == 2, "a new one has come")
+        wait_for_ends(client, job_ids)
+
+        assert held > 0, "it had jobs"
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        check_nothing_is_left(client)
+        assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1, 2}, "only the dead one's moved"
+        assert said_by(fleet.said, "cpu0", "worker process died; starting it again")[0]["exit_code"] == -signal.SIGKILL
+        ports = [said_by(fleet.said, name, "metrics served")[0]["port"] for name in ("cpu0", "cpu1")]
+        assert len(set(ports)) == 2
+
+        fleet.signal(signal.SIGTERM)
+        assert fleet.wait() == 0, fleet.said
+        assert client.zcard(KEYS.key("alive")) == 0, "both said farewell"
+
+    def test_when_the_parent_is_killed_then_the_workers_finish_what_they_have_and_go(
+        self, fleets: Crew, client: Any
+    ) -> None:
+        fleet = fleets.start(PROCESSES="2")
+        wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
+        asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=60), seed=i) for i in range(4)]
+        job_ids = submit_all(client, asks)
+        wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
+
+        fleet.kill()
+        wait_for_ends(client, job_ids)
+
+        wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both said farewell")
+        check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
+        assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+
+
+def _incarnation(client: Any, beginning: str) -> str:
+    alive = [name.decode() for name in client.zrange(KEYS.key("alive"), 0, -1)]
+    return next(name for name in alive if name.startswith(beginning))

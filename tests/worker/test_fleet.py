@@ -1,0 +1,280 @@
+"""The parent of worker processes, over small programs in a worker's place: who is started again, when, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.jobs import wait_until
+from worker.config import load_config
+from worker.errors import ExitCode
+from worker.fleet import environment_of, is_fleet, posts_of
+
+ROOT = Path(__file__).parent.parent.parent
+PARENT = """
+import os, sys
+from worker import fleet
+from worker.config import LogConfig
+from worker.log import configure_logs, get_log
+
+configure_logs(LogConfig(format="json"))
+fleet.FIRST_DELAY_S = 0.01
+folder, child, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+posts = [fleet.Post(name=f"p{i}", environ={**os.environ, "SAYS_IN": f"{folder}/{i}"}) for i in range(count)]
+sys.exit(fleet.Fleet(posts, get_log(), command=[sys.executable, "-c", child]).run())
+"""
+SAYS = """
+import os, signal, sys
+
+def say(word):
+    with open(os.environ["SAYS_IN"], "a") as file:
+        file.write(f"{word} {os.getpid()}\\n")
+"""
+STAYS = f"""{SAYS}
+for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1):
+    signal.signal(number, lambda number, _frame: say(signal.Signals(number).name))
+
+def leave(_number, _frame):
+    say("leaves")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+say("stays")
+while sys.stdin.read(1):
+    pass
+say("orphaned")
+"""
+
+
+class Parent:
+    """A fleet in a process of its own, for its signals are the process's."""
+
+    def __init__(self, folder: Path, child: str, count: int) -> None:
+        self._folder = folder
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PARENT, str(folder), child, str(count)], cwd=ROOT, stderr=log
+            )
+
+    def words(self, number: int) -> list[str]:
+        """What the children of a post said, one after the other."""
+        return [line.split()[0] for line in self._lines(number)]
+
+    def pids(self, number: int) -> list[int]:
+        """The children of a post, in order."""
+        return list(dict.fromkeys(int(line.split()[1]) for line in self._lines(number)))
+
+    def _lines(self, number: int) -> list[str]:
+        path = self._folder / str(number)
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, word: str, number: int = 0, *, times: int = 1) -> None:
+        """Until a post's children have said a word so often."""
+        wait_until(lambda: self.words(number).count(word) >= times, f"{number} says {word} {times} times: {self.said}")
+
+    @property
+    def said(self) -> str:
+        """The parent's log."""
+        return (self._folder / "log").read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the parent a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The parent's exit code."""
+        return self.process.wait(30)
+
+    def end(self) -> None:
+        """Kill it; its children go by themselves."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Parents:
+    """Starts parents that do not outlive the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.made: list[Parent] = []
+
+    def of(self, child: str, *, count: int = 1) -> Parent:
+        """A fleet of `count` children that run `child`."""
+        self.made.append(Parent(self._folder, child, count))
+        return self.made[-1]
+
+
+@pytest.fixture
+def parents(tmp_path: Path) -> Generator[Parents]:
+    made = Parents(tmp_path)
+    yield made
+    for parent in made.made:
+        parent.end()
+
+
+class TestGivenChildrenThatStay:
+    def test_when_one_is_killed_then_a_new_one_comes_and_the_other_is_left_alone(self, parents: Parents) -> None:
+        parent = parents.of(STAYS, count=2)
+        parent.wait_for("stays", 0)
+        parent.wait_for("stays", 1)
+
+        os.kill(parent.pids(0)[0], signal.SIGKILL)
+        parent.wait_for("stays", 0, times=2)
+
+        assert len(parent.pids(0)) == 2
+        assert parent.words(1) == ["stays"]
+        assert '"exit_code": -9' in parent.said
+
+    def test_when_told_to_stop_then_each_is_told_and_the_parent_ends_after_them(self, parents: Parents) -> None:
+        parent = parents.of(STAYS, count=2)
+        parent.wait_for("stays", 0)
+        parent.wait_for("stays", 1)
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.DONE
+        assert [parent.words(number) for number in (0, 1)] == [["stays", "leaves"]] * 2
+
+    @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1], ids=lambda number: number.name)
+    def test_when_told_anything_else_then_it_is_passed_on_once(self, parents: Parents, number: signal.Signals) -> None:
+        parent = parents.of(STAYS)
+        parent.wait_for("stays")
+
+        parent.signal(number)
+        parent.wait_for(number.name)
+        parent.signal(signal.SIGTERM)
+        parent.wait()
+
+        assert parent.words(0) == ["stays", number.name, "leaves"]
+
+    def test_when_one_dies_while_all_are_quiet_then_a_new_one_comes_with_the_next_continue(
+        self, parents: Parents
+    ) -> None:
+        parent = parents.of(STAYS, count=2)
+        parent.wait_for("stays", 0)
+        parent.wait_for("stays", 1)
+        parent.signal(signal.SIGTSTP)
+        parent.wait_for("SIGTSTP", 1)
+
+        os.kill(parent.pids(0)[0], signal.SIGKILL)
+        wait_until(lambda: "starting it again" in parent.said, "its death is heard of")
+        os.kill(parent.pids(1)[0], signal.SIGKILL)
+        wait_until(lambda: parent.said.count("starting it again") == 2, "so is the other's, and nobody has come")
+        assert [len(parent.pids(number)) for number in (0, 1)] == [1, 1]
+        parent.signal(signal.SIGCONT)
+
+        parent.wait_for("stays", 0, times=2)
+        parent.wait_for("stays", 1, times=2)
+
+    def test_when_the_parent_is_killed_then_they_hear_of_it(self, parents: Parents) -> None:
+        parent = parents.of(STAYS, count=2)
+        parent.wait_for("stays", 0)
+        parent.wait_for("stays", 1)
+
+        parent.signal(signal.SIGKILL)
+
+        parent.wait_for("orphaned", 0)
+        parent.wait_for("orphaned", 1)
+
+    def test_when_one_leaves_as_asked_by_a_person_then_nobody_comes_for_it(self, parents: Parents) -> None:
+        parent = parents.of(STAYS)
+        parent.wait_for("stays")
+
+        os.kill(parent.pids(0)[0], signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.DONE
+        assert len(parent.pids(0)) == 1
+
+
+class TestGivenChildrenThatDieAtOnce:
+    def test_when_they_do_it_again_then_the_next_comes_later_each_time(self, parents: Parents) -> None:
+        parent = parents.of(f"{SAYS}\nsay('dies')\nsys.exit(1)")
+
+        parent.wait_for("dies", times=4)
+        parent.signal(signal.SIGTERM)
+
+        parent.wait()
+        assert [f'"retry_in_s": {delay_s}' in parent.said for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
+
+    def test_when_told_to_stop_while_one_is_due_then_nobody_comes_and_the_parent_ends_as_asked(
+        self, parents: Parents
+    ) -> None:
+        parent = parents.of(f"{SAYS}\nsay('dies')\nsys.exit(1)")
+        parent.wait_for("dies", times=6)
+        wait_until(lambda: parent.said.count("starting it again") == 6, "the seventh is due in 0.32 s")
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.DONE
+        assert len(parent.pids(0)) == 6
+
+
+class TestGivenAChildThatDoesNotLeaveAsItShould:
+    def test_when_told_to_stop_then_the_parent_says_that_it_was_broken(self, parents: Parents) -> None:
+        parent = parents.of(
+            f"{SAYS}\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nsay('up')\nsys.stdin.read()"
+        )
+        parent.wait_for("up")
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.BROKEN
+
+
+class TestGivenAChildWhoseSettingsAreWrong:
+    def test_when_it_says_so_then_it_is_not_started_again_and_the_parent_says_the_same(self, parents: Parents) -> None:
+        parent = parents.of(f"{SAYS}\nsay('refuses')\nsys.exit(2)")
+
+        assert parent.wait() == ExitCode.MISUSED
+        assert parent.words(0) == ["refuses"]
+        assert "a person must act" in parent.said
+
+
+class TestGivenAConfiguration:
+    FLAGS: dict[str, object] = {  # noqa: RUF012  # read only
+        "redis.url": "redis://:secret@queue/3",
+        "queue.name": "q",
+        "history.recorder": False,
+        "batching.enable_prefix_caching": True,
+        "beat.life_s": 7.5,
+        "model.path": "null?step_s=0.1",
+    }
+
+    def test_when_written_as_an_environment_then_it_is_read_again_as_it_was(self) -> None:
+        config = load_config({"SLUICE_LOG_LEVEL": "warning"}, flags=self.FLAGS)
+
+        assert load_config(environment_of(config)) == config
+
+    def test_when_it_names_gpus_then_each_has_a_post_of_its_own(self) -> None:
+        config = load_config({}, flags={**self.FLAGS, "model.device": "cuda:0,2", "model.memory_fraction": 0.8})
+
+        posts = posts_of(config, {"PATH": "/bin", "SLUICE_CONFIG": "/etc/sluice.toml", "SLUICE_STATE_DIR": "/state"})
+
+        assert is_fleet(config)
+        assert [post.name for post in posts] == ["gpu0", "gpu2"]
+        assert [post.cores for post in posts] == [frozenset(), frozenset()]
+        for index, post in enumerate(posts):
+            own = load_config(post.environ)
+            assert own.model.device == f"cuda:{index * 2}"
+            assert own.metrics.port == 9400 + index
+            assert (own.model.memory_fraction, own.redis, own.queue) == (0.8, config.redis, config.queue)
+            assert not is_fleet(own)
+            assert post.environ["PATH"] == "/bin"
+            assert "SLUICE_CONFIG" not in post.environ, "what it says is already there, and would be read anew"
+            assert post.environ["SLUICE_STATE_DIR"] == "/state"
+
+    def test_when_it_asks_for_processes_on_the_cpu_then_they_share_its_cores_and_memory(self) -> None:
+        config = load_config({}, flags={**self.FLAGS, "model.processes": 4, "metrics.port": 0, "log.name": "east"})
+
+        posts = posts_of(config, {})
+
+        assert [post.name for post in posts] == ["east-cpu0", "east-cpu1", "east-cpu2", "east-cpu3"]
+        for post in posts:
+            own = load_config(post.environ)
+            assert (own.model.memory_fraction, own.metrics.port, own.model.processes) == (0.125, 0, 1)
+            assert post.cores <= os.sched_getaffinity(0)
+            assert post.cores
