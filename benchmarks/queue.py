@@ -117,24 +117,34 @@ def print_kills(rows: Sequence[Row]) -> None:
             print(f"{row.name:16} {found.missing:8} {found.twice:6} {found.started_again:13} {after:>15}", flush=True)
 
 
-def print_streams(num_rounds: int, num_jobs: Sequence[int] = (64, 256), tokens: int = queue_streams.TOKENS) -> None:
+def print_streams(
+    num_rounds: int, num_jobs: Sequence[int], intervals_s: Sequence[float], tokens: int = queue_streams.TOKENS
+) -> None:
     """Tokens: what they cost, how long they are under way, and what a slower network takes."""
-    print(f"\n{'streaming at once':>17} {'tokens/s':>9} {'worker us':>9} {'server us':>9} {'with 1 ms more':>14}")
+    header = f"{'tokens/s':>9} {'worker us':>9} {'server us':>9} {'with 1 ms more':>14}"
+    print(f"\n{'streaming at once':>17} {'every ms':>8} {header}")
     for count in num_jobs:
-        runs = [
-            (queue_streams.stream(count, tokens=tokens), queue_streams.stream(count, tokens=tokens, delay_s=DELAY_S))
-            for _ in range(num_rounds)
-        ]
-        near = [one for one, _ in runs]
-        kept = statistics.median(slow.tokens_per_s / one.tokens_per_s for one, slow in runs)
-        print(
-            f"{count:17} {statistics.median(one.tokens_per_s for one in near):9,.0f} "
-            f"{statistics.median(one.worker_us_per_token for one in near):9.1f} "
-            f"{statistics.median(one.server_us_per_token for one in near):9.1f} {kept:14.3f}",
-            flush=True,
-        )
+        runs: dict[float, list[tuple[queue_streams.Streamed, queue_streams.Streamed]]] = {
+            one: [] for one in intervals_s
+        }
+        for _ in range(num_rounds):
+            for interval_s, pairs in runs.items():
+                near = queue_streams.stream(count, interval_s, tokens=tokens)
+                pairs.append((near, queue_streams.stream(count, interval_s, tokens=tokens, delay_s=DELAY_S)))
+        for interval_s, pairs in runs.items():
+            print(f"{count:17} {1000 * interval_s:8.0f} {_streams_row(pairs)}", flush=True)
     sent = queue_streams.underway_ms(tokens)
     print(f"sent to read: p50 {percentile(sent, 50):.2f} ms, p99 {percentile(sent, 99):.2f} ms")
+
+
+def _streams_row(pairs: Sequence[tuple[queue_streams.Streamed, queue_streams.Streamed]]) -> str:
+    near = [one for one, _ in pairs]
+    kept = statistics.median(slow.tokens_per_s / one.tokens_per_s for one, slow in pairs)
+    return (
+        f"{statistics.median(one.tokens_per_s for one in near):9,.0f} "
+        f"{statistics.median(one.worker_us_per_token for one in near):9.1f} "
+        f"{statistics.median(one.server_us_per_token for one in near):9.1f} {kept:14.3f}"
+    )
 
 
 DELAY_S = queue_streams.EACH_WAY_S
@@ -151,6 +161,9 @@ def main() -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)} (default all)")
     parser.add_argument("--tokens", type=int, default=queue_streams.TOKENS, help="of each job that streams")
     parser.add_argument("--streams", default="64,256", help="how many jobs stream at once (default 64,256)")
+    parser.add_argument(
+        "--intervals", default="0,0.02,0.05", help="seconds between tokens' journeys (default 0,0.02,0.05)"
+    )
     given = parser.parse_args()
     shorthands: dict[str, list[str]] = {"all": list(queue_side.RECIPES), "none": []}
     peers = shorthands.get(given.peers) or [name for name in given.peers.split(",") if name in queue_side.RECIPES]
@@ -161,7 +174,8 @@ def main() -> None:
     if "kill" in wanted:
         print_kills(rows)
     if "streams" in wanted:
-        print_streams(given.rounds, [int(count) for count in given.streams.split(",")], given.tokens)
+        counts, intervals_s = map(int, given.streams.split(",")), map(float, given.intervals.split(","))
+        print_streams(given.rounds, list(counts), list(intervals_s), given.tokens)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,16 @@ class Streamed:
     server_us_per_token: float
 
 
-def stream(num_jobs: int, *, tokens: int = TOKENS, delay_s: float = 0.0, model: str = STEP_MODEL) -> Streamed:
-    """Let so many jobs stream at once, over a link that adds `delay_s` each way."""
+def stream(
+    num_jobs: int, interval_s: float, *, tokens: int = TOKENS, delay_s: float = 0.0, model: str = STEP_MODEL
+) -> Streamed:
+    """Let so many jobs stream at once, tokens every `interval_s`, over a link that adds `delay_s` each way."""
+    options = (*NO_RECORDER, "--stream-interval", str(interval_s), "--max-num-seqs", str(num_jobs))
     with (
         plain_server() as server,
         link(server, delay_s) as url,
         ours_on(server, url) as producer,
-        worker(server, *NO_RECORDER, "--max-num-seqs", str(num_jobs), model=model) as process,
+        worker(server, *options, model=model) as process,
     ):
         submit_streams(producer, 1, 1)
         wait_until(lambda: num_done_cheaply(server) == 1, "the first job")

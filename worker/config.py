@@ -43,6 +43,10 @@ def setting(
     return field(default=default, repr=not secret, metadata={"env": env, "metavar": metavar, "help": help})
 
 
+MAX_STREAM_INTERVAL_S = 1.0
+"""More often, a job that nobody streams is written down too (`channel.CHECKPOINT_S`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
     """Where the queue is."""
@@ -62,6 +66,10 @@ class RedisConfig:
         64, env="BUFFER_MIB", metavar="MIB",
         help="Hold back this much output while Redis is away, then stand still.",
     )  # fmt: skip
+    stream_interval_s: float = setting(
+        0.02, env="STREAM_INTERVAL_S", metavar="SECONDS",
+        help="Let tokens travel at most so often; first tokens and ends do at once. 0: every step's.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""
@@ -71,6 +79,8 @@ class RedisConfig:
             scheme = self.url.split("://")[0] if "://" in self.url else "no scheme"
             yield "url", f"expected a URL that begins with {', '.join(schemes)}; got {scheme}"
         yield from _positive(self, "timeout_s", "buffer_mib")
+        if not 0 <= self.stream_interval_s <= MAX_STREAM_INTERVAL_S:
+            yield "stream_interval_s", f"expected 0 to {MAX_STREAM_INTERVAL_S:g} seconds, got {self.stream_interval_s}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

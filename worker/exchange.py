@@ -1,7 +1,8 @@
 """Between Redis and the loop: two threads, each with one pipelined round trip at a time.
 
 This one tells the queue what the engine said since the last trip; `pulling` asks it for more jobs. While a trip is
-under way, or Redis is away, what the engine says merges; so the loop never waits for Redis while it has work. Every
+under way, or Redis is away, what the engine says merges; so the loop never waits for Redis while it has work. First
+tokens and ends travel at once, the tokens between them in rounds (docs/decisions/tokens-travel-in-rounds.md). Every
 call may be repeated: advances are compared with what is there, pulls are numbered.
 """
 
@@ -33,6 +34,7 @@ from worker.connections import Connections
 from worker.errors import INVALID_REQUEST, PartDied
 from worker.leases import HeldJob
 from worker.life import StepWatch
+from worker.mailbox import is_urgent
 from worker.pulling import Pulling
 from worker.results import usage_of
 from worker.trips import Leg, Trips
@@ -58,6 +60,12 @@ class Exchange:
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._closing = threading.Event()
         self._news: dict[str, HeldJob] = {}
+        self._next_round: dict[str, HeldJob] = {}
+        """Jobs that said something which waits for the next round."""
+
+        self._round_s = 0.0
+        """When that begins, on the monotonic clock."""
+
         self._unreleased_bytes = 0
 
     # ------------------------------------------------------------ what the loop calls
@@ -173,13 +181,28 @@ class Exchange:
 
     def _turn(self) -> None:
         self._take_what_was_said()
+        until_round_s = self._begin_round()
         legs = list(self._advances())
         if legs:
             self._make_trip(legs)
             return
         if not self._news:
-            self._release()  # of jobs that are gone, or kept with jobs that wait for their checkpoint
-        self._mailbox.wait(REST_S)
+            self._release()  # of jobs that are gone, or kept with jobs that wait for their round or checkpoint
+        if until_round_s > 0:
+            self._mailbox.wait(until_round_s, for_urgent=True)
+        else:
+            self._mailbox.wait(REST_S)
+
+    def _begin_round(self) -> float:
+        """Let all tokens travel if it is time for it; else, the seconds until then."""
+        now_s = monotonic_s()
+        if now_s < self._round_s:
+            return self._round_s - now_s
+        if self._next_round:
+            self._news.update((name, job) for name, job in self._next_round.items() if job.has_news)
+            self._next_round.clear()
+            self._round_s = now_s + self._common.config.redis.stream_interval_s
+        return 0.0
 
     def _make_trip(self, legs: list[Leg]) -> bool:
         """One round trip; False if it was not answered in full."""
@@ -232,7 +255,7 @@ class Exchange:
         assert job.spec is not None, "a job whose spec cannot be read never reaches the engine"
         if job.spec.stream or choice.is_checkpoint(now_s):
             choice.sent_s = now_s
-            self._news[job.request_id] = job
+            (self._news if is_urgent(delta) else self._next_round)[job.request_id] = job
 
     def _measure(self, job: HeldJob, delta: TokenDelta, now_ms: int) -> None:
         job.has_begun = True

@@ -53,6 +53,8 @@ class Mailbox:
         self._buffered_bytes = 0
         self._is_interrupted = False
         self._has_news = False
+        self._has_urgent_news = False
+        self._waits_for_urgent_news = False
         self._may_pull_again = False
         self._failure: BaseException | None = None
 
@@ -115,7 +117,7 @@ class Mailbox:
                 num_bytes = bytes_of(deltas)
                 self._steps_bytes += num_bytes
                 self._buffered_bytes += num_bytes
-                self._wake_exchange()
+                self._wake_exchange(urgent=any(map(is_urgent, deltas)))
         if self._buffered_bytes > self._max_buffered_bytes:
             with self._loop_wakes:
                 while self._buffered_bytes > self._max_buffered_bytes and not (self._failure or self._is_interrupted):
@@ -134,12 +136,13 @@ class Mailbox:
 
     # ------------------------------------------------------------ the threads' side
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until there is something for the exchange to do, at most this long."""
+    def wait(self, timeout_s: float, *, for_urgent: bool = False) -> None:
+        """Sleep until there is something for the exchange to do, or something urgent if so asked; at most this long."""
         with self._exchange_wakes:
-            if not self._has_news:
+            self._waits_for_urgent_news = for_urgent
+            if not (self._has_urgent_news if for_urgent else self._has_news):
                 self._exchange_wakes.wait(timeout_s)
-            self._has_news = False
+            self._has_news = self._has_urgent_news = False
 
     def wait_to_pull(self, timeout_s: float) -> None:
         """Sleep until there may be something to pull, or room for it, at most this long."""
@@ -154,9 +157,11 @@ class Mailbox:
             self._wake_exchange()
             self._wake_puller()
 
-    def _wake_exchange(self) -> None:
+    def _wake_exchange(self, *, urgent: bool = True) -> None:
         self._has_news = True
-        self._exchange_wakes.notify()
+        self._has_urgent_news = self._has_urgent_news or urgent
+        if urgent or not self._waits_for_urgent_news:
+            self._exchange_wakes.notify()
 
     def _wake_puller(self) -> None:
         self._may_pull_again = True
@@ -241,6 +246,11 @@ class Mailbox:
         with self._loop_wakes:
             self._failure = self._failure or failure
             self._loop_wakes.notify_all()
+
+
+def is_urgent(delta: TokenDelta) -> bool:
+    """Whether somebody waits for just this: a choice's first token, or its end."""
+    return delta.start == 0 or delta.finish is not None
 
 
 def bytes_of(deltas: Sequence[TokenDelta]) -> int:

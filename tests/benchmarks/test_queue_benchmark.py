@@ -42,7 +42,7 @@ class TestGivenOurQueue:
 
     @pytest.mark.slow
     def test_when_jobs_stream_over_a_slow_link_then_all_tokens_arrive(self) -> None:
-        found = queue_streams.stream(2, tokens=3, delay_s=0.001, model="null")
+        found = queue_streams.stream(2, 0.0, tokens=3, delay_s=0.001, model="null")
 
         assert found.tokens_per_s > 0
         assert found.server_us_per_token > 0

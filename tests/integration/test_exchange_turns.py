@@ -49,10 +49,17 @@ class Clock:
 class Running:
     """An exchange and all it needs; jobs that were pulled lie in `taken`. Changes with the test."""
 
-    def __init__(self, url: str, *, max_buffered_bytes: int = 2**30, life_s: float = 0.4) -> None:
-        config = load_config(
-            {}, flags={"redis.url": url, "queue.model_wait_s": 0.01, "beat.every_s": 0.1, "beat.life_s": life_s}
-        )
+    def __init__(
+        self, url: str, *, max_buffered_bytes: int = 2**30, life_s: float = 0.4, stream_interval_s: float = 0.02
+    ) -> None:
+        flags = {
+            "redis.url": url,
+            "redis.stream_interval_s": stream_interval_s,
+            "queue.model_wait_s": 0.01,
+            "beat.every_s": 0.1,
+            "beat.life_s": life_s,
+        }
+        config = load_config({}, flags=flags)
         self.clock = Clock()
         self.watch = StepWatch(30.0, self.clock)
         self.connections = Connections(url, timeout_s=config.redis.timeout_s)
@@ -274,6 +281,73 @@ class TestGivenARoundTripUnderWay:
         wait_until(lambda: newer.num_published, "the newer one is told")
         assert word.num_made == 2
         assert older.num_published == 0
+
+
+class TestGivenJobsThatStream:
+    """Two, with a round each second, by a clock that stands until it is moved."""
+
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr("worker.exchange.monotonic_s", clock)
+        return clock
+
+    @pytest.fixture
+    def jobs(self, now: Clock, running: Running, client: Any) -> list[HeldJob]:
+        """Of one, a round has just told the second token."""
+        running.start()
+        submit_all(client, [Ask()] * 2)
+        wait_until(lambda: len(running.taken) == 2, "both are held")
+        for start in range(2):
+            self._say(running, running.taken[0], start)
+            wait_until(lambda told=start + 1: running.taken[0].num_published == told, "a first round begins at once")
+        return running.taken
+
+    @staticmethod
+    def _say(running: Running, job: HeldJob, start: int, finish: Finish | None = None) -> None:
+        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+        delta = TokenDelta(
+            request_id=job.request_id, choice=0, start=start, token_ids=(1,), text="x", stats=stats, finish=finish
+        )
+        running.common.mailbox.put_deltas([delta])
+
+    @pytest.mark.parametrize("running", [{"stream_interval_s": 1.0}], indirect=True)
+    def test_when_both_go_on_then_a_first_token_and_an_end_travel_at_once_and_the_others_with_the_next_round(
+        self, now: Clock, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        self._say(running, jobs[0], 2)
+        self._say(running, jobs[1], 0)
+        wait_until(lambda: jobs[1].num_published == 1, "a first token is told")
+        self._say(running, jobs[0], 3)
+        self._say(running, jobs[1], 1, Finish(reason=FinishReason.LENGTH))
+        wait_until(lambda: state_of(client, jobs[1].id) is JobState.DONE, "an end is told")
+        assert jobs[0].num_published == 2
+
+        now.now_s += 1.0
+
+        wait_until(lambda: jobs[0].num_published == 4, "the round begins")
+        entries = read_channel(client, jobs[0].id)
+        assert [(one.start, len(one.token_ids)) for one in entries] == [(0, 1), (1, 1), (2, 2)]
+
+    @pytest.mark.parametrize("running", [{"stream_interval_s": 1.0}], indirect=True)
+    def test_when_the_worker_stops_before_the_next_round_then_all_is_told(
+        self, running: Running, jobs: list[HeldJob]
+    ) -> None:
+        self._say(running, jobs[0], 2)
+
+        running.exchange.stop()
+
+        assert jobs[0].num_published == 3
+
+    @pytest.mark.parametrize("running", [{"stream_interval_s": 0.0}], indirect=True)
+    def test_when_there_are_no_rounds_then_each_token_travels_at_once(
+        self, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        for start in range(2, 6):
+            self._say(running, jobs[0], start)
+            wait_until(lambda told=start + 1: jobs[0].num_published == told, "it is told")
+
+        assert [len(one.token_ids) for one in read_channel(client, jobs[0].id)] == [1] * 6
 
 
 class TestGivenAJobWithChoices:

@@ -1,11 +1,13 @@
 """Where the loop meets the exchange: nothing waits that has something to do, and nothing is counted twice."""
 
 import threading
+import time
+from collections.abc import Generator
 from math import inf
 
 import pytest
 
-from engine.request import Request, Room, SequenceStats, TokenDelta
+from engine.request import Finish, FinishReason, Request, Room, SequenceStats, TokenDelta
 from worker.errors import PartDied
 from worker.mailbox import Mailbox, bytes_of
 
@@ -20,8 +22,8 @@ def request(name: str) -> Request:
     return Request(id=name, prompt_token_ids=(1,))
 
 
-def delta(name: str) -> TokenDelta:
-    return TokenDelta(request_id=name, choice=0, start=0, token_ids=(1,), text="a", stats=STATS)
+def delta(name: str, start: int = 0, finish: Finish | None = None) -> TokenDelta:
+    return TokenDelta(request_id=name, choice=0, start=start, token_ids=(1,), text="a", stats=STATS, finish=finish)
 
 
 @pytest.fixture
@@ -142,6 +144,59 @@ class TestGivenAnIdleLoop:
 
         threading.Timer(0.01, lambda: mailbox.deliver([request("a")])).start()
         assert [one.id for one in mailbox.take_requests(room(1), wait_s=inf)] == ["a"]
+
+
+class TestGivenAnExchangeThatWaitsForTheNextRound:
+    """It sleeps in `wait`, for what is urgent only."""
+
+    @pytest.fixture
+    def woken(self, mailbox: Mailbox) -> Generator[threading.Event]:
+        woken = threading.Event()
+
+        def sleep() -> None:
+            mailbox.wait(60, for_urgent=True)
+            woken.set()
+
+        thread = threading.Thread(target=sleep, daemon=True)
+        thread.start()
+        yield woken
+        mailbox.ring()
+        thread.join()
+
+    @pytest.mark.parametrize(
+        "urgent", [delta("a"), delta("a", 7, Finish(reason=FinishReason.STOP))], ids=["a first token", "an end"]
+    )
+    def test_when_something_urgent_is_said_then_it_wakes(
+        self, mailbox: Mailbox, woken: threading.Event, urgent: TokenDelta
+    ) -> None:
+        mailbox.put_deltas([delta("b", 3), urgent])
+
+        assert woken.wait(5)
+
+    def test_when_a_job_ended_without_the_engine_then_it_wakes(self, mailbox: Mailbox, woken: threading.Event) -> None:
+        mailbox.put_ended("a")
+
+        assert woken.wait(5)
+
+    def test_when_a_token_between_them_is_said_then_it_sleeps_on_and_finds_it_later(
+        self, mailbox: Mailbox, woken: threading.Event
+    ) -> None:
+        mailbox.put_deltas([delta("a", 1)])
+
+        assert not woken.wait(0.1)
+        steps, _ = mailbox.take_steps()
+        assert [one.start for step in steps for one in step.deltas] == [1]
+
+    def test_when_it_was_said_before_the_sleep_then_only_what_is_urgent_keeps_it_awake(self, mailbox: Mailbox) -> None:
+        mailbox.put_deltas([delta("a", 1)])
+        began_s = time.monotonic()
+        mailbox.wait(0.2, for_urgent=True)
+        assert time.monotonic() - began_s >= 0.19
+
+        mailbox.put_deltas([delta("b")])
+        mailbox.wait(inf, for_urgent=True)
+        mailbox.put_deltas([delta("a", 2)])
+        mailbox.wait(inf)
 
 
 class TestGivenABufferAtItsBound:
