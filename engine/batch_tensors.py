@@ -39,9 +39,6 @@ class BatchTensors:
     input_ids: Tensor
     """`[T]` int64; 0 where it comes from the step before."""
 
-    feed: Feed | None
-    """None where the host knows all ids."""
-
     positions: Tensor
     """`[T]` int64."""
 
@@ -62,6 +59,8 @@ class BatchTensors:
 
     max_query_len: int
     max_context_len: int
+    feed: Feed | None = None
+    """None where the host knows all ids."""
 
 
 class BatchLayout:
@@ -106,7 +105,6 @@ class BatchLayout:
         slots[num_tokens:] = self._num_blocks * self._block_size
         return BatchTensors(
             input_ids=self._to_device(np.array(input_ids, dtype=np.int64)),
-            feed=feed,
             positions=self._to_device(positions),
             slot_mapping=self._to_device(slots),
             block_tables=self._to_device(tables),
@@ -115,6 +113,7 @@ class BatchLayout:
             logit_rows=self._to_device((ends - 1)[samples]),
             max_query_len=int(lengths.max()),
             max_context_len=int(context_lens.max()),
+            feed=feed,
         )
 
     def _inputs(

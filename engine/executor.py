@@ -75,7 +75,7 @@ class Executor(Protocol):
         ...
 
     def forget(self, sequence_ids: list[int]) -> None:
-        """Drop whatever is kept for sequences that ended (penalty counts, slots)."""
+        """Drop whatever is kept for sequences that ended (penalty counts). A step in flight may have rows of theirs."""
         ...
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.errors import InvalidSamplingParams
+from engine.errors import InvalidSamplingParams, OutOfMemory
 
 MAX_LOGPROBS = 20
 """Most alternatives per token whose log-probability may be asked for (as in OpenAI's API)."""
@@ -46,7 +46,7 @@ class FailureKind(StrEnum):
     def of(cls, error: BaseException) -> "FailureKind":
         """The kind of what a step, or the preparation of a request, raised."""
         # By name: whatever computes is not known here.
-        is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        is_memory = isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError"
         if is_memory or "can't allocate memory" in str(error):
             return cls.MEMORY
         return cls.FILE if isinstance(error, OSError) else cls.STEP
@@ -131,6 +131,11 @@ class SamplingParams:
             ),
             (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number", self.seed),
         )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a logit depends on the tokens that are there already."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
     def is_greedy(self) -> bool:

@@ -152,7 +152,7 @@ class Sampler:
             self._rows = _Rows(
                 sequence_ids=ids,
                 options=self._make_options(sequences),
-                may_edit=any(p.logit_bias or p.min_tokens or _has_penalties(p) for p in params),
+                may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
                 has_logprobs=any(p.logprobs is not None for p in params),
             )
         self._rows.options.position.copy_(self._tensor(np.array(positions, dtype=np.int32)))
@@ -173,7 +173,7 @@ class Sampler:
     def _edit(self, logits: Tensor, sequences: Items[Sequence], positions: list[int]) -> Tensor:
         """`logits` with biases, bans and penalties; the same tensor where no row has any."""
         biases = [(row, bias) for row, s in enumerate(sequences) if (bias := self._bias(s, positions[row]))]
-        penalised = [row for row, s in enumerate(sequences) if _has_penalties(s.sampling)]
+        penalised = [row for row, s in enumerate(sequences) if s.sampling.has_penalties]
         if not biases and not penalised:
             return logits
         edited = logits.to(torch.float32, copy=True)
@@ -235,10 +235,6 @@ class Sampler:
 def _num_asked(sequences: Items[Sequence]) -> dict[int, int]:
     """Rows whose log-probabilities are asked for, with how many alternatives."""
     return {row: s.sampling.logprobs for row, s in enumerate(sequences) if s.sampling.logprobs is not None}
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def _temperature(params: SamplingParams) -> float:

@@ -11,6 +11,9 @@ class SequenceStatus(Enum):
 
     WAITING = auto()
     RUNNING = auto()
+    LEAVING = auto()
+    """Preempted while a step that has it is in flight: it waits as soon as that step is over."""
+
     FINISHED = auto()
 
 
@@ -19,6 +22,8 @@ class Sequence:
     """One choice of one request while it is generated. Changes with every step; only the scheduler moves it.
 
     A sequence has no phase: it is owed `num_uncomputed_tokens` tokens, one (a decode) or thousands (a prefill).
+
+    While a step is in flight, what it computes and draws is counted apart: it may yet fail.
     """
 
     id: int
@@ -38,6 +43,12 @@ class Sequence:
     num_prompt_tokens: int
     num_resumed_tokens: int = 0
     num_computed_tokens: int = 0
+    num_launched_tokens: int = 0
+    """Tokens beyond these that a step in flight computes."""
+
+    num_drawn_tokens: int = 0
+    """Tokens that a step in flight draws: the device will have them, and the host does not know them."""
+
     block_table: list[int] = field(default_factory=list[int])
     num_slots: int = 0
     """Token slots of the blocks in `block_table`."""
@@ -65,8 +76,9 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose keys and values are not in the cache yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens whose keys and values are neither in the cache nor on their way there."""
+        num_coming = self.num_drawn_tokens - self.num_launched_tokens
+        return len(self.token_ids) + num_coming - self.num_computed_tokens
 
     def __str__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from engine.request import Finish, Request, SamplingParams, TokenDelta
 from engine.sequence import Sequence
+from tests.engine.lagging import LaggingExecutor
 
 JUNK = b"ab .\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xff"
 """Bytes of one, two, three and four byte characters, drawn in any order: most of it is not UTF-8."""
@@ -29,6 +30,9 @@ class CheckingModel:
         self._model = NullModel(config)
         self._alphabet = alphabet
         self._slots: dict[int, int] = {}
+        self._drawn: dict[int, int] = {}
+        """The last token of each sequence, as a device keeps it."""
+
         self.num_computed_tokens = 0
         self.largest_batch = 0
 
@@ -43,8 +47,9 @@ class CheckingModel:
     def launch(self, batch: Batch) -> Computed:
         written: set[int] = set()
         for sequence, start, num_tokens, samples in batch.sequences:
-            assert samples == (start + num_tokens == sequence.num_tokens)
-            contents, slots = list(self._contents(sequence)), self._slots_of(sequence)
+            tokens = self._tokens(sequence, start)
+            assert samples == (start + num_tokens == len(tokens))
+            contents, slots = list(self._contents(tokens, sequence.cache_salt)), self._slots_of(sequence)
             end = start + num_tokens
             assert [self._slots.get(slot) for slot in slots[:start]] == contents[:start], "a slot holds something else"
             assert written.isdisjoint(slots[start:end]), "two sequences write the same slot"
@@ -52,7 +57,15 @@ class CheckingModel:
             self._slots |= zip(slots[start:end], contents[start:end], strict=True)
         self.num_computed_tokens += batch.num_tokens
         self.largest_batch = max(self.largest_batch, batch.num_tokens)
-        return Computed([self._translate(row) for row in self._model.launch(batch).rows])
+        rows = [self._translate(row) for row in self._model.launch(batch).rows]
+        drawing = [scheduled.sequence.id for scheduled in batch.sequences if scheduled.samples]
+        self._drawn = {key: row.token_ids[-1] for key, row in zip(drawing, rows, strict=True)}
+        return Computed(rows)
+
+    def scribble(self, block_ids: list[int]) -> None:
+        """Write something over all slots of these blocks."""
+        size = self.limits.block_size
+        self._slots |= {block_id * size + offset: -1 for block_id in block_ids for offset in range(size)}
 
     def forget(self, sequence_ids: list[int]) -> None:
         self._model.forget(sequence_ids)
@@ -62,9 +75,14 @@ class CheckingModel:
             return row
         return Sampled(tuple(self._alphabet[token_id % len(self._alphabet)] for token_id in row.token_ids))
 
-    def _contents(self, sequence: Sequence) -> Iterator[int]:
-        content = hash(sequence.cache_salt)
-        for token_id in sequence.token_ids:
+    def _tokens(self, sequence: Sequence, start: int) -> list[int]:
+        """Those of `sequence`, with the one that only the device has where the step is to read it."""
+        is_fed = start == len(sequence.token_ids)
+        return [*sequence.token_ids, self._drawn[sequence.id]] if is_fed else sequence.token_ids
+
+    def _contents(self, token_ids: list[int], salt: str) -> Iterator[int]:
+        content = hash(salt)
+        for token_id in token_ids:
             content = hash((content, token_id))
             yield content
 
@@ -113,6 +131,11 @@ def checking_model(
 ) -> CheckingModel:
     """A small model that checks; `options` are those of `NullModelConfig`."""
     return CheckingModel(NullModelConfig(num_blocks=num_blocks, block_size=block_size, **options), alphabet=alphabet)
+
+
+def lagging(model: CheckingModel) -> LaggingExecutor:
+    """`model` on a device that lags by one step, and writes over blocks that are used again too early."""
+    return LaggingExecutor(model, scribble=model.scribble)
 
 
 def engine_over(executor: Executor, **options: Any) -> LLMEngine:

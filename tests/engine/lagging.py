@@ -1,0 +1,89 @@
+"""A device that lags by one step, around any executor: what a GPU does that is told of step k+1 before k is over."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.batch import Batch, Sampled
+from engine.executor import Executor, Launched, ModelLimits
+from engine.sequence import Sequence
+
+
+class LaggingExecutor:
+    """Computes a step only when the next one was launched, or when its rows are waited for; in the order of launches.
+
+    What a step needs of its sequences is copied when it is launched, as block tables are copied to a device. Blocks
+    that a step is the first to write are scribbled over as soon as it is launched, before the step in flight has run:
+    one that was taken from a row in flight shows. A step is computed whether anybody collects it or not.
+    """
+
+    lag = 1
+
+    def __init__(self, executor: Executor, *, scribble: Callable[[list[int]], None] = lambda block_ids: None) -> None:
+        self._executor = executor
+        self._scribble = scribble
+        self._in_flight: deque[_LaggingStep] = deque()
+        self.num_lagged = 0
+        """Steps that were launched while another one was in flight."""
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._executor.limits
+
+    @property
+    def fingerprint(self) -> str:
+        return self._executor.fingerprint
+
+    def launch(self, batch: Batch) -> Launched:
+        self._scribble(self._fresh_blocks(batch))
+        step = _LaggingStep(self, batch)
+        self._in_flight.append(step)
+        if len(self._in_flight) > 1:
+            self.num_lagged += 1
+            self.run_next()
+        return step
+
+    def run_next(self) -> None:
+        """Let the device get on with the oldest step."""
+        self._in_flight.popleft().run(self._executor)
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        self._executor.forget(sequence_ids)
+
+    def _fresh_blocks(self, batch: Batch) -> list[int]:
+        size = self.limits.block_size
+        return [
+            block_id
+            for sequence, start, num_tokens, _ in batch.sequences
+            for block_id in sequence.block_table[-(-start // size) : -(-(start + num_tokens) // size)]
+        ]
+
+
+class _LaggingStep:
+    """One step on its way. Changes when the device gets to it."""
+
+    def __init__(self, device: LaggingExecutor, batch: Batch) -> None:
+        self._device = device
+        self._batch = _copied(batch)
+        self._result: list[Sampled] | Exception | None = None
+
+    def run(self, executor: Executor) -> None:
+        try:
+            self._result = executor.launch(self._batch).collect()
+        except Exception as error:  # noqa: BLE001 - it is told when the step is collected
+            self._result = error
+
+    def collect(self) -> list[Sampled]:
+        while self._result is None:
+            self._device.run_next()
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def _copied(batch: Batch) -> Batch:
+    return replace(batch, sequences=tuple(row._replace(sequence=_copy(row.sequence)) for row in batch.sequences))
+
+
+def _copy(sequence: Sequence) -> Sequence:
+    return replace(sequence, token_ids=sequence.token_ids.copy(), block_table=sequence.block_table.copy())
