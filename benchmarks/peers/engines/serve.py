@@ -1,8 +1,8 @@
 """A peer's engine on request: `python serve.py PEER WORK.json`; for each line that comes in, all requests once.
 
 WORK.json has `model` (a folder), `weights` (bf16 or int8), `max_num_seqs`, `max_num_batched_tokens`, and `requests`:
-pairs of prompt ids and the number of tokens to generate, greedily and whatever comes. Prints `ready`, then for each line
-the seconds taken.
+pairs of prompt ids and the number of tokens to generate, greedily and whatever comes. Prints `ready`, then for each
+line the seconds taken.
 
 A peer's module `with_PEER` has `open_engine(work)`, which returns a function that generates all requests and returns
 how many tokens it generated.
