@@ -10,6 +10,7 @@ EngineError
 ├── ModelFolderError         the operator's: the model folder cannot be loaded
 ├── QuantizationUnavailable  the operator's: its weights cannot be kept as asked
 ├── NotEnoughMemory          the operator's: the KV cache cannot hold one sequence
+├── OutOfMemory              nobody's: the device has no memory for this step now; a smaller one may do
 └── EngineBroken             ours: the worker stops and its jobs return to the stream
 """
 
@@ -52,6 +53,10 @@ class QuantizationUnavailable(EngineError):
 
 class NotEnoughMemory(EngineError):
     """The memory allowed for the KV cache does not hold one sequence."""
+
+
+class OutOfMemory(EngineError):
+    """The device, or this machine, had no memory for a step. Nothing of it counts; a smaller one may go well."""
 
 
 class EngineBroken(EngineError):
