@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.errors import RequestRejected
 from engine.executor import Executor, TextDecoder
-from engine.isolation import IsolatingExecutor
+from engine.isolation import IsolatingExecutor, Outcome, StepInFlight
 from engine.output import ChoiceOutput, Outputs
 from engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
 from engine.scheduler import Scheduler
@@ -64,6 +65,10 @@ class LLMEngine:
         self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries)
         self._scheduler = Scheduler(config, self._limits, clock)
         self._outputs = Outputs(decoder, self._limits)
+        self._lag = executor.lag if self._scheduler.may_overlap else 0
+        self._in_flight: StepInFlight | None = None
+        """The step launched last, between two calls of `step`: there is none at lag 0."""
+
         self._sequence_ids = count()
         self._ended: list[TokenDelta] = []
         self._num_steps = 0
@@ -108,20 +113,25 @@ class LLMEngine:
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
     def step(self) -> list[TokenDelta]:
-        """Advance every scheduled sequence by one step and return what it yielded.
+        """Launch the next step, and return what the step that is due yielded.
+
+        That is the same one at lag 0. At lag 1 it is the one before, which ran while this one was planned; a call
+        returns nothing of a step where there was none before, and launches none where nothing is left to plan.
 
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
         """
-        batch = self._scheduler.schedule()
-        if batch.is_empty:
+        launched = self._launch(self._scheduler.schedule())
+        due, self._in_flight = (self._in_flight, launched) if self._lag else (launched, None)
+        if due is None:
             return self._take_ended()
-        outcome = self._isolating.execute(batch)
+        outcome = self._isolating.collect(due, unwanted=self._scheduler.ended_ids)
         deltas = self._take_ended()
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
         deltas += [self._outputs.of_sequence(sequence).end(finish) for sequence, finish in outcome.failed]
+        self._land(due, outcome)
         self._retire(self._outputs.finished())
         self._count(deltas)
         return deltas
@@ -144,7 +154,7 @@ class LLMEngine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would have nothing to do and nothing to say."""
-        return not (self._scheduler.running or self._scheduler.waiting or self._ended)
+        return not (self._scheduler.running or self._scheduler.waiting or self._ended or self._in_flight)
 
     @property
     def idle_s(self) -> float:
@@ -152,7 +162,7 @@ class LLMEngine:
 
         Between the two where a discipline gathers a batch: see `engine.policies.disciplines`.
         """
-        if self._scheduler.running or self._ended:
+        if self._scheduler.running or self._ended or self._in_flight:
             return 0.0
         return self._scheduler.gathering_s if self._scheduler.waiting else float("inf")
 
@@ -177,7 +187,7 @@ class LLMEngine:
 
     def describe(self) -> list[str]:
         """One line for each sequence: what it is doing (for SIGUSR1)."""
-        return [str(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting.in_order())]
+        return [str(sequence) for sequence in self._scheduler.known]
 
     def check_invariants(self) -> None:
         """Check the books of blocks and sequences; for tests and debugging.
@@ -186,8 +196,27 @@ class LLMEngine:
             AssertionError: they do not balance.
         """
         self._scheduler.check_invariants()
-        known = {sequence.id for sequence in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
+        known = {sequence.id for sequence in self._scheduler.known}
         assert known == self._outputs.sequence_ids, "a sequence has no reader, or a reader no sequence"
+        assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that is over"
+
+    def _launch(self, batch: Batch) -> StepInFlight | None:
+        if batch.is_empty:
+            return None
+        launched = self._isolating.launch(batch)
+        if self._lag:
+            self._scheduler.launch(batch)
+        return launched
+
+    def _land(self, step: StepInFlight, outcome: Outcome) -> None:
+        """Count `step` as in flight no more; nor the one launched on top of it, if it failed."""
+        if self._lag:
+            self._scheduler.land(step.batch)
+        if outcome.has_failed and self._in_flight is not None:
+            self._scheduler.land(self._in_flight.batch)
+            self._in_flight = None
+        if outcome.lacked_memory:
+            self._scheduler.shrink(step.batch)
 
     def _start(self, request: Request) -> None:
         for choice, progress in enumerate(_progress(request)):

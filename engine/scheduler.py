@@ -16,6 +16,12 @@ recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
 No sequence starves. The first in the order can take from all others and fits the cache alone, so it computes at least
 one token in every step: it ends after at most ceil(tokens / chunk) + max_tokens steps. Then the next one is first.
 
+A step may be planned while the one before is in flight (`launch`, `land`; an executor with lag 1). Then the last token
+of a sequence may be one that only the device has: it counts (`Sequence.num_drawn_tokens`), and what cannot do without
+its id waits a step (`_awaits_token`). One rule keeps the rest safe: whoever has a row in a step in flight keeps its
+blocks until that step is over, whatever becomes of it. So a step that fails can be tried again as it was, a row that
+nobody wants any more writes where it harms nobody, and a preempted sequence still gets its token.
+
 Hot module: no logging, no allocation per sequence and step but its `ScheduledSequence`.
 """
 
@@ -32,6 +38,7 @@ from engine.executor import ModelLimits
 from engine.policies import Policy, make_policy
 from engine.policies.disciplines import Cut, make_discipline
 from engine.sequence import Sequence, SequenceStatus
+from engine.step_budget import StepBudget
 
 _LEAST_SHARED_TOKENS = 32
 """To share fewer is not worth a step of waiting."""
@@ -90,12 +97,17 @@ class Scheduler:
         self._policy = make_policy(config)
         self._discipline = make_discipline(config, limits)
         self._clock = clock
+        self._max_model_len = limits.max_model_len
         self._num_preemptions_before = 0
+        self._budget = StepBudget(config.max_num_batched_tokens)
         self.blocks = BlockManager(
             limits.num_blocks, limits.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
         self.running: list[Sequence] = []
         """In the policy's order, which is the order of admission where the policy is first come, first served."""
+
+        self.leaving: list[Sequence] = []
+        """Preempted or finished, and in a step in flight: they give their blocks back when it lands."""
 
         self.waiting = WaitingQueue(self._policy)
         self.counters = SchedulerCounters()
@@ -109,6 +121,15 @@ class Scheduler:
         self._num_preemptions_before = self.counters.num_preemptions
         return self._discipline.plan(self)
 
+    def shrink(self, batch: Batch) -> None:
+        """Plan smaller steps for a while: the device had no memory for `batch`, of which nothing was computed.
+
+        Who does not fit them any more, the last in the order, is preempted.
+        """
+        self._budget.shrink(batch.num_tokens)
+        while len(self.running) > self._budget.tokens:
+            self._preempt(self.running.pop())
+
     # ------------------------------------------------------------ what a discipline plans a step from
 
     @property
@@ -118,8 +139,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none."""
-        return len(self.waiting)
+        """Sequences that hold none, or are about to."""
+        return len(self.waiting) + sum(sequence.status is SequenceStatus.LEAVING for sequence in self.leaving)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a step, now."""
+        return self._budget.tokens
 
     @property
     def now_s(self) -> float:
@@ -142,13 +168,14 @@ class Scheduler:
         Args:
             scheduled: whoever computes in this step already.
             cut: how many of its owed tokens a prompt computes now, at most the second number; 0: it waits.
-            holds_back: whether one waits for a prefix that another computes in this step.
+            holds_back: whether one waits for a prefix that another computes in this step or in one in flight.
         """
         if not self.waiting or self.counters.num_preemptions > self._num_preemptions_before:
             return []
-        tokens_left = self._config.max_num_batched_tokens - sum(one.num_tokens for one in scheduled)
-        coming = self._coming([one.sequence for one in scheduled if one.num_tokens > 1]) if holds_back else None
-        return self._schedule_waiting(tokens_left, cut, coming)
+        tokens_left = self.max_tokens - sum(one.num_tokens for one in scheduled)
+        computing = [one.sequence for one in scheduled if one.num_tokens > 1]
+        computing += [sequence for sequence in self.running if sequence.num_launched_tokens > 1]
+        return self._schedule_waiting(tokens_left, cut, self._coming(computing) if holds_back else None)
 
     def chunk(self, num_owed: int, tokens_left: int) -> int:
         """How many of its owed tokens a sequence computes where `tokens_left` are left of the step's budget."""
@@ -157,8 +184,33 @@ class Scheduler:
             tokens_left = min(tokens_left, threshold)
         return min(num_owed, tokens_left)
 
+    def launch(self, batch: Batch) -> None:
+        """Take note that a step is in flight while the next one is planned."""
+        for sequence, _, num_tokens, samples in batch.sequences:
+            sequence.num_launched_tokens += num_tokens
+            sequence.num_drawn_tokens += samples
+
+    def land(self, batch: Batch) -> None:
+        """Take note that a step in flight is over: what went well of it is committed, the rest is to be planned again.
+
+        Those that left meanwhile, and are in no other step in flight, give their blocks back.
+        """
+        for sequence, _, num_tokens, samples in batch.sequences:
+            sequence.num_launched_tokens -= num_tokens
+            sequence.num_drawn_tokens -= samples
+        landed = [sequence for sequence in self.leaving if not sequence.num_launched_tokens]
+        if not landed:
+            return
+        self.leaving[:] = [sequence for sequence in self.leaving if sequence.num_launched_tokens]
+        for sequence in landed:
+            if sequence.status is SequenceStatus.LEAVING:
+                self._let_wait(sequence)
+            else:
+                self.blocks.release(sequence)
+
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
         """Move the sequences of a step that succeeded on by what it computed and drew."""
+        self._budget.note_success()
         rows = iter(sampled)
         block_size = self.blocks.block_size
         for sequence, start, num_tokens, samples in batch.sequences:
@@ -181,11 +233,30 @@ class Scheduler:
         some_waited = False
         for sequence in sequences:
             some_waited |= sequence.status is SequenceStatus.WAITING
-            self.blocks.release(sequence)
+            if not sequence.num_launched_tokens:
+                self.blocks.release(sequence)
+            elif sequence.status is SequenceStatus.RUNNING:
+                self.leaving.append(sequence)
             sequence.status = SequenceStatus.FINISHED
         self.running[:] = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
         if some_waited:
             self.waiting.keep_waiting()
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a step may be planned while the one before is in flight."""
+        return self._discipline.may_overlap
+
+    @property
+    def known(self) -> list[Sequence]:
+        """All that are not finished: those that run, those that leave, those that wait."""
+        leaving = [sequence for sequence in self.leaving if sequence.status is SequenceStatus.LEAVING]
+        return [*self.running, *leaving, *self.waiting.in_order()]
+
+    @property
+    def ended_ids(self) -> set[int]:
+        """Sequences that are finished and still have a row in a step in flight, which nobody wants."""
+        return {sequence.id for sequence in self.leaving if sequence.status is SequenceStatus.FINISHED}
 
     @property
     def num_spare_blocks(self) -> int:
@@ -209,7 +280,7 @@ class Scheduler:
     def num_owed_tokens(self) -> int:
         """Tokens that all known sequences have yet to compute, one each where they generate."""
         known = chain(self.running, self.waiting.in_order())
-        return sum(len(sequence.token_ids) - sequence.num_computed_tokens for sequence in known)
+        return sum(sequence.num_uncomputed_tokens for sequence in known)
 
     def check_invariants(self) -> None:
         """Check the books of blocks and sequences.
@@ -217,7 +288,7 @@ class Scheduler:
         Raises:
             AssertionError: they do not balance.
         """
-        self.blocks.check_invariants(self.running)
+        self.blocks.check_invariants([*self.running, *self.leaving])
         orders = [self._policy.order(sequence) for sequence in self.running]
         assert orders == sorted(set(orders)), "the running sequences are out of order"
         assert len(self.running) <= self._config.max_num_seqs, "more sequences run than may"
@@ -225,7 +296,11 @@ class Scheduler:
             assert sequence.status is SequenceStatus.RUNNING
             assert sequence.num_slots == len(sequence.block_table) * self.blocks.block_size
             assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
-            assert sequence.num_computed_tokens <= sequence.num_slots
+            assert sequence.num_computed_tokens + sequence.num_launched_tokens <= sequence.num_slots
+            assert sequence.num_uncomputed_tokens > 0, "nothing is left to plan of a sequence that runs"
+        for sequence in self.leaving:
+            assert sequence.status in (SequenceStatus.LEAVING, SequenceStatus.FINISHED)
+            assert sequence.num_launched_tokens, "a sequence that left holds blocks that no step needs"
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_table, "a waiting sequence holds blocks"
@@ -233,19 +308,31 @@ class Scheduler:
 
     def _schedule(self, sequences: list[Sequence]) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
-        tokens_left = self._config.max_num_batched_tokens
+        tokens_left = self.max_tokens
         # A victim is always the last of those that run: it is taken from the end that the loop has not reached.
         for sequence in sequences:
             start = sequence.num_computed_tokens
             num_tokens = num_owed = len(sequence.token_ids) - start
+            if sequence.num_launched_tokens:
+                if sequence.num_drawn_tokens and self._awaits_token(sequence):
+                    continue
+                start += sequence.num_launched_tokens
+                num_tokens = num_owed = sequence.num_uncomputed_tokens
             if num_owed > 1:
                 num_behind = len(sequences) - len(scheduled) - 1
                 num_tokens = self.chunk(num_owed, tokens_left - num_behind)
             if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
-                break
+                continue
             scheduled.append(ScheduledSequence(sequence, start, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
+
+    def _awaits_token(self, sequence: Sequence) -> bool:
+        """Whether nothing can be planned of `sequence` before its token in flight is known: it is its last one, or the
+        next one depends on more than the device can tell.
+        """
+        num_most = min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len)
+        return sequence.num_tokens + sequence.num_drawn_tokens >= num_most or sequence.sampling.has_penalties
 
     def _schedule_waiting(
         self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None
@@ -256,7 +343,8 @@ class Scheduler:
             if coming is not None and self._is_better_held_back(sequence, coming):
                 break
             num_owed = sequence.num_tokens - self.blocks.num_known_tokens(sequence)
-            num_tokens = cut(num_owed, tokens_left)
+            # Where nobody runs, none can wait for more room than there is.
+            num_tokens = cut(num_owed, tokens_left) or (0 if self.running else min(num_owed, tokens_left))
             if num_tokens == 0 or not self._hold(sequence):
                 break  # nobody overtakes the head
             num_cached = sequence.num_tokens - num_owed
@@ -302,8 +390,13 @@ class Scheduler:
             self.counters.num_cached_tokens += sequence.num_cached_tokens
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Get `sequence` blocks for `num_tokens`, if need be from the last in the order; False if that is itself."""
+        """Get `sequence` blocks for `num_tokens`, if need be from the last in the order.
+
+        False if that is itself, or if it takes part in the next step only: blocks are coming from those that leave.
+        """
         while not self.blocks.try_grow(sequence, num_tokens):
+            if self.leaving:
+                return False
             victim = self.running.pop()
             self._preempt(victim)
             if victim is sequence:
@@ -311,9 +404,17 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence) -> None:
+        victim.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        if victim.num_launched_tokens:
+            victim.status = SequenceStatus.LEAVING
+            self.leaving.append(victim)
+        else:
+            self._let_wait(victim)
+
+    def _let_wait(self, victim: Sequence) -> None:
+        """Take the blocks of one that was preempted: it is computed again."""
         self.blocks.release(victim)
         victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
         victim.status = SequenceStatus.WAITING
         self.waiting.push(victim)
-        self.counters.num_preemptions += 1

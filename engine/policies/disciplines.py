@@ -44,6 +44,8 @@ class Step(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def max_tokens(self) -> int: ...
+    @property
     def now_s(self) -> float: ...
     def run(self) -> list[ScheduledSequence]: ...
     def run_prompts(self) -> list[ScheduledSequence]: ...
@@ -59,6 +61,15 @@ class Discipline(Protocol):
     @property
     def may_grow(self) -> bool:
         """Whether a sequence may need blocks beyond those that it got when it joined."""
+        ...
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a step may be planned while the one before is in flight.
+
+        This is the one place that says what runs at lag 0 although the executor could run ahead: batches that are
+        rectangles, whose width and padding depend on who has ended.
+        """
         ...
 
     def plan(self, step: Step) -> Batch:
@@ -82,6 +93,7 @@ class Continuous:
     """One token budget for all: decodes first, then as much of the prompts as is left of it."""
 
     may_grow = True
+    may_overlap = True
 
     def __init__(self, config: EngineConfig, limits: ModelLimits) -> None:
         self._config = config
@@ -161,6 +173,8 @@ class FixedBatches(Orca):
     It begins when it is full, or `window_s` after a plan first saw one of those waiting.
     """
 
+    may_overlap = False
+
     def __init__(self, config: EngineConfig, limits: ModelLimits, *, window_s: float) -> None:
         super().__init__(config, limits)
         self._window_s = window_s
@@ -174,7 +188,7 @@ class FixedBatches(Orca):
         if running or self.gathering_s(step) > 0:
             return Batch(tuple(running), padding=self._padding(running))
         # Whoever were held back for a prefix would wait for the whole batch.
-        joined = step.join((), _Rectangle(self._config.max_num_batched_tokens).cut, holds_back=False)
+        joined = step.join((), _Rectangle(step.max_tokens).cut, holds_back=False)
         self._num_rows, self._first_seen_s = len(joined), None
         return Batch(tuple(joined), num_joined=len(joined), padding=self._padding(joined))
 

@@ -11,7 +11,7 @@ from engine.executor import Computed
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
 from engine.request import ChoiceProgress, FinishReason, Request
-from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, note, request, undisturbed
+from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, lagging, note, request, undisturbed
 
 NUM_SLOTS = 60
 
@@ -57,15 +57,23 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(4, 20),
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
+        lag=st.sampled_from([0, 1]),
     )
     def start(
-        self, num_spare_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool, policy: str
+        self,
+        num_spare_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        caching: bool,
+        policy: str,
+        lag: int,
     ) -> None:
         num_blocks = -(-NUM_SLOTS // block_size) + num_spare_blocks
         pretended = NullModelConfig(num_blocks=num_blocks, block_size=block_size, mean_output_tokens=12)
         self.model = FlakyModel(pretended, alphabet=JUNK)
         self.engine: LLMEngine = engine_over(
-            self.model,
+            lagging(self.model) if lag else self.model,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,

@@ -1,0 +1,446 @@
+"""Steps that are planned and launched while the one before runs, on a device that lags by one step: every hazard."""
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.batch import Batch
+from engine.chaos import ChaoticExecutor, Fault, FaultKind
+from engine.errors import EngineBroken
+from engine.executor import Computed, Executor, Launched
+from engine.llm_engine import LLMEngine
+from engine.null_model import NullModelConfig
+from engine.request import ChoiceProgress, FinishReason, Request, TokenDelta
+from tests.engine.given import (
+    CheckingModel,
+    Transcripts,
+    checking_model,
+    engine_over,
+    lagging,
+    note,
+    request,
+    run,
+    undisturbed,
+)
+from tests.engine.lagging import LaggingExecutor
+
+PROMPT = b"p" * 21
+
+
+def alone(asked: Request, *, mean_output_tokens: int = 0, max_model_len: int = 8192) -> list[int]:
+    transcripts = undisturbed(asked, mean_output_tokens=mean_output_tokens, max_model_len=max_model_len)
+    return transcripts[asked.id, 0].token_ids
+
+
+def with_lag(lag: int, model: CheckingModel) -> Executor:
+    return lagging(model) if lag else model
+
+
+def tokens(transcripts: Transcripts) -> dict[str, list[int]]:
+    return {request_id: transcript.token_ids for (request_id, _), transcript in transcripts.items()}
+
+
+def step_until(engine: LLMEngine, holds: Callable[[list[TokenDelta]], bool]) -> list[TokenDelta]:
+    """All that was said up to the step of which `holds` is true."""
+    said: list[TokenDelta] = []
+    for _ in range(100):
+        deltas = engine.step()
+        engine.check_invariants()
+        said += deltas
+        if holds(deltas):
+            return said
+    raise AssertionError("it never came")
+
+
+def run_the_rest(engine: LLMEngine, transcripts: Transcripts) -> None:
+    """Run to the end of what has begun."""
+    while not engine.is_idle:
+        note(transcripts, engine.step())
+        engine.check_invariants()
+    assert engine.stats.kv_tokens_used == 0
+
+
+def finishes(request_id: str) -> Callable[[list[TokenDelta]], bool]:
+    return lambda deltas: any(d.request_id == request_id and d.finish is not None for d in deltas)
+
+
+def says(request_id: str) -> Callable[[list[TokenDelta]], bool]:
+    return lambda deltas: any(d.request_id == request_id for d in deltas)
+
+
+class TestGivenADeviceThatLags:
+    def test_when_steps_are_made_then_each_says_what_the_one_before_drew(self) -> None:
+        engine = engine_over(lagging(checking_model()))
+        asked = request("r", max_tokens=3)
+        engine.add([asked])
+
+        said = [[token for delta in engine.step() for token in delta.token_ids] for _ in range(4)]
+
+        assert said == [[], *([token] for token in alone(asked))]
+        assert engine.is_idle
+
+    def test_when_all_end_by_length_then_no_token_is_computed_that_lag_0_would_not_compute(self) -> None:
+        computed: list[int] = []
+        for lag in (0, 1):
+            model = checking_model()
+            engine = engine_over(with_lag(lag, model))
+            engine.add([request(f"r{n}", b"p" * (9 * n + 1), max_tokens=1 + 2 * n) for n in range(6)])
+            run(engine)
+            computed.append(model.num_computed_tokens)
+
+        assert computed[0] == computed[1]
+
+    def test_when_the_model_can_read_no_more_then_nothing_is_planned_past_its_end(self) -> None:
+        model = checking_model(max_model_len=16)
+        engine = engine_over(lagging(model))
+        engine.add([request("r", b"p" * 10, max_tokens=100)])
+
+        assert len(run(engine)["r", 0].token_ids) == 6
+        assert model.num_computed_tokens == 15
+
+    def test_when_choices_share_a_prompt_in_flight_then_it_is_computed_once(self) -> None:
+        model = checking_model()
+        engine = engine_over(lagging(model))
+        engine.add([request("r", b"p" * 40, num_choices=3, max_tokens=4)])
+
+        transcripts = run(engine)
+
+        assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 36
+        assert model.num_computed_tokens == 40 + 2 * 4 + 3 * 3
+
+    def test_when_a_step_is_in_flight_then_the_engine_is_not_idle_and_its_tokens_are_not_owed(self) -> None:
+        engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)), max_waiting_tokens=36)
+        engine.add([request("r", b"p" * 100, max_tokens=1)])
+
+        engine.step()
+        # 64 of its 100 tokens are on their way.
+        assert (engine.is_idle, engine.idle_s) == (False, 0.0)
+        assert engine.room().prefill_tokens == 64 + 36 - 36
+        engine.step()
+        assert engine.room().kv_tokens == 4 * (64 - 25 - 1)
+
+        run(engine)
+        assert (engine.is_idle, engine.idle_s) == (True, float("inf"))
+
+    def test_when_batches_are_padded_then_no_step_is_launched_ahead(self) -> None:
+        device = lagging(checking_model())
+        engine = engine_over(device, discipline="static")
+        engine.add([request(f"r{n}", max_tokens=4) for n in range(3)])
+
+        run(engine)
+
+        assert device.num_lagged == 0
+
+    @pytest.mark.parametrize("discipline", ["continuous", "prefill-first", "slots", "orca"])
+    def test_when_requests_run_under_any_other_discipline_then_they_say_what_they_say_alone(
+        self, discipline: str
+    ) -> None:
+        device = lagging(checking_model(num_blocks=90, max_model_len=120, mean_output_tokens=9))
+        engine = engine_over(device, discipline=discipline, max_num_seqs=3)
+        asked = [request(f"r{n}", b"p" * (7 * n + 1), seed=n, max_tokens=30) for n in range(9)]
+        engine.add(asked)
+
+        assert tokens(run(engine)) == {one.id: alone(one, max_model_len=120, mean_output_tokens=9) for one in asked}
+        assert device.num_lagged > 20
+
+
+class TestGivenALateStop:
+    """It is known when the next step, with a row of the same sequence, is in flight."""
+
+    def asked(self, kind: str) -> Request:
+        free = undisturbed(request("r", PROMPT, max_tokens=30))["r", 0]
+        ends = {"token": {"stop_token_ids": (free.token_ids[9],)}, "string": {"stop": (free.text[9:12],)}}
+        return request("r", PROMPT, max_tokens=30, **ends[kind])
+
+    @pytest.mark.parametrize("kind", ["token", "string"])
+    def test_when_it_stops_then_its_late_row_is_thrown_away_and_its_blocks_are_kept_until_then(self, kind: str) -> None:
+        asked = self.asked(kind)
+        model = checking_model()
+        engine = engine_over(lagging(model))
+        engine.add([asked])
+
+        said = step_until(engine, finishes("r"))
+
+        assert [token for delta in said for token in delta.token_ids] == alone(asked)
+        assert engine.stats.num_running == 0
+        assert engine.stats.kv_tokens_used > 0
+        assert not engine.is_idle
+        assert engine.step() == []
+        assert engine.stats.kv_tokens_used == 0
+        assert engine.is_idle
+        assert model.num_computed_tokens == len(PROMPT) + len(alone(asked))
+
+    @pytest.mark.parametrize("kind", ["token", "string"])
+    def test_when_it_is_asked_to_go_on_then_its_late_row_is_not_found(self, kind: str) -> None:
+        asked = self.asked(kind)
+        cached: list[int] = []
+        for lag in (0, 1):
+            engine = engine_over(with_lag(lag, checking_model()))
+            engine.add([asked])
+            run(engine)
+            # One more than was said: the late row computed the last token, but nobody may count on it.
+            follow_up = request("more", bytes([*PROMPT, *alone(asked), *b"..."]), max_tokens=5)
+            engine.add([follow_up])
+            transcripts = run(engine)
+            assert tokens(transcripts) == {"more": alone(follow_up)}
+            cached.append(transcripts["more", 0].deltas[0].stats.num_cached_tokens)
+
+        assert cached[0] == cached[1] == len(PROMPT) + len(alone(asked)) - 1
+
+
+class TestGivenBlocksThatAreUsedAgain:
+    def test_when_many_end_late_in_a_tiny_cache_then_no_row_in_flight_loses_its_blocks(self) -> None:
+        device = lagging(checking_model(num_blocks=14, mean_output_tokens=7))
+        engine = engine_over(device)
+        asked = [request(f"r{n}", f"prompt {n}", seed=n, max_tokens=40) for n in range(40)]
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        assert tokens(transcripts) == {one.id: alone(one, mean_output_tokens=7) for one in asked}
+        assert engine.stats.num_preemptions > 0
+        assert device.num_lagged > 50
+
+
+class TestGivenAPreemptionInFlight:
+    """Two prompts of two blocks each; where both need a third block there is one: the second gives way to the first."""
+
+    def started(self) -> tuple[LLMEngine, Transcripts, dict[str, list[int]]]:
+        engine = engine_over(lagging(checking_model(num_blocks=6)), enable_prefix_caching=False)
+        asked = [request(name, b"p" * 7, seed=n, max_tokens=12) for n, name in enumerate(("first", "second"))]
+        engine.add(asked)
+        return engine, {}, {one.id: alone(one) for one in asked}
+
+    def test_when_one_gives_way_then_its_token_in_flight_counts_and_it_goes_on(self) -> None:
+        engine, transcripts, expected = self.started()
+        num_said = 0
+
+        while engine.stats.num_preemptions == 0:
+            num_said = len(transcripts["second", 0].token_ids) if transcripts else 0
+            note(transcripts, engine.step())
+            engine.check_invariants()
+
+        # The step that was in flight when it gave way is collected, with its row; and it waits now.
+        assert len(transcripts["second", 0].token_ids) == num_said + 1
+        assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
+        run_the_rest(engine, transcripts)
+        assert tokens(transcripts) == expected
+
+    @pytest.mark.parametrize("how", ["abort", "drop"])
+    def test_when_it_is_then_cancelled_then_its_blocks_are_given_back_once(self, how: str) -> None:
+        engine, transcripts, expected = self.started()
+        while engine.stats.num_preemptions == 0:
+            note(transcripts, engine.step())
+
+        (engine.abort if how == "abort" else engine.drop)(["second"])
+
+        engine.check_invariants()
+        run_the_rest(engine, transcripts)
+        assert tokens(transcripts)["first"] == expected["first"]
+
+
+class TestGivenACancelInFlight:
+    def started(self, *names: str) -> tuple[LLMEngine, Transcripts, dict[str, list[int]]]:
+        engine = engine_over(lagging(checking_model()))
+        asked = [request(name, f"prompt of {name}", max_tokens=9) for name in names]
+        engine.add(asked)
+        transcripts: Transcripts = {}
+        for _ in range(4):
+            note(transcripts, engine.step())
+        return engine, transcripts, {one.id: alone(one) for one in asked}
+
+    def test_when_one_is_aborted_then_it_says_only_its_end_and_its_blocks_are_kept_until_its_row_is_over(self) -> None:
+        engine, transcripts, _ = self.started("gone")
+        num_used = engine.stats.kv_tokens_used
+
+        engine.abort(["gone"])
+
+        assert engine.stats.kv_tokens_used == num_used > 0
+        assert not engine.is_idle
+        (delta,) = engine.step()
+        note(transcripts, [delta])
+        assert delta.finish is not None
+        assert (delta.finish.reason, delta.token_ids) == (FinishReason.ABORTED, ())
+        assert (engine.is_idle, engine.stats.kv_tokens_used) == (True, 0)
+
+    @pytest.mark.parametrize("how", ["abort", "drop"])
+    def test_when_one_of_several_goes_then_the_others_do_not_notice(self, how: str) -> None:
+        engine, transcripts, expected = self.started("one", "gone", "other")
+
+        (engine.abort if how == "abort" else engine.drop)(["gone"])
+        run_the_rest(engine, transcripts)
+
+        assert tokens(transcripts)["one"] == expected["one"]
+        assert tokens(transcripts)["other"] == expected["other"]
+        gone = transcripts["gone", 0]
+        assert gone.token_ids == expected["gone"][:3]
+        assert (gone.finish is None) == (how == "drop")
+
+    def test_when_one_that_was_dropped_comes_back_then_it_goes_on_where_it_was_said_to_be(self) -> None:
+        engine, transcripts, expected = self.started("r")
+        asked = request(
+            "r",
+            "prompt of r",
+            max_tokens=9,
+            progress=(ChoiceProgress(token_ids=tuple(transcripts["r", 0].token_ids)),),
+        )
+
+        engine.drop(["r"])
+        engine.add([asked])
+        run_the_rest(engine, transcripts)
+
+        assert tokens(transcripts) == expected
+
+
+class TestGivenARowThatANewcomerTakes:
+    """Slot reuse: nothing that belongs to a row of a batch may go over to the sequence that has it next."""
+
+    def test_when_the_first_row_ends_late_then_the_next_sequence_there_has_its_own_token_seed_and_end(self) -> None:
+        device = lagging(checking_model(mean_output_tokens=5))
+        engine = engine_over(device, max_num_seqs=2)
+        asked = [request(f"r{n}", b"p" * (3 + n % 3), seed=n, max_tokens=12) for n in range(30)]
+        engine.add(asked)
+
+        assert tokens(run(engine)) == {one.id: alone(one, mean_output_tokens=5) for one in asked}
+
+    def test_when_the_same_id_comes_again_in_flight_then_the_newcomer_is_not_fed_the_token_of_the_old_one(self) -> None:
+        engine = engine_over(lagging(checking_model()), max_num_seqs=1)
+        engine.add([request("r", "the old one", max_tokens=9)])
+        engine.step()
+        engine.step()
+
+        engine.add([request("r", "the new one", max_tokens=3)])
+
+        assert tokens(run(engine)) == {"r": alone(request("r", "the new one", max_tokens=3))}
+
+
+class WatchingExecutor:
+    """Notes the sequences that are launched before the token that they need is known."""
+
+    lag = 1
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.limits = executor.limits
+        self.fingerprint = executor.fingerprint
+        self.forget = executor.forget
+        self.fed: set[str] = set()
+
+    def launch(self, batch: Batch) -> Launched:
+        self.fed |= {s.request_id for s, start, *_ in batch.sequences if start == len(s.token_ids)}
+        return self._executor.launch(batch)
+
+
+class TestGivenASequenceThatNeedsToKnowItsLastToken:
+    @pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+    def test_when_it_has_a_penalty_then_it_waits_for_the_token_and_the_others_do_not(self, name: str) -> None:
+        device = WatchingExecutor(lagging(checking_model()))
+        engine = engine_over(device)
+        asked = [
+            request("plain", max_tokens=12, min_tokens=5),
+            request("penalised", "hello", max_tokens=6, **{name: 1.5}),
+        ]
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        assert device.fed == {"plain"}
+        assert tokens(transcripts) == {one.id: alone(one) for one in asked}
+
+
+class FlakyModel(CheckingModel):
+    """Fails the steps of these numbers."""
+
+    def __init__(self, config: NullModelConfig, *failing: int) -> None:
+        super().__init__(config)
+        self._failing = failing
+        self._num_steps = 0
+
+    def launch(self, batch: Batch) -> Computed:
+        self._num_steps += 1
+        if self._num_steps in self._failing:
+            raise RuntimeError("told to fail")
+        return super().launch(batch)
+
+
+class TestGivenAStepThatFailsInFlight:
+    def eight(self) -> list[Request]:
+        return [request(f"r{n}", f"prompt of r{n}", max_tokens=7) for n in range(8)]
+
+    @pytest.mark.parametrize("failing", range(1, 8))
+    def test_when_it_is_tried_again_then_the_step_on_top_of_it_is_planned_again_and_nobody_notices(
+        self, failing: int
+    ) -> None:
+        # What runs after the failing one is the void step on top of it, then the one that failed, again.
+        engine = engine_over(lagging(FlakyModel(NullModelConfig(num_blocks=64, block_size=4), failing)))
+        engine.add(self.eight())
+
+        transcripts = run(engine)
+
+        assert tokens(transcripts) == {one.id: alone(one) for one in self.eight()}
+        assert engine.stats.num_failed_attempts == 1
+
+    @pytest.mark.parametrize("where", ["on the device", "at the launch"])
+    @pytest.mark.parametrize("kind", [FaultKind.FAIL, FaultKind.NAN])
+    def test_when_one_row_is_the_culprit_then_it_alone_ends_with_an_error(self, kind: FaultKind, where: str) -> None:
+        fault = Fault(kind=kind, at=3, request_id="r5")
+        model = checking_model()
+        executor = (
+            LaggingExecutor(ChaoticExecutor(model, [fault]), scribble=model.scribble)
+            if where == "on the device"
+            else ChaoticExecutor(lagging(model), [fault])
+        )
+        engine = engine_over(executor)
+        engine.add(self.eight())
+
+        transcripts = run(engine)
+
+        for one in self.eight():
+            finish = transcripts[one.id, 0].finish
+            assert finish is not None
+            assert finish.reason is (FinishReason.ERROR if one.id == "r5" else FinishReason.LENGTH)
+            assert transcripts[one.id, 0].token_ids == alone(one)[: 3 if one.id == "r5" else None]
+
+    def test_when_the_culprit_was_aborted_meanwhile_then_nobody_is_blamed(self) -> None:
+        model = checking_model()
+        device = LaggingExecutor(
+            ChaoticExecutor(model, [Fault(kind=FaultKind.FAIL, at=2, request_id="bad")]), scribble=model.scribble
+        )
+        engine = engine_over(device, max_step_retries=0)
+        good = request("good", max_tokens=6)
+        engine.add([request("bad", max_tokens=6), good])
+        transcripts: Transcripts = {}
+        for _ in range(3):
+            note(transcripts, engine.step())
+
+        engine.abort(["bad"])
+        run_the_rest(engine, transcripts)
+
+        bad = transcripts["bad", 0].finish
+        assert bad is not None
+        assert bad.reason is FinishReason.ABORTED
+        assert transcripts["good", 0].token_ids == alone(good)
+        assert engine.stats.num_failed_attempts == 1
+
+    def test_when_all_of_its_rows_were_dropped_then_the_device_is_not_suspected(self) -> None:
+        engine = engine_over(lagging(FlakyModel(NullModelConfig(num_blocks=64, block_size=4), 2, 3, 4, 5)))
+        engine.add([request("r", max_tokens=9)])
+        engine.step()
+        engine.step()
+
+        engine.drop(["r"])
+
+        assert engine.step() == []
+        assert engine.is_idle
+
+    def test_when_the_device_computes_nothing_any_more_then_the_engine_is_broken_and_nobody_is_blamed(self) -> None:
+        model = FlakyModel(NullModelConfig(num_blocks=64, block_size=4), *range(3, 99))
+        engine = engine_over(lagging(model))
+        engine.add([request(f"r{n}", max_tokens=9) for n in range(3)])
+
+        said: list[TokenDelta] = []
+        with pytest.raises(EngineBroken, match="told to fail"):
+            said += step_until(engine, finishes("r0"))
+
+        engine.check_invariants()
+        assert engine.stats.num_running == 3
