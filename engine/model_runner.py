@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.batch import Batch, Sampled
 from engine.batch_tensors import BatchLayout, BatchTensors
-from engine.errors import ModelFolderError, QuantizationUnavailable
+from engine.device_errors import guarded
+from engine.errors import ModelFolderError, OutOfMemory, QuantizationUnavailable
 from engine.executor import Computed, Launched, ModelLimits
 from engine.kv_cache import (
     block_bytes,
@@ -19,6 +20,7 @@ from engine.kv_cache import (
     make_caches,
 )
 from engine.loader import ModelFolder, open_model_folder
+from engine.memory import give_memory_back
 from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
 from engine.models.load import WeightForm, load_decoder
@@ -70,6 +72,16 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
         weights = decoder.weights.embedding
         self._decoder = decoder
+class GuardedLaunch(NamedTuple):
+    """A step whose late errors are those of the engine too: most of a device's come when its results are waited for."""
+
+    launched: Launched
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        return guarded(self.launched.collect)
+
+
         self._limits = limits
         self._fingerprint = fingerprint
         self._caches = make_caches(
@@ -113,9 +125,22 @@ class ModelRunner:
         """The model, for measurements and checks."""
         return self._decoder
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
-        """Begin to compute every scheduled token and to draw a new one for each sequence that samples."""
+        """Begin to compute every scheduled token and to draw a new one for each sequence that samples.
+
+        Raises:
+            OutOfMemory: there is no memory for this step now.
+            EngineBroken: the device is lost.
+        """
+        try:
+            return GuardedLaunch(guarded(lambda: self._launch(batch)))
+        except OutOfMemory:
+            # What torch keeps in pieces may make a whole.
+            give_memory_back(self._decoder.weights.embedding.device)
+            raise
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch) -> Launched:
         logits = self.forward(self.lay_out(batch))  # [R, V]
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
         if self._lag:

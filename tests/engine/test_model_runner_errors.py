@@ -1,0 +1,115 @@
+"""A real model whose device lacks memory or is lost: torch's own errors, raised where a step computes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import worker
+from engine.batch_tensors import BatchTensors
+from engine.config import EngineConfig
+from engine.errors import EngineBroken
+from engine.llm_engine import LLMEngine
+from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
+from engine.request import Request, SamplingParams
+from engine.tokenizer import load_tokenizer
+from tests.engine.given import Transcripts, note
+
+FOLDER = Path(worker.__file__).parent / "small_model"
+ASKED = [
+    Request(
+        id=f"r{n}",
+        prompt_token_ids=tuple(range(20 + n, 40 + 3 * n)),
+        sampling=SamplingParams(temperature=0.7, seed=n, max_tokens=12, ignore_eos=True),
+    )
+    for n in range(6)
+]
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    return load_model_runner(ModelOptions(path=FOLDER, dtype="float32", num_blocks=200, num_threads=1))
+
+
+def tokens_of(runner: ModelRunner) -> dict[str, list[int]]:
+    """What each request gets of an engine over `runner`."""
+    engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_batched_tokens=256))
+    engine.add(ASKED)
+    transcripts: Transcripts = {}
+    while not engine.is_idle:
+        note(transcripts, engine.step())
+        engine.check_invariants()
+    return {request_id: transcript.token_ids for (request_id, _), transcript in transcripts.items()}
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, raises: Callable[[BatchTensors], None]) -> None:
+    """Let `raises` look at each step before it is computed."""
+    compute = runner.decoder.forward
+
+    def forward(tensors: BatchTensors, caches: list[Any]) -> torch.Tensor:
+        raises(tensors)
+        return compute(tensors, caches)
+
+    monkeypatch.setattr(runner.decoder, "forward", forward)
+
+
+class TestGivenADeviceWithMemoryForSmallStepsOnly:
+    @pytest.mark.parametrize("room", [3, 40])
+    def test_when_requests_run_then_their_tokens_are_those_of_a_large_one(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, room: int
+    ) -> None:
+        expected = tokens_of(runner)
+        num_failures = 0
+
+        def raises(tensors: BatchTensors) -> None:
+            nonlocal num_failures
+            if tensors.input_ids.shape[0] > room:
+                num_failures += 1
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        break_at(monkeypatch, runner, raises)
+
+        assert tokens_of(runner) == expected
+        assert num_failures > 0
+
+
+class TestGivenADeviceThatIsLost:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for it."),
+            torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+            RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+        ],
+        ids=lambda error: str(error)[:30],
+    )
+    def test_when_a_step_computes_then_nobody_is_blamed_and_nothing_is_tried_again(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+    ) -> None:
+        num_steps = 0
+
+        def raises(_tensors: BatchTensors) -> None:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps >= 3:
+                raise error
+
+        break_at(monkeypatch, runner, raises)
+
+        with pytest.raises(EngineBroken, match="the device is lost"):
+            tokens_of(runner)
+
+        assert num_steps == 3
+
+    def test_when_it_is_found_out_only_as_results_are_waited_for_then_it_is_told_the_same(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def wait(_arrival: object) -> None:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+        monkeypatch.setattr("engine.transfers.Arrival.wait", wait)
+
+        with pytest.raises(EngineBroken, match="unspecified launch failure"):
+            tokens_of(runner)

@@ -1,0 +1,139 @@
+"""Steps for which there is no memory: nobody is blamed, steps become smaller, and everything goes on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Batch
+from engine.config import DISCIPLINE_NAMES
+from engine.errors import EngineBroken, OutOfMemory
+from engine.executor import Computed
+from engine.isolation import MAX_SHORTAGES
+from engine.null_model import NullModelConfig
+from engine.request import FinishReason
+from engine.step_budget import REST, StepBudget
+from tests.engine.given import CheckingModel, engine_over, request, run, undisturbed
+
+SIZES = [3, 40, 11, 1, 25, 17, 60, 8]
+NAMES = [f"r{n}" for n in range(len(SIZES))]
+
+
+class CrampedModel(CheckingModel):
+    """Has memory for steps of so many tokens, while that is little."""
+
+    def __init__(self, config: NullModelConfig, *, room: int) -> None:
+        super().__init__(config)
+        self.room = room
+        self.asked: list[int] = []
+
+    def launch(self, batch: Batch) -> Computed:
+        self.asked.append(batch.num_tokens)
+        if batch.num_tokens > self.room:
+            raise OutOfMemory(f"no memory for {batch.num_tokens} tokens")
+        return super().launch(batch)
+
+
+def cramped(room: int) -> CrampedModel:
+    return CrampedModel(NullModelConfig(num_blocks=128, block_size=4), room=room)
+
+
+class TestGivenADeviceWithRoomForSmallStepsOnly:
+    @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
+    @pytest.mark.parametrize("room", [1, 2, 5, 20])
+    def test_when_requests_run_then_each_gets_its_tokens_and_nobody_is_blamed(self, room: int, discipline: str) -> None:
+        model = cramped(room)
+        engine = engine_over(model, discipline=discipline, batch_window_s=0.0)
+        asked = [request(name, b"p" * size, max_tokens=9) for name, size in zip(NAMES, SIZES, strict=True)]
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        for one in asked:
+            expected = undisturbed(one)[one.id, 0]
+            assert transcripts[one.id, 0].token_ids == expected.token_ids
+            assert transcripts[one.id, 0].finish == expected.finish
+
+    def test_when_a_step_is_too_large_then_the_last_in_the_order_gives_way_and_the_first_goes_on(self) -> None:
+        model = cramped(1000)
+        engine = engine_over(model, max_step_retries=0)
+        engine.add([request(f"r{n}", b"prompt", max_tokens=20) for n in range(8)])
+        engine.step()
+        model.room = 5
+
+        lost = engine.step()
+        gained = engine.step()
+
+        assert lost == []
+        assert [delta.request_id for delta in gained] == ["r0", "r1", "r2", "r3"], "half of the eight that did not fit"
+        assert model.asked == [48, 8, 4]
+        assert engine.stats.num_preemptions == 4
+        assert engine.stats.last_failure == "OutOfMemory: no memory for 8 tokens"
+
+    def test_when_there_is_room_again_then_steps_grow_back(self) -> None:
+        model = cramped(4)
+        engine = engine_over(model, max_num_batched_tokens=8, max_step_retries=0)
+        engine.add([request(f"r{n}", b"p" * 4, max_tokens=REST + 100) for n in range(8)])
+        while not any(num_tokens == 4 for num_tokens in model.asked):
+            engine.step()
+        model.room = 8
+
+        run(engine)
+
+        assert 8 in model.asked[REST:]
+
+    def test_when_not_even_one_token_fits_then_the_process_is_to_be_replaced_and_nobody_has_failed(self) -> None:
+        model = cramped(0)
+        engine = engine_over(model)
+        engine.add([request(f"r{n}", b"prompt", max_tokens=9) for n in range(3)])
+
+        with pytest.raises(EngineBroken, match="no memory for 1 tokens"):
+            run(engine, max_steps=MAX_SHORTAGES)
+
+        assert len(model.asked) <= 3 * MAX_SHORTAGES
+
+
+class TooLarge(CheckingModel):
+    """Never has memory for one request, whatever else is in the step."""
+
+    def launch(self, batch: Batch) -> Computed:
+        if any(scheduled.sequence.request_id == "large" for scheduled in batch.sequences):
+            raise OutOfMemory("it is too large")
+        return super().launch(batch)
+
+
+class TestGivenARequestThatAlwaysLacksMemory:
+    @pytest.mark.parametrize("at", [0, 2, 4])
+    def test_when_it_runs_among_others_then_it_alone_fails_and_says_that_memory_was_short(self, at: int) -> None:
+        engine = engine_over(TooLarge(NullModelConfig(num_blocks=64, block_size=4)))
+        names = [f"r{n}" for n in range(4)]
+        names.insert(at, "large")
+        engine.add([request(name, b"prompt", max_tokens=6) for name in names])
+
+        transcripts = run(engine)
+
+        finish = transcripts["large", 0].finish
+        assert finish is not None
+        assert (finish.reason, finish.failure) == (FinishReason.ERROR, "out_of_memory")
+        for name in set(names) - {"large"}:
+            expected = undisturbed(request(name, b"prompt", max_tokens=6))[name, 0]
+            assert transcripts[name, 0].token_ids == expected.token_ids
+
+
+class TestGivenABudget:
+    @given(most=st.integers(1, 5000), history=st.lists(st.one_of(st.integers(1, 5000), st.none()), max_size=60))
+    def test_when_steps_go_well_and_ill_then_it_is_never_none_never_more_and_below_each_that_failed(
+        self, most: int, history: list[int | None]
+    ) -> None:
+        budget = StepBudget(most)
+
+        for failed in history:
+            if failed is None:
+                budget.note_success()
+            else:
+                budget.shrink(failed)
+                assert budget.tokens < failed or failed == 1
+            assert 1 <= budget.tokens <= most
+
+        for _ in range(REST * most.bit_length()):
+            budget.note_success()
+        assert budget.tokens == most
