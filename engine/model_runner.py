@@ -66,12 +66,6 @@ class ModelOptions:
     """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU; a CPU computes at once."""
 
 
-class ModelRunner:
-    """A model on a device, as the engine's executor. One thread at a time."""
-
-    def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
-        weights = decoder.weights.embedding
-        self._decoder = decoder
 class GuardedLaunch(NamedTuple):
     """A step whose late errors are those of the engine too: most of a device's come when its results are waited for."""
 
@@ -82,6 +76,12 @@ class GuardedLaunch(NamedTuple):
         return guarded(self.launched.collect)
 
 
+class ModelRunner:
+    """A model on a device, as the engine's executor. One thread at a time."""
+
+    def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
+        weights = decoder.weights.embedding
+        self._decoder = decoder
         self._limits = limits
         self._fingerprint = fingerprint
         self._caches = make_caches(
