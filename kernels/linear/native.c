@@ -1,9 +1,9 @@
 /* Products with prepared weights, for few rows (bound by the memory that the weights come from) and for many.
 
-   A task is a panel of 32 columns for a block of rows: sums of ROWS by 32 in registers (tiles of AMX, or vectors), along
-   all of K in order, so that a row's result does not depend on the rows beside it. What comes later is fetched meanwhile:
-   what the processor fetches by itself is slower. A panel that is passed once is fetched shortly before; one that several
-   passes use leaves its lines in the caches, so they fetch the next panel, each a part of it. */
+   A task is a panel of 32 columns for a block of rows: sums of some rows by 32 in registers (tiles of AMX, or vectors),
+   along all of K in order, so that a row's result does not depend on the rows beside it. What comes later is fetched
+   meanwhile: what the processor fetches by itself is slower. A panel that is passed once is fetched shortly before; one
+   that several passes use leaves its lines in the caches, so they fetch the next panel, each a part of it. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* the rows of a pass become registers only when all loops over them are unrolled */
 #endif
@@ -15,7 +15,8 @@
 #define STEP_BYTES (STEP * PANEL * 4)
 #define STEP_LINES (STEP_BYTES / 64)
 #define STEPS_AHEAD 8              /* of a panel: 16 KiB */
-#define ROWS 32                    /* of one pass over a panel */
+#define ROWS 32                    /* of one pass over a panel by tiles */
+#define VECTOR_ROWS 8              /* likewise by vectors: 16 sums, a number of rows that few registers point to */
 #define BLOCK_BYTES (1 << 20)      /* of x, that all panels pass by before the next block of rows */
 
 enum { BF16 = 0, INT8 = 1 };
@@ -32,10 +33,21 @@ typedef struct {
   int lines;
 } Fetch;
 
+INLINE const char *first_line(const Fetch *next, int64_t step) {
+  return step < next->turn ? next->soon + step * next->lines * 64
+                           : next->later + (step - next->turn) * next->lines * 64;
+}
+
 INLINE void fetch(const Fetch *next, int64_t step) {
-  const char *from = step < next->turn ? next->soon + step * next->lines * 64
-                                       : next->later + (step - next->turn) * next->lines * 64;
+  const char *from = first_line(next, step);
   for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 3);
+}
+
+/* Into the second-level cache: it is near enough for vectors, and the first has too few line buffers to wait for memory
+   and for the second at a time. */
+INLINE void fetch_far(const Fetch *next, int64_t step) {
+  const char *from = first_line(next, step);
+  for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
 }
 
 /* For one of `passes` over the panel at `weight`, before the one at `next`. */
@@ -138,13 +150,14 @@ INLINE i32x16 before_int8(const char *row, int64_t steps) {
 #endif
 }
 
-INLINE void multiply_rows(Sums *sums, int first, int num_rows, const char *x, int64_t stride, const char *panel,
-                          int64_t steps, Fetch next, int kind) {
-  f32x16 f[8][2];
-  i32x16 i[8][2];
+/* Sums of `num_rows` rows by vectors. */
+INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
+                          Fetch next, int kind) {
+  f32x16 f[VECTOR_ROWS][2];
+  i32x16 i[VECTOR_ROWS][2];
   for (int r = 0; r < num_rows; r++) {
     f[r][0] = f[r][1] = splat(0);
-    i[r][0] = i[r][1] = kind == INT8 ? before_int8(x + (first + r) * stride, steps) : (i32x16){0};
+    i[r][0] = i[r][1] = kind == INT8 ? before_int8(x + r * stride, steps) : (i32x16){0};
   }
   for (int64_t s = 0; s < steps; s++) {
     const u32x16 *weight = (const u32x16 *)(panel + s * STEP_BYTES);
@@ -152,7 +165,7 @@ INLINE void multiply_rows(Sums *sums, int first, int num_rows, const char *x, in
       const u32x16 left = kind == INT8 ? shifted(weight[u]) : weight[u];
       const u32x16 right = kind == INT8 ? shifted(weight[STEP + u]) : weight[STEP + u];
       for (int r = 0; r < num_rows; r++) {
-        const uint32_t word = *(const uint32_t *)(x + (first + r) * stride + (s * STEP + u) * 4);
+        const uint32_t word = *(const uint32_t *)(x + r * stride + (s * STEP + u) * 4);
         if (kind == INT8) {
           i[r][0] = dot_int8(i[r][0], left, word);
           i[r][1] = dot_int8(i[r][1], right, word);
@@ -162,22 +175,23 @@ INLINE void multiply_rows(Sums *sums, int first, int num_rows, const char *x, in
         }
       }
     }
-    fetch(&next, s);
+    fetch_far(&next, s);
   }
   for (int r = 0; r < num_rows; r++)
     for (int half = 0; half < 2; half++)
       if (kind == INT8)
-        *(i32x16 *)(sums->i[first + r] + half * 16) = i[r][half];
+        *(i32x16 *)(sums->i[r] + half * 16) = i[r][half];
       else
-        *(f32x16 *)(sums->f[first + r] + half * 16) = f[r][half];
+        *(f32x16 *)(sums->f[r] + half * 16) = f[r][half];
 }
 
+/* The same for a number of rows that the compiler does not know. */
 INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                              Fetch next, int kind) {
-  int r = 0;
-  for (; r + 8 <= num_rows; r += 8, next.lines = 0) multiply_rows(sums, r, 8, x, stride, panel, steps, next, kind);
-  for (; r + 4 <= num_rows; r += 4, next.lines = 0) multiply_rows(sums, r, 4, x, stride, panel, steps, next, kind);
-  for (; r < num_rows; r++, next.lines = 0) multiply_rows(sums, r, 1, x, stride, panel, steps, next, kind);
+#define CASE(n) \
+  case n: multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
+  switch (num_rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+#undef CASE
 }
 
 /* Sixteen columns of a row, from `column` on, as floats with scale and bias; 0 past the last column. */
@@ -239,46 +253,63 @@ INLINE int64_t num_steps(const Weight *w) {
 
 INLINE int64_t num_panels(const Weight *w) { return (w->N + PANEL - 1) / PANEL; }
 
+INLINE const char *panel_at(const Weight *w, int64_t panel) { return w->panels + panel * num_steps(w) * STEP_BYTES; }
+
+#if HAS_TILES
 /* Rows first to end of one panel; `configured`: the rows that the tiles are set for. */
-INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int *configured,
-                           int kind) {
-  const int64_t steps = num_steps(a->weight);
-  const char *weight = a->weight->panels + panel * steps * STEP_BYTES;
-  const int64_t passes = (end - first + ROWS - 1) / ROWS;
+INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next,
+                                 int *configured, int kind) {
+  const int64_t steps = num_steps(a->weight), passes = (end - first + ROWS - 1) / ROWS;
+  const char *weight = panel_at(a->weight, panel);
   Sums sums __attribute__((aligned(64)));
   for (int64_t t = first; t < end; t += ROWS) {
     const int num_rows = end - t < ROWS ? (int)(end - t) : ROWS;
     const char *x = a->x + t * a->x_stride;
     const Fetch fetch = fetch_of(weight, next, steps, (t - first) / ROWS, passes);
-#if HAS_TILES
-    if (a->use_tiles) {
-      if (num_rows != *configured) configure(*configured = num_rows);
-      if (num_rows > 16)
-        multiply_tiles(&sums, x, a->x_stride, weight, steps, 1, fetch, kind);
-      else
-        multiply_tiles(&sums, x, a->x_stride, weight, steps, 0, fetch, kind);
-      finish(&sums, a, t, num_rows, panel, kind);
-      continue;
-    }
-#endif
-    (void)configured;
-    multiply_vectors(&sums, num_rows, x, a->x_stride, weight, steps, fetch, kind);
+    if (num_rows != *configured) configure(*configured = num_rows);
+    if (num_rows > 16)
+      multiply_tiles(&sums, x, a->x_stride, weight, steps, 1, fetch, kind);
+    else
+      multiply_tiles(&sums, x, a->x_stride, weight, steps, 0, fetch, kind);
     finish(&sums, a, t, num_rows, panel, kind);
+  }
+}
+#endif
+
+/* Rows first to end of one panel, in passes of about as many rows each. */
+INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int kind) {
+  const int64_t steps = num_steps(a->weight), passes = (end - first + VECTOR_ROWS - 1) / VECTOR_ROWS;
+  const char *weight = panel_at(a->weight, panel);
+  Sums sums __attribute__((aligned(64)));
+  for (int64_t pass = 0, t = first; pass < passes; pass++) {
+    const int num_rows = (int)(first + (end - first) * (pass + 1) / passes - t);
+    const Fetch fetch = fetch_of(weight, next, steps, pass, passes);
+    multiply_vectors(&sums, num_rows, a->x + t * a->x_stride, a->x_stride, weight, steps, fetch, kind);
+    finish(&sums, a, t, num_rows, panel, kind);
+    t += num_rows;
   }
 }
 
 INLINE void multiply(const Product *a, const Team *team, int kind) {
-  const int64_t panels = num_panels(a->weight), bytes = num_steps(a->weight) * STEP_BYTES;
+  const int64_t panels = num_panels(a->weight);
   int64_t block = BLOCK_BYTES / (num_steps(a->weight) * STEP * 4) / ROWS * ROWS;
   if (block < ROWS) block = ROWS;
   const int num_tasks = (int)(panels * ((a->T + block - 1) / block));
-  const char *after = a->after ? a->after->panels + share_begin(team, num_panels(a->after)) * num_steps(a->after) * STEP_BYTES : NULL;
+  const char *after = a->after ? panel_at(a->after, share_begin(team, num_panels(a->after))) : NULL;
   int configured = 0, task;
   while ((task = next_task(team, num_tasks)) >= 0) {
-    const int64_t first = task / panels * block, panel = task % panels;
-    const char *next = task + 1 < share_end(team, num_tasks) ? a->weight->panels + (panel + 1) % panels * bytes : after;
-    multiply_panel(a, first, first + block < a->T ? first + block : a->T, panel, next, &configured, kind);
+    const int64_t first = task / panels * block, end = first + block < a->T ? first + block : a->T;
+    const int64_t panel = task % panels;
+    const char *next = task + 1 < share_end(team, num_tasks) ? panel_at(a->weight, (panel + 1) % panels) : after;
+#if HAS_TILES
+    if (a->use_tiles) {
+      multiply_panel_tiles(a, first, end, panel, next, &configured, kind);
+      continue;
+    }
+#endif
+    multiply_panel(a, first, end, panel, next, kind);
   }
+  (void)configured;
 #if HAS_TILES
   if (a->use_tiles) _tile_release();
 #endif

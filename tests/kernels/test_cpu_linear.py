@@ -50,7 +50,7 @@ class TestGivenAWeight:
 class TestGivenANativeProduct:
     """Weights in panels, for each instruction set that this machine can run."""
 
-    @pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 15, 16, 17, 32, 33, 71])
+    @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 15, 16, 17, 32, 33, 71])
     @pytest.mark.parametrize("shape", [(32, 64), (97, 128), (40, 192), (1, 64), (256, 512)])
     @pytest.mark.parametrize("is_int8", [False, True])
     def test_when_rows_are_multiplied_then_the_error_is_that_of_rounding(
