@@ -17,8 +17,11 @@ from benchmarks.kernel_cases import (
     Agreement,
     AttentionCase,
     AttentionInputs,
+    WriteInputs,
     attention_agreement,
     blocks_needed,
+    fp8_beside,
+    fp8_write_agreement,
     gate_agreement,
     generator_on,
     kept_set_differs,
@@ -37,6 +40,7 @@ from kernels.gated_activation import Activation
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.int8 import quantized
 from kernels.linear.kernel import int8_product_triton
+from kernels.paged_attention import FP8, KVCache
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from kernels.philox.kernel import random_words_triton
 from kernels.philox.reference import gumbel_reference, random_words_reference
@@ -59,8 +63,11 @@ def kernels(scale: Scale) -> Iterator[Line]:
         "rope": _rope,
         "int8 product": _product,
         "write_kv": _write_kv,
+        "write_kv, fp8": _write_fp8,
         "paged_attention, decode": _decode,
         "paged_attention, mixed": _mixed,
+        "paged_attention, decode, fp8 cache": _decode_fp8,
+        "paged_attention, mixed, fp8 cache": _mixed_fp8,
         "paged_attention, same bits": _bits,
         "sample, kept sets": _kept_sets,
         "sample, tokens": _tokens,
@@ -132,6 +139,18 @@ def _product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
 
 
 def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for cache, inputs in _writes(scale, dtype):
+        yield write_agreement(inputs, cache, _write(inputs, cache))
+
+
+def _write_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for cache, inputs in _writes(scale, dtype):
+        narrow = fp8_beside(cache)
+        yield fp8_write_agreement(inputs, narrow, _write(inputs, narrow))
+
+
+def _writes(scale: Scale, dtype: torch.dtype) -> Iterator[tuple[KVCache, WriteInputs]]:
+    """Caches full of NaN, and what is to be written to them."""
     shapes = ((32, 8, 128, 128), (14, 2, 64, 64), (4, 1, 80, 32))[-1 if scale.is_toy else 0 :]
     for (num_heads, num_kv_heads, head_size, rotary_size), has_norm in product(shapes, (False, True)):
         cache = allocate_cuda(32, 16, num_kv_heads, head_size, dtype=dtype, device=scale.device)
@@ -143,31 +162,38 @@ def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
             has_norm=has_norm,
             generator=generator_on(scale.device.type),
         )
-        shape = (inputs.qkv.shape[0], num_heads, head_size)
-        out = torch.full(shape, float("nan"), dtype=dtype, device=scale.device)
-        write_kv_triton(
-            inputs.qkv,
-            inputs.positions,
-            inputs.slot_mapping,
-            inputs.cos_sin,
-            cache,
-            head_norm=inputs.head_norm,
-            out=out,
-        )
-        yield write_agreement(inputs, cache, out)
+        yield cache, inputs
+
+
+def _write(inputs: WriteInputs, cache: KVCache) -> Tensor:
+    """The kernel's queries, into memory that was NaN."""
+    shape = (inputs.qkv.shape[0], inputs.num_heads, cache.head_size)
+    out = torch.full(shape, float("nan"), dtype=inputs.qkv.dtype, device=inputs.qkv.device)
+    write_kv_triton(
+        inputs.qkv,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.cos_sin,
+        cache,
+        head_norm=inputs.head_norm,
+        out=out,
+    )
+    return out
 
 
 # Attention
 
 
-def attention_inputs(scale: Scale, dtype: torch.dtype, case: AttentionCase) -> AttentionInputs:
-    """A case's tensors, in a cache that is a few blocks larger than it needs."""
+def attention_inputs(
+    scale: Scale, dtype: torch.dtype, case: AttentionCase, cache_dtype: torch.dtype | None = None
+) -> AttentionInputs:
+    """A case's tensors, in a cache that is a few blocks larger than it needs; in `dtype`, if nothing else is said."""
     cache = allocate_cuda(
         blocks_needed(case) + 3,
         case.block_size,
         case.num_kv_heads,
         case.head_size,
-        dtype=dtype,
+        dtype=cache_dtype or dtype,
         device=scale.device,
     )
     return make_attention(case, cache, dtype, generator_on(scale.device.type))
@@ -203,7 +229,11 @@ def _heads(scale: Scale, dtype: torch.dtype) -> Sequence[tuple[int, int, int]]:
     return HEADS if dtype == scale.dtype else HEADS[::3]
 
 
-def _decode(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+def _decode_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    return _decode(scale, dtype, FP8)
+
+
+def _decode(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
     contexts = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 20_000]
     for (num_heads, num_kv_heads, head_size), window in product(
         _heads(scale, dtype), scale.pick([0, 1, 512, 4000], [0, 16])
@@ -217,11 +247,15 @@ def _decode(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
             sliding_window=window,
             num_padding=2,
         )
-        inputs = attention_inputs(scale, dtype, case)
+        inputs = attention_inputs(scale, dtype, case, cache_dtype)
         yield attention_agreement(inputs, attend(inputs))
 
 
-def _mixed(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+def _mixed_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    return _mixed(scale, dtype, FP8)
+
+
+def _mixed(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
     query_lens, context_lens = [1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2]
     if scale.is_toy:
         query_lens, context_lens = [1, 40, 5], [70, 40, 33]
@@ -235,7 +269,7 @@ def _mixed(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
             sliding_window=window,
             num_padding=5,
         )
-        inputs = attention_inputs(scale, dtype, case)
+        inputs = attention_inputs(scale, dtype, case, cache_dtype)
         yield attention_agreement(inputs, attend(inputs))
 
 

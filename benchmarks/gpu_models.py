@@ -199,22 +199,22 @@ def save_small_model(name: str, folder: Path) -> Any:  # noqa: ANN401 - transfor
     return model
 
 
-def load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_folder(folder: Path, form: WeightForm) -> Decoder:
     """Our decoder of a folder."""
     opened = open_model_folder(folder)
     config = parse_config(opened.config)
-    return load_decoder(config, opened.weights, form=WeightForm(dtype, device), max_model_len=512, max_tokens=512)
+    return load_decoder(config, opened.weights, form=form, max_model_len=512, max_tokens=512)
 
 
 def logits_of_prompts(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], *, chunk: int, dtype: torch.dtype, device: torch.device
+    decoder: Decoder, prompts: Sequence[Sequence[int]], *, chunk: int, cache_dtype: torch.dtype
 ) -> list[Tensor]:
     """Logits `[tokens, V]` of each prompt, all computed together, `chunk` tokens of each a step."""
-    block_size = 16
+    block_size, device = 16, decoder.weights.embedding.device
     longest = max(map(len, prompts))
     blocks_each = -(-longest // block_size)
     caches = make_caches(
-        decoder.config, num_blocks=blocks_each * len(prompts), block_size=block_size, dtype=dtype, device=device
+        decoder.config, num_blocks=blocks_each * len(prompts), block_size=block_size, dtype=cache_dtype, device=device
     )
     layout = BatchLayout(
         max_num_seqs=len(prompts),

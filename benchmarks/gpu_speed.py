@@ -32,6 +32,7 @@ from engine.kv_cache import make_caches
 from engine.models.decoder import Decoder
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.cuda import Int8Linear
+from kernels.paged_attention import FP8, KVCache
 from kernels.paged_attention.kernel import allocate_cuda
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.sample.kernel import sample_triton
@@ -106,15 +107,20 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
 
 
 def plain_attention(
-    scale: Scale, query_lens: list[int], context_lens: list[int], heads: tuple[int, int, int]
+    scale: Scale,
+    query_lens: list[int],
+    context_lens: list[int],
+    heads: tuple[int, int, int],
+    *,
+    is_fp8: bool = False,
 ) -> AttentionInputs:
     """Inputs without NaN and without a loop over tokens, for large sizes; blocks of 16, dealt at random."""
     num_heads, num_kv_heads, head_size = heads
     block_size = 16
     blocks_each = [-(-length // block_size) for length in context_lens]
-    cache = allocate_cuda(sum(blocks_each), block_size, num_kv_heads, head_size, dtype=scale.dtype, device=scale.device)
-    cache.keys.normal_()
-    cache.values.normal_()
+    dtype = FP8 if is_fp8 else scale.dtype
+    cache = allocate_cuda(sum(blocks_each), block_size, num_kv_heads, head_size, dtype=dtype, device=scale.device)
+    _fill(cache)
     dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
     tables = torch.nn.utils.rnn.pad_sequence(list(dealt), batch_first=True)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
@@ -131,6 +137,16 @@ def plain_attention(
     )
 
 
+def _fill(cache: KVCache) -> None:
+    """Let it hold numbers of about one."""
+    for elements, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
+        if scales is None:
+            elements.normal_()
+        else:
+            elements.view(torch.uint8).random_(0, 0x70)
+            scales.fill_(1 / 64)
+
+
 def _attention_decode(scale: Scale) -> Iterator[Line]:
     shapes = {"toy": (4, 2, 16)} if scale.is_toy else {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
     contexts = scale.pick([512, 2048, 8192, 32_768], [70])
@@ -144,6 +160,17 @@ def _attention_decode(scale: Scale) -> Iterator[Line]:
             us = scale.timer.device_us(lambda inputs=inputs, out=out: attend(inputs, out))
             figures = scale.rates(us, num_bytes=num_bytes + 2 * out.nbytes)
             yield Line(f"attention, decode, {name}, {batch} x {context_len}", figures)
+            if name in ("8B", "toy"):
+                yield _attention_fp8(scale, batch, context_len, heads)
+
+
+def _attention_fp8(scale: Scale, batch: int, context_len: int, heads: tuple[int, int, int]) -> Line:
+    inputs = plain_attention(scale, [1] * batch, [context_len] * batch, heads, is_fp8=True)
+    out = torch.empty_like(inputs.query)
+    us = scale.timer.device_us(lambda: attend(inputs, out))
+    # A byte an element, four for each head's scale.
+    num_bytes = 2 * batch * context_len * heads[1] * (heads[2] + 4) + 2 * out.nbytes
+    return Line(f"attention, decode, fp8 cache, {batch} x {context_len}", scale.rates(us, num_bytes=num_bytes))
 
 
 def _attention_prefill(scale: Scale) -> Iterator[Line]:

@@ -11,7 +11,7 @@ of a sum of n terms, relative to the sum of their magnitudes (not to the sum, wh
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from kernels.gated_activation import Activation
 from kernels.gated_activation.reference import gated_activation_reference
 from kernels.linear.int8 import dequantized
 from kernels.linear.reference import linear_reference
-from kernels.paged_attention.layout import KVCache
+from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
+from kernels.paged_attention.layout import KVCache, allocate_plain
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.reference import rope_reference
@@ -134,8 +135,7 @@ def make_attention(
     num_blocks = -(-contexts // case.block_size)
     table = torch.full((len(contexts), int(num_blocks.max()) + 1), NO_BLOCK, dtype=torch.int32)
     dealt = torch.randperm(kv_cache.num_blocks, generator=torch.Generator().manual_seed(1))
-    kv_cache.keys.fill_(float("nan"))
-    kv_cache.values.fill_(float("nan"))
+    fill_with_nan(kv_cache)
     ends = num_blocks.cumsum(0)
     for s, (query_len, context_len) in enumerate(zip(case.query_lens, case.context_lens, strict=True)):
         first_seen = max(0, context_len - query_len - case.sliding_window + 1) if case.sliding_window else 0
@@ -144,8 +144,8 @@ def make_attention(
         slots = torch.arange(first_seen, context_len)
         at = (blocks[slots // case.block_size].to(device), (slots % case.block_size).to(device))
         shape = (len(slots), case.num_kv_heads, case.head_size)
-        kv_cache.keys[at] = random_tensor(*shape, dtype=dtype, generator=generator)
-        kv_cache.values[at] = random_tensor(*shape, dtype=dtype, generator=generator)
+        _put(kv_cache.keys, kv_cache.key_scales, at, random_tensor(*shape, dtype=dtype, generator=generator))
+        _put(kv_cache.values, kv_cache.value_scales, at, random_tensor(*shape, dtype=dtype, generator=generator))
     starts = torch.tensor([0, *case.query_lens]).cumsum(0)
     num_tokens = int(starts[-1])
     # A slice of a wider row, as the query is of a fused product.
@@ -167,6 +167,36 @@ def make_attention(
     )
 
 
+def fill_with_nan(kv_cache: KVCache) -> None:
+    """Let every element, or in fp8 every element and its scale, be NaN."""
+    for elements, scales in ((kv_cache.keys, kv_cache.key_scales), (kv_cache.values, kv_cache.value_scales)):
+        if scales is None:
+            elements.fill_(float("nan"))
+        else:
+            elements.view(torch.uint8).fill_(0x7F)
+            scales.fill_(float("nan"))
+
+
+def _put(elements: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], heads: Tensor) -> None:
+    """Write heads `[K, G, D]` to slots, in the dtype of the cache."""
+    if scales is None:
+        elements[at] = heads
+        return
+    # Of very different sizes, as scales are for.
+    sizes = torch.logspace(-1, 0.5, heads.shape[1], device=heads.device)[:, None] if heads.shape[1] > 1 else 1.0
+    narrow, scales[at] = to_fp8(heads * sizes)
+    elements.view(torch.uint8)[at] = narrow.view(torch.uint8)
+
+
+def widened(kv_cache: KVCache) -> KVCache:
+    """What `kv_cache` stands for, in float64."""
+    keys, values = kv_cache.keys.double(), kv_cache.values.double()
+    if kv_cache.key_scales is not None and kv_cache.value_scales is not None:
+        keys = from_fp8(kv_cache.keys, kv_cache.key_scales, torch.float64)
+        values = from_fp8(kv_cache.values, kv_cache.value_scales, torch.float64)
+    return replace(kv_cache, keys=keys, values=values, key_scales=None, value_scales=None)
+
+
 def blocks_needed(case: AttentionCase) -> int:
     """Blocks that a cache for `case` must have."""
     return sum(-(-length // case.block_size) for length in case.context_lens)
@@ -174,23 +204,15 @@ def blocks_needed(case: AttentionCase) -> int:
 
 def attention_agreement(inputs: AttentionInputs, out: Tensor) -> Agreement:
     """Compare `out` with dense attention in float64."""
-    cache = inputs.kv_cache
+    cache = widened(inputs.kv_cache)
     tables = (inputs.block_tables, inputs.query_start_locs, inputs.context_lens)
     scale, window = inputs.scale, inputs.sliding_window
     query = torch.nan_to_num(inputs.query.double())
     expected = paged_attention_reference(query, cache, *tables, scale=scale, sliding_window=window)
-    absolute = KVCache(
-        keys=cache.keys,
-        values=cache.values.abs(),
-        num_blocks=cache.num_blocks,
-        block_size=cache.block_size,
-        num_kv_heads=cache.num_kv_heads,
-        head_size=cache.head_size,
-        layout=cache.layout,
-    )
+    absolute = replace(cache, values=cache.values.abs())
     magnitude = paged_attention_reference(query, absolute, *tables, scale=scale, sliding_window=window)  # sum p * |v|
     head_size = query.shape[-1]
-    largest_score = scale * query.norm(dim=-1).max() * torch.nan_to_num(cache.keys.double()).norm(dim=-1).max()
+    largest_score = scale * query.norm(dim=-1).max() * torch.nan_to_num(cache.keys).norm(dim=-1).max()
     sum_error = 8 * inputs.max_context_len**0.5 * FLOAT32_UNIT
     score_error = 8 * head_size**0.5 * FLOAT32_UNIT * float(largest_score)
     weight_error = 0.0 if out.dtype == torch.float32 else UNITS[out.dtype]
@@ -269,8 +291,7 @@ def make_write(
     """Fill `kv_cache` with NaN; every third token has no slot, the others one each, at random."""
     device, dtype = generator.device, kv_cache.keys.dtype
     head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
-    kv_cache.keys.fill_(float("nan"))
-    kv_cache.values.fill_(float("nan"))
+    fill_with_nan(kv_cache)
     width = (num_heads + 2 * num_kv_heads) * head_size
     qkv = random_tensor(num_tokens, width + 3, dtype=dtype, generator=generator)[:, :width]
     slots = torch.randperm(kv_cache.num_blocks * kv_cache.block_size, generator=torch.Generator().manual_seed(2))
@@ -324,6 +345,50 @@ def write_agreement(inputs: WriteInputs, kv_cache: KVCache, out: Tensor) -> Agre
     if not (untouched and same_bits(kv_cache.values, expected_cache.values)):
         return Agreement(float("inf"), result.rms)
     return result
+
+
+def fp8_beside(kv_cache: KVCache) -> KVCache:
+    """A cache in fp8, full of NaN, for what goes to `kv_cache`."""
+    sizes = (kv_cache.num_blocks, kv_cache.block_size, kv_cache.num_kv_heads, kv_cache.head_size)
+    narrow = allocate_plain(*sizes, dtype=FP8, device=kv_cache.keys.device)
+    fill_with_nan(narrow)
+    return narrow
+
+
+def fp8_write_agreement(inputs: WriteInputs, kv_cache: KVCache, out: Tensor) -> Agreement:
+    """Compare what a write in fp8 stored with what a write in float64 stores, and that rounded; queries are as ever.
+
+    Values, and keys that are not changed before they are stored, have the reference's bytes; the others stand for what
+    is nearest, or next to it.
+    """
+    rounded = fp8_beside(kv_cache)
+    tokens = (inputs.qkv, inputs.positions, inputs.slot_mapping, inputs.cos_sin)
+    query = write_kv_reference(*tokens, rounded, head_norm=inputs.head_norm)
+    rotary_size = inputs.cos_sin.shape[1]
+    unit = UNITS[out.dtype] * (4 if inputs.head_norm else 1)
+    result = agreement(out, query.double(), unit * _pair_size(query.double(), rotary_size))
+    is_exact = _same_bytes(kv_cache.values, kv_cache.value_scales, rounded.values, rounded.value_scales)
+    if rotary_size == 0 and inputs.head_norm is None:
+        is_exact &= _same_bytes(kv_cache.keys, kv_cache.key_scales, rounded.keys, rounded.key_scales)
+    keys, expected_keys = widened(kv_cache).keys, widened(rounded).keys
+    is_exact &= torch.equal(keys.isnan(), expected_keys.isnan())
+    keys, expected_keys = torch.nan_to_num(keys), torch.nan_to_num(expected_keys)
+    largest = expected_keys.abs().amax(dim=-1, keepdim=True)
+    # A step of e4m3 is an eighth of a number's power of two, or 2**-9 of the scale.
+    slack = expected_keys.abs() / 8 + largest / 448 * 2**-9 + 4 * unit * largest
+    is_near = bool(((keys - expected_keys).abs() <= slack).all())
+    # Nearly all of them are the very same: a bias of a step would show here.
+    is_near &= float((keys - expected_keys).abs().sum()) <= 0.01 * float(expected_keys.abs().sum())
+    return result if is_exact and is_near else Agreement(float("inf"), result.rms)
+
+
+def _same_bytes(elements: Tensor, scales: Tensor | None, other: Tensor, other_scales: Tensor | None) -> bool:
+    assert scales is not None
+    assert other_scales is not None
+    written = ~other_scales.isnan()
+    same_places = torch.equal(~scales.isnan(), written)
+    bytes_of, bytes_wanted = elements.view(torch.uint8), other.view(torch.uint8)
+    return same_places and torch.equal(bytes_of, bytes_wanted) and torch.equal(scales[written], other_scales[written])
 
 
 # Sampling

@@ -29,7 +29,7 @@ def make_caches(
 def block_bytes(config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> int:
     """Memory that one block takes, all layers, in the layout of the device."""
     cache = allocate_kv_cache(1, block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
-    return config.num_layers * (cache.keys.nbytes + cache.values.nbytes)
+    return config.num_layers * cache.num_bytes
 
 
 def blocks_that_fit(available_bytes: int, bytes_per_block: int, block_size: int, max_tokens: int) -> int:

@@ -112,14 +112,15 @@ class ModelFolder:
             raise ModelFolderError(f"dtype {wanted!r} is not one of auto, {', '.join(_DTYPES)}.")
         return _DTYPES[wanted]
 
-    def fingerprint(self, dtype: torch.dtype, *, is_int8: bool = False) -> str:
+    def fingerprint(self, dtype: torch.dtype, *, is_int8: bool = False, has_fp8_cache: bool = False) -> str:
         """Name what the tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
 
-        Weights kept in int8 are others than those of the folder.
+        Weights kept in int8 are others than those of the folder, and keys and values in fp8 others than the model's.
 
         Small weights are hashed whole; of large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
-        digest = sha256(f"{dtype}{' int8' if is_int8 else ''} noise {NOISE_VERSION}".encode())
+        kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
+        digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION}".encode())
         for name in _HASHED_FILES:
             path = self.path / name
             digest.update(f"\0{name}\0".encode())

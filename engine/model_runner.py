@@ -25,6 +25,9 @@ from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
 from engine.models.load import WeightForm, load_decoder
 from engine.sampler import Sampler
+from kernels.paged_attention import FP8
+
+_FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,9 @@ class ModelOptions:
     quantization: Literal["none", "int8"] = "none"
     """int8: weights are rounded to int8 as they are loaded. On the CPU for bfloat16, whose rows are rounded too as they
     are multiplied; on a GPU for bfloat16 and float16."""
+
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """fp8: keys and values in 8-bit floats, with a scale for each head of a token. auto: the model's dtype."""
 
     block_size: int = 16
     """Token slots in a block of the KV cache."""
@@ -88,7 +94,7 @@ class ModelRunner:
             decoder.config,
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
-            dtype=weights.dtype,
+            dtype=_cache_dtype(options, weights.dtype),
             device=weights.device,
         )
         self._layout = BatchLayout(
@@ -210,7 +216,8 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         num_blocks=_num_blocks(config, options, max_model_len, dtype),
         block_size=options.block_size,
     )
-    return ModelRunner(decoder, options, limits, folder.fingerprint(dtype, is_int8=is_int8))
+    fingerprint = folder.fingerprint(dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
+    return ModelRunner(decoder, options, limits, fingerprint)
 
 
 def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
@@ -219,6 +226,23 @@ def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
     if options.dtype == "auto" and options.device == "cpu" and dtype == torch.float16:
         return torch.bfloat16
     return dtype
+
+
+def _cache_dtype(options: ModelOptions, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values, for a model in `dtype`.
+
+    Raises:
+        QuantizationUnavailable: this card has no 8-bit floats.
+    """
+    if options.kv_cache_dtype == "auto":
+        return dtype
+    device = torch.device(options.device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise QuantizationUnavailable(
+            f"a KV cache in fp8 needs a card of compute capability 8.9 or more, this is {options.device}: "
+            f"{torch.cuda.get_device_name(device)}."
+        )
+    return FP8
 
 
 def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
@@ -236,7 +260,8 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
 def _num_blocks(config: DecoderConfig, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
     """Blocks of the cache; a stated `max_model_len` must fit it."""
     device = torch.device(options.device)
-    bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=dtype, device=device)
+    cache_dtype = _cache_dtype(options, dtype)
+    bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=cache_dtype, device=device)
     num_blocks = options.num_blocks
     if num_blocks is None:
         available = options.kv_cache_bytes

@@ -20,8 +20,9 @@ _WORKER = ("redis", "history", "queue", "model", "batching", "beat", "drain", "m
 _HISTORY = ("history.database_url",)
 _QUEUE = ("redis.url", "queue.name", "queue.partitions")
 _TUNED = (
-    "queue.name", "model.dtype", "model.quantization", "model.num_blocks", "model.memory_fraction",
-    "model.max_model_len", "model.num_threads", "batching.discipline", "batching.batch_window_s",
+    "queue.name", "model.dtype", "model.quantization", "model.kv_cache_dtype", "model.num_blocks",
+    "model.memory_fraction", "model.max_model_len", "model.num_threads",
+    "batching.discipline", "batching.batch_window_s",
 )  # fmt: skip
 """What `worker tune` has flags for; the rest of the engine's settings are what it looks for."""
 

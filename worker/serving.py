@@ -138,6 +138,8 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
 def _load_null(config: WorkerConfig, query: str) -> Served:
     if config.model.quantization != "none":
         raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
+    if config.model.kv_cache_dtype != "auto":
+        raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
     tokenizer = NullTokenizer()
     options = dict(parse_qsl(query))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
@@ -186,6 +188,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
             device=model.device,
             dtype=model.dtype,
             quantization=model.quantization,
+            kv_cache_dtype=model.kv_cache_dtype,
             block_size=model.block_size or DEFAULT_BLOCK_SIZE,
             num_blocks=model.num_blocks,
             memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),

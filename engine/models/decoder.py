@@ -16,7 +16,7 @@ from engine.batch_tensors import BatchTensors
 from engine.models.config import DecoderConfig
 from kernels.decoder_step import StepInputs, StepLayer, StepModel
 from kernels.linear import Linear
-from kernels.paged_attention import KVCache, paged_attention
+from kernels.paged_attention import KVCache, Layout, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.write_kv import HeadNorm, write_kv
 
@@ -100,7 +100,8 @@ class Decoder:
 
         They are valid until the next call.
         """
-        if self._step is not None:
+        # The native step reads its own layout alone: a cache in fp8 has none.
+        if self._step is not None and caches[0].layout is Layout.PACKED:
             return self._step.run(_step_inputs(tensors), caches)
         return self.forward_by_operations(tensors, caches)
 

@@ -4,15 +4,20 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check, check_rows
+from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
 
-__all__ = ["KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
+__all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
 
 
 def allocate_kv_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Make one layer's cache, zeroed, in the layout that the device's kernel reads."""
+    """Make one layer's cache, zeroed, in the layout that the device's kernel reads.
+
+    `dtype` is the model's, or `FP8`: half the memory, and half of what a decode reads. Only a GPU gains by that; the
+    CPU's native kernel knows no fp8, so torch's operators serve it there.
+    """
     if device.type == "cuda":
         from kernels.paged_attention.kernel import allocate_cuda
 
@@ -44,7 +49,7 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
 
     Args:
         query: `[T, H, D]`, float32, float16 or bfloat16; tokens and heads may be strided, D is contiguous.
-        kv_cache: of G key-value heads, dtype of `query`; G divides H.
+        kv_cache: of G key-value heads, dtype of `query` or fp8; G divides H.
         block_tables: `[S, max_blocks]` int32, rows may be strided; entries past a sequence's last block, and those
             wholly before the window of its first new token, are not read.
         query_start_locs: `[S + 1]` int32, ascending from 0.
@@ -65,7 +70,7 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
     check(query.shape[2] == kv_cache.head_size, "query has head size {}, not {}", query.shape[2], kv_cache.head_size)
     check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")
-    check(query.dtype == kv_cache.keys.dtype, "query is {}, the cache {}", query.dtype, kv_cache.keys.dtype)
+    kv_cache.check_dtype("query", query.dtype)
     check_rows("query", query)
     _check_tables(block_tables, query_start_locs, context_lens)
     num_slots = block_tables.shape[1] * kv_cache.block_size

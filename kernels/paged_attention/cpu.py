@@ -109,7 +109,9 @@ def paged_attention_torch(
         if num_new == 0 or context_len == 0:
             out[rows] = 0
             continue
-        keys, values = gather_context(kv_cache, block_tables[s], context_len, sliding_window, num_new)
+        keys, values = gather_context(
+            kv_cache, block_tables[s], context_len, sliding_window, num_new, dtype=query.dtype
+        )
         mask = _visible(num_new, keys.shape[0], sliding_window) if num_new > 1 else None
         out[rows] = _attend(query[rows], keys, values, mask, scale)
     out[starts[-1] :] = 0

@@ -21,9 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
 
 LOG2_E = 1.4426950408889634
+_VALUE_UNITS = tl.constexpr(256.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,14 @@ SEGMENT_TOKENS = 512
 """Keys of one program of a split decode: a multiple of every tile."""
 
 
-def attention_config(*, element_bytes: int, head_size: int, group: int, max_query_len: int) -> AttentionConfig:
+def attention_config(
+    *, element_bytes: int, head_size: int, group: int, max_query_len: int, is_fp8: bool = False
+) -> AttentionConfig:
     """Choose the cut from dtype, head size, heads per key-value head and phase, never from the number of sequences.
 
     The numbers keep every case free of register spills on sm_90, and decodes at two tiles in flight. A tile is loaded
-    by way of its block ids, so the pipeline needs two stages more for each tile that is to be in flight.
+    by way of its block ids, so the pipeline needs two stages more for each tile that is to be in flight. A cache in fp8
+    is widened in registers, which takes more of them: more warps or a smaller tile.
     """
     least_rows = max(16, triton.next_power_of_2(group))
     num_rows = triton.next_power_of_2(max_query_len * group)
@@ -59,7 +64,11 @@ def attention_config(*, element_bytes: int, head_size: int, group: int, max_quer
     if num_rows <= 32:
         return AttentionConfig(max(least_rows, num_rows), tile, num_warps=4, num_stages=5)
     if num_rows <= 64:
-        return AttentionConfig(max(least_rows, 64), tile, num_warps=4 if row_bytes <= 256 else 8, num_stages=3)
+        return AttentionConfig(
+            max(least_rows, 64), tile, num_warps=4 if row_bytes <= 256 and not is_fp8 else 8, num_stages=3
+        )
+    if is_fp8 and row_bytes > 256:
+        return AttentionConfig(max(least_rows, 64), tile=16, num_warps=8, num_stages=3)
     return AttentionConfig(max(least_rows, 128), tile, num_warps=8, num_stages=3)
 
 
@@ -95,13 +104,18 @@ def _attend_tile(
     table_ptr,
     key_ptr,
     value_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
     key_stride_block,
     key_stride_slot,
     value_stride_block,
     value_stride_slot,
+    scale_stride_block,
+    scale_stride_slot,
     log2_scale,
     window,
     HAS_WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -132,7 +146,10 @@ def _attend_tile(
         key = tl.load(key_ptrs, mask=(dims < D)[:, None], other=0.0)
         value = tl.load(value_ptrs, mask=(dims < D)[None, :], other=0.0)
 
-    scores = tl.dot(query, key, input_precision="ieee") * log2_scale  # [BLOCK_ROWS, TILE]
+    scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * log2_scale  # [BLOCK_ROWS, TILE]
+    if IS_FP8:
+        scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
+        scores *= tl.load(key_scale_ptr + scale_at, mask=readable, other=0.0)[None, :]
     if MASKED:
         visible = readable[None, :] & (positions[None, :] <= query_positions[:, None])
         if HAS_WINDOW:
@@ -145,7 +162,12 @@ def _attend_tile(
     weights = tl.exp2(scores - shift[:, None])
     rescale = tl.exp2(row_max - shift)
     row_sum = row_sum * rescale + tl.sum(weights, axis=1)
-    acc = tl.dot(weights.to(value.dtype), value, acc=acc * rescale[:, None], input_precision="ieee")
+    if IS_FP8:
+        # In units that keep a weight of float16 among its normal numbers: a scale is a magnitude over 448.
+        value_scales = tl.load(value_scale_ptr + scale_at, mask=readable, other=0.0)
+        weights *= (value_scales * _VALUE_UNITS)[None, :]
+    value = value.to(query.dtype)
+    acc = tl.dot(weights.to(query.dtype), value, acc=acc * rescale[:, None], input_precision="ieee")
     return acc, new_max, row_sum
 
 
@@ -161,6 +183,8 @@ def _paged_attention_kernel(
     block_tables_ptr,  # [S, max_blocks] int32
     query_start_locs_ptr,  # [S + 1] int32
     context_lens_ptr,  # [S] int32
+    key_scales_ptr,  # [blocks, G, block_size] float32 by its strides; unused unless IS_FP8
+    value_scales_ptr,  # as key_scales
     log2_scale,
     T,
     S,
@@ -176,8 +200,12 @@ def _paged_attention_kernel(
     value_stride_block,
     value_stride_head,
     value_stride_slot,
+    scale_stride_block,
+    scale_stride_head,
+    scale_stride_slot,
     table_stride_sequence,
     HAS_WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
     H: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -251,6 +279,8 @@ def _paged_attention_kernel(
         table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride_sequence
         key_ptr = key_cache_ptr + kv_head * key_stride_head
         value_ptr = value_cache_ptr + kv_head * value_stride_head
+        key_scale_ptr = key_scales_ptr + kv_head * scale_stride_head
+        value_scale_ptr = value_scales_ptr + kv_head * scale_stride_head
 
         masked_start = tiles_start
         if not HAS_WINDOW:
@@ -259,17 +289,22 @@ def _paged_attention_kernel(
             for tile_start in range(tiles_start, masked_start, TILE):
                 acc, row_max, row_sum = _attend_tile(
                     acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
-                    table_ptr, key_ptr, value_ptr,
-                    key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
-                    window, HAS_WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
+                    table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+                    key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
+                    scale_stride_block, scale_stride_slot, log2_scale,
+                    window, HAS_WINDOW, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
                 )  # fmt: skip
         for tile_start in range(masked_start, tiles_end, TILE):
             acc, row_max, row_sum = _attend_tile(
                 acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
-                table_ptr, key_ptr, value_ptr,
-                key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, log2_scale,
-                window, HAS_WINDOW, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
+                table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+                key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
+                scale_stride_block, scale_stride_slot, log2_scale,
+                window, HAS_WINDOW, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
             )  # fmt: skip
+
+    if IS_FP8:
+        acc *= 1.0 / _VALUE_UNITS
 
     if SPLIT:
         # An empty segment says so: the merge reads only the weights of segments that have a maximum.
@@ -350,6 +385,10 @@ def allocate_cuda(
     """
     memory = torch.zeros((num_blocks, 2, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
     keys, values = memory.transpose(2, 3).unbind(dim=1)  # [blocks, block_size, G, D] each
+    key_scales = value_scales = None
+    if dtype == FP8:
+        scales = torch.zeros((num_blocks, 2, num_kv_heads, block_size), dtype=torch.float32, device=device)
+        key_scales, value_scales = scales.transpose(2, 3).unbind(dim=1)  # [blocks, block_size, G] each
     return KVCache(
         keys=keys,
         values=values,
@@ -358,6 +397,8 @@ def allocate_cuda(
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         layout=Layout.PLAIN,
+        key_scales=key_scales,
+        value_scales=value_scales,
     )
 
 
@@ -384,10 +425,17 @@ def paged_attention_triton(
         out.zero_()
         return
     keys, values = kv_cache.keys, kv_cache.values
+    key_scales, value_scales = kv_cache.key_scales, kv_cache.value_scales
+    if key_scales is None or value_scales is None:
+        key_scales = value_scales = context_lens.view(-1, 1, 1)  # unused
     group = num_heads // kv_cache.num_kv_heads
     if config is None:
         config = attention_config(
-            element_bytes=query.element_size(), head_size=head_size, group=group, max_query_len=max_query_len
+            element_bytes=query.element_size(),
+            head_size=head_size,
+            group=group,
+            max_query_len=max_query_len,
+            is_fp8=kv_cache.is_fp8,
         )
     block_queries = config.block_rows // group
     one_block = max_query_len <= block_queries
@@ -411,6 +459,8 @@ def paged_attention_triton(
         block_tables,
         query_start_locs,
         context_lens,
+        key_scales,
+        value_scales,
         scale * LOG2_E,
         num_tokens,
         num_sequences,
@@ -426,8 +476,12 @@ def paged_attention_triton(
         values.stride(0),
         values.stride(2),
         values.stride(1),
+        key_scales.stride(0),
+        key_scales.stride(2),
+        key_scales.stride(1),
         block_tables.stride(0),
         HAS_WINDOW=sliding_window > 0,
+        IS_FP8=kv_cache.is_fp8,
         H=num_heads,
         GROUP=group,
         D=head_size,

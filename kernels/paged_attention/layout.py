@@ -9,6 +9,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from kernels.checks import check
+from kernels.paged_attention.fp8 import FP8
 from kernels.pages import zero_pages
 
 PACKED_LANES = 16
@@ -46,13 +48,38 @@ class KVCache:
     num_kv_heads: int
     head_size: int
     layout: Layout
+    key_scales: Tensor | None = None
+    """`[B, N, G]` float32, of the plain layout in fp8: each head's scale (see `fp8`). None in every other dtype."""
+
+    value_scales: Tensor | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether keys and values are 8-bit floats with scales."""
+        return self.key_scales is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        parts = (self.keys, self.values, self.key_scales, self.value_scales)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def check_dtype(self, name: str, dtype: torch.dtype) -> None:
+        """Check that a tensor of `dtype` may meet the cache.
+
+        Raises:
+            ValueError: it may not.
+        """
+        holds = self.is_fp8 or self.keys.dtype == dtype
+        check(holds, "{} is {}, the cache {}", name, dtype, self.keys.dtype)
 
 
 def allocate_plain(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Make a cache of zeros in the plain layout."""
+    """Make a cache of zeros in the plain layout; with scales for `FP8`."""
     shape = (num_blocks, block_size, num_kv_heads, head_size)
+    scales = [zero_pages(shape[:-1], torch.float32, device) if dtype == FP8 else None for _ in range(2)]
     return KVCache(
         keys=zero_pages(shape, dtype, device),
         values=zero_pages(shape, dtype, device),
@@ -61,6 +88,8 @@ def allocate_plain(
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         layout=Layout.PLAIN,
+        key_scales=scales[0],
+        value_scales=scales[1],
     )
 
 

@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor
 
+from kernels.paged_attention.fp8 import from_fp8
 from kernels.paged_attention.layout import KVCache
 
 
@@ -25,20 +26,39 @@ def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its t
     for s, context_len in enumerate(context_lens.tolist()):
         rows = slice(starts[s], starts[s + 1])
         if starts[s + 1] > starts[s] and context_len > 0:
-            keys, values = gather_context(kv_cache, block_tables[s], context_len, sliding_window, query[rows].shape[0])
+            keys, values = gather_context(
+                kv_cache, block_tables[s], context_len, sliding_window, query[rows].shape[0], dtype=torch.float64
+            )
             out[rows] = _attend(query[rows], keys, values, scale=scale, sliding_window=sliding_window)
     return out
 
 
 def gather_context(
-    kv_cache: KVCache, block_table: Tensor, context_len: int, sliding_window: int, num_new: int
+    kv_cache: KVCache,
+    block_table: Tensor,
+    context_len: int,
+    sliding_window: int,
+    num_new: int,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Copy the keys and values that one sequence's new tokens can see, `[K, G, D]` each, K up to `context_len`."""
     first_seen = max(0, context_len - num_new - sliding_window + 1) if sliding_window else 0
     slots = torch.arange(first_seen, context_len, device=block_table.device)
     blocks = block_table[slots // kv_cache.block_size].long()
     offsets = slots % kv_cache.block_size
-    return kv_cache.keys[blocks, offsets], kv_cache.values[blocks, offsets]
+    at = (blocks, offsets)
+    return (
+        _widened(kv_cache.keys, kv_cache.key_scales, at, dtype),
+        _widened(kv_cache.values, kv_cache.value_scales, at, dtype),
+    )
+
+
+def _widened(tensor: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    if scales is None:
+        return tensor[at].to(dtype)
+    # torch indexes no fp8 on the CPU.
+    return from_fp8(tensor.view(torch.uint8)[at].view(tensor.dtype), scales[at], dtype)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, *, scale: float, sliding_window: int) -> Tensor:

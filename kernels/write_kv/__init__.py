@@ -42,7 +42,7 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
         positions: `[T]` int64.
         slot_mapping: `[T]` int64, `block_id * block_size + offset`, each at most once; a negative one stores nothing.
         cos_sin: `[P, R]` float32, as `kernels.rope.rope` takes it.
-        kv_cache: of G key-value heads, dtype of `qkv`. Nothing but the named slots is written.
+        kv_cache: of G key-value heads, dtype of `qkv` or fp8. Nothing but the named slots is written.
         head_norm: weights of the heads' norm; None where the model has none.
         out: `[T, H, D]`, contiguous, dtype of `qkv`; made if None.
 
@@ -63,6 +63,7 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
             check(weight.shape == (head_size,) and weight.dtype == qkv.dtype, "norm weights must be [D] {}", qkv.dtype)
     out = qkv.new_empty(shape) if out is None else out
     check(out.shape == torch.Size(shape) and out.is_contiguous(), "out must be {}, contiguous", shape)
+    check(out.dtype == qkv.dtype, "out is {}, qkv {}", out.dtype, qkv.dtype)
     if qkv.is_cuda:
         from kernels.write_kv.kernel import write_kv_triton
 
@@ -76,7 +77,7 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
 
 def _num_query_heads(qkv: Tensor, kv_cache: KVCache) -> int:
     check(qkv.dim() == 2, "qkv must be [T, (H + 2 * G) * D], got {}", qkv.shape)
-    check(qkv.dtype == kv_cache.keys.dtype, "qkv is {}, the cache {}", qkv.dtype, kv_cache.keys.dtype)
+    kv_cache.check_dtype("qkv", qkv.dtype)
     check_rows("qkv", qkv)
     num_heads = qkv.shape[1] // kv_cache.head_size - 2 * kv_cache.num_kv_heads
     total = (num_heads + 2 * kv_cache.num_kv_heads) * kv_cache.head_size

@@ -3,10 +3,12 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.native import DTYPE_CODES, native_function
+from kernels.paged_attention.fp8 import to_fp8
 from kernels.paged_attention.layout import KVCache, Layout, padded
 from kernels.rope.cpu import rope_cpu
 from kernels.write_kv import HeadNorm
@@ -90,5 +92,16 @@ def write_kv_torch(
     stored = slot_mapping >= 0
     if not bool(stored.all()):
         slot_mapping, rotated_key, value = slot_mapping[stored], rotated_key[stored], value[stored]
-    kv_cache.keys.flatten(0, 1).index_copy_(0, slot_mapping, rotated_key)
-    kv_cache.values.flatten(0, 1).index_copy_(0, slot_mapping, value)
+    _store(kv_cache.keys, kv_cache.key_scales, slot_mapping, rotated_key)
+    _store(kv_cache.values, kv_cache.value_scales, slot_mapping, value)
+
+
+def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
+    """Write heads `[T, G, D]` to their slots, as they are or in fp8."""
+    if scales is None:
+        cache.flatten(0, 1).index_copy_(0, slots, heads)
+        return
+    narrow, narrow_scales = to_fp8(heads)
+    # torch indexes no fp8 on the CPU.
+    cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, narrow.view(torch.uint8))
+    scales.flatten(0, 1).index_copy_(0, slots, narrow_scales)

@@ -6,6 +6,7 @@ A program takes a few heads of one token, whatever they are: queries go to `out`
 their slot. As three kernels the same work costs two more launches and one more trip of queries and keys to memory.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,6 +16,33 @@ from kernels.rope.kernel import load_angles
 from kernels.write_kv import HeadNorm
 
 BLOCK_HEADS = 8
+
+
+_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def _to_e4m3(x):
+    """The e4m3 nearest to float32 `x`, ties to even, as uint8; larger than 448 becomes 448, NaN stays NaN.
+
+    By integers, not by the device's conversion: cards before sm_89 have none, and the interpreter's is wrong.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # Half a unit less one, and one more where the last bit that stays is odd: a carry raises the exponent, as it must.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+    # Below 2**-6 the steps are 2**-9, which is what float32 has left beside 2**14.
+    subnormal = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.minimum(tl.where(magnitude < 0x3C800000, subnormal, normal), 0x7E)
+    code = tl.where(x == x, code, 0x7F)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _magnitude(x, inside):
+    """The largest magnitude of each row, infinity if it has a NaN, `[BLOCK_N]`."""
+    x = x.to(tl.float32)
+    return tl.max(tl.where(inside, tl.where(x == x, tl.abs(x), float("inf")), 0.0), axis=1)
 
 
 @triton.jit
@@ -36,6 +64,8 @@ def _write_kv_kernel(
     cos_sin_ptr,  # [P, R] float32
     query_weight_ptr,  # [D]; unused unless HAS_NORM
     key_weight_ptr,  # [D]; unused unless HAS_NORM
+    key_scales_ptr,  # [blocks, block_size, G] float32 by its strides; unused unless IS_FP8
+    value_scales_ptr,  # as key_scales
     eps,
     qkv_stride_token,
     key_stride_block,
@@ -44,12 +74,16 @@ def _write_kv_kernel(
     value_stride_block,
     value_stride_slot,
     value_stride_head,
+    scale_stride_block,
+    scale_stride_slot,
+    scale_stride_head,
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     R: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -111,13 +145,28 @@ def _write_kv_kernel(
     is_stored_value = is_value & has_slot
     tl.store(query_rows + pairs[None, :], out_first, mask=inside & is_query)
     tl.store(query_rows + R // 2 + pairs[None, :], out_second, mask=inside & is_query)
+    out_rest = out_first  # unused where all is rotated
+    if R < D:
+        out_rest = tl.where(is_value, raw_passed, passed.to(dtype))
+        tl.store(query_rows + rest[None, :], out_rest, mask=inside_rest & is_query)
+    if IS_FP8:
+        largest = tl.maximum(_magnitude(out_first, inside), _magnitude(out_second, inside))  # [BLOCK_N]
+        if R < D:
+            largest = tl.maximum(largest, _magnitude(out_rest, inside_rest))
+        scales = tl.div_rn(largest, tl.zeros_like(largest) + _LARGEST)[:, None]
+        scale_at = block * scale_stride_block + offset * scale_stride_slot + kv_heads * scale_stride_head
+        tl.store(key_scales_ptr + scale_at, scales, mask=is_stored_key)
+        tl.store(value_scales_ptr + scale_at, scales, mask=is_stored_value & (heads < H + 2 * G)[:, None])
+        divisors = tl.where(scales == 0.0, 1.0, scales)
+        out_first = _to_e4m3(tl.div_rn(out_first.to(tl.float32), tl.zeros_like(first) + divisors))
+        out_second = _to_e4m3(tl.div_rn(out_second.to(tl.float32), tl.zeros_like(first) + divisors))
+        if R < D:
+            out_rest = _to_e4m3(tl.div_rn(out_rest.to(tl.float32), tl.zeros_like(passed) + divisors))
     tl.store(key_rows + pairs[None, :], out_first, mask=inside & is_stored_key)
     tl.store(key_rows + R // 2 + pairs[None, :], out_second, mask=inside & is_stored_key)
     tl.store(value_rows + pairs[None, :], out_first, mask=inside & is_stored_value)
     tl.store(value_rows + R // 2 + pairs[None, :], out_second, mask=inside & is_stored_value)
     if R < D:
-        out_rest = tl.where(is_value, raw_passed, passed.to(dtype))
-        tl.store(query_rows + rest[None, :], out_rest, mask=inside_rest & is_query)
         tl.store(key_rows + rest[None, :], out_rest, mask=inside_rest & is_stored_key)
         tl.store(value_rows + rest[None, :], out_rest, mask=inside_rest & is_stored_value)
 
@@ -138,6 +187,11 @@ def write_kv_triton(
     if num_tokens == 0:
         return
     keys, values = kv_cache.keys, kv_cache.values
+    key_scales, value_scales = kv_cache.key_scales, kv_cache.value_scales
+    if key_scales is None or value_scales is None:
+        key_scales = value_scales = cos_sin.new_empty(0).view(0, 1, 1)
+    else:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     total_heads = num_heads + 2 * num_kv_heads
     block_heads = min(BLOCK_HEADS, triton.next_power_of_2(total_heads))
     _write_kv_kernel[(num_tokens, triton.cdiv(total_heads, block_heads))](
@@ -150,6 +204,8 @@ def write_kv_triton(
         cos_sin,
         head_norm.query_weight if head_norm else qkv,
         head_norm.key_weight if head_norm else qkv,
+        key_scales,
+        value_scales,
         head_norm.eps if head_norm else 0.0,
         qkv.stride(0),
         keys.stride(0),
@@ -158,12 +214,16 @@ def write_kv_triton(
         values.stride(0),
         values.stride(1),
         values.stride(2),
+        key_scales.stride(0),
+        key_scales.stride(1),
+        key_scales.stride(2),
         H=num_heads,
         G=num_kv_heads,
         D=head_size,
         R=rotary_size,
         BLOCK_SIZE=kv_cache.block_size,
         HAS_NORM=head_norm is not None,
+        IS_FP8=kv_cache.is_fp8,
         BLOCK_N=block_heads,
         BLOCK_PAIRS=triton.next_power_of_2(max(rotary_size // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_size - rotary_size, 1)),

@@ -5,6 +5,7 @@
 
 from torch import Tensor
 
+from kernels.paged_attention.fp8 import to_fp8
 from kernels.paged_attention.layout import KVCache
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.reference import rope_reference
@@ -21,7 +22,7 @@ def write_kv_reference(
     head_norm: HeadNorm | None = None,
 ) -> Tensor:
     """Normalise and rotate queries and keys, store keys and values in `kv_cache`, return the queries `[T, H, D]`."""
-    heads = qkv.view(qkv.shape[0], -1, kv_cache.head_size)  # [T, H + 2 * G, D]
+    heads = qkv.unflatten(1, (-1, kv_cache.head_size))  # [T, H + 2 * G, D]
     num_kv_heads = kv_cache.num_kv_heads
     num_heads = heads.shape[1] - 2 * num_kv_heads
     query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -33,6 +34,15 @@ def write_kv_reference(
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             block, offset = divmod(slot, kv_cache.block_size)
-            kv_cache.keys[block, offset] = key[token]
-            kv_cache.values[block, offset] = value[token]
+            _store(kv_cache.keys[block, offset], kv_cache.key_scales, (block, offset), key[token])
+            _store(kv_cache.values[block, offset], kv_cache.value_scales, (block, offset), value[token])
     return query
+
+
+def _store(slot: Tensor, scales: Tensor | None, at: tuple[int, int], heads: Tensor) -> None:
+    """Write heads `[G, D]` to a slot `[G, D]`, as they are or in fp8."""
+    if scales is None:
+        slot.copy_(heads)
+    else:
+        narrow, scales[at] = to_fp8(heads)
+        slot.copy_(narrow)

@@ -121,6 +121,14 @@ class TestGivenAGoodFolder:
 
         assert limits.num_blocks == 5
 
+    def test_when_keys_and_values_are_in_fp8_then_scales_count_too(self, folder: Path) -> None:
+        # As above, but elements of a byte, not padded, and a scale of four bytes for each head.
+        block = 2 * 2 * 2 * 16 * (4 + 4)
+        options = {"num_blocks": None, "kv_cache_dtype": "fp8", "max_model_len": 64}
+
+        assert load(folder, kv_cache_bytes=5 * block, **options).limits.num_blocks == 5
+        assert load(folder, kv_cache_bytes=5 * block - 1, **options).limits.num_blocks == 4
+
 
 class TestGivenAFingerprint:
     def test_when_nothing_changes_then_it_is_the_same(self, folder: Path, tmp_path: Path) -> None:
@@ -131,6 +139,7 @@ class TestGivenAFingerprint:
     def test_when_anything_that_tokens_depend_on_changes_then_so_does_it(self, folder: Path) -> None:
         fingerprints = {load(folder).fingerprint, load(folder, dtype="bfloat16").fingerprint}
         fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, is_int8=True))
+        fingerprints.add(open_model_folder(folder).fingerprint(torch.bfloat16, has_fp8_cache=True))
         (folder / "tokenizer.json").write_text("{}")
         fingerprints.add(load(folder).fingerprint)
         (folder / "chat_template.jinja").write_text("{{ messages }}")
@@ -142,7 +151,7 @@ class TestGivenAFingerprint:
         save_file(changed, folder / "model.safetensors")
         fingerprints.add(load(folder).fingerprint)
 
-        assert len(fingerprints) == 7
+        assert len(fingerprints) == 8
 
 
 class TestGivenABadFolder:

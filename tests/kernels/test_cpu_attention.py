@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.paged_attention import KVCache, allocate_kv_cache, paged_attention
+from kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
 from kernels.paged_attention.layout import Layout, unpacked
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.write_kv import HeadNorm, write_kv
@@ -327,3 +327,40 @@ def test_a_scale_that_is_not_above_zero_is_refused(scale: float) -> None:
             max_query_len=1,
             max_context_len=1,
         )
+
+
+class TestGivenACacheInFp8:
+    """Which torch's operators serve on the CPU."""
+
+    @pytest.mark.parametrize("window", [0, 5])
+    def test_when_tokens_are_written_and_attended_to_then_both_are_the_reference_s(self, window: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        cache, expected_cache = (allocate_kv_cache(4, 4, 2, 16, dtype=FP8, device=CPU) for _ in range(2))
+        qkv = torch.randn(9, 8 * 16, generator=generator)
+        positions, slots = torch.arange(9), torch.tensor([4, 5, 6, 7, 12, 13, 14, -1, 0])
+        angles = torch.randn(9, 16, generator=generator)
+        tables = torch.tensor([[1, 3]], dtype=torch.int32)
+        starts, lens = torch.tensor([0, 3], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
+
+        query = write_kv(qkv, positions, slots, angles, cache)
+        out = paged_attention(
+            query[:3],
+            cache,
+            tables,
+            starts,
+            lens,
+            scale=0.25,
+            max_query_len=3,
+            max_context_len=7,
+            sliding_window=window,
+        )
+
+        write_kv_reference(qkv, positions, slots, angles, expected_cache)
+        expected = paged_attention_reference(
+            query[:3].double(), cache, tables, starts, lens, scale=0.25, sliding_window=window
+        )
+        assert torch.equal(cache.keys.view(torch.uint8), expected_cache.keys.view(torch.uint8))
+        assert torch.equal(cache.values.view(torch.uint8), expected_cache.values.view(torch.uint8))
+        torch.testing.assert_close(cache.key_scales, expected_cache.key_scales, rtol=0, atol=0)
+        torch.testing.assert_close(cache.value_scales, expected_cache.value_scales, rtol=0, atol=0)
+        torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=2e-5)

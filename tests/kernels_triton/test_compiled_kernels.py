@@ -9,6 +9,7 @@ import torch
 from benchmarks.kernel_cases import make_options
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.kernel import int8_product_triton, widen_triton
+from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
@@ -35,9 +36,15 @@ def check_fits(compiled: list[Compiled]) -> None:
 
 
 def compile_attention(
-    dtype: torch.dtype, *, head_size: int, max_query_len: int, max_context_len: int, sliding_window: int = 0
+    dtype: torch.dtype,
+    *,
+    head_size: int,
+    max_query_len: int,
+    max_context_len: int,
+    sliding_window: int = 0,
+    is_fp8: bool = False,
 ) -> list[Compiled]:
-    cache = allocate_cuda(4, 16, 8, head_size, dtype=dtype, device=torch.device("cpu"))
+    cache = allocate_cuda(4, 16, 8, head_size, dtype=FP8 if is_fp8 else dtype, device=torch.device("cpu"))
     query = torch.zeros(64, 48, head_size, dtype=dtype)[:, :32]
     lengths = torch.zeros(5, dtype=torch.int32)
     with CompileInstead() as compiled:
@@ -88,6 +95,19 @@ class TestGivenPagedAttention:
             )
         )
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(("head_size", "max_query_len"), [(64, 1), (128, 1), (256, 1), (128, 500), (256, 500)])
+    def test_when_the_cache_is_in_fp8_then_it_fits_and_reads_ahead(
+        self, dtype: torch.dtype, head_size: int, max_query_len: int
+    ) -> None:
+        compiled = compile_attention(
+            dtype, head_size=head_size, max_query_len=max_query_len, max_context_len=9000, is_fp8=True
+        )
+
+        check_fits(compiled)
+        assert "cp.async" in compiled[0].ptx
+        assert "e4m3" in compiled[0].ptx
+
     @pytest.mark.parametrize("max_query_len", [1, 500])
     def test_when_it_is_compiled_in_float32_then_it_fits_and_has_no_tf32(self, max_query_len: int) -> None:
         compiled = compile_attention(torch.float32, head_size=128, max_query_len=max_query_len, max_context_len=9000)
@@ -118,9 +138,12 @@ class TestGivenTheOtherKernels:
 
         check_fits(compiled)
 
+    @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8])
     @pytest.mark.parametrize(("has_norm", "rotary_size"), [(False, 128), (True, 128), (True, 64)])
-    def test_when_the_write_is_compiled_then_it_fits(self, has_norm: bool, rotary_size: int) -> None:
-        cache = allocate_cuda(4, 16, 8, 128, dtype=torch.bfloat16, device=torch.device("cpu"))
+    def test_when_the_write_is_compiled_then_it_fits(
+        self, has_norm: bool, rotary_size: int, cache_dtype: torch.dtype
+    ) -> None:
+        cache = allocate_cuda(4, 16, 8, 128, dtype=cache_dtype, device=torch.device("cpu"))
         qkv, integers = torch.zeros(8, 48 * 128, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)
         head_norm = HeadNorm(qkv[0, :128], qkv[0, :128], 1e-6) if has_norm else None
 

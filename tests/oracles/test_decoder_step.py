@@ -22,7 +22,7 @@ from engine.request import SamplingParams
 from engine.sequence import Sequence as Tokens
 from kernels.linear import cpu as linear_cpu
 from kernels.native import library
-from kernels.paged_attention import KVCache
+from kernels.paged_attention import FP8, KVCache
 from tests.oracles.tiny_models import TinyModel
 
 CPU = torch.device("cpu")
@@ -116,6 +116,20 @@ def test_a_native_step_is_its_operations_to_the_bit(decoder: Decoder) -> None:
     for one, other in zip(apart, together, strict=True):
         assert torch.equal(one.keys, other.keys)
         assert torch.equal(one.values, other.values)
+
+
+def test_a_cache_in_fp8_is_left_to_the_operations(decoder: Decoder) -> None:
+    """The native step would read it as its own layout."""
+    parts = [whole(sequence) for sequence in sequences()]
+    caches, others = (
+        make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=FP8, device=CPU)
+        for _ in range(2)
+    )
+
+    actual = forward(decoder, parts, caches)
+
+    assert torch.equal(actual, forward(decoder, parts, others, by_operations=True))
+    assert all(bool(cache.keys.view(torch.uint8).any()) for cache in caches)
 
 
 def test_rows_without_wanted_logits_are_left_out_of_the_logits_only(decoder: Decoder) -> None:

@@ -92,6 +92,13 @@ class TestGivenManyMistakes:
 
         assert caught.value.problems == (f"SLUICE_QUANTIZATION: {problem}",)
 
+    def test_when_a_cache_in_fp8_is_asked_on_a_cpu_then_it_is_refused_and_on_a_gpu_taken(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_KV_CACHE_DTYPE: fp8 is for a GPU"):
+            load_config({"SLUICE_KV_CACHE_DTYPE": "fp8"})
+
+        taken = load_config({"SLUICE_KV_CACHE_DTYPE": "fp8", "SLUICE_DEVICE": "cuda:0"})
+        assert taken.model.kv_cache_dtype == "fp8"
+
     @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
     def test_when_int8_is_asked_on_a_gpu_then_it_is_taken(self, dtype: str) -> None:
         found = load_config({"SLUICE_QUANTIZATION": "int8", "SLUICE_DEVICE": "cuda:0", "SLUICE_DTYPE": dtype})

@@ -38,6 +38,10 @@ class TestGivenTheNullModel:
         with pytest.raises(ConfigError, match="SLUICE_QUANTIZATION: the null model has no weights"):
             load(load_config({"SLUICE_MODEL": "null", "SLUICE_QUANTIZATION": "int8"}))
 
+    def test_when_its_cache_shall_be_in_fp8_then_that_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_KV_CACHE_DTYPE: the null model has no keys"):
+            load(load_config({"SLUICE_MODEL": "null", "SLUICE_DEVICE": "cuda:0", "SLUICE_KV_CACHE_DTYPE": "fp8"}))
+
     @pytest.mark.parametrize("options", ["speed=9", "step_s=soon"])
     def test_when_an_option_is_wrong_then_it_is_named(self, options: str) -> None:
         with pytest.raises(ConfigError, match=options):

@@ -1,0 +1,29 @@
+"""Keys and values in 8-bit floats (e4m3), with one float32 scale for each head of each token.
+
+A scale for a head of a token needs no calibration and cannot overflow, whatever the model: it is the largest magnitude
+over 448, which is the largest e4m3. A head with a NaN or an infinity has the scale infinity, and stands for NaN.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+
+
+def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads `[..., D]` as e4m3 `[..., D]`, rounded to the nearest, ties to even, and their scales `[...]` float32."""
+    wide = x.float()
+    magnitude = torch.where(wide.isnan(), float("inf"), wide.abs())
+    scales = magnitude.amax(dim=-1) / LARGEST
+    divisors = torch.where(scales == 0, 1.0, scales)
+    return (wide / divisors.unsqueeze(-1)).to(FP8), scales
+
+
+def from_fp8(narrow: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """What e4m3 `[..., D]` and scales `[...]` stand for."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return (narrow.to(wide) * scales.to(wide).unsqueeze(-1)).to(dtype)

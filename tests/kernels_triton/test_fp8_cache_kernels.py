@@ -1,0 +1,269 @@
+"""A cache in 8-bit floats: the bytes that are written, and attention over what they stand for."""
+
+# torch's types are partial; triton's language is not typable.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportMissingTypeStubs=false, reportGeneralTypeIssues=false, reportArgumentType=false
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.kernel_cases import (
+    AttentionCase,
+    AttentionInputs,
+    attention_agreement,
+    blocks_needed,
+    fill_with_nan,
+    fp8_write_agreement,
+    generator_on,
+    make_attention,
+    make_write,
+    random_tensor,
+    same_bits,
+)
+from kernels.paged_attention import kernel
+from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
+from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.paged_attention.layout import KVCache
+from kernels.write_kv import HeadNorm
+from kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
+from tests.kernels_triton.devices import DEVICES
+
+
+@triton.jit
+def _round_kernel(out_ptr, x_ptr, N, BLOCK: tl.constexpr):  # noqa: N803 - as in kernels
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < N, other=0.0)
+    tl.store(out_ptr + offsets, _to_e4m3(x), mask=offsets < N)
+
+
+def fp8_cache(case: AttentionCase, device: str) -> KVCache:
+    sizes = (blocks_needed(case) + 2, case.block_size, case.num_kv_heads, case.head_size)
+    return allocate_cuda(*sizes, dtype=FP8, device=torch.device(device))
+
+
+def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> AttentionInputs:
+    return make_attention(case, fp8_cache(case, device), dtype, generator_on(device))
+
+
+def attend(inputs: AttentionInputs, *, segment: int = 64) -> Tensor:
+    """The kernel's output into memory that was NaN; a decode is split from `segment` keys on."""
+    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
+    usual = kernel.SEGMENT_TOKENS
+    kernel.SEGMENT_TOKENS = segment
+    try:
+        paged_attention_triton(
+            inputs.query,
+            inputs.kv_cache,
+            inputs.block_tables,
+            inputs.query_start_locs,
+            inputs.context_lens,
+            scale=inputs.scale,
+            max_query_len=inputs.max_query_len,
+            max_context_len=inputs.max_context_len,
+            sliding_window=inputs.sliding_window,
+            out=out,
+        )
+    finally:
+        kernel.SEGMENT_TOKENS = usual
+    return out
+
+
+class TestGivenHeads:
+    def test_when_they_are_kept_in_fp8_then_each_element_is_within_half_a_step(self) -> None:
+        heads = torch.randn(40, 3, 64, generator=generator_on("cpu")) * torch.logspace(-6, 6, 40)[:, None, None]
+        heads[7] = 0
+
+        found = from_fp8(*to_fp8(heads), torch.float64)
+
+        largest = heads.double().abs().amax(dim=-1, keepdim=True)
+        assert ((found - heads.double()).abs() <= heads.double().abs() / 16 + largest / 448 * 2.0**-10 * 1.001).all()
+        assert torch.allclose(found.abs().amax(dim=-1), largest[..., 0], rtol=1e-6)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_when_an_element_is_not_finite_then_its_head_stands_for_nan_and_no_other_does(self, value: float) -> None:
+        heads = torch.ones(2, 2, 8)
+        heads[1, 0, 3] = value
+
+        found = from_fp8(*to_fp8(heads), torch.float32)
+
+        assert found[1, 0].isnan().all()
+        assert (found[0] == 1).all()
+        assert (found[1, 1] == 1).all()
+
+
+@pytest.mark.parametrize(("device", "dtype"), [DEVICES[0], DEVICES[2]])
+class TestGivenFloats:
+    def test_when_they_become_bytes_then_they_are_the_nearest_with_ties_to_even(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        codes = torch.arange(127, dtype=torch.uint8).view(FP8).float()
+        between = (codes[1:] + codes[:-1]) / 2
+        near = torch.cat([torch.nextafter(between, torch.tensor(end)) for end in (0.0, 1e9)])
+        some = torch.randn(4000, generator=generator_on("cpu")) * torch.logspace(-4, 2.2, 4000)
+        x = torch.cat([codes, between, near, some.clamp(-448, 448), torch.tensor([463.0, float("nan")])])
+        x = torch.cat([x, -x]).to(device)
+        found = torch.zeros(len(x), dtype=torch.uint8, device=device)
+
+        _round_kernel[(triton.cdiv(len(x), 1024),)](found, x, len(x), BLOCK=1024)
+
+        expected = x.clamp(-448, 448).to(FP8)
+        assert torch.equal(found.view(FP8).isnan() if device == "cuda" else (found & 0x7F) == 0x7F, x.isnan())
+        finite = ~x.isnan()
+        assert torch.equal(found[finite], expected.view(torch.uint8)[finite])
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenACacheInFp8:
+    @pytest.mark.parametrize("has_norm", [False, True])
+    @pytest.mark.parametrize(
+        ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size"),
+        [
+            (1, 1, 1, 16, 16),
+            (7, 4, 2, 32, 32),
+            (3, 6, 3, 64, 16),
+            (5, 7, 1, 80, 80),
+            (9, 2, 2, 24, 0),
+            (0, 2, 1, 16, 16),
+        ],
+    )
+    def test_when_tokens_are_written_then_bytes_and_scales_are_the_reference_s(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        num_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        rotary_size: int,
+        has_norm: bool,
+    ) -> None:
+        plain, cache = (
+            allocate_cuda(4, 16, num_kv_heads, head_size, dtype=kind, device=torch.device(device))
+            for kind in (dtype, FP8)
+        )
+        fill_with_nan(cache)
+        inputs = make_write(
+            plain,
+            num_tokens=num_tokens,
+            num_heads=num_heads,
+            rotary_size=rotary_size,
+            has_norm=has_norm,
+            generator=generator_on(device),
+        )
+        if num_tokens > 3:
+            inputs.qkv[0, -head_size:] = 0  # a head of zeros has no scale to divide by
+        out = torch.full((num_tokens, num_heads, head_size), float("nan"), dtype=dtype, device=device)
+
+        write_kv_triton(
+            inputs.qkv,
+            inputs.positions,
+            inputs.slot_mapping,
+            inputs.cos_sin,
+            cache,
+            head_norm=inputs.head_norm,
+            out=out,
+        )
+
+        assert fp8_write_agreement(inputs, cache, out).holds
+
+    @pytest.mark.parametrize(
+        ("query_lens", "context_lens", "window"),
+        [
+            ([1, 1, 1], [1, 17, 200], 0),
+            ([1, 1], [100, 64], 33),
+            ([20, 1, 5], [50, 70, 5], 0),
+            ([18, 1, 0], [60, 50, 5], 16),
+        ],
+    )
+    def test_when_it_is_attended_to_then_the_result_is_that_of_what_it_stands_for(
+        self, device: str, dtype: torch.dtype, query_lens: list[int], context_lens: list[int], window: int
+    ) -> None:
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=6,
+            num_kv_heads=2,
+            head_size=24,
+            sliding_window=window,
+            num_padding=2,
+        )
+        inputs = inputs_for(case, device, dtype)
+
+        out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+        assert not out[-2:].any()
+
+    def test_when_weights_are_tiny_then_the_scales_of_values_do_not_lose_them(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        """Many keys of equal weight, and values far below one: together they are below what float16 resolves."""
+        case = AttentionCase(query_lens=[1], context_lens=[900], num_heads=1, num_kv_heads=1, head_size=16)
+        inputs = inputs_for(case, device, dtype)
+        cache = inputs.kv_cache
+        assert cache.value_scales is not None
+        cache.value_scales.mul_(0.01)
+        flat = replace(inputs, query=inputs.query * 0)
+
+        assert attention_agreement(flat, attend(flat, segment=512)).holds
+
+    def test_when_one_sequence_has_a_broken_key_then_the_others_do_not_notice(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        case = AttentionCase(query_lens=[1, 1], context_lens=[40, 70], num_heads=2, num_kv_heads=1, head_size=16)
+        inputs = inputs_for(case, device, dtype)
+        undisturbed = attend(inputs)
+        cache = inputs.kv_cache
+        assert cache.key_scales is not None
+        cache.key_scales[int(inputs.block_tables[0, 1]), 3] = float("inf")
+
+        out = attend(inputs)
+
+        assert out[0].isnan().all()
+        assert same_bits(out[1], undisturbed[1])
+
+    def test_when_others_join_the_batch_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
+        case = AttentionCase(query_lens=[1, 1], context_lens=[40, 150], num_heads=2, num_kv_heads=1, head_size=16)
+        inputs = inputs_for(case, device, dtype)
+        alone = replace(
+            inputs,
+            query=inputs.query[:1],
+            block_tables=inputs.block_tables[:1],
+            query_start_locs=inputs.query_start_locs[:2],
+            context_lens=inputs.context_lens[:1],
+            max_context_len=40,
+        )
+
+        assert same_bits(attend(inputs)[:1], attend(alone))
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenAWriteAndThenAttention:
+    def test_when_a_token_is_not_finite_then_its_own_sequence_alone_is_lost(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        cache = allocate_cuda(2, 16, 1, 16, dtype=FP8, device=torch.device(device))
+        qkv = random_tensor(2, 3 * 16, dtype=dtype, generator=generator_on(device))
+        qkv[0, 40] = float("nan")
+        ids = torch.tensor([0, 16], device=device)
+        weight = torch.ones(16, dtype=dtype, device=device)
+        query = torch.empty(2, 1, 16, dtype=dtype, device=device)
+        tables = torch.tensor([[0], [1]], dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+        lens = torch.ones(2, dtype=torch.int32, device=device)
+        angles = torch.ones(1, 16, device=device)
+        out = torch.empty_like(query)
+
+        write_kv_triton(qkv, ids * 0, ids, angles, cache, head_norm=HeadNorm(weight, weight, 1e-6), out=query)
+        paged_attention_triton(
+            query, cache, tables, starts, lens, scale=0.25, max_query_len=1, max_context_len=1, out=out
+        )
+
+        assert not out[0].isfinite().any()
+        assert ((out[1, 0] - qkv[1, 32:]).abs() <= qkv[1, 32:].abs() / 8 + 0.01).all()
