@@ -4,12 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any, Literal
+from unittest.mock import patch
 
 from engine.config import EngineConfig
+from engine.executor import Executor
+from engine.kv_cache import make_caches
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, load_model_runner
 from engine.null_model import NullTokenizer
 from engine.request import Request, TokenDelta, TokenLogprobs
+from kernels.paged_attention import KVCache
+from tests.engine.lagging import LaggingExecutor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,11 @@ class Setting:
     """Requests that are aborted after a random number of steps."""
 
     seed: int = 0
+    lag: Literal[0, 1] = 0
+    """Steps launched ahead: input ids come from the step before, as they would on a device."""
+
+    is_late: bool = False
+    """The device itself lags: see `LaggingExecutor`."""
 
 
 CALM = Setting()
@@ -47,6 +58,12 @@ DISTURBED: Mapping[str, Setting] = {
     "slots": Setting(discipline="slots", block_size=4, num_blocks=80, arrivals=10),
     "whole prompts": Setting(discipline="orca", block_size=4, num_blocks=60, max_num_batched_tokens=48, arrivals=10),
     "padded batches": Setting(discipline="static", block_size=4, max_num_seqs=4, arrivals=5),
+    "overlapped": Setting(lag=1, block_size=4, arrivals=9),
+    "overlapped, chunks of three": Setting(lag=1, block_size=4, max_num_batched_tokens=3, max_num_seqs=3, arrivals=20),
+    "overlapped, a late device": Setting(lag=1, is_late=True, block_size=4, num_blocks=18, arrivals=9),
+    "overlapped, a late device, aborts": Setting(
+        lag=1, is_late=True, block_size=2, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})
+    ),
     "aborts": Setting(block_size=4, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})),
 }
 
@@ -81,6 +98,7 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         num_blocks=setting.num_blocks,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
+        lag=setting.lag,
     )
     config = EngineConfig(
         max_num_seqs=setting.max_num_seqs,
@@ -90,7 +108,25 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         discipline=setting.discipline,
         batch_window_s=0.0,
     )
-    return _run(LLMEngine(load_model_runner(options), NullTokenizer(), config), requests, setting)
+    executor = _late(options) if setting.is_late else load_model_runner(options)
+    return _run(LLMEngine(executor, NullTokenizer(), config), requests, setting)
+
+
+def _late(options: ModelOptions) -> Executor:
+    """A model on a device that lags, and makes NaN of blocks that are used again too early."""
+    caches: list[KVCache] = []
+
+    def make(*args: Any, **kwargs: Any) -> list[KVCache]:  # Any: as `make_caches` takes it
+        caches.extend(make_caches(*args, **kwargs))
+        return caches
+
+    def scribble(block_ids: list[int]) -> None:
+        for cache in caches:
+            cache.keys[block_ids] = float("nan")
+            cache.values[block_ids] = float("nan")
+
+    with patch("engine.model_runner.make_caches", make):
+        return LaggingExecutor(load_model_runner(options), scribble=scribble)
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> Outcome:

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("setting", ["together", "tiny blocks", "chunks of three"])
+@pytest.mark.parametrize("setting", ["together", "tiny blocks", "chunks of three", "overlapped"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_only_the_request_with_bad_logits_fails(folder: Path, setting: str, temperature: float) -> None:
     def request(name: str, prompt: tuple[int, ...]) -> Request:
