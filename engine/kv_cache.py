@@ -1,7 +1,5 @@
 """The KV cache of a whole model: one `KVCache` per layer, and how many blocks the memory holds."""
 
-import os
-
 import torch
 
 from engine.errors import NotEnoughMemory
@@ -59,18 +57,6 @@ def check_one_sequence_fits(num_blocks: int, block_size: int, max_model_len: int
             f"tokens ({_mib(-(-max_model_len // block_size) * bytes_per_block)} MiB), but the KV cache has "
             f"{num_blocks} ({_mib(num_blocks * bytes_per_block)} MiB). Allow more memory, or lower max_model_len."
         )
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that nothing uses now, on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _mib(num_bytes: int) -> str:

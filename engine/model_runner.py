@@ -10,17 +10,17 @@ from torch import Tensor
 from engine.batch import Batch, Sampled
 from engine.batch_tensors import BatchLayout, BatchTensors
 from engine.device_errors import guarded
-from engine.errors import ModelFolderError, OutOfMemory, QuantizationUnavailable
+from engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from engine.executor import Computed, Launched, ModelLimits
 from engine.kv_cache import (
     block_bytes,
     blocks_that_fit,
     check_one_sequence_fits,
-    free_memory_bytes,
     make_caches,
 )
+from engine.largest_step import largest_batches
 from engine.loader import ModelFolder, open_model_folder
-from engine.memory import give_memory_back
+from engine.memory import free_memory_bytes, give_memory_back, peak_bytes
 from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
 from engine.models.load import WeightForm, load_decoder
@@ -57,9 +57,15 @@ class ModelOptions:
     """Blocks of the KV cache. None: as many as the memory allows."""
 
     kv_cache_bytes: int | None = None
-    """Memory for the KV cache. None: `memory_fraction` of what is free once the weights are loaded."""
+    """Memory for the KV cache. None: what `memory_fraction` leaves."""
 
     memory_fraction: float = 0.5
+    """Of what is free once the weights are loaded, this share is for the KV cache and the largest step together."""
+
+    measures_steps: bool | None = None
+    """Whether the largest step is computed to see what memory it takes. None: on a GPU. On the CPU it would take up to
+    minutes, and the share that is left alone is larger."""
+
     max_model_len: int | None = None
     """Most tokens of a sequence. None: the model's own context."""
 
@@ -201,6 +207,9 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
             f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"give bfloat16 as dtype too, or no quantization."
         )
+    if device.type == "cuda":
+        # Triton launches on the thread's own device, whatever its tensors' is.
+        torch.cuda.set_device(device)
     with torch.inference_mode():
         decoder = load_decoder(
             config,
@@ -213,7 +222,7 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=folder.eos_token_ids,
-        num_blocks=_num_blocks(config, options, max_model_len, dtype),
+        num_blocks=_num_blocks(decoder, options, max_model_len, dtype),
         block_size=options.block_size,
     )
     fingerprint = folder.fingerprint(dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
@@ -257,9 +266,9 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
     return options.max_model_len or longest
 
 
-def _num_blocks(config: DecoderConfig, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
+def _num_blocks(decoder: Decoder, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
     """Blocks of the cache; a stated `max_model_len` must fit it."""
-    device = torch.device(options.device)
+    config, device = decoder.config, torch.device(options.device)
     cache_dtype = _cache_dtype(options, dtype)
     bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=cache_dtype, device=device)
     num_blocks = options.num_blocks
@@ -267,9 +276,39 @@ def _num_blocks(config: DecoderConfig, options: ModelOptions, max_model_len: int
         available = options.kv_cache_bytes
         if available is None:
             available = int(free_memory_bytes(device) * options.memory_fraction)
+            available = max(0, available - _step_bytes(decoder, options, max_model_len))
         num_blocks = blocks_that_fit(
             available, bytes_per_block, options.block_size, options.max_num_seqs * max_model_len
         )
     if options.max_model_len is not None:
         check_one_sequence_fits(num_blocks, options.block_size, max_model_len, bytes_per_block)
     return num_blocks
+
+
+def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> int:
+    """Memory that the largest steps take beyond weights and cache; 0 where that is not measured."""
+    device = torch.device(options.device)
+    if not (device.type == "cuda" if options.measures_steps is None else options.measures_steps):
+        return 0
+    vocab_size, block_size = decoder.config.vocab_size, options.block_size
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(),
+        num_blocks=1,
+        block_size=block_size,
+    )
+    runner = ModelRunner(decoder, options, limits, fingerprint="")
+    batches = largest_batches(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
+    try:
+        return peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
+    except OutOfMemory as error:
+        raise NotEnoughMemory(
+            f"there is no memory for a step of {options.max_num_batched_tokens} tokens and {options.max_num_seqs} "
+            f"sequences ({error}). Lower one of them, or use a smaller model."
+        ) from error

@@ -162,6 +162,10 @@ class ModelConfig:
         "auto", env="KV_CACHE_DTYPE", metavar="HOW",
         help="auto (the model's dtype), or fp8: keys and values in half the memory, on a GPU of 2022 or later.",
     )  # fmt: skip
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "auto", env="KV_CACHE_DTYPE", metavar="HOW",
+        help="auto (the model's dtype), or fp8: keys and values in half the memory, on a GPU of 2022 or later.",
+    )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
         help=f"Token slots in a block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
@@ -173,7 +177,8 @@ class ModelConfig:
         None,
         env="MEMORY_FRACTION",
         metavar="FRACTION",
-        help="Share of free memory that the KV cache may take. 0.9 on a GPU, 0.5 on a CPU if not given.",
+        help="Share of the memory that the weights leave free, for the KV cache and, measured, a GPU's largest step. "
+        "0.9 on a GPU, 0.5 on a CPU if not given.",
     )
     max_model_len: int | None = setting(
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
@@ -196,6 +201,8 @@ class ModelConfig:
         if self.quantization == "int8" and self.dtype not in int8_dtypes:
             needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            yield "kv_cache_dtype", "fp8 is for a GPU; a CPU would be slower by it"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 is for a GPU; a CPU would be slower by it"
         yield from _positive(self, "processes", "block_size", "num_blocks", "max_model_len", "num_threads")

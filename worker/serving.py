@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from engine.config import EngineConfig
-from engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
+from engine.device_errors import guarded
+from engine.errors import EngineBroken, ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
@@ -20,7 +21,7 @@ from engine.threads import limit_spinning
 from worker.chat import ChatTemplate, compile_template
 from worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from worker.devices import is_several
-from worker.errors import ConfigError
+from worker.errors import ConfigError, WorkerBroken
 from worker.translate import Encoder
 
 NULL = "null"
@@ -68,6 +69,9 @@ def load(config: WorkerConfig) -> Served:
         raise ConfigError([f"SLUICE_QUANTIZATION: {error}"]) from error
     except NotEnoughMemory as error:
         raise ConfigError([f"SLUICE_MEMORY_FRACTION: {error}"]) from error
+    except (EngineBroken, OutOfMemory) as error:
+        # Weights without room: another process may be about to leave the device.
+        raise WorkerBroken(f"the model cannot be loaded now: {error}") from error
 
 
 def find_folder(path: str | None) -> Path:
@@ -182,22 +186,21 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
     _check_device(config.model.device)
     tokenizer = load_tokenizer(folder)
     model, batching = config.model, engine_config(config)
-    executor = load_model_runner(
-        ModelOptions(
-            path=folder,
-            device=model.device,
-            dtype=model.dtype,
-            quantization=model.quantization,
-            kv_cache_dtype=model.kv_cache_dtype,
-            block_size=model.block_size or DEFAULT_BLOCK_SIZE,
-            num_blocks=model.num_blocks,
-            memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),
-            max_model_len=model.max_model_len,
-            max_num_seqs=batching.max_num_seqs,
-            max_num_batched_tokens=batching.max_num_batched_tokens,
-            num_threads=model.num_threads or _num_threads(folder),
-        )
+    options = ModelOptions(
+        path=folder,
+        device=model.device,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=model.kv_cache_dtype,
+        block_size=model.block_size or DEFAULT_BLOCK_SIZE,
+        num_blocks=model.num_blocks,
+        memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),
+        max_model_len=model.max_model_len,
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        num_threads=model.num_threads or _num_threads(folder),
     )
+    executor = guarded(lambda: load_model_runner(options))
     facts = tokenizer.facts
     template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
     name = config.model.path if is_name(config.model.path) else folder.name
