@@ -13,13 +13,13 @@ GROUP = "PARTITION BY hour_ms, queue, metric"
 
 def upgrade() -> None:
     op.create_index("jobs_by_queue_and_hour", "jobs", ["queue", "finished_hour_ms"])
-    _replace(_by_windows())
+    replace_hourly_latency(hourly_latency_by_windows())
     _index_batches(["queue", "batch", "submitted_ms", "state"])
 
 
 def downgrade() -> None:
     op.drop_index("jobs_by_queue_and_hour")
-    _replace(hourly_latency())
+    replace_hourly_latency(hourly_latency())
     _index_batches(["queue", "batch", "state"])
 
 
@@ -28,12 +28,12 @@ def _index_batches(columns: list[str]) -> None:
     op.create_index("jobs_by_batch", "jobs", columns, sqlite_where=HAS_BATCH, postgresql_where=HAS_BATCH)
 
 
-def _replace(sql: str) -> None:
+def replace_hourly_latency(sql: str) -> None:
     op.execute("DROP VIEW hourly_latency")
     op.execute(f"CREATE VIEW hourly_latency AS {sql}")
 
 
-def _by_windows() -> str:
+def hourly_latency_by_windows() -> str:
     """`hourly_latency` as before, without GROUP BY: a condition on a window's partition reaches the table.
 
     SQLite pushes a condition through subqueries with windows, and through a UNION ALL without any, but not through an

@@ -163,7 +163,7 @@ class TestGivenAWorkerThatStarts:
         engine = open_database(postgres_empty_url, is_writer=True)
         migrate(engine, "0001")
 
-        with pytest.raises(SchemaTooOld, match=r"0001.*0004.*worker migrate"):
+        with pytest.raises(SchemaTooOld, match=r"0001.*0005.*worker migrate"):
             prepare(engine)
 
         engine.dispose()
