@@ -15,6 +15,7 @@ from engine.loader import Weights
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.models.rope_table import rope_table
+from engine.weight_copies import WeightCopier, copier_to
 from kernels.linear import Linear, pack_gated_linear, pack_linear
 from kernels.write_kv import HeadNorm
 
@@ -36,14 +37,24 @@ def load_decoder(
     form: WeightForm,
     max_model_len: int,
     max_tokens: int,
+    copier: WeightCopier | None = None,
 ) -> Decoder:
     """Build a decoder for sequences up to `max_model_len` and steps up to `max_tokens` tokens.
+
+    Args:
+        config: of the same folder.
+        weights: mapped.
+        form: how they are kept, and where.
+        max_model_len: longest sequence.
+        max_tokens: most tokens of a step.
+        copier: what brings them there; chosen by the device if not given.
 
     Raises:
         ModelFolderError: a tensor is missing, broken or of another shape.
         QuantizationUnavailable: weights cannot be kept in this form.
     """
-    reader = _Reader(weights, form)
+    copier = copier or copier_to(form.device)
+    reader = _Reader(weights, form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     parts = DecoderWeights(
         embedding=embedding,
@@ -52,22 +63,26 @@ def load_decoder(
         output=_load_output(config, reader, embedding),
         cos_sin=rope_table(config.rope, max_model_len).to(form.device),
     )
+    if copier is not None:
+        copier.finish()
     return Decoder(config, parts, max_tokens)
 
 
 class _Reader:
     """Tensors of a folder, in one form."""
 
-    def __init__(self, weights: Weights, form: WeightForm) -> None:
+    def __init__(self, weights: Weights, form: WeightForm, copier: WeightCopier | None) -> None:
         self._weights = weights
         self._form = form
+        self._copier = copier
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        return self._weights.get(name, shape).to(device=self._form.device, dtype=self._form.dtype)
+        return self._stack([name], [shape])
 
     def kept(self, name: str, *shape: int) -> Tensor:
         """A tensor that stays as it is: not a part of the mapped file, all of which would stay in memory with it."""
-        return self.tensor(name, *shape).clone()
+        tensor = self.tensor(name, *shape)
+        return tensor.clone() if self._copier is None else tensor
 
     def linear(self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
         """One product of several matrices `[N_i, in_size]`, one under the other."""
@@ -87,9 +102,25 @@ class _Reader:
     def _stacked(
         self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        weights = [self.tensor(f"{prefix}.{name}.weight", size, in_size) for name, size in names.items()]
-        biases = [self.tensor(f"{prefix}.{name}.bias", size) for name, size in names.items()] if has_bias else []
-        return _stack(weights), _stack(biases) if has_bias else None
+        weight = self._stack([f"{prefix}.{name}.weight" for name in names], [(n, in_size) for n in names.values()])
+        if not has_bias:
+            return weight, None
+        return weight, self._stack([f"{prefix}.{name}.bias" for name in names], [(size,) for size in names.values()])
+
+    def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+        """Tensors one under the other; with a copier each goes to its place there, else one alone is not copied."""
+        form = self._form
+        if self._copier is None:
+            parts = [
+                self._weights.get(name, shape).to(form.device, form.dtype)
+                for name, shape in zip(names, shapes, strict=True)
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = [shape[0] for shape in shapes]
+        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=form.dtype, device=form.device)
+        for name, shape, place in zip(names, shapes, out.split(rows), strict=True):
+            self._copier.copy(self._weights.get(name, shape), place)
+        return out
 
 
 @contextmanager
@@ -98,10 +129,6 @@ def _as_unavailable() -> Generator[None]:
         yield
     except ValueError as error:
         raise QuantizationUnavailable(f"{error}.") from error
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> LayerWeights:
