@@ -18,18 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Batch, PaddingRow, ScheduledSequence
-from engine.transfers import to_device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
-    """Input ids that the host does not know: those that the step before drew."""
-
-    tokens: Tensor
-    """`[F]` int64: which of the T tokens."""
-
-    rows: Tensor
-    """`[F]` int64: the row that drew each, among those of the step before."""
+from engine.transfers import to_device_together
+from kernels.prepare_batch import PADDING, StepPlan, prepare_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +27,7 @@ class BatchTensors:
     """One step: T tokens of S sequences, R of which draw a token."""
 
     input_ids: Tensor
-    """`[T]` int64; 0 where it comes from the step before."""
+    """`[T]` int64."""
 
     positions: Tensor
     """`[T]` int64."""
@@ -59,8 +49,6 @@ class BatchTensors:
 
     max_query_len: int
     max_context_len: int
-    feed: Feed | None = None
-    """None where the host knows all ids."""
 
 
 class BatchLayout:
@@ -75,63 +63,62 @@ class BatchLayout:
         self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
 
-    def lay_out(self, batch: Batch, drawn_rows: Mapping[int, int] | None = None) -> BatchTensors:
+    def lay_out(
+        self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
+    ) -> BatchTensors:
         """The tensors of `batch`, valid until the next call.
 
         Args:
             batch: the step.
             drawn_rows: by sequence id, the rows that drew tokens in the step before.
+            drawn_ids: `[R]` int64, what they drew, on the device.
 
         Raises:
             KeyError: a token is known neither to the host nor to the step before.
         """
         scheduled, padding = batch.sequences, batch.padding
-        input_ids, feed = self._inputs(scheduled, drawn_rows or {})
-        num_tokens = len(input_ids)
+        token_ids = _token_ids(scheduled, drawn_rows or {}) + [PADDING] * batch.num_padding_tokens
         starts = [item.start for item in scheduled] + [row.context_len - row.num_tokens for row in padding]
         sizes = [item.num_tokens for item in scheduled] + [row.num_tokens for row in padding]
         # A rectangle of decodes has its finished rows' logits computed as well.
         samples = [item.samples for item in scheduled] + [row.num_tokens == 1 for row in padding]
-        lengths = np.array(sizes, dtype=np.int64)
+        lengths = np.array(sizes, dtype=np.int32)
+        ends = lengths.cumsum(dtype=np.int32)
+        context_lens = np.array(starts, dtype=np.int32) + lengths
         tables = self._block_tables([item.sequence.block_table for item in scheduled])
         if padding:
-            input_ids += [0] * batch.num_padding_tokens
             tables = np.concatenate((tables, self._padding_tables(padding)))
-        ends = lengths.cumsum()
-        row_of_token = np.repeat(np.arange(len(sizes)), lengths)
-        context_lens = np.array(starts, dtype=np.int64) + lengths
-        positions = np.arange(len(input_ids)) - (ends - context_lens)[row_of_token]
-        slots = self._slots(tables, row_of_token, positions)
-        slots[num_tokens:] = self._num_blocks * self._block_size
+        locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
+        parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, (ends - 1)[samples])
+        plan, logit_rows = self._to_plan(*parts, tables=tables)
+        spare_slot = self._num_blocks * self._block_size
+        tokens = prepare_batch(plan, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
         return BatchTensors(
-            input_ids=self._to_device(np.array(input_ids, dtype=np.int64)),
-            positions=self._to_device(positions),
-            slot_mapping=self._to_device(slots),
-            block_tables=self._to_device(tables),
-            query_start_locs=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
-            context_lens=self._to_device(context_lens.astype(np.int32)),
-            logit_rows=self._to_device((ends - 1)[samples]),
+            input_ids=tokens.input_ids,
+            positions=tokens.positions,
+            slot_mapping=tokens.slot_mapping,
+            block_tables=plan.block_tables,
+            query_start_locs=plan.query_start_locs,
+            context_lens=plan.context_lens,
+            logit_rows=logit_rows.long(),
             max_query_len=int(lengths.max()),
             max_context_len=int(context_lens.max()),
-            feed=feed,
         )
 
-    def _inputs(
-        self, scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]
-    ) -> tuple[list[int], Feed | None]:
-        """The ids of all tokens, and where those come from that the host does not know."""
-        input_ids: list[int] = []
-        fed: list[tuple[int, int]] = []
-        for sequence, start, num_tokens, _ in scheduled:
-            if start == len(sequence.token_ids):
-                fed.append((len(input_ids), drawn_rows[sequence.id]))
-                input_ids.append(0)
-            else:
-                input_ids += sequence.token_ids[start : start + num_tokens]
-        if not fed:
-            return input_ids, None
-        tokens, rows = np.array(fed, dtype=np.int64).T.copy()
-        return input_ids, Feed(tokens=self._to_device(tokens), rows=self._to_device(rows))
+    def _to_plan(self, *parts: NDArray[np.int32], tables: NDArray[np.int32]) -> tuple[StepPlan, Tensor]:
+        """The plan and the logits' rows on the device, by one copy."""
+        if self._device.type == "cpu":
+            on_device = [torch.from_numpy(part) for part in (*parts, tables)]
+        else:
+            on_device = to_device_together((*parts, tables), self._device)
+        token_ids, query_start_locs, context_lens, logit_rows, block_tables = on_device
+        plan = StepPlan(
+            token_ids=token_ids,
+            query_start_locs=query_start_locs,
+            context_lens=context_lens,
+            block_tables=block_tables,
+        )
+        return plan, logit_rows
 
     def _block_tables(self, tables: list[list[int]]) -> NDArray[np.int32]:
         """The tables as rows `[S, max_blocks]`; a row is written only if it changed."""
@@ -147,11 +134,13 @@ class BatchLayout:
         blocks = np.arange(len(padding))[:, None] * width + np.arange(width)
         return (blocks % self._num_blocks).astype(np.int32)
 
-    def _slots(
-        self, tables: NDArray[np.int32], row_of_token: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        blocks = tables[row_of_token, positions // self._block_size].astype(np.int64)
-        return blocks * self._block_size + positions % self._block_size
 
-    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self._device)
+def _token_ids(scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]) -> list[int]:
+    """The ids of all tokens; where only the step before knows one, its row there as `StepPlan` says."""
+    token_ids: list[int] = []
+    for sequence, start, num_tokens, _ in scheduled:
+        if start == len(sequence.token_ids):
+            token_ids.append(-1 - drawn_rows[sequence.id])
+        else:
+            token_ids += sequence.token_ids[start : start + num_tokens]
+    return token_ids

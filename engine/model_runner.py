@@ -166,12 +166,7 @@ class ModelRunner:
 
     def lay_out(self, batch: Batch) -> BatchTensors:
         """The first part of `launch`: what the model reads, valid until the next call."""
-        tensors = self._layout.lay_out(batch, self._drawn_rows)
-        if tensors.feed is not None and self._drawn_ids is not None:
-            # A row without a token is fed something that the model can read: whatever comes of it is thrown away.
-            drawn = self._drawn_ids[tensors.feed.rows].clamp(min=0)
-            tensors.input_ids.index_copy_(0, tensors.feed.tokens, drawn)
-        return tensors
+        return self._layout.lay_out(batch, self._drawn_rows, self._drawn_ids)
 
     def forward(self, tensors: BatchTensors) -> Tensor:
         """The second part of `launch`: logits `[R, V]`, valid until the next call."""

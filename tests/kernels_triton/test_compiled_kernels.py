@@ -11,6 +11,8 @@ from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.kernel import int8_product_triton, widen_triton
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.prepare_batch import StepPlan
+from kernels.prepare_batch.kernel import prepare_batch_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
 from kernels.sample.kernel import sample_triton
@@ -189,5 +191,16 @@ class TestGivenTheOtherKernels:
 
         with CompileInstead() as compiled:
             widen_triton(weight, torch.zeros(8), out=torch.zeros(8, 4096, dtype=torch.bfloat16))
+
+        check_fits(compiled)
+
+    @pytest.mark.parametrize("has_drawn", [False, True])
+    def test_when_the_preparation_is_compiled_then_it_fits(self, has_drawn: bool) -> None:
+        integers, tables = torch.zeros(9, dtype=torch.int32), torch.zeros(8, 32, dtype=torch.int32)
+        plan = StepPlan(token_ids=integers, query_start_locs=integers, context_lens=integers[:8], block_tables=tables)
+
+        with CompileInstead() as compiled:
+            drawn = torch.zeros(8, dtype=torch.int64) if has_drawn else None
+            prepare_batch_triton(plan, drawn, block_size=16, spare_slot=0)
 
         check_fits(compiled)

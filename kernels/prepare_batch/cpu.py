@@ -1,0 +1,34 @@
+"""Ids, positions and slots of a step's tokens on the CPU, by arithmetic over whole arrays."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
+
+
+def prepare_batch_cpu(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int) -> PreparedTokens:
+    """As `kernels.prepare_batch.prepare_batch`."""
+    token_ids, starts = plan.token_ids.numpy(), plan.query_start_locs.numpy()
+    num_tokens = int(starts[-1])
+    before = plan.context_lens.numpy() - starts[1:]  # [S]: a token's position less its index
+    sequences = np.repeat(np.arange(len(before)), starts[1:] - starts[:-1])  # [T]
+    of_sequences = np.arange(num_tokens) + before[sequences]
+    blocks = plan.block_tables.numpy()[sequences, of_sequences // block_size].astype(np.int64)
+    slots = blocks * block_size + of_sequences % block_size
+    input_ids, positions = token_ids.astype(np.int64), of_sequences
+    if num_tokens < len(token_ids):
+        rest = np.zeros(len(token_ids) - num_tokens, dtype=np.int64)
+        input_ids[num_tokens:] = 0
+        positions, slots = np.concatenate((positions, rest)), np.concatenate((slots, rest - 1))
+    if input_ids.size > 0 and input_ids.min() < 0:
+        is_padding = input_ids == PADDING
+        slots[is_padding] = spare_slot
+        input_ids[is_padding] = 0
+        if drawn_ids is not None:
+            fed = input_ids < 0
+            input_ids[fed] = np.maximum(drawn_ids.numpy()[-1 - input_ids[fed]], 0)
+    return PreparedTokens(*map(torch.from_numpy, (input_ids, positions, slots)))

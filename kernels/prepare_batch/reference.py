@@ -1,0 +1,31 @@
+"""What preparing a batch means: a loop over sequences and their tokens."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import torch
+from torch import Tensor
+
+from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
+
+
+def prepare_batch_reference(
+    plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int
+) -> PreparedTokens:
+    """Make ids, positions and slots of all tokens, one after another."""
+    token_ids: list[int] = plan.token_ids.tolist()
+    drawn: list[int] = [] if drawn_ids is None else drawn_ids.tolist()
+    starts: list[int] = plan.query_start_locs.tolist()
+    rows: list[tuple[int, int, int]] = []
+    for s, context_len in enumerate(plan.context_lens.tolist()):
+        for token in range(starts[s], starts[s + 1]):
+            position = context_len - starts[s + 1] + token
+            if token_ids[token] == PADDING:
+                rows.append((0, position, spare_slot))
+                continue
+            token_id = token_ids[token] if token_ids[token] >= 0 else max(drawn[-1 - token_ids[token]], 0)
+            block = int(plan.block_tables[s, position // block_size])
+            rows.append((token_id, position, block * block_size + position % block_size))
+    rows += [(0, 0, -1)] * (len(token_ids) - len(rows))
+    columns = torch.tensor(rows, dtype=torch.int64, device=plan.token_ids.device).view(-1, 3)
+    return PreparedTokens(*columns.T.contiguous())
