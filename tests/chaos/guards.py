@@ -21,6 +21,8 @@ WEBHOOKS = "tests/history/test_callbacks.py"
 SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
 ENGINE = "tests/engine/test_llm_engine.py"
+OVERLAPPED = "tests/engine/test_overlap.py"
+MACHINE = "tests/properties/test_engine_machine.py"
 
 
 class Patch(NamedTuple):
@@ -480,6 +482,73 @@ RESUME = (
     ),
 )
 
+OVERLAP = (
+    Guard(
+        name="a late stop gives its blocks back while a row of it is in flight",
+        patches=(
+            Patch(
+                "engine/scheduler.py",
+                "if not sequence.num_launched_tokens:\n                self.blocks.release(sequence)\n            elif",
+                "if True:\n                self.blocks.release(sequence)\n            elif",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenALateStop", MACHINE),
+    ),
+    Guard(
+        name="one that is preempted in flight gives its blocks back at once",
+        patches=(
+            Patch(
+                "engine/scheduler.py",
+                "        if victim.num_launched_tokens:\n",
+                "        if False:\n",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenAPreemptionInFlight", MACHINE),
+    ),
+    Guard(
+        name="a row that nobody wants any more is read",
+        patches=(Patch("engine/isolation.py", "        if unwanted:\n", "        if False:\n"),),
+        tests=(f"{OVERLAPPED}::TestGivenALateStop",),
+    ),
+    Guard(
+        name="what was launched on top of a step that failed counts",
+        patches=(Patch("engine/llm_engine.py", "if outcome.has_failed and self._in_flight is not None:", "if False:"),),
+        tests=(f"{OVERLAPPED}::TestGivenAStepThatFailsInFlight",),
+    ),
+    Guard(
+        name="a step is planned past a sequence's last token",
+        patches=(
+            Patch(
+                "engine/scheduler.py",
+                "return sequence.num_tokens + sequence.num_drawn_tokens >= num_most or",
+                "return num_most < 0 or",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
+    ),
+    Guard(
+        name="penalties do not wait for the token in flight",
+        patches=(Patch("engine/scheduler.py", ">= num_most or sequence.sampling.has_penalties", ">= num_most"),),
+        tests=(f"{SAMPLING}::test_tokens_are_the_same_in_any_company",),
+    ),
+    Guard(
+        name="a token is fed from the batch row that another sequence had",
+        patches=(Patch("engine/batch_tensors.py", "drawn_rows[sequence.id]))", "len(fed)))"),),
+        tests=("tests/engine/test_batch_tensors.py", f"{SAMPLING}::test_tokens_are_the_same_in_any_company"),
+    ),
+    Guard(
+        name="a prompt in flight is computed again by those who share it",
+        patches=(
+            Patch(
+                "engine/scheduler.py",
+                "for sequence in self.running if sequence.num_launched_tokens > 1]",
+                "for sequence in self.running if False]",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
+    ),
+)
+
 ORDERS = (
     Guard(
         name="a long output is charged at its end alone",
@@ -508,5 +577,6 @@ GUARDS: tuple[Guard, ...] = (
     *HISTORY,
     *CALLBACKS,
     *RESUME,
+    *OVERLAP,
     *ORDERS,
 )
