@@ -1,7 +1,7 @@
 """What the engine needs of whatever computes: a model on a device, or the null model. Knows no tensors."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from engine.batch import Batch, Sampled
 
@@ -76,6 +76,24 @@ class Executor(Protocol):
 
     def forget(self, sequence_ids: list[int]) -> None:
         """Drop whatever is kept for sequences that ended (penalty counts). A step in flight may have rows of theirs."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """An executor that can use a pause, so that later steps are quicker."""
+
+    @property
+    def has_preparations(self) -> bool:
+        """Whether there is something to prepare."""
+        ...
+
+    def prepare(self) -> None:
+        """Prepare one thing; as long as some steps.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
         ...
 
 

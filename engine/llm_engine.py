@@ -8,7 +8,7 @@ from itertools import count
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.errors import RequestRejected
-from engine.executor import Executor, TextDecoder
+from engine.executor import Executor, Preparing, TextDecoder
 from engine.isolation import IsolatingExecutor, Outcome, StepInFlight
 from engine.output import ChoiceOutput, Outputs
 from engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
@@ -66,6 +66,7 @@ class LLMEngine:
         self._scheduler = Scheduler(config, self._limits, clock)
         self._outputs = Outputs(decoder, self._limits)
         self._lag = executor.lag if self._scheduler.may_overlap else 0
+        self._preparing = executor if isinstance(executor, Preparing) else None
         self._in_flight: StepInFlight | None = None
         """The step launched last, between two calls of `step`: there is none at lag 0."""
 
@@ -124,6 +125,8 @@ class LLMEngine:
         launched = self._launch(self._scheduler.schedule())
         due, self._in_flight = (self._in_flight, launched) if self._lag else (launched, None)
         if due is None:
+            if self._preparing is not None and self.is_idle:
+                self._preparing.prepare()
             return self._take_ended()
         outcome = self._isolating.collect(due, unwanted=self._scheduler.ended_ids)
         deltas = self._take_ended()
@@ -163,6 +166,8 @@ class LLMEngine:
         Between the two where a discipline gathers a batch: see `engine.policies.disciplines`.
         """
         if self._scheduler.running or self._ended or self._in_flight:
+            return 0.0
+        if self._preparing is not None and self._preparing.has_preparations:
             return 0.0
         return self._scheduler.gathering_s if self._scheduler.waiting else float("inf")
 

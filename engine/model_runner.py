@@ -1,6 +1,6 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from engine.batch import Batch, Sampled
 from engine.batch_tensors import BatchLayout, BatchTensors
+from engine.cuda_graphs import CudaRecorder, EagerRecorder, GraphedDecoder
 from engine.device_errors import guarded
 from engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from engine.executor import Computed, Launched, ModelLimits
+from engine.graph_buckets import Bucket, Buckets, nothing, pad
 from engine.kv_cache import (
     block_bytes,
     blocks_that_fit,
@@ -71,6 +73,9 @@ class ModelOptions:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    graphs: bool | None = None
+    """Whether steps are recorded and replayed. None: on a GPU. On the CPU a replay computes anew: that is for tests."""
+
     num_threads: int | None = None
     """Threads on the CPU. None: as torch decides."""
 
@@ -115,6 +120,12 @@ class ModelRunner:
         """Of the step launched last: the row of each sequence, by its id, in the token ids below."""
 
         self._drawn_ids: Tensor | None = None
+        self._buckets = Buckets(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+        self._graphs = self._recordings(options, weights.device)
         self._sampler = Sampler(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, device=weights.device)
 
     @property
@@ -153,7 +164,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Launched:
-        logits = self.forward(self.lay_out(batch))  # [R, V]
+        logits = self._logits(batch)
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
         if self._lag:
             self._drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)}
@@ -163,6 +174,62 @@ class ModelRunner:
         drawn = self._sampler.sample(logits[: len(sampling)], sampling)
         self._drawn_ids = drawn.token_ids
         return drawn
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """`[R, V]`: of the rows of `batch` that sample, then of padding; replayed where that is recorded."""
+        bucket = self._buckets.of(batch) if self._graphs is not None else None
+        if self._graphs is None or bucket is None:
+            return self.forward(self.lay_out(batch))
+        is_due = not self._graphs.has(bucket) and self._graphs.want(bucket)
+        if is_due or self._graphs.has(bucket):
+            tensors = self.lay_out(pad(batch, bucket))
+            if not is_due or self._graphs.record(bucket, tensors):
+                return self._graphs.forward(tensors, bucket)
+        return self.forward(self.lay_out(batch))
+
+    def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
+        if not _records(options, device):
+            return None
+        return GraphedDecoder(
+            self.forward,
+            CudaRecorder(device) if device.type == "cuda" else EagerRecorder(),
+            max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs + 1,
+        )
+
+    @property
+    def graphs(self) -> GraphedDecoder | None:
+        """What is recorded, for measurements and checks; None where nothing is."""
+        return self._graphs
+
+    @property
+    def has_preparations(self) -> bool:
+        """Whether a pause could be used: see `prepare`."""
+        return self._graphs is not None and self._graphs.wish is not None
+
+    def prepare(self) -> None:
+        """Use a pause: record the steps that were wanted most often and are not recorded.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
+        if self._graphs is not None and (bucket := self._graphs.wish) is not None:
+            guarded(lambda: self._record(bucket))
+
+    def prepare_first(self) -> None:
+        """Record what is recorded at start.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
+        for bucket in self._buckets.first if self._graphs is not None else []:
+            guarded(lambda bucket=bucket: self._record(bucket))
+
+    @torch.inference_mode()
+    def _record(self, bucket: Bucket) -> None:
+        # Padding alone: it reads any block and writes to none that a sequence has.
+        if self._graphs is not None:
+            self._graphs.record(bucket, self.lay_out(nothing(bucket)))
 
     def lay_out(self, batch: Batch) -> BatchTensors:
         """The first part of `launch`: what the model reads, valid until the next call."""
@@ -221,7 +288,9 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
         block_size=options.block_size,
     )
     fingerprint = folder.fingerprint(dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
-    return ModelRunner(decoder, options, limits, fingerprint)
+    runner = ModelRunner(decoder, options, limits, fingerprint)
+    runner.prepare_first()
+    return runner
 
 
 def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
@@ -293,7 +362,7 @@ def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> 
         num_blocks=1,
         block_size=block_size,
     )
-    runner = ModelRunner(decoder, options, limits, fingerprint="")
+    runner = ModelRunner(decoder, replace(options, graphs=False), limits, fingerprint="")
     batches = largest_batches(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -301,9 +370,15 @@ def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> 
         block_size=block_size,
     )
     try:
-        return peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
+        peak = peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
     except OutOfMemory as error:
         raise NotEnoughMemory(
             f"there is no memory for a step of {options.max_num_batched_tokens} tokens and {options.max_num_seqs} "
             f"sequences ({error}). Lower one of them, or use a smaller model."
         ) from error
+    # Recorded steps have a pool of their own, which no other step uses.
+    return 2 * peak if _records(options, device) else peak
+
+
+def _records(options: ModelOptions, device: torch.device) -> bool:
+    return device.type == "cuda" if options.graphs is None else options.graphs

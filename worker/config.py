@@ -162,10 +162,6 @@ class ModelConfig:
         "auto", env="KV_CACHE_DTYPE", metavar="HOW",
         help="auto (the model's dtype), or fp8: keys and values in half the memory, on a GPU of 2022 or later.",
     )  # fmt: skip
-    kv_cache_dtype: Literal["auto", "fp8"] = setting(
-        "auto", env="KV_CACHE_DTYPE", metavar="HOW",
-        help="auto (the model's dtype), or fp8: keys and values in half the memory, on a GPU of 2022 or later.",
-    )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
         help=f"Token slots in a block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
@@ -184,6 +180,9 @@ class ModelConfig:
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
         help="Longest prompt and output together. What the model was made for if not given.",
     )  # fmt: skip
+    graphs: bool = setting(
+        True, env="GRAPHS", metavar="", help="On a GPU, record steps and replay them: less time between kernels."
+    )
     num_threads: int | None = setting(
         None, env="NUM_THREADS", metavar="THREADS",
         help="Threads that compute on the CPU. One for a small model, else one per core, if not given.",
@@ -201,8 +200,6 @@ class ModelConfig:
         if self.quantization == "int8" and self.dtype not in int8_dtypes:
             needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
-        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
-            yield "kv_cache_dtype", "fp8 is for a GPU; a CPU would be slower by it"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 is for a GPU; a CPU would be slower by it"
         yield from _positive(self, "processes", "block_size", "num_blocks", "max_model_len", "num_threads")

@@ -199,6 +199,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
         num_threads=model.num_threads or _num_threads(folder),
+        graphs=None if model.graphs else False,
     )
     executor = guarded(lambda: load_model_runner(options))
     facts = tokenizer.facts

@@ -84,7 +84,8 @@ def start_command(config: WorkerConfig, choice: Choice) -> str:
         if leaf.section not in sections or leaf.name in _TOLD_OTHERWISE:
             continue
         if (value := getattr(sections[leaf.section], leaf.name)) is not None:
-            flags.append(f"{leaf.flag} {shlex.quote(str(value))}")
+            switch = leaf.flag if value else f"--no-{leaf.flag[2:]}"
+            flags.append(switch if leaf.is_switch else f"{leaf.flag} {shlex.quote(str(value))}")
     return " ".join(["worker start", *flags, choice.flags])
 
 

@@ -10,7 +10,7 @@ import torch
 import worker
 from engine import model_runner
 from engine.errors import NotEnoughMemory
-from engine.largest_step import LONGEST_CONTEXT, largest_batches
+from engine.largest_step import largest_batches
 from engine.memory import peak_bytes
 from engine.model_runner import ModelOptions, load_model_runner
 
@@ -62,7 +62,7 @@ class TestGivenTheLargestBatches:
             assert scheduled.samples
             assert end == scheduled.sequence.num_tokens <= max_model_len
             assert len(scheduled.sequence.block_table) * 16 >= end
-        assert {row.start + 1 for row in decodes.sequences} == {min(max_model_len, LONGEST_CONTEXT)}
+        assert {row.start + 1 for row in decodes.sequences} == {max_model_len}
 
 
 class Scales:

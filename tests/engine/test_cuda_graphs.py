@@ -1,0 +1,222 @@
+"""Recorded steps on a real model, over a recorder that computes anew: same logits to the last bit, nothing harmed."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import worker
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.cuda_graphs import PATIENCE, EagerRecorder, EagerRecording
+from engine.errors import EngineBroken
+from engine.graph_buckets import Bucket, nothing, pad
+from engine.llm_engine import LLMEngine
+from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
+from engine.request import Request, SamplingParams
+from engine.tokenizer import load_tokenizer
+from tests.engine.given import Transcripts, note
+
+FOLDER = Path(worker.__file__).parent / "small_model"
+PROMPTS = [7, 60, 1, 33, 200, 18, 5, 90, 2, 41, 12]
+ASKED = [
+    Request(
+        id=f"r{n}",
+        prompt_token_ids=tuple((7 * n + 13 * i) % 900 for i in range(size)),
+        sampling=SamplingParams(
+            temperature=0.8 * (n % 2),
+            seed=n,
+            max_tokens=5 + 7 * (n % 4),
+            ignore_eos=True,
+            logprobs=2 if n == 3 else None,
+        ),
+    )
+    for n, size in enumerate(PROMPTS)
+]
+
+
+def load(*, graphs: bool, dtype: str = "bfloat16") -> ModelRunner:
+    options = ModelOptions(
+        path=FOLDER,
+        dtype=dtype,
+        num_blocks=150,
+        num_threads=1,
+        max_num_seqs=9,
+        max_num_batched_tokens=256,
+        graphs=graphs,
+    )
+    return load_model_runner(options)
+
+
+def keep_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The logits that each step draws from, as they come."""
+    kept: list[Tensor] = []
+    compute = runner._logits  # pyright: ignore[reportPrivateUsage]
+
+    def logits(batch: Batch) -> Tensor:
+        found = compute(batch)
+        kept.append(found[: sum(scheduled.samples for scheduled in batch.sequences)].clone())
+        return found
+
+    monkeypatch.setattr(runner, "_logits", logits)
+    return kept
+
+
+def pad_as(runner: ModelRunner, other: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `runner` compute the padding too that `other` has."""
+    buckets = other._buckets  # pyright: ignore[reportPrivateUsage]
+
+    def logits(batch: Batch) -> Tensor:
+        bucket = buckets.of(batch)
+        assert bucket is not None
+        return runner.forward(runner.lay_out(pad(batch, bucket)))
+
+    monkeypatch.setattr(runner, "_logits", logits)
+
+
+def run(runner: ModelRunner, asked: list[Request]) -> dict[str, list[int]]:
+    engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_seqs=9, max_num_batched_tokens=256))
+    engine.add(asked)
+    transcripts: Transcripts = {}
+    while not engine.is_idle:
+        note(transcripts, engine.step())
+        engine.check_invariants()
+    return {name: transcript.token_ids for (name, _), transcript in transcripts.items()}
+
+
+def record_all_that_is_wanted(runner: ModelRunner) -> None:
+    while runner.has_preparations:
+        runner.prepare()
+
+
+class TestGivenAModelWithAndWithoutRecordings:
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    def test_when_the_same_requests_run_then_every_step_s_logits_are_equal_to_the_last_bit(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: str
+    ) -> None:
+        plain, recorded = load(graphs=False, dtype=dtype), load(graphs=True, dtype=dtype)
+        run(recorded, ASKED)
+        record_all_that_is_wanted(recorded)
+        graphs = recorded.graphs
+        assert graphs is not None
+        if dtype == "float32" or not plain.decoder.has_native_step:
+            # Such products sum in an order that depends on the number of rows: it is given the same.
+            pad_as(plain, recorded, monkeypatch)
+        expected_logits, logits = keep_logits(plain, monkeypatch), keep_logits(recorded, monkeypatch)
+        num_before = graphs.num_replays
+
+        expected, actual = run(plain, ASKED), run(recorded, ASKED)
+
+        assert graphs.num_replays - num_before == len(logits), "every step was replayed"
+        assert {bucket.max_query_len for bucket in graphs.recorded} == {1, 256}
+        assert actual == expected
+        assert len(logits) == len(expected_logits)
+        for one, other in zip(logits, expected_logits, strict=True):
+            assert torch.equal(one, other)
+
+    def test_when_smaller_and_larger_steps_follow_each_other_then_none_sees_another_s_rows(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain, recorded = load(graphs=False), load(graphs=True)
+        first, second = ASKED[:2], ASKED
+        for asked in (first, second):
+            run(recorded, asked)
+            record_all_that_is_wanted(recorded)
+
+        for asked in (second, first, second):
+            assert run(recorded, asked) == run(plain, asked)
+
+
+class TestGivenACacheWithNumbersInIt:
+    def test_when_padding_alone_is_recorded_and_replayed_then_no_block_of_a_sequence_has_changed(self) -> None:
+        runner = load(graphs=True)
+        graphs, caches = runner.graphs, runner._caches  # pyright: ignore[reportPrivateUsage]
+        assert graphs is not None
+        for cache in caches:
+            cache.keys.copy_(torch.randn(cache.keys.shape))
+            cache.values.copy_(torch.randn(cache.values.shape))
+        before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
+        mixed = Bucket(256, 10, 256, 1024)
+
+        with torch.inference_mode():
+            for bucket in (*graphs.recorded, mixed):
+                assert graphs.record(bucket, runner.lay_out(nothing(bucket)))
+                graphs.forward(runner.lay_out(nothing(bucket)), bucket)
+
+        for cache, (keys, values) in zip(caches, before, strict=True):
+            assert torch.equal(cache.keys[:150], keys[:150])
+            assert torch.equal(cache.values[:150], values[:150])
+            assert not torch.equal(cache.keys[150], keys[150]), "padding writes to the spare block"
+
+
+class TestGivenWishes:
+    def test_when_a_step_is_wanted_again_and_again_then_it_is_recorded_without_a_pause(self) -> None:
+        runner = load(graphs=True)
+        assert runner.graphs is not None
+        assert [bucket.num_rows for bucket in runner.graphs.recorded] == [9, 8, 4, 2, 1]
+        long = [Request(id="a", prompt_token_ids=(5,) * 20, sampling=SamplingParams(max_tokens=1, ignore_eos=True))]
+
+        for n in range(PATIENCE):
+            assert runner.graphs.num_replays == 0, n
+            run(runner, long)
+        assert runner.graphs.num_replays == 1
+
+        assert not runner.has_preparations
+
+    def test_when_an_engine_has_a_pause_then_what_was_wanted_is_recorded_in_it(self) -> None:
+        runner = load(graphs=True)
+        engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_seqs=9, max_num_batched_tokens=256))
+        engine.add(ASKED)
+        while not engine.is_idle:
+            engine.step()
+        assert runner.graphs is not None
+        num_before = len(runner.graphs.recorded)
+        assert engine.idle_s == 0.0
+
+        while engine.idle_s == 0.0:
+            assert engine.step() == []
+
+        assert len(runner.graphs.recorded) > num_before
+        assert engine.idle_s == float("inf")
+
+
+class FailingRecorder(EagerRecorder):
+    """Records nothing: says why."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+        raise self._error
+
+
+class TestGivenADeviceThatCannotRecord:
+    def test_when_it_says_so_then_steps_are_computed_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        failing = FailingRecorder(RuntimeError("CUDA error: operation not permitted when stream is capturing\nhint"))
+        monkeypatch.setattr("engine.model_runner.EagerRecorder", lambda: failing)
+        runner = load(graphs=True)
+
+        assert run(runner, ASKED) == run(load_plain(monkeypatch), ASKED)
+
+        assert runner.graphs is not None
+        assert (runner.graphs.recorded, runner.graphs.num_replays) == ([], 0)
+        assert runner.graphs.last_problem == (
+            "RuntimeError: CUDA error: operation not permitted when stream is capturing"
+        )
+
+    def test_when_the_device_is_lost_meanwhile_then_the_engine_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lost = FailingRecorder(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        monkeypatch.setattr("engine.model_runner.EagerRecorder", lambda: lost)
+
+        with pytest.raises(EngineBroken, match="the device is lost"):
+            load(graphs=True)
+
+
+def load_plain(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    monkeypatch.undo()
+    return load(graphs=False)
