@@ -32,9 +32,12 @@ _STEPS_A_WINDOW = 20
 
 
 class _TimedModel(NullModel):
-    """A null model that knows how long it took."""
+    """A null model that knows how long it took. It computes at once, and may say that it lags."""
 
-    seconds = 0.0
+    def __init__(self, config: NullModelConfig, lag: int) -> None:
+        super().__init__(config)
+        self.lag = lag
+        self.seconds = 0.0
 
     def launch(self, batch: Batch) -> Computed:
         begin = time.thread_time()
@@ -55,7 +58,12 @@ class StepCost:
 
 
 def measure(
-    num_running: int, *, decoder: TextDecoder | None = None, stop: tuple[str, ...] = (), num_windows: int = 100
+    num_running: int,
+    *,
+    decoder: TextDecoder | None = None,
+    stop: tuple[str, ...] = (),
+    lag: int = 0,
+    num_windows: int = 100,
 ) -> StepCost:
     """Measure a step of `num_running` sequences that all generate.
 
@@ -63,9 +71,10 @@ def measure(
         num_running: sequences.
         decoder: makes the text; the null model's tokenizer if not given.
         stop: stop strings that each request has.
+        lag: steps launched ahead, as on a GPU.
         num_windows: how often 20 steps are measured.
     """
-    model = _TimedModel(NullModelConfig(num_blocks=2**17))
+    model = _TimedModel(NullModelConfig(num_blocks=2**17), lag)
     engine = _full_engine(model, decoder or NullTokenizer(), num_running, stop)
     windows: list[tuple[float, float]] = []
     for _ in range(num_windows):
@@ -116,14 +125,15 @@ def main() -> None:
     """Print what a step costs, and what its text costs by itself."""
     tokenizer = load_tokenizer(SMALL_MODEL)
     print(f"{'running':>8}  {'text':<34} {'median ms':>10} {'best ms':>8} {'limit ms':>9} {'null model ms':>14}")
-    cases: list[tuple[str, TextDecoder, tuple[str, ...]]] = [
-        ("bytes", NullTokenizer(), ()),
-        ("bytes, two stop strings", NullTokenizer(), ("\n###", "zebra crossing")),
-        ("the small model's tokenizer", tokenizer, ()),
+    cases: list[tuple[str, TextDecoder, tuple[str, ...], int]] = [
+        ("bytes", NullTokenizer(), (), 0),
+        ("bytes, two stop strings", NullTokenizer(), ("\n###", "zebra crossing"), 0),
+        ("the small model's tokenizer", tokenizer, (), 0),
+        ("the small model's tokenizer, lag 1", tokenizer, (), 1),
     ]
     for num_running in (1, 64, 256):
-        for name, decoder, stop in cases:
-            cost = measure(num_running, decoder=decoder, stop=stop)
+        for name, decoder, stop, lag in cases:
+            cost = measure(num_running, decoder=decoder, stop=stop, lag=lag)
             limit = LIMITS_MS.get(num_running, "")
             print(
                 f"{num_running:>8}  {name:<34} {cost.median_ms:>10.3f} {cost.best_ms:>8.3f} {limit:>9} "

@@ -18,9 +18,10 @@ one token in every step: it ends after at most ceil(tokens / chunk) + max_tokens
 
 A step may be planned while the one before is in flight (`launch`, `land`; an executor with lag 1). Then the last token
 of a sequence may be one that only the device has: it counts (`Sequence.num_drawn_tokens`), and what cannot do without
-its id waits a step (`_awaits_token`). One rule keeps the rest safe: whoever has a row in a step in flight keeps its
+its id waits a step (`_num_blind_tokens`). One rule keeps the rest safe: whoever has a row in a step in flight keeps its
 blocks until that step is over, whatever becomes of it. So a step that fails can be tried again as it was, a row that
-nobody wants any more writes where it harms nobody, and a preempted sequence still gets its token.
+nobody wants any more writes where it harms nobody, and a preempted sequence still gets its token. The price: who needs
+such a block misses one step. So the first in the order computes a token in every second step at least.
 
 Hot module: no logging, no allocation per sequence and step but its `ScheduledSequence`.
 """
@@ -114,6 +115,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
+        sequence.num_blind_tokens = self._num_blind_tokens(sequence)
         self.waiting.push(sequence)
 
     def schedule(self) -> Batch:
@@ -313,11 +315,12 @@ class Scheduler:
         for sequence in sequences:
             start = sequence.num_computed_tokens
             num_tokens = num_owed = len(sequence.token_ids) - start
-            if sequence.num_launched_tokens:
-                if sequence.num_drawn_tokens and self._awaits_token(sequence):
+            if num_launched := sequence.num_launched_tokens:
+                num_drawn = sequence.num_drawn_tokens
+                if num_drawn and start + num_owed + num_drawn > sequence.num_blind_tokens:
                     continue
-                start += sequence.num_launched_tokens
-                num_tokens = num_owed = sequence.num_uncomputed_tokens
+                start += num_launched
+                num_tokens = num_owed = num_owed + num_drawn - num_launched
             if num_owed > 1:
                 num_behind = len(sequences) - len(scheduled) - 1
                 num_tokens = self.chunk(num_owed, tokens_left - num_behind)
@@ -327,12 +330,11 @@ class Scheduler:
             tokens_left -= num_tokens
         return scheduled
 
-    def _awaits_token(self, sequence: Sequence) -> bool:
-        """Whether nothing can be planned of `sequence` before its token in flight is known: it is its last one, or the
-        next one depends on more than the device can tell.
-        """
-        num_most = min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len)
-        return sequence.num_tokens + sequence.num_drawn_tokens >= num_most or sequence.sampling.has_penalties
+    def _num_blind_tokens(self, sequence: Sequence) -> int:
+        """See `Sequence.num_blind_tokens`. What follows the last token is not planned, and no penalty is guessed."""
+        if sequence.sampling.has_penalties:
+            return 0
+        return min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len) - 1
 
     def _schedule_waiting(
         self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None

@@ -49,6 +49,10 @@ class Sequence:
     num_drawn_tokens: int = 0
     """Tokens that a step in flight draws: the device will have them, and the host does not know them."""
 
+    num_blind_tokens: int = 0
+    """As long as it has no more tokens, those in flight included, the next one can be planned before their ids are
+    known."""
+
     block_table: list[int] = field(default_factory=list[int])
     num_slots: int = 0
     """Token slots of the blocks in `block_table`."""
