@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.tuned import key_of, tuned
+
 WANTED_PROGRAMS = 256
 """About two for each processor of a large card: enough loads in flight to fill its memory's pipe."""
 
@@ -45,6 +47,18 @@ def product_config(*, out_size: int, in_size: int, element_bytes: int) -> Produc
     # A part has eight steps or more: fewer do not fill the pipeline that it begins with.
     num_parts = max(1, min(WANTED_PROGRAMS // num_blocks, num_steps // 8))
     return ProductConfig(block_n, block_k, num_parts, num_warps=4, num_stages=2 if element_bytes == 4 else 4)
+
+
+def product_key(*, out_size: int, in_size: int, element_bytes: int) -> str:
+    """What a configuration depends on."""
+    return key_of(n=out_size, k=in_size, bytes=element_bytes)
+
+
+def _chosen_config(x: Tensor, out_size: int) -> ProductConfig:
+    """What was measured on this card for such a weight, or else what the rules say."""
+    kind = {"out_size": out_size, "in_size": x.shape[1], "element_bytes": x.element_size()}
+    measured = tuned(x.device, "int8_product", product_key(**kind))
+    return product_config(**kind) if measured is None else ProductConfig(*measured)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -165,7 +179,7 @@ def int8_product_triton(
     if num_tokens == 0:
         return
     if config is None:
-        config = product_config(out_size=out_size, in_size=in_size, element_bytes=x.element_size())
+        config = _chosen_config(x, out_size)
     steps_of_part = triton.cdiv(triton.cdiv(in_size, config.block_k), config.num_parts)
     part_size = steps_of_part * config.block_k
     num_parts = triton.cdiv(in_size, part_size)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
+from kernels.tuned import key_of, tuned
 
 LOG2_E = 1.4426950408889634
 _VALUE_UNITS = tl.constexpr(256.0)
@@ -70,6 +71,25 @@ def attention_config(
     if is_fp8 and row_bytes > 256:
         return AttentionConfig(max(least_rows, 64), tile=16, num_warps=8, num_stages=3)
     return AttentionConfig(max(least_rows, 128), tile, num_warps=8, num_stages=3)
+
+
+def launch_key(*, element_bytes: int, head_size: int, group: int, max_query_len: int, is_fp8: bool = False) -> str:
+    """What a configuration depends on: of the phase, no more than how many rows a sequence has, up to a large block."""
+    num_rows = min(triton.next_power_of_2(max_query_len * group), 128)
+    return key_of(bytes=element_bytes, head=head_size, group=group, rows=num_rows, fp8=int(is_fp8))
+
+
+def _chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: int) -> AttentionConfig:
+    """What was measured on this card for such a launch, or else what the rules say."""
+    kind = {
+        "element_bytes": query.element_size(),
+        "head_size": kv_cache.head_size,
+        "group": group,
+        "max_query_len": max_query_len,
+        "is_fp8": kv_cache.is_fp8,
+    }
+    measured = tuned(query.device, "paged_attention", launch_key(**kind))
+    return attention_config(**kind) if measured is None else AttentionConfig(*measured)
 
 
 @triton.jit
@@ -430,13 +450,7 @@ def paged_attention_triton(
         key_scales = value_scales = context_lens.view(-1, 1, 1)  # unused
     group = num_heads // kv_cache.num_kv_heads
     if config is None:
-        config = attention_config(
-            element_bytes=query.element_size(),
-            head_size=head_size,
-            group=group,
-            max_query_len=max_query_len,
-            is_fp8=kv_cache.is_fp8,
-        )
+        config = _chosen_config(query, kv_cache, group, max_query_len)
     block_queries = config.block_rows // group
     one_block = max_query_len <= block_queries
     num_segments = triton.cdiv(max_context_len, SEGMENT_TOKENS) if one_block else 1
