@@ -6,7 +6,7 @@ import pytest
 
 from engine.batch import Batch
 from engine.chaos import ChaoticExecutor, Fault, FaultKind
-from engine.errors import EngineBroken
+from engine.errors import EngineBroken, OutOfMemory
 from engine.executor import Computed, Executor, Launched
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModelConfig
@@ -363,6 +363,17 @@ class FlakyModel(CheckingModel):
         return super().launch(batch)
 
 
+class CrampedModel(CheckingModel):
+    """Has memory for steps of so many tokens."""
+
+    room = 9
+
+    def launch(self, batch: Batch) -> Computed:
+        if batch.num_tokens > self.room:
+            raise OutOfMemory(f"no memory for {batch.num_tokens} tokens")
+        return super().launch(batch)
+
+
 class TestGivenAStepThatFailsInFlight:
     def eight(self) -> list[Request]:
         return [request(f"r{n}", f"prompt of r{n}", max_tokens=7) for n in range(8)]
@@ -432,6 +443,29 @@ class TestGivenAStepThatFailsInFlight:
 
         assert engine.step() == []
         assert engine.is_idle
+
+    def test_when_it_lacks_memory_then_smaller_ones_are_planned_and_nobody_is_blamed(self) -> None:
+        device = lagging(CrampedModel(NullModelConfig(num_blocks=64, block_size=4)))
+        engine = engine_over(device)
+        engine.add(self.eight())
+
+        assert tokens(run(engine)) == {one.id: alone(one) for one in self.eight()}
+        assert device.num_lagged > 10
+
+    def test_when_the_device_is_lost_at_a_launch_then_nothing_has_moved(self) -> None:
+        fault = Fault(kind=FaultKind.LOSE, at=2, request_id="r0", times=1)
+        engine = engine_over(ChaoticExecutor(lagging(checking_model()), [fault]))
+        engine.add(self.eight())
+        transcripts: Transcripts = {}
+        note(transcripts, engine.step())
+        note(transcripts, engine.step())
+
+        with pytest.raises(EngineBroken, match="told to lose"):
+            engine.step()
+
+        engine.check_invariants()
+        run_the_rest(engine, transcripts)
+        assert tokens(transcripts) == {one.id: alone(one) for one in self.eight()}
 
     def test_when_the_device_computes_nothing_any_more_then_the_engine_is_broken_and_nobody_is_blamed(self) -> None:
         model = FlakyModel(NullModelConfig(num_blocks=64, block_size=4), *range(3, 99))
