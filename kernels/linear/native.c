@@ -16,7 +16,11 @@
 #define STEP_LINES (STEP_BYTES / 64)
 #define STEPS_AHEAD 8              /* of a panel: 16 KiB */
 #define ROWS 32                    /* of one pass over a panel by tiles */
+#if defined(__AVX512F__)
 #define VECTOR_ROWS 8              /* likewise by vectors: 16 sums, a number of rows that few registers point to */
+#else
+#define VECTOR_ROWS 4              /* half as many registers, of half the size or less */
+#endif
 #define BLOCK_BYTES (1 << 20)      /* of x, that all panels pass by before the next block of rows */
 
 enum { BF16 = 0, INT8 = 1 };
@@ -189,7 +193,7 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
 INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                              Fetch next, int kind) {
 #define CASE(n) \
-  case n: multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
+  case n: if (n <= VECTOR_ROWS) multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
   switch (num_rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
 #undef CASE
 }

@@ -6,6 +6,9 @@
    meet 64 bytes of keys (16 tokens) in one instruction; likewise weights and values.
 
    What a slot holds that no row may see never enters a sum: its score is replaced, its value is not read. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__) && !defined(__AMX_BF16__)
+#pragma GCC optimize("O3") /* what rows sum up becomes registers only when all loops over them are unrolled */
+#endif
 #include "../parts.h"
 #include "../tiles.h"
 
@@ -18,7 +21,8 @@
 #define CHUNK 8
 #define MAX_DP 256
 #define FUSED_ROWS 4
-#define PIECES_AHEAD 4
+#define PIECES_AHEAD 4     /* of tiles */
+#define FAR_PIECES_AHEAD 8 /* of vectors */
 #define LOG2_E 1.44269504f
 
 /* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
@@ -62,19 +66,23 @@ INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
 #endif
 }
 
-/* Scores of `num_rows` rows against one segment; `steps` times four bytes a row. */
-INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, const char *keys, int steps, int dtype) {
-  f32x16 even[FUSED_ROWS], odd[FUSED_ROWS];
+/* Scores of `num_rows` rows against `num_columns` segments, whose keys are `keys`; `steps` times four bytes a row. */
+INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, int num_columns, const char *const *keys,
+                       int steps, int dtype) {
+  f32x16 even[FUSED_ROWS][2], odd[FUSED_ROWS][2];
   const uint32_t *query = tile->query + first_row * steps;
-  for (int r = 0; r < num_rows; r++) even[r] = odd[r] = splat(0);
-  for (int i = 0; i < steps; i += 2) {
-    const u32x16 x = *(const u32x16 *)(keys + i * 64), y = *(const u32x16 *)(keys + i * 64 + 64);
-    for (int r = 0; r < num_rows; r++) {
-      even[r] = multiply_add(even[r], x, query[r * steps + i], dtype);
-      odd[r] = multiply_add(odd[r], y, query[r * steps + i + 1], dtype);
+  for (int r = 0; r < num_rows; r++)
+    for (int c = 0; c < num_columns; c++) even[r][c] = odd[r][c] = splat(0);
+  for (int i = 0; i < steps; i += 2)
+    for (int c = 0; c < num_columns; c++) {
+      const u32x16 x = *(const u32x16 *)(keys[c] + i * 64), y = *(const u32x16 *)(keys[c] + i * 64 + 64);
+      for (int r = 0; r < num_rows; r++) {
+        even[r][c] = multiply_add(even[r][c], x, query[r * steps + i], dtype);
+        odd[r][c] = multiply_add(odd[r][c], y, query[r * steps + i + 1], dtype);
+      }
     }
-  }
-  for (int r = 0; r < num_rows; r++) tile->scores[first_row + r][column] = even[r] + odd[r];
+  for (int r = 0; r < num_rows; r++)
+    for (int c = 0; c < num_columns; c++) tile->scores[first_row + r][column + c] = even[r][c] + odd[r][c];
 }
 
 /* Add a segment's values, weighted, to 64 elements of `num_rows` rows. Slots outside [low, high) are not read as numbers. */
@@ -162,32 +170,51 @@ INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale,
   for (int d = 0; d < DP; d += LANES) *(f32x16 *)(tile->out + r * DP + d) *= factor;
 }
 
-INLINE void score_segment(Tile *tile, int num_rows, int column, const char *keys, int steps, int dtype) {
+INLINE void score_segments(Tile *tile, int num_rows, int column, int num_columns, const char *const *keys, int steps,
+                           int dtype) {
   int r = 0;
-  for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, column, keys, steps, dtype);
-  if (num_rows - r == 3) score_rows(tile, r, 3, column, keys, steps, dtype);
-  if (num_rows - r == 2) score_rows(tile, r, 2, column, keys, steps, dtype);
-  if (num_rows - r == 1) score_rows(tile, r, 1, column, keys, steps, dtype);
+  for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, column, num_columns, keys, steps, dtype);
+  if (num_rows - r == 3) score_rows(tile, r, 3, column, num_columns, keys, steps, dtype);
+  if (num_rows - r == 2) score_rows(tile, r, 2, column, num_columns, keys, steps, dtype);
+  if (num_rows - r == 1) score_rows(tile, r, 1, column, num_columns, keys, steps, dtype);
 }
 
-/* Fetch what will be used PIECES_AHEAD pieces after this one. */
-INLINE void fetch_after(const Stream *stream, int piece) {
+/* The piece that comes `ahead` pieces after this one; null where that is not known. */
+INLINE const char *piece_after(const Stream *stream, int piece, int ahead) {
   const Chunk *chunk = stream->chunk;
-  piece += PIECES_AHEAD;
+  piece += ahead;
   if (piece >= 2 * chunk->count) {
     piece -= 2 * chunk->count;
     chunk = stream->after;
-    if (piece >= 2 * chunk->count) return;
+    if (piece >= 2 * chunk->count) return NULL;
   }
-  const char *from = piece < chunk->count ? chunk->segments[piece].keys : chunk->segments[piece - chunk->count].values;
+  return piece < chunk->count ? chunk->segments[piece].keys : chunk->segments[piece - chunk->count].values;
+}
+
+INLINE void fetch_after(const Stream *stream, int piece) {
+  const char *from = piece_after(stream, piece, PIECES_AHEAD);
+  if (!from) return;
   for (int64_t i = 0; i < stream->piece_bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+}
+
+/* Into the second-level cache: see kernels/linear. */
+INLINE void fetch_far_after(const Stream *stream, int piece) {
+  const char *from = piece_after(stream, piece, FAR_PIECES_AHEAD);
+  if (!from) return;
+  for (int64_t i = 0; i < stream->piece_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
 INLINE void score_chunk(Tile *tile, int num_rows, const Stream *stream, int steps, int dtype) {
   const Chunk *chunk = stream->chunk;
-  for (int c = 0; c < chunk->count; c++) {
-    fetch_after(stream, c);
-    score_segment(tile, num_rows, c, chunk->segments[c].keys, steps, dtype);
+  for (int c = 0; c < chunk->count; c += 2) {
+    const char *keys[2] = {chunk->segments[c].keys, chunk->segments[c + 1 < chunk->count ? c + 1 : c].keys};
+    fetch_far_after(stream, c);
+    if (c + 1 < chunk->count) {
+      fetch_far_after(stream, c + 1);
+      score_segments(tile, num_rows, c, 2, keys, steps, dtype);
+    } else {
+      score_segments(tile, num_rows, c, 1, keys, steps, dtype);
+    }
   }
 }
 
@@ -313,7 +340,7 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chu
   }
 #endif
   (void)by_tiles;
-  for (int c = 0; c < num_segments; c++) fetch_after(&stream, num_segments + c);
+  for (int c = 0; c < num_segments; c++) fetch_far_after(&stream, num_segments + c);
   weigh_all(tile, num_rows, segments, num_segments, a->DP, dtype);
 }
 
