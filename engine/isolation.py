@@ -58,7 +58,7 @@ class Outcome:
     """The culprits, each with its end."""
 
     has_failed: bool = False
-    """The step as it was launched failed, whatever became of it afterwards."""
+    """The step as it was launched failed, or nothing went well in it, whatever was computed afterwards."""
 
     lacked_memory: bool = False
     """The step was too large for the memory that is left: nothing of it was computed, and nobody is to blame."""
@@ -133,6 +133,7 @@ class IsolatingExecutor:
         if error is not None:
             self._divide(batch, error, outcome)
         if not outcome.went_well:
+            outcome.has_failed = True
             self._check_device(outcome.suspect)
         return outcome
 

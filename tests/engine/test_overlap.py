@@ -444,6 +444,25 @@ class TestGivenAStepThatFailsInFlight:
         assert engine.step() == []
         assert engine.is_idle
 
+    def test_when_all_its_rows_are_bad_then_looking_at_the_device_does_not_disturb_who_joined_on_top_of_it(
+        self,
+    ) -> None:
+        model = checking_model()
+        fault = Fault(kind=FaultKind.NAN, at=1, request_id="bad")
+        engine = engine_over(LaggingExecutor(ChaoticExecutor(model, [fault]), scribble=model.scribble))
+        good = request("good", max_tokens=6)
+        transcripts: Transcripts = {}
+        engine.add([request("bad", max_tokens=6)])
+        note(transcripts, engine.step())
+        note(transcripts, engine.step())
+
+        engine.add([good])
+        run_the_rest(engine, transcripts)
+
+        assert transcripts["bad", 0].token_ids == alone(request("bad", max_tokens=6))[:1]
+        assert transcripts["good", 0].token_ids == alone(good)
+        assert engine.stats.num_failed_attempts == 0
+
     def test_when_it_lacks_memory_then_smaller_ones_are_planned_and_nobody_is_blamed(self) -> None:
         device = lagging(CrampedModel(NullModelConfig(num_blocks=64, block_size=4)))
         engine = engine_over(device)
