@@ -28,8 +28,10 @@ from benchmarks.kernel_cases import (
     make_attention,
     make_cos_sin,
     make_options,
+    make_penalties,
     make_write,
     norm_agreement,
+    penalties_agreement,
     product_agreement,
     random_tensor,
     rope_agreement,
@@ -42,8 +44,12 @@ from kernels.linear.int8 import quantized
 from kernels.linear.kernel import int8_product_triton
 from kernels.paged_attention import FP8, KVCache
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.penalties.kernel import apply_penalties_triton
 from kernels.philox.kernel import random_words_triton
 from kernels.philox.reference import gumbel_reference, random_words_reference
+from kernels.prepare_batch import StepPlan
+from kernels.prepare_batch.kernel import prepare_batch_triton
+from kernels.prepare_batch.reference import prepare_batch_reference
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
 from kernels.sample.kernel import find_kept_sets, sample_triton
@@ -76,6 +82,8 @@ def kernels(scale: Scale) -> Iterator[Line]:
         for name, check in checks.items():
             yield _line(f"{name}, {str(dtype).removeprefix('torch.')}", check(scale, dtype))
     yield _line("philox, bits and noise", _noise(scale))
+    yield _line("penalties", _penalties(scale))
+    yield _line("prepare_batch", _preparation(scale))
     yield _frequencies(scale)
 
 
@@ -344,6 +352,31 @@ def _tokens(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         out = torch.full((len(FILTERS),), -7, dtype=torch.int64, device=scale.device)
         sample_triton(logits, options, out=out)
         yield _if_true(out.tolist() == sample_reference(logits, options).tolist())
+
+
+def _penalties(scale: Scale) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    for vocab_size, per_row in ((40, 40), (300, 7)) if scale.is_toy else ((1000, 1000), (151_936, 4000)):
+        logits = random_tensor(3, vocab_size, dtype=torch.float32, generator=generator, spread=3)
+        penalties = make_penalties(3, vocab_size, per_row, generator)
+        out = logits.clone()
+        apply_penalties_triton(out, penalties)
+        yield penalties_agreement(out, logits, penalties)
+
+
+def _preparation(scale: Scale) -> Iterator[Agreement]:
+    for query_lens, context_lens in (([1] * 9, [5, 16, 17, 300, 1, 2, 3, 64, 65]), ([1, 300, 2, 0], [9, 900, 2, 4])):
+        plan = StepPlan(
+            token_ids=torch.arange(sum(query_lens) + 2, device=scale.device, dtype=torch.int32) - 5,
+            query_start_locs=torch.tensor([0, *query_lens], device=scale.device).cumsum(0).int(),
+            context_lens=torch.tensor(context_lens, dtype=torch.int32, device=scale.device),
+            block_tables=torch.arange(len(query_lens) * 60, device=scale.device, dtype=torch.int32).view(-1, 60),
+        )
+        drawn = torch.arange(700, 705, device=scale.device)
+        found = prepare_batch_triton(plan, drawn, block_size=16, spare_slot=7)
+        expected = prepare_batch_reference(plan, drawn, block_size=16, spare_slot=7)
+        for name in ("input_ids", "positions", "slot_mapping"):
+            yield _if_true(torch.equal(getattr(found, name), getattr(expected, name)))
 
 
 def _noise(scale: Scale) -> Iterator[Agreement]:

@@ -131,6 +131,7 @@ def triton_in_place_of_cpu() -> Generator[None]:
     from kernels.gated_activation.kernel import gated_activation_triton
     from kernels.linear.cuda import pack_gated_linear_cuda, pack_linear_cuda
     from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+    from kernels.penalties.kernel import apply_penalties_triton
     from kernels.prepare_batch.kernel import prepare_batch_triton
     from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
     from kernels.sample.kernel import sample_triton
@@ -144,6 +145,7 @@ def triton_in_place_of_cpu() -> Generator[None]:
         "gated_activation": {"gated_activation_cpu": gated_activation_triton},
         "linear": {"pack_linear_cpu": pack_linear_cuda, "pack_gated_linear_cpu": pack_gated_linear_cuda},
         "paged_attention": {"allocate_cpu": allocate, "paged_attention_cpu": paged_attention_triton},
+        "penalties": {"apply_penalties_cpu": apply_penalties_triton},
         "prepare_batch": {"prepare_batch_cpu": prepare_batch_triton},
         "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
         "sample": {"sample_cpu": sample_triton},

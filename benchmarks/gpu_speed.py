@@ -27,13 +27,17 @@ from benchmarks.gpu_models import (
 )
 from benchmarks.gpu_report import Line
 from benchmarks.gpu_scale import Call, Scale
-from benchmarks.kernel_cases import AttentionInputs, make_cos_sin, make_options
+from benchmarks.kernel_cases import AttentionInputs, generator_on, make_cos_sin, make_options, make_penalties
 from engine.kv_cache import make_caches
 from engine.models.decoder import Decoder
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.cuda import Int8Linear
 from kernels.paged_attention import FP8, KVCache
 from kernels.paged_attention.kernel import allocate_cuda
+from kernels.penalties.cpu import apply_penalties_cpu
+from kernels.penalties.kernel import apply_penalties_triton
+from kernels.prepare_batch import StepPlan
+from kernels.prepare_batch.kernel import prepare_batch_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.sample.kernel import sample_triton
 from kernels.write_kv import HeadNorm
@@ -104,6 +108,7 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
     yield from _writes(scale)
     yield from _products(scale)
     yield from _sampling(scale)
+    yield from _small_ones(scale)
 
 
 def plain_attention(
@@ -303,6 +308,29 @@ def _sampling(scale: Scale) -> Iterator[Line]:
         if name == "greedy":
             figures["us of torch"] = scale.timer.device_us(lambda logits=logits: logits.argmax(dim=-1))
         yield Line(f"sample, {name}, {batch} x {vocab_size}", figures)
+
+
+def _small_ones(scale: Scale) -> Iterator[Line]:
+    """What is bound by its launch: one of each, beside the many that it stands for."""
+    vocab_size, per_row = (300, 7) if scale.is_toy else (128_256, 1000)
+    for batch in scale.pick([1, 256], [2]):
+        logits = _random(scale, batch, vocab_size).float()
+        penalties = make_penalties(batch, vocab_size, per_row, generator_on(scale.device.type))
+        us = scale.timer.device_us(lambda logits=logits, p=penalties: apply_penalties_triton(logits, p))
+        figures: dict[str, float | str] = {"us": us}
+        figures["us of torch"] = scale.timer.device_us(
+            lambda logits=logits, p=penalties: apply_penalties_cpu(logits, p)
+        )
+        yield Line(f"penalties, {batch} x {per_row} tokens", figures)
+        tensors = decode_tensors(batch, 100, 16, scale.device)
+        plan = StepPlan(
+            token_ids=tensors.input_ids.int(),
+            query_start_locs=tensors.query_start_locs,
+            context_lens=tensors.context_lens,
+            block_tables=tensors.block_tables,
+        )
+        us = scale.timer.device_us(lambda plan=plan: prepare_batch_triton(plan, None, block_size=16, spare_slot=0))
+        yield Line(f"prepare_batch, {batch} decodes", {"us": us})
 
 
 # A whole step

@@ -23,6 +23,7 @@ from kernels.linear.reference import linear_reference
 from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from kernels.paged_attention.layout import KVCache, allocate_plain
 from kernels.paged_attention.reference import paged_attention_reference
+from kernels.penalties import Penalties
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.reference import rope_reference
 from kernels.sample import SampleOptions
@@ -409,6 +410,42 @@ def make_options(rows: Sequence[dict[str, float]], device: torch.device | str, p
         position=torch.full((len(rows),), position, dtype=torch.int32, device=device),
         counter_2=torch.zeros(len(rows), dtype=torch.int32, device=device),
     )
+
+
+def make_penalties(num_rows: int, vocab_size: int, per_row: int, generator: torch.Generator) -> Penalties:
+    """`per_row` different tokens of each of `num_rows` rows, some of which the output does not have."""
+    device = generator.device
+    shape = (num_rows, per_row)
+    chosen = torch.rand(num_rows, vocab_size, generator=generator, device=device).argsort(dim=1)[:, :per_row]
+
+    def spread(low: float, high: float) -> Tensor:
+        of_row = torch.rand(num_rows, 1, generator=generator, device=device) * (high - low) + low
+        return of_row.expand(shape).flatten().contiguous()
+
+    return Penalties(
+        rows=torch.arange(num_rows, device=device).repeat_interleave(per_row),
+        token_ids=chosen.flatten().contiguous(),
+        counts=torch.randint(0, 4, shape, generator=generator, device=device).flatten().float(),
+        repetition=spread(0.5, 2),
+        frequency=spread(-2, 2),
+        presence=spread(-2, 2),
+    )
+
+
+def penalties_agreement(out: Tensor, logits: Tensor, penalties: Penalties) -> Agreement:
+    """Compare with the same in float64; a logit that nobody named must have its bits."""
+    expected, at = logits.double(), (penalties.rows, penalties.token_ids)
+    values = expected[at]
+    factors = penalties.repetition.double()
+    taken = penalties.frequency.double() * penalties.counts + penalties.presence.double() * (penalties.counts > 0)
+    scaled = torch.where(values > 0, values / factors, values * factors)
+    expected[at] = scaled - taken
+    magnitude = torch.zeros_like(expected)
+    magnitude[at] = scaled.abs() + penalties.frequency.abs() * penalties.counts + penalties.presence.abs()
+    named = magnitude > 0
+    if not same_bits(out[~named], logits[~named]):
+        return Agreement(float("inf"), 0.0)
+    return agreement(out, expected, 8 * FLOAT32_UNIT * magnitude)
 
 
 def kept_set_differs(logits: Tensor, options: SampleOptions, row: int, kept: Tensor) -> str | None:

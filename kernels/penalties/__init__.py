@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check
+from kernels.checks import check, check_rows
 
 __all__ = ["Penalties", "add_bias", "apply_penalties"]
 
@@ -41,15 +41,16 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
         penalties: entries of some of its rows.
     """
     check(logits.dim() == 2 and logits.dtype == torch.float32, "logits must be [S, V] float32")
-    at = (penalties.rows, penalties.token_ids)
-    values = logits[at]
-    values = torch.where(values > 0, values / penalties.repetition, values * penalties.repetition)
-    values -= penalties.frequency * penalties.counts + penalties.presence * (penalties.counts > 0)
-    logits[at] = values
+    check_rows("logits", logits)
+    if logits.is_cuda:
+        from kernels.penalties.kernel import apply_penalties_triton as apply
+    else:
+        from kernels.penalties.cpu import apply_penalties_cpu as apply
+    apply(logits, penalties)
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
-    """Add `bias` to single logits, in place; -inf bans a token.
+    """Add `bias` to single logits, in place; -inf bans a token. By torch everywhere: equal pairs must add up in order.
 
     Args:
         logits: `[S, V]` float32.

@@ -6,11 +6,12 @@
 import pytest
 import torch
 
-from benchmarks.kernel_cases import make_options
+from benchmarks.kernel_cases import generator_on, make_options, make_penalties
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.kernel import int8_product_triton, widen_triton
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from kernels.penalties.kernel import apply_penalties_triton
 from kernels.prepare_batch import StepPlan
 from kernels.prepare_batch.kernel import prepare_batch_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
@@ -202,5 +203,11 @@ class TestGivenTheOtherKernels:
         with CompileInstead() as compiled:
             drawn = torch.zeros(8, dtype=torch.int64) if has_drawn else None
             prepare_batch_triton(plan, drawn, block_size=16, spare_slot=0)
+
+        check_fits(compiled)
+
+    def test_when_the_penalties_are_compiled_then_they_fit(self) -> None:
+        with CompileInstead() as compiled:
+            apply_penalties_triton(torch.zeros(2, 300), make_penalties(2, 300, 5, generator_on("cpu")))
 
         check_fits(compiled)
