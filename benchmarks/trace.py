@@ -1,0 +1,157 @@
+"""A trace of a whole worker: our own marks (steps, their stages, the queue's round trips) beside torch's profiler.
+
+    python -m benchmarks.trace [--model FOLDER] [--device cuda:0] [--jobs 12] [--tokens 24] [--out trace.json]
+        [--picture steps.svg]
+
+A real server, a real worker in this process, jobs from a client on another thread. The file opens in Perfetto
+(https://ui.perfetto.dev) or chrome://tracing. Without a card the device's row is the time of the model's forward.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.service_parts import num_done, own_server, wait_until
+from benchmarks.trace_marks import Event, Marks, Place, events_of
+from benchmarks.trace_picture import bars_of, picture, window_of
+from engine import model_runner, scheduler
+from engine.llm_engine import LLMEngine
+from engine.output import Outputs
+from engine.sampler import Sampler
+from producer.client import Producer
+from producer.jobs import job
+from worker import trips
+from worker.config import WorkerConfig, load_config
+from worker.connections import Connections
+from worker.daemon import Daemon
+from worker.exchange import Exchange
+from worker.log import configure_logs, get_log
+from worker.places import find_places
+from worker.serving import Served, load
+from worker.start import agree_on_queue, build
+
+PLACES = (
+    Place(Exchange, "new_requests", "take jobs"),
+    Place(LLMEngine, "step", "step"),
+    Place(scheduler.Scheduler, "schedule", "plan"),
+    Place(model_runner.ModelRunner, "lay_out", "lay out"),
+    Place(model_runner.GraphedDecoder, "forward", "forward"),
+    Place(model_runner.ModelRunner, "forward", "forward"),
+    Place(Sampler, "sample", "sample"),
+    Place(model_runner.GuardedLaunch, "collect", "wait"),
+    Place(scheduler.Scheduler, "commit", "commit"),
+    Place(Outputs, "read", "text"),
+    Place(Exchange, "publish", "publish"),
+    Place(trips, "run_many", "round trip"),
+)
+SYNC = "sluice: both clocks"
+PROMPTS = ("Name three rivers.", "Count to thirty.", "Tell a story of a fox and a well.", "List five fruits.")
+
+
+def run_worker(
+    config: WorkerConfig, *, num_jobs: int, num_tokens: int, around: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """A worker on this thread from start to end, with jobs that it does meanwhile; `around` runs the loop."""
+    places = find_places(config, os.environ)
+    connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
+    served: Served = load(config)
+    agree_on_queue(connections.uplink.client, config, served)
+    daemon = build(config, connections, served, uuid.uuid4().hex, get_log())
+    submitting = threading.Thread(target=_submit, args=(daemon, num_jobs, num_tokens), name="client")
+    submitting.start()
+    around(daemon.run)
+    submitting.join()
+
+
+def _submit(daemon: Daemon, num_jobs: int, num_tokens: int) -> None:
+    """Jobs in two waves, so that prompts meet decodes; then ask the worker to leave."""
+    try:
+        with Producer() as producer:
+            half = num_jobs // 2
+            jobs = [job(PROMPTS[n % len(PROMPTS)], max_tokens=num_tokens, ignore_eos=True) for n in range(num_jobs)]
+            list(producer.submit_many(jobs[:half]))
+            wait_until(lambda: _num_begun(producer) > 0, "the first jobs to run")
+            list(producer.submit_many(jobs[half:]))
+            wait_until(lambda: num_done(producer) == num_jobs, "all jobs to end")
+    finally:
+        daemon.stop()
+
+
+def _num_begun(producer: Producer) -> int:
+    return sum(view.running_jobs for view in producer.queue()) + num_done(producer)
+
+
+def traced(config: WorkerConfig, *, num_jobs: int, num_tokens: int) -> list[Event]:
+    """The events of both, by one clock."""
+    marks, zero_ns = Marks(), 0
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if config.model.device != "cpu":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities)
+
+    def around(loop: Callable[[], Any]) -> None:
+        nonlocal zero_ns
+        with profiler:
+            zero_ns = time.perf_counter_ns()
+            with torch.profiler.record_function(SYNC):
+                pass
+            loop()
+
+    with marks.on(PLACES):
+        run_worker(config, num_jobs=num_jobs, num_tokens=num_tokens, around=around)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(str(path := Path(folder) / "torch.json"))
+        theirs: list[Event] = json.loads(path.read_text())["traceEvents"]
+    return merged(theirs, marks, zero_ns=zero_ns)
+
+
+def merged(theirs: Sequence[Event], marks: Marks, *, zero_ns: int) -> list[Event]:
+    """The profiler's events and ours, by the profiler's clock: at `zero_ns` of ours it saw the event SYNC.
+
+    Raises:
+        ValueError: it did not.
+    """
+    began_us = next((event["ts"] for event in theirs if event.get("name") == SYNC and event.get("ph") == "X"), None)
+    if began_us is None:
+        raise ValueError(f"the profiler's trace has no event {SYNC!r}")
+    return [*theirs, *events_of(marks.spans, zero_ns=zero_ns - round(began_us * 1000))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trace, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="FOLDER", help="The small model that ships if not given.")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu, or cuda:N.")
+    parser.add_argument("--jobs", type=int, default=12, metavar="COUNT")
+    parser.add_argument("--tokens", type=int, default=24, metavar="COUNT", help="Of each job.")
+    parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw some steps as an SVG here.")
+    parser.add_argument("--steps", type=int, default=3, metavar="COUNT", help="Steps in the picture.")
+    asked = parser.parse_args(argv)
+    with own_server():
+        flags = {"model.path": asked.model, "model.device": asked.device, "log.level": "warning"}
+        flags |= {"history.recorder": False, "metrics.enabled": False}
+        config = load_config(os.environ, flags={name: value for name, value in flags.items() if value is not None})
+        configure_logs(config.log)
+        events = traced(config, num_jobs=asked.jobs, num_tokens=asked.tokens)
+    asked.out.write_text(json.dumps({"traceEvents": events}))
+    print(f"{asked.out}: {len(events)} events, {sum(event.get('cat') == 'sluice' for event in events)} of them ours")
+    if asked.picture is not None:
+        bars = bars_of(events, is_cpu=asked.device == "cpu")
+        name = "the CPU" if asked.device == "cpu" else torch.cuda.get_device_name(asked.device)
+        title = f"{asked.steps} steps of a worker on {name}: queue, host and device over time"
+        asked.picture.write_text(picture(bars, window_of(bars, num_steps=asked.steps), title=title))
+        print(f"{asked.picture}: {asked.steps} steps")
+
+
+if __name__ == "__main__":
+    main()
