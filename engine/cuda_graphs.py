@@ -1,8 +1,8 @@
 """Steps recorded once and replayed: the device runs a model's hundreds of kernels at one launch.
 
-A recording reads its inputs where they were when it was made, so all steps are copied to the same buffers first; what
-it computes lies where it lay then, and is overwritten by the next replay of any recording: they share one pool of
-memory, and never run side by side.
+A recording reads its inputs where they were when it was made, so all steps are copied to the same buffers first, and
+leaves its logits in a buffer too, until the next replay of any recording. What it needs in between is one pool of
+memory for all: they never run side by side.
 
 `Recorder` is what makes recordings: a card's CUDA graphs, or `EagerRecorder`, which computes anew over the same
 buffers, so that everything but the capture itself is tested on a CPU.
@@ -76,6 +76,7 @@ class EagerRecorder:
 
     def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
         """See `Recorder.record`."""
+        # As a card's does: what is made at the first time is made here.
         compute()
         return EagerRecording(compute)
 
@@ -124,6 +125,10 @@ class GraphedDecoder:
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._buffers: dict[str, Tensor] = {}
+        self._logits: Tensor | None = None
+        """`[max_rows, V]`, made with the first recording. A tensor that is kept in the pool would take its room from
+        every later recording."""
+
         self._recordings: dict[Bucket, Recording | None] = {}
         """None: it cannot be recorded."""
 
@@ -173,7 +178,7 @@ class GraphedDecoder:
         inputs = self._inputs(tensors, bucket)
         self._fill(tensors, bucket)
         try:
-            self._recordings[bucket] = self._recorder.record(lambda: self._compute(inputs))
+            self._recordings[bucket] = self._recorder.record(lambda: self._computed(inputs))
         except Exception as error:
             # A step that cannot be recorded is computed as before: a card is not to stop work for it.
             if loss_of(error) is not None:
@@ -182,6 +187,15 @@ class GraphedDecoder:
             self.last_problem = f"{type(error).__name__}: {error}".splitlines()[0]
             return False
         return True
+
+    def _computed(self, inputs: BatchTensors) -> Tensor:
+        """Compute, and put the logits where they stay."""
+        logits = self._compute(inputs)
+        if self._logits is None:
+            # A recorder computes once before it records: this is not part of a recording.
+            self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
+        place = self._logits[: logits.shape[0]]
+        return place.copy_(logits)
 
     def _inputs(self, tensors: BatchTensors, bucket: Bucket) -> BatchTensors:
         """Views of the buffers in the sizes of `bucket`."""

@@ -166,13 +166,14 @@ class ModelRunner:
     def _launch(self, batch: Batch) -> Launched:
         logits = self._logits(batch)
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
-        if self._lag:
-            self._drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)}
+        drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
         if not sampling:
+            self._drawn_rows = drawn_rows
             return Computed([])
         # After theirs come the logits of padding.
         drawn = self._sampler.sample(logits[: len(sampling)], sampling)
-        self._drawn_ids = drawn.token_ids
+        # Both at once, and only of a step that was launched: rows of one are no places in the ids of another.
+        self._drawn_rows, self._drawn_ids = drawn_rows, drawn.token_ids
         return drawn
 
     def _logits(self, batch: Batch) -> Tensor:

@@ -33,9 +33,10 @@ def runner() -> ModelRunner:
     return load_model_runner(ModelOptions(path=FOLDER, dtype="float32", num_blocks=200, num_threads=1))
 
 
-def tokens_of(runner: ModelRunner) -> dict[str, list[int]]:
+def tokens_of(runner: ModelRunner, *, max_num_batched_tokens: int = 256) -> dict[str, list[int]]:
     """What each request gets of an engine over `runner`."""
-    engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_batched_tokens=256))
+    config = EngineConfig(max_num_batched_tokens=max_num_batched_tokens)
+    engine = LLMEngine(runner, load_tokenizer(FOLDER), config)
     engine.add(ASKED)
     transcripts: Transcripts = {}
     while not engine.is_idle:
@@ -73,6 +74,43 @@ class TestGivenADeviceWithMemoryForSmallStepsOnly:
 
         assert tokens_of(runner) == expected
         assert num_failures > 0
+
+
+class TestGivenStepsThatAreLaunchedAhead:
+    """The device lacks memory only as tokens are drawn: the next step was already laid out on top of this one."""
+
+    def test_when_one_lacks_memory_then_what_was_launched_on_top_of_it_reads_no_row_that_is_not_there(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = tokens_of(runner)
+        ahead = load_model_runner(
+            ModelOptions(path=FOLDER, dtype="float32", num_blocks=200, num_threads=1, lag=1, max_num_seqs=64)
+        )
+        sampler = ahead._sampler  # pyright: ignore[reportPrivateUsage]
+        draw, num_draws = sampler.sample, 0
+
+        def sample(logits: torch.Tensor, scheduled: Any) -> Any:
+            nonlocal num_draws
+            num_draws += 1
+            if num_draws % 2 == 0:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+            return draw(logits, scheduled)
+
+        layout = ahead._layout  # pyright: ignore[reportPrivateUsage]
+        lay_out, strays = layout.lay_out, list[int]()
+
+        def look_and_lay_out(batch: Any, drawn_rows: dict[int, int], drawn_ids: torch.Tensor | None) -> BatchTensors:
+            num_drawn = 0 if drawn_ids is None else drawn_ids.shape[0]
+            strays.extend(row for row in drawn_rows.values() if row >= num_drawn)
+            return lay_out(batch, drawn_rows, drawn_ids)
+
+        monkeypatch.setattr(sampler, "sample", sample)
+        monkeypatch.setattr(layout, "lay_out", look_and_lay_out)
+
+        # They join one after the other: a step has more rows than the one before.
+        assert tokens_of(ahead, max_num_batched_tokens=64) == expected
+        assert num_draws > 12
+        assert strays == [], "a card would read past the ids that were drawn"
 
 
 class TestGivenADeviceThatIsLost:

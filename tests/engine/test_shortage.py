@@ -12,7 +12,7 @@ from engine.isolation import MAX_SHORTAGES
 from engine.null_model import NullModelConfig
 from engine.request import FinishReason
 from engine.step_budget import REST, StepBudget
-from tests.engine.given import CheckingModel, engine_over, request, run, undisturbed
+from tests.engine.given import CheckingModel, engine_over, lagging, request, run, undisturbed
 
 SIZES = [3, 40, 11, 1, 25, 17, 60, 8]
 NAMES = [f"r{n}" for n in range(len(SIZES))]
@@ -52,6 +52,17 @@ class TestGivenADeviceWithRoomForSmallStepsOnly:
             expected = undisturbed(one)[one.id, 0]
             assert transcripts[one.id, 0].token_ids == expected.token_ids
             assert transcripts[one.id, 0].finish == expected.finish
+
+    @pytest.mark.parametrize("room", [1, 3, 20])
+    def test_when_steps_are_launched_ahead_then_each_still_gets_its_tokens(self, room: int) -> None:
+        engine = engine_over(lagging(cramped(room)))
+        asked = [request(name, b"p" * size, max_tokens=9) for name, size in zip(NAMES, SIZES, strict=True)]
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        for one in asked:
+            assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
 
     def test_when_a_step_is_too_large_then_the_last_in_the_order_gives_way_and_the_first_goes_on(self) -> None:
         model = cramped(1000)
