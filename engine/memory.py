@@ -3,6 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import ctypes
 import gc
 import os
 from collections.abc import Callable
@@ -29,23 +30,26 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Return to the device what torch keeps of it and nothing uses."""
+    """Return to the device what torch, or on the CPU the C library, keeps of it and nothing uses."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
+    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
 
 
 def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:
     """Run `compute`; the most memory that it took of the device at once, beyond what was taken before, and what it
     leaves taken (libraries, compiled kernels) included.
 
-    On the CPU by the process's resident memory: what `compute` touches and was not touched before.
+    On the CPU by the process's resident memory.
 
     Raises:
         OSError: on the CPU, where the kernel does not say.
     """
     if device.type == "cuda":
         return _peak_on_gpu(device, compute)
+    give_memory_back(device)
     before = _status_bytes("VmRSS")
     _CLEAR_REFS.write_text(_RESET_PEAK)
     compute()
