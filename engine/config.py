@@ -11,6 +11,13 @@ DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "
 WHOLE_PROMPT_DISCIPLINES = frozenset({"prefill-first", "orca", "dynamic", "static"})
 """Those that compute a prompt in one step wherever the step's budget holds it."""
 
+CPU_MEMORY_FRACTION = 0.5
+"""Of what is free once the weights are loaded: the share that a model takes unless told otherwise. Here steps are not
+measured, and come out of the rest."""
+
+GPU_MEMORY_FRACTION = 0.9
+"""The same on a GPU, where the largest step is measured and comes out of the share."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.batch import Batch, Sampled
 from engine.batch_tensors import BatchLayout, BatchTensors
+from engine.config import CPU_MEMORY_FRACTION
 from engine.cuda_graphs import CudaRecorder, EagerRecorder, GraphedDecoder
 from engine.device_errors import guarded
 from engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
@@ -61,7 +62,7 @@ class ModelOptions:
     kv_cache_bytes: int | None = None
     """Memory for the KV cache. None: what `memory_fraction` leaves."""
 
-    memory_fraction: float = 0.5
+    memory_fraction: float = CPU_MEMORY_FRACTION
     """Of what is free once the weights are loaded, this share is for the KV cache and the largest step together."""
 
     measures_steps: bool | None = None

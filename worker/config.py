@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from engine.config import DISCIPLINE_NAMES
+from engine.config import CPU_MEMORY_FRACTION, DISCIPLINE_NAMES, GPU_MEMORY_FRACTION
 from producer.contract import limits
 from worker.devices import is_device
 from worker.errors import ConfigError
@@ -174,7 +174,7 @@ class ModelConfig:
         env="MEMORY_FRACTION",
         metavar="FRACTION",
         help="Share of the memory that the weights leave free, for the KV cache and, measured, a GPU's largest step. "
-        "0.9 on a GPU, 0.5 on a CPU if not given.",
+        f"{GPU_MEMORY_FRACTION} on a GPU, {CPU_MEMORY_FRACTION} on a CPU if not given.",
     )
     max_model_len: int | None = setting(
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
@@ -187,6 +187,11 @@ class ModelConfig:
         None, env="NUM_THREADS", metavar="THREADS",
         help="Threads that compute on the CPU. One for a small model, else one per core, if not given.",
     )  # fmt: skip
+
+    @property
+    def memory_share(self) -> float:
+        """The memory fraction that is stated, or else the device's."""
+        return self.memory_fraction or (CPU_MEMORY_FRACTION if self.device == "cpu" else GPU_MEMORY_FRACTION)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, what is wrong with it)."""

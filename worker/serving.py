@@ -12,7 +12,14 @@ from urllib.parse import parse_qsl
 
 from engine.config import EngineConfig
 from engine.device_errors import guarded
-from engine.errors import EngineBroken, ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
+from engine.errors import (
+    EngineBroken,
+    EngineError,
+    ModelFolderError,
+    NotEnoughMemory,
+    OutOfMemory,
+    QuantizationUnavailable,
+)
 from engine.executor import Executor, TextDecoder
 from engine.llm_engine import LLMEngine
 from engine.null_model import NullModel, NullModelConfig, NullTokenizer
@@ -21,7 +28,7 @@ from engine.threads import limit_spinning
 from worker.chat import ChatTemplate, compile_template
 from worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from worker.devices import is_several
-from worker.errors import ConfigError, WorkerBroken
+from worker.errors import ConfigError, WorkerBroken, WorkerError
 from worker.translate import Encoder
 
 NULL = "null"
@@ -57,6 +64,7 @@ def load(config: WorkerConfig) -> Served:
 
     Raises:
         ConfigError: it cannot be loaded as asked.
+        WorkerBroken: not now: memory or device are missing.
     """
     path = config.model.path
     try:
@@ -66,12 +74,33 @@ def load(config: WorkerConfig) -> Served:
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
     except QuantizationUnavailable as error:
-        raise ConfigError([f"SLUICE_QUANTIZATION: {error}"]) from error
+        raise ConfigError([f"{_names_of_forms(config.model)}: {error}"]) from error
     except NotEnoughMemory as error:
-        raise ConfigError([f"SLUICE_MEMORY_FRACTION: {error}"]) from error
+        raise _lack_of_memory(config.model, error) from error
     except (EngineBroken, OutOfMemory) as error:
         # Weights without room: another process may be about to leave the device.
-        raise WorkerBroken(f"the model cannot be loaded now: {error}") from error
+        raise _not_now(error) from error
+
+
+def _names_of_forms(model: ModelConfig) -> str:
+    """The settings that ask for weights, or keys and values, in another form than the model's own."""
+    asked = {
+        "SLUICE_QUANTIZATION": model.quantization != "none",
+        "SLUICE_KV_CACHE_DTYPE": model.kv_cache_dtype != "auto",
+    }
+    return " or ".join(name for name, is_asked in asked.items() if is_asked)
+
+
+def _lack_of_memory(model: ModelConfig, error: NotEnoughMemory) -> WorkerError:
+    """What was stated will not fit the next time either; of what was measured, another process may give some back."""
+    for name, stated in (("NUM_BLOCKS", model.num_blocks), ("MAX_MODEL_LEN", model.max_model_len)):
+        if stated is not None:
+            return ConfigError([f"SLUICE_{name}: {error}"])
+    return _not_now(error)
+
+
+def _not_now(error: EngineError) -> WorkerBroken:
+    return WorkerBroken(f"the model cannot be loaded now: {error}")
 
 
 def find_folder(path: str | None) -> Path:
@@ -194,7 +223,7 @@ def _load_folder(config: WorkerConfig, folder: Path) -> Served:
         kv_cache_dtype=model.kv_cache_dtype,
         block_size=model.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=model.num_blocks,
-        memory_fraction=model.memory_fraction or (0.5 if model.device == "cpu" else 0.9),
+        memory_fraction=model.memory_share,
         max_model_len=model.max_model_len,
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
