@@ -34,7 +34,7 @@ from worker.config import WorkerConfig, load_config
 from worker.connections import Connections
 from worker.daemon import Daemon
 from worker.exchange import Exchange
-from worker.log import configure_logs, get_log
+from worker.log import configure_logs
 from worker.places import find_places
 from worker.serving import Served, load
 from worker.start import agree_on_queue, build
@@ -65,7 +65,7 @@ def run_worker(
     connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
     served: Served = load(config)
     agree_on_queue(connections.uplink.client, config, served)
-    daemon = build(config, connections, served, uuid.uuid4().hex, get_log())
+    daemon = build(config, connections, served, uuid.uuid4().hex)
     submitting = threading.Thread(target=_submit, args=(daemon, num_jobs, num_tokens), name="client")
     submitting.start()
     around(daemon.run)

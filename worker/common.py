@@ -1,11 +1,12 @@
 """What all parts of one worker share: who it is, what it holds, and how they reach each other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from producer.contract.keys import QueueKeys
 from worker.absences import Absences
 from worker.clock import ServerClock
 from worker.config import WorkerConfig
+from worker.early import Quiet
 from worker.health import RedisHealth
 from worker.leases import Leases
 from worker.log import Log
@@ -29,3 +30,4 @@ class Common:
     absences: Absences
     meters: Meters
     log: Log
+    quiet: Quiet = field(default_factory=Quiet)

@@ -51,6 +51,8 @@ class Daemon:
         try:
             with self._signals(), self._parts_running():
                 self._log.info("worker started")
+                if self._exchange.is_quiet:
+                    self._log.info("quiet: pulling no more")
                 self._loop(until=lambda: self._num_stops > 0)
                 self._drain()
         except (WorkerBroken, EngineBroken) as error:

@@ -19,6 +19,7 @@ from worker.clock import monotonic_s
 from worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
 from worker.cores import on_cores, own_cores, share_cores
 from worker.devices import devices_of, is_several
+from worker.early import held_back
 from worker.errors import ExitCode
 from worker.log import Log, configure_logs, get_log
 
@@ -32,7 +33,6 @@ LOOK_EVERY_S = 1.0
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1)
 COMMAND = (sys.executable, "-m", "worker", "start", "--until-eof")
-_DEFAULT_CPU_FRACTION = 0.5
 _KEPT = READ_ELSEWHERE - {CONFIG_FILE_NAME}
 
 
@@ -74,8 +74,7 @@ def posts_of(config: WorkerConfig, environ: Mapping[str, str]) -> list[Post]:
     base |= environment_of(config)
     base["SLUICE_PROCESSES"] = "1"
     if is_on_cpu:
-        fraction = config.model.memory_fraction or _DEFAULT_CPU_FRACTION
-        base["SLUICE_MEMORY_FRACTION"] = repr(fraction / len(devices))
+        base["SLUICE_MEMORY_FRACTION"] = repr(config.model.memory_share / len(devices))
     return [_post(config, base, index, device, cores[index]) for index, device in enumerate(devices)]
 
 
@@ -125,11 +124,15 @@ class Member:
         if self.due_s is None or monotonic_s() < self.due_s:
             return
         self.due_s, self._began_s = None, monotonic_s()
-        with on_cores(self._post.cores):
-            # A session of its own: Ctrl-C is for the parent, which passes it on once.
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, env=dict(self._post.environ), start_new_session=True
-            )
+        with on_cores(self._post.cores), held_back():
+            try:
+                # A session of its own: Ctrl-C is for the parent, which passes it on once.
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, env=dict(self._post.environ), start_new_session=True
+                )
+            except OSError as error:  # no memory, or no process more, for now
+                self._plan_next_life("worker process cannot be started; trying again", error=str(error))
+                return
         self._log.info("worker process started", pid=self._process.pid)
 
     def look(self, *, is_stopping: bool) -> None:
@@ -144,13 +147,13 @@ class Member:
         elif code == ExitCode.MISUSED:
             self._log.error("worker process cannot run; a person must act", exit_code=code)
         else:
-            self._plan_next_life(code)
+            self._plan_next_life("worker process died; starting it again", exit_code=code)
 
-    def _plan_next_life(self, code: int) -> None:
+    def _plan_next_life(self, event: str, **why: object) -> None:
         now_s = monotonic_s()
         if now_s - self._began_s >= STEADY_S:
             self._delay_s = FIRST_DELAY_S
-        self._log.warning("worker process died; starting it again", exit_code=code, retry_in_s=self._delay_s)
+        self._log.warning(event, **why, retry_in_s=self._delay_s)
         self.due_s = now_s + self._delay_s
         self._delay_s = min(self._delay_s * 2, MAX_DELAY_S)
 
@@ -160,10 +163,9 @@ class Member:
             self._process.send_signal(number)
 
     def retire(self) -> None:
-        """Begin no further life. Where none goes on, nothing is held and all is well: it ends as asked."""
-        self.due_s = None
-        if self._process is None:
-            self.last_code = 0
+        """Begin no further life. Where one was due, nothing is held and all is well: it ends as asked."""
+        if self.due_s is not None:
+            self.due_s, self.last_code = None, 0
 
 
 class Fleet:
@@ -205,6 +207,8 @@ class Fleet:
 
     def _pass_on(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
+            # Ctrl-C ends a process that still loads with a code that says broken; for the others both are the same.
+            number = signal.SIGTERM
             self._is_stopping = True
             for member in self._members:
                 member.retire()
@@ -219,7 +223,7 @@ class Fleet:
         if ExitCode.MISUSED in codes:
             return ExitCode.MISUSED
         # Who was asked to stop before it could handle the signal held nothing.
-        return ExitCode.DONE if codes <= {ExitCode.DONE, -signal.SIGTERM, -signal.SIGINT} else ExitCode.BROKEN
+        return ExitCode.DONE if codes <= {ExitCode.DONE, -signal.SIGTERM} else ExitCode.BROKEN
 
     @contextmanager
     def _signals(self) -> Generator[None]:

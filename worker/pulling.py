@@ -48,7 +48,7 @@ class Pulling:
         self._closing = threading.Event()
         self._turning = threading.Lock()
         self.giving_back = GivingBack(uplink.puller, common)
-        self._is_quiet = False
+        self._quiet = common.quiet
 
     def connect(self, prepare: Callable[[list[HeldJob]], None], *, cache_tokens: int) -> None:
         """Say who prepares what is pulled, and how large the engine's KV cache is; before `start`."""
@@ -57,7 +57,7 @@ class Pulling:
 
     def quiet(self) -> None:
         """Pull no more."""
-        self._is_quiet = True
+        self._quiet.is_asked = True
         self._mailbox.ring()
 
     def wait_for_pull(self) -> None:
@@ -67,13 +67,13 @@ class Pulling:
 
     def resume(self) -> None:
         """Pull again."""
-        self._is_quiet = False
+        self._quiet.is_asked = False
         self._mailbox.ring()
 
     @property
     def is_quiet(self) -> bool:
         """Whether it pulls no more."""
-        return self._is_quiet
+        return self._quiet.is_asked
 
     def start(self) -> None:
         """Begin to pull."""

@@ -24,6 +24,7 @@ from worker.companion import Companion
 from worker.config import WorkerConfig
 from worker.connections import Client, Connections
 from worker.daemon import Daemon, Part
+from worker.early import Quiet, hear_early
 from worker.errors import ConfigError, ExitCode
 from worker.exchange import Exchange
 from worker.health import RedisHealth, is_away
@@ -50,15 +51,16 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
     Raises:
         ConfigError: settings are wrong.
         NotReady: Redis did not answer in time.
+        WorkerBroken: the model cannot be loaded now.
     """
-    # What asks for a line of the log must not end a worker that loads its model.
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
+    quiet = Quiet()
+    hear_early(quiet)
     if until_eof:
         threading.Thread(target=_stop_at_eof, name="eof", daemon=True).start()
     configure_logs(config.log)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     incarnation = uuid.uuid4().hex
-    log = get_log(worker_id=incarnation[:8])
+    log = _log_of(incarnation)
     engine_config(config)
     places = find_places(config, environ)
     connections = Connections(places.redis_url, timeout_s=config.redis.timeout_s)
@@ -72,7 +74,11 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
         history.result()
     _agree_patiently(client, places.redis_url, config, served, log)
     recorder = [_recorder(config, places, environ, log)] if config.history.recorder else []
-    return build(config, connections, served, incarnation, log, beside=recorder).run()
+    return build(config, connections, served, incarnation, beside=recorder, quiet=quiet).run()
+
+
+def _log_of(incarnation: str) -> Log:
+    return get_log(worker_id=incarnation[:8])
 
 
 def _stop_at_eof() -> None:
@@ -207,11 +213,12 @@ def build(  # the one place that knows every part
     connections: Connections,
     served: Served,
     incarnation: str,
-    log: Log,
     *,
     beside: Sequence[Part] = (),
+    quiet: Quiet | None = None,
 ) -> Daemon:
-    """Put a daemon together, with further parts `beside` it; nothing runs yet."""
+    """Put a daemon together, with further parts `beside` it; nothing runs yet. `quiet`: signals write it already."""
+    log = _log_of(incarnation)
     worker = f"{socket.gethostname()}:{os.getpid()}"
     mailbox = Mailbox(max_buffered_bytes=config.redis.buffer_mib * 2**20)
     health = RedisHealth(log, connections.name)
@@ -227,6 +234,7 @@ def build(  # the one place that knows every part
         absences=Absences(connections.open, health, mailbox.ring),
         meters=Meters(),
         log=log,
+        quiet=quiet or Quiet(),
     )
 
     beats = connections.open(timeout_s=config.beat.answer_within_s)

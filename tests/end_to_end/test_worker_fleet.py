@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from producer.contract.states import JobState
 from producer.contract.wire import JobOptions
-from tests.end_to_end.processes import Crew, crew
+from tests.end_to_end.processes import Crew, WorkerProcess, crew
 from tests.integration.jobs import (
     KEYS,
     Ask,
     check_every_token_once,
     check_nothing_is_left,
     num_on_channel,
+    state_of,
     submit_all,
     wait_for_ends,
     wait_until,
@@ -91,6 +93,41 @@ class TestGivenAFleetOfTwoOnTheCpu:
         wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both said farewell")
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
+
+
+class TestGivenAFleetWhoseWorkersStillStart:
+    """They wait for Redis, which is down."""
+
+    @pytest.fixture
+    def starting(self, durable_valkey: RedisServer, tmp_path: Path) -> Generator[WorkerProcess]:
+        durable_valkey.stop()
+        with crew(durable_valkey.url, tmp_path) as made:
+            fleet = made.start(PROCESSES="2")
+            wait_until(lambda: fleet.said.count('"event": "waiting for redis"') == 2, "both wait")
+            yield fleet
+
+    def test_when_it_is_quieted_meanwhile_then_both_begin_quiet_and_pull_once_continued(
+        self, starting: WorkerProcess, durable_valkey: RedisServer
+    ) -> None:
+        ask = Ask(options=JobOptions(max_tokens=5))
+        starting.signal(signal.SIGTSTP)
+
+        durable_valkey.start()
+
+        wait_until(lambda: starting.said.count('"event": "quiet: pulling no more"') == 2, "both have begun, and say so")
+        with durable_valkey.client() as client:
+            (job_id,) = submit_all(client, [ask])
+            starting.signal(signal.SIGUSR1)
+            wait_until(lambda: starting.said.count('"event": "sequences"') == 2, "both have had the time to pull")
+            assert state_of(client, job_id) is JobState.QUEUED
+            starting.signal(signal.SIGCONT)
+            wait_for_ends(client, [job_id])
+            check_every_token_once(client, {job_id: ask})
+
+    def test_when_ctrl_c_comes_then_it_ends_as_asked(self, starting: WorkerProcess) -> None:
+        starting.signal(signal.SIGINT)
+
+        assert starting.wait() == 0, starting.said
 
 
 def _incarnation(client: Any, beginning: str) -> str:

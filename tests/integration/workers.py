@@ -9,7 +9,6 @@ from worker.config import load_config
 from worker.connections import Connections
 from worker.daemon import Daemon
 from worker.errors import ExitCode
-from worker.log import get_log
 from worker.serving import Served, load
 from worker.start import build
 
@@ -34,7 +33,6 @@ class RunningWorker:
             Connections(url, timeout_s=config.redis.timeout_s),
             change(load(config)),
             self.incarnation,
-            get_log(),
         )
         self.exit_code: ExitCode | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -1,10 +1,12 @@
 """The parent of worker processes, over small programs in a worker's place: who is started again, when, and its end."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,9 @@ from worker.log import configure_logs, get_log
 
 configure_logs(LogConfig(format="json"))
 fleet.FIRST_DELAY_S = 0.01
-folder, child, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, program, child, count = *sys.argv[1:4], int(sys.argv[4])
 posts = [fleet.Post(name=f"p{i}", environ={**os.environ, "SAYS_IN": f"{folder}/{i}"}) for i in range(count)]
-sys.exit(fleet.Fleet(posts, get_log(), command=[sys.executable, "-c", child]).run())
+sys.exit(fleet.Fleet(posts, get_log(), command=[program, "-c", child]).run())
 """
 SAYS = """
 import os, signal, sys
@@ -34,7 +36,7 @@ def say(word):
     with open(os.environ["SAYS_IN"], "a") as file:
         file.write(f"{word} {os.getpid()}\\n")
 """
-STAYS = f"""{SAYS}
+REST = """
 for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1):
     signal.signal(number, lambda number, _frame: say(signal.Signals(number).name))
 
@@ -43,21 +45,30 @@ def leave(_number, _frame):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, leave)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP, signal.SIGUSR1))
 say("stays")
 while sys.stdin.read(1):
     pass
 say("orphaned")
 """
+STAYS = f"{SAYS}{REST}"
+LOADS = f"""{SAYS}
+import fcntl
+
+say("loads")
+lock = open(os.environ["SAYS_IN"] + ".lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+{REST}"""
 
 
 class Parent:
     """A fleet in a process of its own, for its signals are the process's."""
 
-    def __init__(self, folder: Path, child: str, count: int) -> None:
+    def __init__(self, folder: Path, child: str, count: int, program: str) -> None:
         self._folder = folder
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PARENT, str(folder), child, str(count)], cwd=ROOT, stderr=log
+                [sys.executable, "-c", PARENT, str(folder), program, child, str(count)], cwd=ROOT, stderr=log
             )
 
     def words(self, number: int) -> list[str]:
@@ -102,10 +113,18 @@ class Parents:
         self._folder = folder
         self.made: list[Parent] = []
 
-    def of(self, child: str, *, count: int = 1) -> Parent:
-        """A fleet of `count` children that run `child`."""
-        self.made.append(Parent(self._folder, child, count))
+    def of(self, child: str, *, count: int = 1, program: str = sys.executable) -> Parent:
+        """A fleet of `count` children in which `program` runs `child`."""
+        self.made.append(Parent(self._folder, child, count, program))
         return self.made[-1]
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Who wants this lock waits meanwhile."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
@@ -213,12 +232,100 @@ class TestGivenChildrenThatDieAtOnce:
         assert len(parent.pids(0)) == 6
 
 
+class TestGivenAChildThatStillLoads:
+    """It has no handlers yet; the other one is up, and is told after it."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGUSR1], ids=lambda number: number.name)
+    def test_when_it_is_told_something_then_it_hears_it_as_soon_as_it_can(
+        self, parents: Parents, tmp_path: Path, number: signal.Signals
+    ) -> None:
+        with locked(tmp_path / "0.lock"):
+            parent = parents.of(LOADS, count=2)
+            parent.wait_for("loads", 0)
+            parent.wait_for("stays", 1)
+            parent.signal(number)
+            parent.wait_for(number.name, 1)
+        parent.wait_for("stays", 0)
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.DONE
+        assert parent.words(0) == ["loads", number.name, "stays", "leaves"]
+
+    def test_when_it_is_quieted_and_continued_then_it_does_not_begin_quiet(
+        self, parents: Parents, tmp_path: Path
+    ) -> None:
+        with locked(tmp_path / "0.lock"):
+            parent = parents.of(LOADS, count=2)
+            parent.wait_for("loads", 0)
+            parent.wait_for("stays", 1)
+            parent.signal(signal.SIGTSTP)
+            parent.wait_for("SIGTSTP", 1)
+            parent.signal(signal.SIGCONT)
+            parent.wait_for("SIGCONT", 1)
+        parent.wait_for("stays", 0)
+
+        assert parent.words(0) == ["loads", "stays"]
+
+    def test_when_ctrl_c_ends_it_as_click_does_then_the_parent_ends_as_asked(self, parents: Parents) -> None:
+        parent = parents.of(
+            f"{SAYS}\nsignal.signal(signal.SIGINT, lambda *_: os._exit(1))\nsay('loads')\nsys.stdin.read()"
+        )
+        parent.wait_for("loads")
+
+        parent.signal(signal.SIGINT)
+
+        assert parent.wait() == ExitCode.DONE
+
+
+class TestGivenAProgramThatCannotBeStartedForNow:
+    def test_when_it_can_be_then_it_comes_as_after_a_death(self, parents: Parents, tmp_path: Path) -> None:
+        program = tmp_path / "program"
+        parent = parents.of(STAYS, program=str(program))
+        wait_until(lambda: parent.said.count("cannot be started; trying again") >= 3, "it has been tried thrice")
+
+        script = tmp_path / "script"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        script.chmod(0o755)
+        script.rename(program)
+
+        parent.wait_for("stays")
+        assert [f'"retry_in_s": {delay_s}' in parent.said for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
+        parent.signal(signal.SIGTERM)
+        assert parent.wait() == ExitCode.DONE
+
+
 class TestGivenAChildThatDoesNotLeaveAsItShould:
     def test_when_told_to_stop_then_the_parent_says_that_it_was_broken(self, parents: Parents) -> None:
         parent = parents.of(
             f"{SAYS}\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nsay('up')\nsys.stdin.read()"
         )
         parent.wait_for("up")
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.BROKEN
+
+    def test_when_it_breaks_in_the_drain_and_the_others_are_told_again_then_the_parent_still_says_so(
+        self, parents: Parents
+    ) -> None:
+        parent = parents.of(
+            f"{SAYS}\n"
+            "def leave(*_):\n"
+            "    if os.environ['SAYS_IN'].endswith('0'):\n"
+            "        os._exit(7)\n"
+            "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+            "    say('drains')\n"
+            "signal.signal(signal.SIGTERM, leave)\n"
+            "say('up')\n"
+            "sys.stdin.read()",
+            count=2,
+        )
+        parent.wait_for("up", 0)
+        parent.wait_for("up", 1)
+        parent.signal(signal.SIGTERM)
+        parent.wait_for("drains", 1)
+        wait_until(lambda: '"exit_code": 7' in parent.said, "the first one's end is heard of")
 
         parent.signal(signal.SIGTERM)
 
@@ -278,3 +385,10 @@ class TestGivenAConfiguration:
             assert (own.model.memory_fraction, own.metrics.port, own.model.processes) == (0.125, 0, 1)
             assert post.cores <= os.sched_getaffinity(0)
             assert post.cores
+
+    def test_when_no_share_of_memory_is_stated_then_its_processes_together_take_what_one_would(self) -> None:
+        config = load_config({}, flags={**self.FLAGS, "model.processes": 4})
+
+        shares = [load_config(post.environ).model.memory_share for post in posts_of(config, {})]
+
+        assert shares == [load_config({}).model.memory_share / 4] * 4
