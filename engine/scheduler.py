@@ -294,6 +294,7 @@ class Scheduler:
         orders = [self._policy.order(sequence) for sequence in self.running]
         assert orders == sorted(set(orders)), "the running sequences are out of order"
         assert len(self.running) <= self._config.max_num_seqs, "more sequences run than may"
+        assert len(self.running) <= self.max_tokens, "more sequences run than a step has tokens for"
         for sequence in self.running:
             assert sequence.status is SequenceStatus.RUNNING
             assert sequence.num_slots == len(sequence.block_table) * self.blocks.block_size
@@ -340,7 +341,9 @@ class Scheduler:
         self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None
     ) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
-        while self.waiting and tokens_left > 0 and len(self.running) < self._config.max_num_seqs:
+        # Whoever runs must find a token in each step's budget, even if this step has nothing for it.
+        most = min(self._config.max_num_seqs, self.max_tokens)
+        while self.waiting and tokens_left > 0 and len(self.running) < most:
             sequence = self.waiting.head
             if coming is not None and self._is_better_held_back(sequence, coming):
                 break

@@ -48,6 +48,7 @@ class CheckingModel:
         written: set[int] = set()
         for sequence, start, num_tokens, samples in batch.sequences:
             tokens = self._tokens(sequence, start)
+            assert num_tokens > 0
             assert samples == (start + num_tokens == len(tokens))
             contents, slots = list(self._contents(tokens, sequence.cache_salt)), self._slots_of(sequence)
             end = start + num_tokens

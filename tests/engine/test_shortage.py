@@ -64,6 +64,20 @@ class TestGivenADeviceWithRoomForSmallStepsOnly:
         for one in asked:
             assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
 
+    def test_when_those_that_run_sit_a_step_out_then_no_prompt_takes_the_tokens_that_they_need_in_the_next(
+        self,
+    ) -> None:
+        # Four fill the budget of four. With a penalty each waits for its last token: every second step is empty.
+        penalised = [request(f"r{n}", b"p", max_tokens=12, repetition_penalty=1.5) for n in range(4)]
+        prompts = [request(f"long{n}", b"p" * 30, max_tokens=3) for n in range(2)]
+        engine = engine_over(lagging(cramped(4)))
+        engine.add([*penalised, *prompts])
+
+        transcripts = run(engine)
+
+        for one in (*penalised, *prompts):
+            assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
+
     def test_when_a_step_is_too_large_then_the_last_in_the_order_gives_way_and_the_first_goes_on(self) -> None:
         model = cramped(1000)
         engine = engine_over(model, max_step_retries=0)

@@ -28,6 +28,7 @@ class Arrival:
     max_tokens: int
     priority: int
     token: int
+    has_penalty: bool = False
 
 
 arrivals = st.lists(
@@ -38,6 +39,7 @@ arrivals = st.lists(
         max_tokens=st.integers(1, 10),
         priority=st.integers(0, 3),
         token=st.integers(0, 2),
+        has_penalty=st.booleans(),
     ),
     min_size=1,
     max_size=9,
@@ -68,7 +70,15 @@ def configs(
 class Run:
     """Drives a scheduler until all that arrive have drawn their tokens, and watches."""
 
-    def __init__(self, config: EngineConfig, planned: list[Arrival], num_blocks: int, *, lag: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        planned: list[Arrival],
+        num_blocks: int,
+        *,
+        lag: int = 0,
+        shortages: frozenset[int] = frozenset(),
+    ) -> None:
         limits = ModelLimits(
             max_model_len=64, vocab_size=9, eos_token_ids=frozenset(), num_blocks=num_blocks, block_size=BLOCK_SIZE
         )
@@ -82,13 +92,17 @@ class Run:
         self.finished_at: dict[int, int] = {}
         self.num_computed: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.num_steps = 0
+        self.shortages = shortages
+        """Steps in which it turns out that there was no memory for the one that is due."""
 
     def sequence(self, number: int, arrival: Arrival) -> Sequence:
         return Sequence(
             id=number,
             request_id=f"r{number}",
             choice=0,
-            sampling=SamplingParams(max_tokens=arrival.max_tokens),
+            sampling=SamplingParams(
+                max_tokens=arrival.max_tokens, presence_penalty=1.0 if arrival.has_penalty else 0.0
+            ),
             priority=arrival.priority,
             arrival_s=float(arrival.at_step),
             token_ids=[arrival.token] * arrival.num_prompt_tokens,
@@ -108,7 +122,8 @@ class Run:
             watch(batch, waited)
             self.launch(batch)
             while len(self.in_flight) > (0 if batch.is_empty else self.lag):
-                self.commit(self.in_flight.popleft())
+                end = self.lack_memory if self.num_steps in self.shortages else self.commit
+                end(self.in_flight.popleft())
             self.num_steps += 1
             assert self.num_steps < 5000, "starved"
 
@@ -119,13 +134,21 @@ class Run:
         self.scheduler.launch(batch)
         self.in_flight.append(batch)
 
+    def lack_memory(self, batch: Batch) -> None:
+        """What was launched on top of it is void too."""
+        self.scheduler.land(batch)
+        while self.in_flight:
+            self.scheduler.land(self.in_flight.popleft())
+        self.scheduler.shrink(batch)
+        self.scheduler.check_invariants()
+
     def commit(self, batch: Batch) -> None:
         self.scheduler.commit(
             batch, [Sampled((sequence.id % 3,)) for sequence, *_, samples in batch.sequences if samples]
         )
-        self.scheduler.land(batch)
         ended = [s for s, *_ in batch.sequences if s.num_output_tokens >= s.sampling.max_tokens]
         self.scheduler.finish(ended)
+        self.scheduler.land(batch)
         self.finished_at |= {sequence.id: self.num_steps for sequence in ended}
         self.scheduler.check_invariants()
 
@@ -141,14 +164,15 @@ def smallest_cache(planned: list[Arrival]) -> int:
     return max(-(-(arrival.num_prompt_tokens + arrival.max_tokens - 1) // BLOCK_SIZE) for arrival in planned)
 
 
-@given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1))
-@settings(max_examples=200, deadline=None)
+@given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1), st.frozensets(st.integers(0, 30), max_size=4))
+@settings(max_examples=300, deadline=None)
 def test_budgets_hold_and_nobody_overtakes(
-    config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int
+    config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int, shortages: frozenset[int]
 ) -> None:
-    run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag)
+    run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag, shortages=shortages)
 
     def watch(batch: Batch, waited: list[Sequence]) -> None:
+        assert batch.num_tokens <= run.scheduler.max_tokens
         assert batch.num_tokens + batch.num_padding_tokens <= config.max_num_batched_tokens
         assert len(batch.sequences) <= config.max_num_seqs
         joined = [scheduled.sequence for scheduled in batch.sequences[len(batch.sequences) - batch.num_joined :]]
