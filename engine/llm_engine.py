@@ -134,8 +134,9 @@ class LLMEngine:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
         deltas += [self._outputs.of_sequence(sequence).end(finish) for sequence, finish in outcome.failed]
-        self._land(due, outcome)
+        # Before it lands: a preempted sequence still has the blocks then that nobody may find if its row failed.
         self._retire(self._outputs.finished())
+        self._land(due, outcome)
         self._count(deltas)
         return deltas
 
@@ -167,9 +168,9 @@ class LLMEngine:
         """
         if self._scheduler.running or self._ended or self._in_flight:
             return 0.0
-        if self._preparing is not None and self._preparing.has_preparations:
-            return 0.0
-        return self._scheduler.gathering_s if self._scheduler.waiting else float("inf")
+        if self._scheduler.waiting:
+            return self._scheduler.gathering_s
+        return 0.0 if self._preparing is not None and self._preparing.has_preparations else float("inf")
 
     @property
     def stats(self) -> EngineStats:

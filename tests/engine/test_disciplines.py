@@ -7,10 +7,11 @@ import pytest
 from engine.batch import Batch, PaddingRow, Sampled
 from engine.config import DISCIPLINE_NAMES, EngineConfig
 from engine.executor import ModelLimits
+from engine.null_model import NullModelConfig
 from engine.request import Room, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from tests.engine.given import checking_model, engine_over, request, run
+from tests.engine.given import CheckingModel, checking_model, engine_over, request, run
 
 MAX_MODEL_LEN = 32
 BLOCK_SIZE = 4
@@ -276,6 +277,19 @@ class TestGivenABatchThatIsGathered:
         assert bench.scheduler.gathering_s == pytest.approx(0.1)
 
 
+class PreparingModel(CheckingModel):
+    """Has something to prepare until there was a pause."""
+
+    num_prepared = 0
+
+    @property
+    def has_preparations(self) -> bool:
+        return self.num_prepared == 0
+
+    def prepare(self) -> None:
+        self.num_prepared += 1
+
+
 class TestGivenAnEngineUnderADiscipline:
     def test_when_a_batch_is_gathered_then_there_is_room_for_the_rest_of_it_and_time_to_wait(self) -> None:
         engine = engine_over(checking_model(num_blocks=16), discipline="dynamic", batch_window_s=60.0, max_num_seqs=4)
@@ -285,6 +299,20 @@ class TestGivenAnEngineUnderADiscipline:
         assert before == float("inf")
         assert 0 < engine.idle_s <= 60.0
         assert engine.room() == Room(kv_tokens=64 - 15, prefill_tokens=128 - 8, sequences=3)
+
+    def test_when_a_batch_is_gathered_then_what_could_be_prepared_keeps_nobody_busy_and_is_when_nobody_waits(
+        self,
+    ) -> None:
+        model = PreparingModel(NullModelConfig(num_blocks=16, block_size=4))
+        engine = engine_over(model, discipline="dynamic", batch_window_s=60.0)
+        engine.add([request("a", max_tokens=8)])
+
+        assert engine.step() == []
+        assert 0 < engine.idle_s <= 60.0
+        engine.drop(["a"])
+        assert engine.idle_s == 0.0
+        engine.step()
+        assert (model.num_prepared, engine.idle_s) == (1, float("inf"))
 
     @pytest.mark.parametrize("discipline", ["static", "dynamic"])
     def test_when_a_fixed_batch_runs_then_there_is_no_room_until_it_has_ended(self, discipline: str) -> None:

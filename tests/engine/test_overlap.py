@@ -238,6 +238,31 @@ class TestGivenAPreemptionInFlight:
         run_the_rest(engine, transcripts)
         assert tokens(transcripts)["first"] == expected["first"]
 
+    def test_when_its_row_in_flight_is_bad_then_nobody_finds_what_was_computed_of_it(self) -> None:
+        _, said = self.until_the_second_gives_way()
+        at = len(said["second", 0].token_ids) - 1
+
+        engine, transcripts = self.until_the_second_gives_way(Fault(kind=FaultKind.NAN, at=at, request_id="second"))
+
+        finish = transcripts["second", 0].finish
+        assert finish is not None
+        assert finish.reason is FinishReason.ERROR
+        engine.abort(["first"])
+        run_the_rest(engine, transcripts)
+        engine.add([request("again", b"p" * 7 + b"q" * 8, cache_salt="second", max_tokens=1)])
+        (delta,) = run(engine)["again", 0].deltas
+        assert delta.stats.num_cached_tokens == 0
+
+    def until_the_second_gives_way(self, *faults: Fault) -> tuple[LLMEngine, Transcripts]:
+        model = checking_model(num_blocks=6)
+        engine = engine_over(LaggingExecutor(ChaoticExecutor(model, faults), scribble=model.scribble))
+        names = ("first", "second")
+        engine.add([request(name, b"p" * 7, seed=n, cache_salt=name, max_tokens=12) for n, name in enumerate(names)])
+        transcripts: Transcripts = {}
+        while engine.stats.num_preemptions == 0:
+            note(transcripts, engine.step())
+        return engine, transcripts
+
 
 class TestGivenACancelInFlight:
     def started(self, *names: str) -> tuple[LLMEngine, Transcripts, dict[str, list[int]]]:
