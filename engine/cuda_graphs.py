@@ -14,6 +14,7 @@ Hot: `GraphedDecoder.forward`; no loop over sequences.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from engine.graph_buckets import Bucket
 Compute = Callable[[BatchTensors], Tensor]
 """A model's forward: `BatchTensors` to logits `[R, V]`."""
 
+log = logging.getLogger(__name__)
+
 PATIENCE = 32
 """A bucket that was wanted so often is recorded at once, though it takes as long as some steps; others when idle."""
 
@@ -38,6 +41,10 @@ MAX_RECORDINGS = 64
 _LONG = ("input_ids", "positions", "slot_mapping", "logit_rows")
 _OF_TOKENS = frozenset(_LONG[:3])
 _SHORT = ("query_start_locs", "context_lens", "block_tables")
+
+
+class CaptureFailed(RuntimeError):
+    """A capture that was begun went wrong: torch may be left amid it, so no other is to be begun."""
 
 
 class Recording(Protocol):
@@ -56,6 +63,7 @@ class Recorder(Protocol):
 
         Raises:
             RuntimeError: it cannot be recorded; the device is well.
+            CaptureFailed: nor can anything else from now on.
         """
         ...
 
@@ -109,10 +117,19 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return self._captured(compute)
+
+    def _captured(self, compute: Callable[[], Tensor]) -> CudaRecording:
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process may use the device meanwhile: their errors are not this capture's.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            logits = compute()
+        before = torch.cuda.current_stream(self._device)
+        try:
+            # Other threads of this process may use the device meanwhile: their errors are not this capture's.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                logits = compute()
+        except Exception as error:
+            # A capture that cannot be ended leaves its stream the current one.
+            torch.cuda.set_stream(before)
+            raise CaptureFailed(f"{type(error).__name__}: {error}") from error
         return CudaRecording(graph, logits)
 
 
@@ -134,8 +151,11 @@ class GraphedDecoder:
 
         self._wishes: Counter[Bucket] = Counter()
         self.num_replays = 0
+        self._may_record = True
+        """Until a capture has failed."""
+
         self.last_problem: str | None = None
-        """Why the last bucket that could not be recorded could not."""
+        """Why the last bucket that could not be recorded could not. The first one's is logged."""
 
     @property
     def recorded(self) -> list[Bucket]:
@@ -145,7 +165,7 @@ class GraphedDecoder:
     @property
     def wish(self) -> Bucket | None:
         """What was wanted most often and is not recorded; None where nothing is."""
-        if len(self._recordings) >= MAX_RECORDINGS:
+        if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
             return None
         return max(self._wishes, key=self._wishes.__getitem__, default=None)
 
@@ -155,10 +175,14 @@ class GraphedDecoder:
 
     def want(self, bucket: Bucket) -> bool:
         """Take note that `bucket` would have been of use; whether that was so often that it is worth a pause."""
-        if bucket in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
+        if not self._may_record or bucket in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
             return False
         self._wishes[bucket] += 1
         return self._wishes[bucket] >= PATIENCE
+
+    def drop_wish(self, bucket: Bucket) -> None:
+        """Forget how often `bucket` was wanted."""
+        self._wishes.pop(bucket, None)
 
     def forward(self, tensors: BatchTensors, bucket: Bucket) -> Tensor:
         """Logits `[R, V]` of a step that has the sizes of `bucket`, which is recorded."""
@@ -174,7 +198,9 @@ class GraphedDecoder:
         Raises:
             Exception: the device is lost.
         """
-        self._wishes.pop(bucket, None)
+        self.drop_wish(bucket)
+        if not self._may_record:
+            return False
         inputs = self._inputs(tensors, bucket)
         self._fill(tensors, bucket)
         try:
@@ -184,9 +210,17 @@ class GraphedDecoder:
             if loss_of(error) is not None:
                 raise
             self._recordings[bucket] = None
-            self.last_problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._note(error)
             return False
         return True
+
+    def _note(self, error: Exception) -> None:
+        """Keep what `error` says, and log it if it is the first."""
+        self._may_record = self._may_record and not isinstance(error, CaptureFailed)
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        if self.last_problem is None:
+            log.warning("a step cannot be recorded and is launched kernel by kernel: %s", problem)
+        self.last_problem = problem
 
     def _computed(self, inputs: BatchTensors) -> Tensor:
         """Compute, and put the logits where they stay."""

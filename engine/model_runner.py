@@ -13,7 +13,7 @@ from engine.config import CPU_MEMORY_FRACTION
 from engine.cuda_graphs import CudaRecorder, EagerRecorder, GraphedDecoder
 from engine.device_errors import guarded
 from engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
-from engine.executor import Computed, Launched, ModelLimits
+from engine.executor import Launched, ModelLimits
 from engine.graph_buckets import Bucket, Buckets, nothing, pad
 from engine.kv_cache import (
     block_bytes,
@@ -28,6 +28,7 @@ from engine.models.config import DecoderConfig, parse_config
 from engine.models.decoder import Decoder
 from engine.models.load import WeightForm, load_decoder
 from engine.sampler import Sampler
+from engine.transfers import Arrival
 from kernels.paged_attention import FP8
 
 _FP8_CAPABILITY = (8, 9)
@@ -92,6 +93,17 @@ class GuardedLaunch(NamedTuple):
     def collect(self) -> list[Sampled]:
         """See `Launched.collect`."""
         return guarded(self.launched.collect)
+
+
+class Undrawn(NamedTuple):
+    """A step that draws nothing, while the device may still be at it: nobody is to run ahead of it without end."""
+
+    arrival: Arrival
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        self.arrival.wait()
+        return []
 
 
 class ModelRunner:
@@ -160,7 +172,7 @@ class ModelRunner:
             return GuardedLaunch(guarded(lambda: self._launch(batch)))
         except OutOfMemory:
             # What torch keeps in pieces may make a whole.
-            give_memory_back(self._decoder.weights.embedding.device)
+            give_memory_back(self._device)
             raise
 
     @torch.inference_mode()
@@ -170,7 +182,7 @@ class ModelRunner:
         drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
         if not sampling:
             self._drawn_rows = drawn_rows
-            return Computed([])
+            return Undrawn(Arrival((), self._device))
         # After theirs come the logits of padding.
         drawn = self._sampler.sample(logits[: len(sampling)], sampling)
         # Both at once, and only of a step that was launched: rows of one are no places in the ids of another.
@@ -210,13 +222,19 @@ class ModelRunner:
         return self._graphs is not None and self._graphs.wish is not None
 
     def prepare(self) -> None:
-        """Use a pause: record the steps that were wanted most often and are not recorded.
+        """Use a pause: record the steps that were wanted most often and are not recorded, if there is memory for it.
 
         Raises:
             EngineBroken: the device is lost.
         """
-        if self._graphs is not None and (bucket := self._graphs.wish) is not None:
+        if self._graphs is None or (bucket := self._graphs.wish) is None:
+            return
+        try:
             guarded(lambda: self._record(bucket))
+        except OutOfMemory:
+            # Steps go on without it. It may be wanted again.
+            self._graphs.drop_wish(bucket)
+            give_memory_back(self._device)
 
     def prepare_first(self) -> None:
         """Record what is recorded at start.
@@ -249,6 +267,10 @@ class ModelRunner:
         """Drop what is kept for sequences that ended."""
         self._sampler.forget(sequence_ids)
 
+    @property
+    def _device(self) -> torch.device:
+        return self._decoder.weights.embedding.device
+
 
 def load_model_runner(options: ModelOptions) -> ModelRunner:
     """Load a model folder onto its device.
@@ -272,8 +294,8 @@ def load_model_runner(options: ModelOptions) -> ModelRunner:
             f"give bfloat16 as dtype too, or no quantization."
         )
     if device.type == "cuda":
-        # Triton launches on the thread's own device, whatever its tensors' is.
-        torch.cuda.set_device(device)
+        # Triton launches on the thread's own device, whatever its tensors' is. torch takes none without an index here.
+        torch.cuda.set_device(device.index or 0)
     with torch.inference_mode():
         decoder = load_decoder(
             config,

@@ -3,7 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 import worker
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.cuda_graphs import PATIENCE, EagerRecorder, EagerRecording
+from engine.cuda_graphs import PATIENCE, CaptureFailed, CudaRecorder, EagerRecorder, EagerRecording
 from engine.errors import EngineBroken
 from engine.graph_buckets import Bucket, nothing, pad
 from engine.llm_engine import LLMEngine
@@ -191,8 +192,10 @@ class FailingRecorder(EagerRecorder):
 
     def __init__(self, error: Exception) -> None:
         self._error = error
+        self.num_asked = 0
 
     def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+        self.num_asked += 1
         raise self._error
 
 
@@ -210,12 +213,110 @@ class TestGivenADeviceThatCannotRecord:
             "RuntimeError: CUDA error: operation not permitted when stream is capturing"
         )
 
+    def test_when_a_capture_goes_wrong_then_no_other_is_begun_and_it_is_told_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        failing = FailingRecorder(CaptureFailed("RuntimeError: CUDA error: operation failed due to a previous error"))
+        monkeypatch.setattr("engine.model_runner.EagerRecorder", lambda: failing)
+        runner = load(graphs=True)
+
+        for _ in range(PATIENCE):
+            run(runner, ASKED[:1])
+        record_all_that_is_wanted(runner)
+
+        assert failing.num_asked == 1
+        (line,) = [record.getMessage() for record in caplog.records if record.name == "engine.cuda_graphs"]
+        assert "operation failed due to a previous error" in line
+
     def test_when_the_device_is_lost_meanwhile_then_the_engine_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lost = FailingRecorder(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
         monkeypatch.setattr("engine.model_runner.EagerRecorder", lambda: lost)
 
         with pytest.raises(EngineBroken, match="the device is lost"):
             load(graphs=True)
+
+
+class TestGivenAPauseWithoutMemory:
+    @pytest.mark.parametrize("where", ["as it is laid out", "as it is copied"])
+    def test_when_a_step_is_to_be_recorded_then_nobody_is_harmed_and_it_is_when_it_is_wanted_again(
+        self, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
+        runner = load(graphs=True)
+        engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_seqs=9, max_num_batched_tokens=256))
+        graphs, layout = runner.graphs, runner._layout  # pyright: ignore[reportPrivateUsage]
+        assert graphs is not None
+        run(runner, ASKED[:2])
+        num_recorded = len(graphs.recorded)
+        assert (bucket := graphs.wish) is not None
+
+        def raises(*_arguments: object) -> None:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+        with monkeypatch.context() as short:
+            if where == "as it is laid out":
+                short.setattr(layout, "lay_out", raises)
+            else:
+                short.setattr(graphs, "_fill", raises)
+            while engine.idle_s == 0.0:
+                assert engine.step() == []
+
+        assert len(graphs.recorded) == num_recorded
+        run(runner, ASKED[:2])
+        record_all_that_is_wanted(runner)
+        assert graphs.has(bucket)
+
+
+class FakeStream:
+    """A stream without a card."""
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+class FakeStreams:
+    """torch's book of the current stream; a capture's end raises, as CUDA does after one in which something failed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = self.default = FakeStream()
+        monkeypatch.setattr(torch.cuda, "Stream", self.another)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+        monkeypatch.setattr(torch.cuda, "current_stream", self.current_of)
+        monkeypatch.setattr(torch.cuda, "set_stream", self.switch)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "graph", self.capture)
+
+    def another(self, _device: torch.device) -> FakeStream:
+        return FakeStream()
+
+    def current_of(self, _device: torch.device) -> FakeStream:
+        return self.current
+
+    def switch(self, stream: FakeStream) -> None:
+        self.current = stream
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Generator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def capture(self, _graph: object, *, stream: FakeStream, **_options: object) -> Generator[None]:
+        self.current = stream
+        yield
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+class TestGivenACaptureThatCannotBeEnded:
+    def test_when_it_has_failed_then_the_stream_is_the_one_of_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        streams = FakeStreams(monkeypatch)
+        recorder = CudaRecorder(torch.device("cuda:0"))
+
+        with pytest.raises(CaptureFailed, match="operation failed due to a previous error"):
+            recorder.record(lambda: torch.zeros(1))
+
+        assert streams.current is streams.default
 
 
 @pytest.mark.gpu

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 import worker
+from engine.batch import Batch, ScheduledSequence
 from engine.batch_tensors import BatchTensors
 from engine.config import EngineConfig
 from engine.errors import EngineBroken
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.request import Request, SamplingParams
+from engine.sequence import Sequence
 from engine.tokenizer import load_tokenizer
+from engine.transfers import Arrival
 from tests.engine.given import Transcripts, note
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -151,3 +154,52 @@ class TestGivenADeviceThatIsLost:
 
         with pytest.raises(EngineBroken, match="unspecified launch failure"):
             tokens_of(runner)
+
+
+def chunk_of_a_prompt() -> Batch:
+    """A step that draws nothing."""
+    sequence = Sequence(
+        id=1,
+        request_id="r",
+        choice=0,
+        sampling=SamplingParams(),
+        token_ids=list(range(20, 60)),
+        num_prompt_tokens=40,
+        block_table=[0, 1, 2],
+    )
+    return Batch((ScheduledSequence(sequence, 0, 16, samples=False),))
+
+
+class TestGivenAStepThatDrawsNothing:
+    def test_when_it_is_collected_then_the_device_is_waited_for_all_the_same(
+        self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wait, num_waits = Arrival.wait, 0
+
+        def counted(arrival: Arrival) -> tuple[torch.Tensor, ...]:
+            nonlocal num_waits
+            num_waits += 1
+            return wait(arrival)
+
+        monkeypatch.setattr(Arrival, "wait", counted)
+        launched = runner.launch(chunk_of_a_prompt())
+
+        assert num_waits == 0
+        assert launched.collect() == []
+        assert num_waits == 1
+
+
+class TestGivenACardByItsName:
+    @pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+    def test_when_a_model_is_loaded_then_its_thread_s_own_device_is_told_by_number(
+        self, monkeypatch: pytest.MonkeyPatch, device: str, index: int
+    ) -> None:
+        """torch takes no device without one here; and there is no card to load it onto."""
+
+        def set_device(device: object) -> None:
+            raise RuntimeError(f"asked for {device!r}")
+
+        monkeypatch.setattr(torch.cuda, "set_device", set_device)
+
+        with pytest.raises(RuntimeError, match=f"asked for {index}$"):
+            load_model_runner(ModelOptions(path=FOLDER, device=device, num_blocks=200))

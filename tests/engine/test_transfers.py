@@ -52,3 +52,10 @@ class TestGivenADeviceThatIsBusy:
         drawn.fill_(-1)
 
         assert arrival.wait()[0].tolist() == list(range(1000))
+
+    def test_when_nothing_is_to_arrive_then_what_was_launched_is_waited_for(self) -> None:
+        keep_busy()
+
+        Arrival((), GPU).wait()
+
+        assert torch.cuda.current_stream(GPU).query()
