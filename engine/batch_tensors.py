@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Batch, PaddingRow, ScheduledSequence
+from engine.batch import Batch, ScheduledSequence
 from engine.transfers import to_device_together
 from kernels.prepare_batch import PADDING, StepPlan, prepare_batch
 
@@ -62,6 +62,8 @@ class BatchLayout:
         self._device = device
         self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._padding_tables = self._tables[:0]
+        """Of as many rows as were padded at most; made with the first."""
 
     def lay_out(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
@@ -87,7 +89,7 @@ class BatchLayout:
         context_lens = np.array(starts, dtype=np.int32) + lengths
         tables = self._block_tables([item.sequence.block_table for item in scheduled])
         if padding:
-            tables = np.concatenate((tables, self._padding_tables(padding)))
+            tables = np.concatenate((tables, self._tables_of_padding(len(padding))))
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
         parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, (ends - 1)[samples])
         plan, logit_rows = self._to_plan(*parts, tables=tables)
@@ -128,11 +130,15 @@ class BatchLayout:
                 self._rows[row] = table.copy()
         return self._tables[: len(tables)]
 
-    def _padding_tables(self, padding: tuple[PaddingRow, ...]) -> NDArray[np.int32]:
+    def _tables_of_padding(self, num_rows: int) -> NDArray[np.int32]:
         """Tables of rows that read the cache's blocks one after the other, as far from each other as real rows' are."""
-        width = self._tables.shape[1]
-        blocks = np.arange(len(padding))[:, None] * width + np.arange(width)
-        return (blocks % self._num_blocks).astype(np.int32)
+        if len(self._padding_tables) < num_rows:
+            # A recording has one row more than sequences may run.
+            most, width = self._tables.shape
+            shape = max(num_rows, most + 1), width
+            blocks = np.arange(shape[0] * width).reshape(shape)
+            self._padding_tables = (blocks % self._num_blocks).astype(np.int32)
+        return self._padding_tables[:num_rows]
 
 
 def _token_ids(scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]) -> list[int]:

@@ -15,9 +15,9 @@ BLOCK = 256
 _PADDING = tl.constexpr(PADDING)
 
 
-@triton.jit(do_not_specialize=["T", "S", "spare_slot", "table_stride_sequence"])
+@triton.jit(do_not_specialize=["T", "S", "spare_slot", "out_stride", "table_stride_sequence"])
 def _prepare_batch_kernel(
-    out_ptr,  # [3, T] int64: ids, positions, slots
+    out_ptr,  # [3, T] int64: ids, positions, slots; rows are strided
     token_ids_ptr,  # [T] int32
     query_start_locs_ptr,  # [S + 1] int32
     context_lens_ptr,  # [S] int32
@@ -26,6 +26,7 @@ def _prepare_batch_kernel(
     T,
     S,
     spare_slot,
+    out_stride,
     table_stride_sequence,
     BLOCK_SIZE: tl.constexpr,
     HAS_DRAWN: tl.constexpr,
@@ -56,8 +57,8 @@ def _prepare_batch_kernel(
             token_ids = tl.where(is_fed, drawn, token_ids)
         outs = out_ptr + tokens.to(tl.int64)
         tl.store(outs, tl.maximum(token_ids, 0), mask=inside)
-        tl.store(outs + T, positions.to(tl.int64), mask=inside)
-        tl.store(outs + 2 * T.to(tl.int64), slots, mask=inside)
+        tl.store(outs + out_stride, positions.to(tl.int64), mask=inside)
+        tl.store(outs + 2 * out_stride.to(tl.int64), slots, mask=inside)
 
 
 def prepare_batch_triton(
@@ -65,7 +66,8 @@ def prepare_batch_triton(
 ) -> PreparedTokens:
     """As `kernels.prepare_batch.prepare_batch`."""
     num_tokens, num_sequences = plan.token_ids.shape[0], plan.context_lens.shape[0]
-    out = torch.empty(3, num_tokens, dtype=torch.int64, device=plan.token_ids.device)
+    # Each row aligned to 16 bytes as a tensor of its own is: for one that is not, whoever reads it is compiled anew.
+    out = torch.empty(3, num_tokens + num_tokens % 2, dtype=torch.int64, device=plan.token_ids.device)
     if num_tokens > 0:
         _prepare_batch_kernel[(num_sequences + 1,)](
             out,
@@ -77,10 +79,11 @@ def prepare_batch_triton(
             num_tokens,
             num_sequences,
             spare_slot,
+            out.stride(0),
             plan.block_tables.stride(0),
             BLOCK_SIZE=block_size,
             HAS_DRAWN=drawn_ids is not None,
             BLOCK_T=BLOCK,
             num_warps=4,
         )
-    return PreparedTokens(*out)
+    return PreparedTokens(*out[:, :num_tokens])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledSequence
+from engine.batch import Batch, PaddingRow, ScheduledSequence
 from engine.batch_tensors import BatchLayout, BatchTensors
 from engine.request import SamplingParams
 from engine.sequence import Sequence
@@ -70,6 +70,26 @@ class TestGivenTokensThatTheHostDoesNotKnow:
     def test_when_the_step_before_did_not_draw_one_then_it_is_an_error(self) -> None:
         with pytest.raises(KeyError):
             lay_out(fed(3, 7), drawn_rows={0: 0})
+
+
+class TestGivenPadding:
+    def layout(self) -> BatchLayout:
+        return BatchLayout(
+            max_num_seqs=4, max_blocks_per_seq=4, num_blocks=7, block_size=BLOCK_SIZE, device=torch.device("cpu")
+        )
+
+    def test_when_steps_are_padded_more_and_less_then_a_row_reads_the_blocks_that_it_always_read(self) -> None:
+        layout = self.layout()
+
+        for num_rows in (1, 5, 2, 6):
+            tensors = layout.lay_out(Batch((), padding=(PaddingRow(1, 1),) * num_rows))
+            expected = [[(row * 4 + column) % 7 for column in range(4)] for row in range(num_rows)]
+            assert tensors.block_tables.tolist() == expected
+
+    def test_when_steps_are_padded_one_after_the_other_then_the_tables_are_made_once(self) -> None:
+        tables_of = self.layout()._tables_of_padding  # pyright: ignore[reportPrivateUsage]
+
+        assert np.shares_memory(tables_of(1), tables_of(5))
 
 
 class TestGivenArraysOfManySizes:

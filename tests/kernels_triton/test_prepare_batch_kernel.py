@@ -111,6 +111,16 @@ class TestGivenAPlan:
 
         assert prepare(plan, None, block_size=4, spare_slot=0).input_ids.tolist() == [7, 0, 9]
 
+    @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
+    def test_when_tokens_are_odd_in_number_then_every_row_is_aligned_so_that_nothing_is_compiled_anew(
+        self, device: str, prepare: Prepare, num_tokens: int
+    ) -> None:
+        found = prepare(plan_of([num_tokens], [9], 4, device), drawn(2, device), block_size=4, spare_slot=0)
+
+        rows = (found.input_ids, found.positions, found.slot_mapping)
+        assert [row.data_ptr() % 16 for row in rows] == [0] * 3
+        assert all(row.is_contiguous() for row in rows)
+
     def test_when_a_block_lies_beyond_two_to_the_31_slots_then_its_slot_does_not_wrap(
         self, device: str, prepare: Prepare
     ) -> None:
