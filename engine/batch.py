@@ -11,12 +11,13 @@ from engine.sequence import Sequence
 class ScheduledSequence(NamedTuple):
     """A sequence and how many of its tokens this step computes.
 
-    The step computes tokens `start` to `start + num_tokens` (exclusive) of `sequence.token_ids`.
+    The step computes tokens `start` to `start + num_tokens` (exclusive) of the sequence. They are in
+    `sequence.token_ids`, but for the one that the step in flight draws: then `start` is their number, `num_tokens` 1.
     """
 
     sequence: Sequence
     start: int
-    """Tokens already computed when the step was planned."""
+    """Tokens that were computed, or on their way in a step in flight, when the step was planned."""
 
     num_tokens: int
     samples: bool
@@ -40,7 +41,8 @@ class Batch:
     """How many of them, the last ones, were waiting before this step."""
 
     padding: tuple[PaddingRow, ...] = ()
-    """What a padded discipline has computed besides. An executor does this work, and keeps nothing of it."""
+    """What is computed besides: by a padded discipline, or to fill up a recorded step (`engine.graph_buckets.pad`).
+    An executor does this work, and keeps nothing of it."""
 
     @property
     def is_empty(self) -> bool:
