@@ -28,11 +28,15 @@ def by_running(sizes: Sequence[int]) -> list[Curve]:
 def by_context(sizes: Sequence[int]) -> list[Curve]:
     """A step of one sequence whose context is longer and longer: beside the model, and in attention alone."""
     step = [(size, _step_us(size)) for size in sizes]
+    num_threads = torch.get_num_threads()
+    # Of two threads, one waits for the other's core as soon as anything else runs.
+    torch.set_num_threads(1)
     attention = [(size, _attention_us(size)) for size in sizes]
+    torch.set_num_threads(num_threads)
     size_name = "tokens of context"
     return [
         Curve(name="a step beside the model", size=size_name, cost="µs a step", expected=0.0, points=step),
-        Curve(name="attention, one layer", size=size_name, cost="µs a token", expected=1.0, points=attention),
+        Curve(name="attention, one layer", size=size_name, cost="µs, one thread", expected=1.0, points=attention),
     ]
 
 
