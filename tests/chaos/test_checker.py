@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack as untyped_msgpack  # pyright: ignore[reportMissingTypeStubs] (it ships none)
 import pytest
+import structlog
 
 from producer.client import Producer
 from producer.contract.states import JobState
@@ -145,6 +146,7 @@ def drained_once(tmp_path_factory: pytest.TempPathFactory) -> Generator[Drained]
         made.deliver("0.t.job1")
         made.keep()
         yield made
+    structlog.reset_defaults()
 
 
 @pytest.fixture
