@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +294,9 @@ class TestGivenAWorkerProcessWithItsRecorder:
             for keys in well:
                 with queue.cluster.shard_of(keys).client() as other:
                     # Who is slow to look finds them at their end.
-                    goal = min(_least_spoken(other, keys, jobs[keys]) + 20, 300)
-                    wait_until(lambda: _least_spoken(other, keys, jobs[keys]) >= goal, "its jobs go on")  # noqa: B023
+                    spoken = partial(_least_spoken, other, keys, jobs[keys])
+                    goal = min(spoken() + 20, 300)
+                    wait_until(lambda spoken=spoken, goal=goal: spoken() >= goal, "its jobs go on")
                     new = submit_all(other, [Ask(options=JobOptions(max_tokens=5))], keys=keys)
                     wait_for_ends(other, new, keys=keys)
             shard.start()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -342,7 +343,7 @@ class TestGivenAChildWhoseSettingsAreWrong:
 
 
 class TestGivenAConfiguration:
-    FLAGS: dict[str, object] = {  # noqa: RUF012  # read only
+    FLAGS: ClassVar[dict[str, object]] = {
         "redis.url": "redis://:secret@queue/3",
         "queue.name": "q",
         "history.recorder": False,
