@@ -6,7 +6,6 @@ Hot: no logging, no host reads of tensors, no work per sequence in Python.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,50 +14,12 @@ from torch import Tensor
 from engine.batch_tensors import BatchTensors
 from engine.models.config import DecoderConfig
 from kernels.decoder_step import StepInputs, StepLayer, StepModel
-from kernels.linear import Linear
 from kernels.paged_attention import KVCache, Layout, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.write_kv import HeadNorm, write_kv
+from kernels.write_kv import write_kv
 
 if TYPE_CHECKING:
     from kernels.decoder_step.cpu import DecoderStep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One block's weights, ready to be used."""
-
-    attention_norm: Tensor
-    """`[M]`."""
-
-    qkv: Linear
-    """M to (H + 2 * G) * D."""
-
-    head_norm: HeadNorm | None
-    attention_output: Linear
-    """H * D to M."""
-
-    mlp_norm: Tensor
-    gated: Linear
-    """M to I, through the gate."""
-
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderWeights:
-    """A decoder's weights, ready to be used."""
-
-    embedding: Tensor
-    """`[V, M]`."""
-
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    output: Linear
-    """M to V."""
-
-    cos_sin: Tensor
-    """`[max_model_len, R]` float32."""
 
 
 class Workspace:
@@ -78,15 +39,14 @@ class Workspace:
 class Decoder:
     """A model on a device. Its caches are passed in; it keeps nothing from step to step."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: StepModel, max_tokens: int) -> None:
         self.config = config
         self._weights = weights
-        self._scale = config.head_size**-0.5
         self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
-        self._step = _native_step(config, weights, max_tokens)
+        self._step = _native_step(weights, max_tokens)
 
     @property
-    def weights(self) -> DecoderWeights:
+    def weights(self) -> StepModel:
         """What it computes with."""
         return self._weights
 
@@ -112,7 +72,7 @@ class Decoder:
 
     def forward_by_operations(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
         """`forward`, one operation after another: where no native step can be had, and to compare it with."""
-        weights, eps = self._weights, self.config.rms_norm_eps
+        weights, eps = self._weights, self._weights.rms_norm_eps
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
         normed = self._workspace.normed[:num_tokens]
@@ -120,7 +80,7 @@ class Decoder:
 
         rms_norm(residual, weights.layers[0].attention_norm, eps=eps, out=normed)
         for index, layer in enumerate(weights.layers):
-            attended = self._attend(index, layer, normed, tensors, caches[index])
+            attended = self._attend(layer, normed, tensors, caches[index])
             if index == len(weights.layers) - 1:
                 # Past its attention, the last block matters only where a token is drawn.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
@@ -129,7 +89,7 @@ class Decoder:
             add_rms_norm(layer.down(layer.gated(normed)), residual, self._norm_after(index), eps=eps, out=normed)
         return weights.output(normed)
 
-    def _attend(self, index: int, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
+    def _attend(self, layer: StepLayer, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
         """`[T, M]` to `[T, H * D]`."""
         num_tokens = normed.shape[0]
         query = write_kv(
@@ -147,10 +107,10 @@ class Decoder:
             tensors.block_tables,
             tensors.query_start_locs,
             tensors.context_lens,
-            scale=self._scale,
+            scale=self._weights.attention_scale,
             max_query_len=tensors.max_query_len,
             max_context_len=tensors.max_context_len,
-            sliding_window=self.config.sliding_windows[index],
+            sliding_window=layer.sliding_window,
             out=self._workspace.attended[:num_tokens],
         )
         return attended.view(num_tokens, -1)
@@ -161,7 +121,7 @@ class Decoder:
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
 
 
-def _native_step(config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
+def _native_step(weights: StepModel, max_tokens: int) -> "DecoderStep | None":
     """The decoder as one native call a step, where all of its products are native."""
     if weights.embedding.device.type != "cpu":
         return None
@@ -170,38 +130,9 @@ def _native_step(config: DecoderConfig, weights: DecoderWeights, max_tokens: int
     products = [
         product for layer in weights.layers for product in (layer.qkv, layer.attention_output, layer.gated, layer.down)
     ]
-    if not can_step([*products, weights.output], config.head_size):
+    if not can_step([*products, weights.output], weights.head_size):
         return None
-    return DecoderStep(_step_model(config, weights), max_tokens)
-
-
-def _step_model(config: DecoderConfig, weights: DecoderWeights) -> StepModel:
-    return StepModel(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
-        rms_norm_eps=config.rms_norm_eps,
-        activation=config.activation,
-        embedding=weights.embedding,
-        layers=[
-            StepLayer(
-                attention_norm=layer.attention_norm,
-                qkv=layer.qkv,
-                head_norm=layer.head_norm,
-                attention_output=layer.attention_output,
-                mlp_norm=layer.mlp_norm,
-                gated=layer.gated,
-                down=layer.down,
-                sliding_window=window,
-            )
-            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
-        ],
-        final_norm=weights.final_norm,
-        output=weights.output,
-        cos_sin=weights.cos_sin,
-    )
+    return DecoderStep(weights, max_tokens)
 
 
 def _step_inputs(tensors: BatchTensors) -> StepInputs:

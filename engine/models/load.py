@@ -13,9 +13,10 @@ from torch import Tensor
 from engine.errors import QuantizationUnavailable
 from engine.loader import Weights
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from engine.models.decoder import Decoder
 from engine.models.rope_table import rope_table
 from engine.weight_copies import WeightCopier, copier_to
+from kernels.decoder_step import StepLayer, StepModel
 from kernels.linear import Linear, pack_gated_linear, pack_linear
 from kernels.write_kv import HeadNorm
 
@@ -56,16 +57,24 @@ def load_decoder(
     copier = copier or copier_to(form.device)
     reader = _Reader(weights, form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    parts = DecoderWeights(
+    model = StepModel(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        rms_norm_eps=config.rms_norm_eps,
+        activation=config.activation,
+        attention_scale=config.head_size**-0.5,
         embedding=embedding,
-        layers=tuple(_load_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers)),
+        layers=tuple(_load_layer(config, reader, index) for index in range(config.num_layers)),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
         output=_load_output(config, reader, embedding),
         cos_sin=rope_table(config.rope, max_model_len).to(form.device),
     )
     if copier is not None:
         copier.finish()
-    return Decoder(config, parts, max_tokens)
+    return Decoder(config, model, max_tokens)
 
 
 class _Reader:
@@ -131,13 +140,14 @@ def _as_unavailable() -> Generator[None]:
         raise QuantizationUnavailable(f"{error}.") from error
 
 
-def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> LayerWeights:
+def _load_layer(config: DecoderConfig, reader: _Reader, index: int) -> StepLayer:
+    prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     gate_up = {"gate_proj": inner, "up_proj": inner}
-    return LayerWeights(
+    return StepLayer(
         attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),
         qkv=reader.linear(attention, qkv, hidden, has_bias=config.has_qkv_bias),
         head_norm=_load_head_norm(config, reader, attention) if config.has_head_norm else None,
@@ -145,6 +155,7 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> LayerWei
         mlp_norm=reader.kept(f"{prefix}.post_attention_layernorm.weight", hidden),
         gated=reader.gated_linear(mlp, gate_up, hidden, config),
         down=reader.linear(mlp, {"down_proj": hidden}, inner, has_bias=config.has_mlp_bias),
+        sliding_window=config.sliding_windows[index],
     )
 
 

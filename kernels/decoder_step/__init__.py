@@ -4,7 +4,6 @@ What it means is engine/models/decoder.py's `forward`, operation by operation, w
 cannot be had; its tokens are the same to the bit where both multiply by kernels/linear/native.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,21 +17,30 @@ __all__ = ["StepInputs", "StepLayer", "StepModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLayer:
-    """One block: norms `[M]` bfloat16, products, and how far a token sees (0: everything before it)."""
+    """One block's weights, ready to be used."""
 
     attention_norm: Tensor
+    """`[M]`."""
+
     qkv: Linear
+    """M to (H + 2 * G) * D."""
+
     head_norm: HeadNorm | None
     attention_output: Linear
+    """H * D to M."""
+
     mlp_norm: Tensor
     gated: Linear
+    """M to I, through the gate."""
+
     down: Linear
     sliding_window: int
+    """How far a token sees, itself included; 0: everything before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
-    """A decoder: sizes and weights."""
+    """A decoder's sizes and weights, ready to be used."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,12 +49,17 @@ class StepModel:
     head_size: int
     rms_norm_eps: float
     activation: Activation
+    attention_scale: float
+    """Factor on the scores of attention."""
+
     embedding: Tensor
     """`[V, M]`."""
 
-    layers: Sequence[StepLayer]
+    layers: tuple[StepLayer, ...]
     final_norm: Tensor
     output: Linear
+    """M to V."""
+
     cos_sin: Tensor
     """`[positions, R]` float32."""
 

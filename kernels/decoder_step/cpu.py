@@ -279,5 +279,5 @@ def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear,
         use_tiles=may_use_tiles(),
         norm_eps=model.rms_norm_eps,
         head_eps=0.0 if norm is None else norm.eps,
-        scale=model.head_size**-0.5,
+        scale=model.attention_scale,
     )
