@@ -38,6 +38,8 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     max_query_len: int,
     max_context_len: int,
     sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend each sequence's new tokens to its cached keys and values, causally; the new ones are in the cache already.
@@ -58,21 +60,29 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         max_query_len: most new tokens of one sequence: lets a launcher choose without reading the device.
         max_context_len: as `max(context_lens)`, or more.
         sliding_window: a token sees itself and the `sliding_window - 1` before it. 0: all before it.
+        soft_cap: a score x becomes `soft_cap * tanh(x / soft_cap)`, x being scaled already (Gemma 2, arXiv 2408.00118);
+            from 1e-20 to 1e20. 0: it stays.
+        sinks: `[H]` float32, contiguous: a logit for each head that takes part in the softmax of its rows and has no
+            value (StreamingLLM, arXiv 2309.17453, with the sink learned, as in gpt-oss); -inf for none. None: no sinks.
         out: `[T, H, D]`, contiguous, dtype of `query`; made if None.
 
     Returns:
         `out`.
 
     Raises:
-        ValueError: shapes, dtypes or strides disagree, H is not a multiple of G, or `scale` is not above 0.
+        ValueError: shapes, dtypes or strides disagree, H is not a multiple of G, or a number is out of its range.
     """
     check(scale > 0, "scale must be above 0, got {}", scale)
+    # Far enough from the ends of float32 that neither scale / soft_cap nor soft_cap times a number leaves it. No NaN.
+    in_range = soft_cap == 0 or 1e-20 <= soft_cap <= 1e20
+    check(in_range, "soft_cap must be 0 or from 1e-20 to 1e20, got {}", soft_cap)
     check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
     check(query.shape[2] == kv_cache.head_size, "query has head size {}, not {}", query.shape[2], kv_cache.head_size)
     check(query.shape[1] % kv_cache.num_kv_heads == 0, "query heads must be a multiple of key-value heads")
     kv_cache.check_dtype("query", query.dtype)
     check_rows("query", query)
     _check_tables(block_tables, query_start_locs, context_lens)
+    _check_sinks(sinks, query)
     num_slots = block_tables.shape[1] * kv_cache.block_size
     check(max_context_len <= num_slots, "block_tables hold {} tokens, not {}", num_slots, max_context_len)
     out = query.new_empty(query.shape) if out is None else out
@@ -91,9 +101,19 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         max_query_len=max_query_len,
         max_context_len=max_context_len,
         sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=sinks,
         out=out,
     )
     return out
+
+
+def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
+    if sinks is None:
+        return
+    check(sinks.shape == query.shape[1:2], "sinks must be [{}], got {}", query.shape[1], sinks.shape)
+    check(sinks.dtype == torch.float32 and sinks.is_contiguous(), "sinks must be float32 and contiguous")
+    check(sinks.device == query.device, "sinks must be on {}, got {}", query.device, sinks.device)
 
 
 def _check_tables(block_tables: Tensor, query_start_locs: Tensor, context_lens: Tensor) -> None:

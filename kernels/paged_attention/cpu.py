@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.native import DTYPE_CODES, native_function
-from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
+from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded, unpacked
 from kernels.paged_attention.reference import gather_context
 from kernels.tiles import may_use_tiles
 
@@ -34,18 +34,33 @@ def paged_attention_cpu(
     max_query_len: int,
     max_context_len: int,
     sliding_window: int,
+    soft_cap: float,
+    sinks: Tensor | None,
     out: Tensor,
 ) -> None:
     """Write the attention of `query` `[T, H, D]` to `out`."""
-    attend = _attend_native if kv_cache.layout is Layout.PACKED else paged_attention_torch
-    attend(
+    if kv_cache.layout is Layout.PACKED and not soft_cap and sinks is None:
+        _attend_native(
+            query,
+            kv_cache,
+            block_tables,
+            query_start_locs,
+            context_lens,
+            scale=scale,
+            sliding_window=sliding_window,
+            out=out,
+        )
+        return
+    paged_attention_torch(
         query,
-        kv_cache,
+        unpacked(kv_cache),
         block_tables,
         query_start_locs,
         context_lens,
         scale=scale,
         sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=sinks,
         out=out,
     )
 
@@ -98,9 +113,14 @@ def paged_attention_torch(
     *,
     scale: float,
     sliding_window: int,
+    soft_cap: float,
+    sinks: Tensor | None,
     out: Tensor,
 ) -> None:
-    """One gather and one call of torch's attention per sequence, a group's heads packed as query rows."""
+    """One gather and one call of torch's attention per sequence, a group's heads packed as query rows.
+
+    torch's attention knows neither soft cap nor sinks: with one of them it is done by single operators.
+    """
     starts: list[int] = query_start_locs.tolist()
     lens: list[int] = context_lens.tolist()
     for s, context_len in enumerate(lens):
@@ -113,7 +133,10 @@ def paged_attention_torch(
             kv_cache, block_tables[s], context_len, sliding_window, num_new, dtype=query.dtype
         )
         mask = _visible(num_new, keys.shape[0], sliding_window) if num_new > 1 else None
-        out[rows] = _attend(query[rows], keys, values, mask, scale)
+        if soft_cap or sinks is not None:
+            out[rows] = _attend_by_head(query[rows], keys, values, mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        else:
+            out[rows] = _attend(query[rows], keys, values, mask, scale)
     out[starts[-1] :] = 0
 
 
@@ -130,6 +153,34 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     )
     unpacked = attended.view(num_kv_heads, group, num_new, head_size).permute(2, 0, 1, 3)
     return unpacked.reshape(num_new, num_heads, head_size)
+
+
+def _attend_by_head(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """As `_attend`, in float32, one key-value head after another: their scores lie in memory, so not all at once."""
+    num_new, num_heads, head_size = query.shape
+    num_kv_heads, group = keys.shape[1], num_heads // keys.shape[1]
+    by_head = query.float().view(num_new, num_kv_heads, group, head_size).permute(1, 2, 0, 3)  # [G, group, q, D]
+    attended = torch.empty_like(by_head)
+    for g in range(num_kv_heads):
+        scores = by_head[g] @ keys[:, g].float().T * scale  # [group, q, K]
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        if mask is not None:
+            scores.masked_fill_(~mask, float("-inf"))
+        if sinks is not None:
+            of_heads = sinks[g * group : (g + 1) * group].view(group, 1, 1).expand(group, num_new, 1)
+            scores = torch.cat([scores, of_heads], dim=-1)
+        attended[g] = scores.softmax(dim=-1)[..., : keys.shape[0]] @ values[:, g].float()
+    return attended.permute(2, 0, 1, 3).reshape(num_new, num_heads, head_size).to(query.dtype)
 
 
 def _visible(num_new: int, num_seen: int, sliding_window: int) -> Tensor:

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.checks import check
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
 from kernels.tuned import key_of, tuned
@@ -433,10 +434,13 @@ def paged_attention_triton(
     max_query_len: int,
     max_context_len: int,
     sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor,
     config: AttentionConfig | None = None,
 ) -> None:
     """As `kernels.paged_attention.paged_attention`; `config` replaces the table's choice (to measure another)."""
+    check(soft_cap == 0 and sinks is None, "on a card there is neither soft cap nor sinks")
     num_tokens, num_heads, head_size = query.shape
     num_sequences = context_lens.shape[0]
     if num_tokens == 0:

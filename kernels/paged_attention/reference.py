@@ -19,6 +19,8 @@ def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its t
     *,
     scale: float,
     sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend each sequence's rows of `query` `[T, H, D]` to its cached keys and values, causally."""
     out = torch.zeros_like(query)
@@ -29,7 +31,9 @@ def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its t
             keys, values = gather_context(
                 kv_cache, block_tables[s], context_len, sliding_window, query[rows].shape[0], dtype=torch.float64
             )
-            out[rows] = _attend(query[rows], keys, values, scale=scale, sliding_window=sliding_window)
+            scores = _scores(query[rows], keys, scale=scale, soft_cap=soft_cap)
+            scores = scores.masked_fill(~_visible(scores, sliding_window), float("-inf"))
+            out[rows] = _weigh(scores, values, sinks).to(query.dtype)
     return out
 
 
@@ -61,18 +65,25 @@ def _widened(tensor: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], d
     return from_fp8(tensor.view(torch.uint8)[at].view(tensor.dtype), scales[at], dtype)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, *, scale: float, sliding_window: int) -> Tensor:
-    """Dense causal attention of the last `query.shape[0]` of K tokens."""
-    num_new, num_heads, _ = query.shape
-    num_seen, num_kv_heads, _ = keys.shape
-    group = num_heads // num_kv_heads
-    keys = keys.double().repeat_interleave(group, dim=1)  # [K, H, D]
-    values = values.double().repeat_interleave(group, dim=1)  # [K, H, D]
-
+def _scores(query: Tensor, keys: Tensor, *, scale: float, soft_cap: float) -> Tensor:
+    """What each of the last q of K tokens finds in each, `[H, q, K]`."""
+    keys = keys.double().repeat_interleave(query.shape[1] // keys.shape[1], dim=1)  # [K, H, D]
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
-    ages = torch.arange(num_seen - num_new, num_seen, device=query.device)[:, None] - torch.arange(
-        num_seen, device=query.device
-    )  # [q, K]: how many tokens ago
-    visible = (ages >= 0) & ((ages < sliding_window) if sliding_window else True)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+    return soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+
+
+def _visible(scores: Tensor, sliding_window: int) -> Tensor:
+    """Which of K tokens each of the last q sees, `[q, K]`."""
+    num_new, num_seen = scores.shape[1:]
+    positions = torch.arange(num_seen, device=scores.device)
+    ages = positions[num_seen - num_new :, None] - positions  # how many tokens ago
+    return (ages >= 0) & ((ages < sliding_window) if sliding_window else True)
+
+
+def _weigh(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores `[H, q, K]` and each head's sink, which has no value: `[q, H, D]`."""
+    num_heads, num_new, num_seen = scores.shape
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, num_new, 1)], dim=-1)
+    values = values.double().repeat_interleave(num_heads // values.shape[1], dim=1)  # [K, H, D]
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1)[..., :num_seen], values)

@@ -3,6 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -40,7 +41,14 @@ class Case:
     head_size: int = 16
     block_size: int = 4
     window: int = 0
+    soft_cap: float = 0.0
+    sinks: tuple[float, ...] | None = None
     dtype: torch.dtype = torch.float32
+
+    @property
+    def sink_logits(self) -> Tensor | None:
+        """As an argument."""
+        return None if self.sinks is None else torch.tensor(self.sinks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +104,8 @@ def attend(given: Given, case: Case) -> Tensor:
         max_query_len=max((new for new, _ in case.lengths), default=0),
         max_context_len=max((context for _, context in case.lengths), default=0),
         sliding_window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=case.sink_logits,
         out=torch.full_like(given.query, NAN),
     )
 
@@ -111,6 +121,8 @@ def attend_reference(given: Given, case: Case) -> Tensor:
         given.context_lens,
         scale=case.head_size**-0.5,
         sliding_window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=case.sink_logits,
     )
 
 
@@ -228,7 +240,169 @@ class TestGivenTheSameSequenceInOtherBatches:
                 query_start_locs=torch.tensor([0, new], dtype=torch.int32),
                 context_lens=given.context_lens[s : s + 1],
             )
-            assert torch.equal(attend(alone, Case(lengths=((new, context),))), together[start : start + new])
+            assert torch.equal(attend(alone, replace(case, lengths=((new, context),))), together[start : start + new])
+
+
+def sinks_of(num_heads: int) -> tuple[float, ...]:
+    """Some that matter and some that hardly do, of either sign."""
+    return tuple(4 * math.sin(5 * head) for head in range(num_heads))
+
+
+EXTRAS = {"soft cap": (1.5, False), "sinks": (0.0, True), "both": (1.5, True)}
+"""The soft cap, and whether there are sinks. Scores here are about one: the cap bends them well."""
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), EXTRAS.values(), ids=EXTRAS)
+class TestGivenASoftCapOrSinks:
+    """A mixed batch; NaN wherever nothing was written."""
+
+    @pytest.mark.parametrize(("block_size", "window"), [(4, 0), (16, 0), (24, 0), (4, 7), (16, 1), (16, 17), (5, 100)])
+    def test_when_tokens_see_a_window_or_all_then_it_equals_the_reference(
+        self, block_size: int, window: int, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        sinks = sinks_of(6) if has_sinks else None
+        check(Case(lengths=MIXED, block_size=block_size, window=window, soft_cap=soft_cap, sinks=sinks, dtype=dtype))
+
+    @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (5, 1), (14, 2), (8, 4), (20, 1)])
+    def test_when_heads_share_keys_in_any_way_then_each_has_its_own_sink(
+        self, num_heads: int, num_kv_heads: int, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        sinks = sinks_of(num_heads) if has_sinks else None
+        case = Case(lengths=MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype)
+        check(replace(case, soft_cap=soft_cap, sinks=sinks))
+
+    @pytest.mark.parametrize("head_size", [2, 20, 64, 128, 256])
+    def test_when_heads_are_of_any_size_then_it_equals_the_reference(
+        self, head_size: int, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        sinks = sinks_of(6) if has_sinks else None
+        case = Case(lengths=MIXED, head_size=head_size, block_size=16, dtype=dtype)
+        check(replace(case, soft_cap=soft_cap, sinks=sinks))
+
+    def test_when_a_row_has_neighbours_then_its_bits_do_not_change(
+        self, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        case = Case(lengths=MIXED, soft_cap=soft_cap, sinks=sinks_of(6) if has_sinks else None, dtype=dtype)
+        given = make(case)
+        together = attend(given, case)
+
+        for s, (new, context) in enumerate(case.lengths):
+            start = int(given.query_start_locs[s])
+            alone = replace(
+                given,
+                query=given.query[start : start + new],
+                block_tables=given.block_tables[s : s + 1],
+                query_start_locs=torch.tensor([0, new], dtype=torch.int32),
+                context_lens=given.context_lens[s : s + 1],
+            )
+            assert torch.equal(attend(alone, replace(case, lengths=((new, context),))), together[start : start + new])
+
+    def test_when_a_context_is_empty_or_rows_are_padding_then_they_become_zero(
+        self, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        sinks = sinks_of(6) if has_sinks else None
+        case = Case(lengths=((1, 9), (2, 5)), soft_cap=soft_cap, sinks=sinks, dtype=dtype)
+        given = make(case)
+        given.context_lens[1] = 0
+        padded = torch.cat([given.query, torch.full((5, 6, 16), NAN, dtype=dtype)])
+
+        actual = attend(replace(given, query=padded), case)
+
+        assert torch.equal(actual[1:], torch.zeros(7, 6, 16, dtype=dtype))
+        assert actual[:1].isfinite().all()
+
+    def test_when_a_key_is_nan_then_only_its_own_sequence_suffers(
+        self, soft_cap: float, has_sinks: bool, dtype: torch.dtype
+    ) -> None:
+        sinks = sinks_of(6) if has_sinks else None
+        case = Case(lengths=((1, 20), (1, 20)), soft_cap=soft_cap, sinks=sinks, dtype=dtype)
+        given = make(case)
+        slot = int(given.block_tables[1, 2]) * case.block_size
+        qkv = torch.full((1, 5 * 16), NAN, dtype=dtype)
+        write_kv(qkv, torch.zeros(1, dtype=torch.int64), torch.tensor([slot]), torch.zeros(1, 0), given.cache)
+
+        actual = attend(given, case)
+
+        assert actual[0].isfinite().all()
+        assert actual[1].isnan().all()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+class TestGivenASoftCap:
+    @pytest.mark.parametrize("soft_cap", [1e-20, 0.01, 5.0, 50.0, 1e4, 1e20])
+    def test_when_scores_are_far_beyond_it_or_far_below_then_it_equals_the_reference(
+        self, soft_cap: float, dtype: torch.dtype
+    ) -> None:
+        """Scores of up to a thousand, and of a thousandth."""
+        case = Case(lengths=((1, 50), (7, 50)), soft_cap=soft_cap, dtype=dtype)
+        given = make(case)
+        given.query[0].mul_(1e-3)
+        given.query[1:].mul_(300)
+
+        actual = attend(given, case)
+
+        tolerance = TOLERANCES[dtype] * 4
+        torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
+
+    def test_when_there_are_two_keys_then_their_weights_are_those_of_the_formula(self, dtype: torch.dtype) -> None:
+        """Scores of +-8 under a cap of 4: the weights are the logistic of +-8 tanh(2)."""
+        given, case = one_query(keys=[8.0, -8.0], values=[1.0, 0.0], dtype=dtype)
+
+        actual = attend(given, replace(case, soft_cap=4.0))
+
+        expected = 1 / (1 + math.exp(-8 * math.tanh(2)))
+        assert actual[0, 0, 0].item() == pytest.approx(expected, rel=TOLERANCES[dtype])
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+class TestGivenSinks:
+    @pytest.mark.parametrize("sink", [-math.inf, -3e38, -1e4, -100.0, -1.0, 0.0, 1.0, 30.0, 100.0, 1e4, 3e38])
+    @pytest.mark.parametrize("size", [0.0, 1.0, 300.0])
+    def test_when_they_are_of_any_size_then_it_equals_the_reference(
+        self, sink: float, size: float, dtype: torch.dtype
+    ) -> None:
+        case = Case(lengths=((1, 50), (7, 50)), sinks=(sink, 0.5, -0.5, 0.0, -sink, sink), dtype=dtype)
+        case = replace(case, sinks=tuple(min(x, 3e38) for x in case.sinks or ()))
+        given = make(case)
+        given.query.mul_(size)
+
+        actual = attend(given, case)
+
+        tolerance = TOLERANCES[dtype] * 4
+        torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
+
+    def test_when_all_are_minus_infinity_then_it_is_as_without(self, dtype: torch.dtype) -> None:
+        case = Case(lengths=MIXED, dtype=dtype)
+        given = make(case)
+
+        actual = attend(given, replace(case, sinks=(-math.inf,) * 6))
+
+        tolerance = TOLERANCES[dtype]
+        torch.testing.assert_close(actual, attend(given, case), rtol=tolerance, atol=tolerance)
+
+    def test_when_there_are_two_keys_then_the_sink_takes_its_share(self, dtype: torch.dtype) -> None:
+        given, case = one_query(keys=[1.0, 2.0], values=[3.0, 5.0], dtype=dtype)
+
+        actual = attend(given, replace(case, sinks=(1.5,)))
+
+        e = math.exp
+        expected = (3 * e(1) + 5 * e(2)) / (e(1) + e(2) + e(1.5))
+        assert actual[0, 0, 0].item() == pytest.approx(expected, rel=TOLERANCES[dtype])
+
+
+def one_query(keys: list[float], values: list[float], dtype: torch.dtype) -> tuple[Given, Case]:
+    """One head of size one, whose scores are `keys`."""
+    case = Case(lengths=((1, len(keys)),), num_heads=1, num_kv_heads=1, head_size=1, dtype=dtype)
+    given = make(case)
+    given.query.fill_(1)
+    slots = int(given.block_tables[0, 0]) * case.block_size + torch.arange(len(keys))
+    qkv = torch.tensor([[0.0, k, v] for k, v in zip(keys, values, strict=True)]).to(dtype)
+    write_kv(qkv, torch.zeros(len(keys), dtype=torch.int64), slots, torch.zeros(1, 0), given.cache)
+    return given, case
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -240,6 +414,8 @@ class TestGivenTheSameSequenceInOtherBatches:
     group=st.integers(1, 9),
     num_kv_heads=st.integers(1, 3),
     window=st.one_of(st.just(0), st.integers(1, 60)),
+    soft_cap=st.one_of(st.just(0.0), st.floats(0.1, 60)),
+    has_sinks=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 1000),
 )
@@ -249,6 +425,8 @@ def test_attention_equals_its_reference_whatever_the_shapes(
     group: int,
     num_kv_heads: int,
     window: int,
+    soft_cap: float,
+    has_sinks: bool,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
@@ -258,6 +436,8 @@ def test_attention_equals_its_reference_whatever_the_shapes(
         num_kv_heads=num_kv_heads,
         block_size=block_size,
         window=window,
+        soft_cap=soft_cap,
+        sinks=sinks_of(group * num_kv_heads) if has_sinks else None,
         dtype=dtype,
     )
     check(case, seed)
@@ -311,35 +491,65 @@ def test_the_layout_follows_the_path(path: str) -> None:
     assert cache.layout is (Layout.PLAIN if path == "torch" else Layout.PACKED)
 
 
+def attend_to_nothing(*, scale: float = 0.25, soft_cap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
+    """Two heads, one token, one key."""
+    cache = allocate_kv_cache(1, 16, 1, 16, dtype=torch.float32, device=CPU)
+    return paged_attention(
+        torch.zeros(1, 2, 16),
+        cache,
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+        scale=scale,
+        max_query_len=1,
+        max_context_len=1,
+        soft_cap=soft_cap,
+        sinks=sinks,
+    )
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.125])
 def test_a_scale_that_is_not_above_zero_is_refused(scale: float) -> None:
-    cache = allocate_kv_cache(1, 16, 1, 16, dtype=torch.float32, device=torch.device("cpu"))
-    lens = torch.ones(1, dtype=torch.int32)
-
     with pytest.raises(ValueError, match="scale must be above 0"):
-        paged_attention(
-            torch.zeros(1, 1, 16),
-            cache,
-            torch.zeros(1, 1, dtype=torch.int32),
-            torch.tensor([0, 1], dtype=torch.int32),
-            lens,
-            scale=scale,
-            max_query_len=1,
-            max_context_len=1,
-        )
+        attend_to_nothing(scale=scale)
+
+
+@pytest.mark.parametrize("soft_cap", [-1.0, -1e-30, NAN, math.inf, -math.inf, 1e-21, 1e21])
+def test_a_soft_cap_that_float32_cannot_do_is_refused(soft_cap: float) -> None:
+    with pytest.raises(ValueError, match="soft_cap must be 0 or from"):
+        attend_to_nothing(soft_cap=soft_cap)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "problem"),
+    [
+        (torch.zeros(1), r"sinks must be \[2\]"),
+        (torch.zeros(1, 2), r"sinks must be \[2\]"),
+        (torch.zeros(2, dtype=torch.bfloat16), "sinks must be float32"),
+        (torch.zeros(4)[::2], "contiguous"),
+        (torch.zeros(2, device="meta"), "sinks must be on cpu"),
+    ],
+)
+def test_sinks_that_are_not_a_number_for_each_head_are_refused(sinks: Tensor, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        attend_to_nothing(sinks=sinks)
 
 
 class TestGivenACacheInFp8:
     """Which torch's operators serve on the CPU."""
 
     @pytest.mark.parametrize("window", [0, 5])
-    def test_when_tokens_are_written_and_attended_to_then_both_are_the_reference_s(self, window: int) -> None:
+    @pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.0, False), *EXTRAS.values()])
+    def test_when_tokens_are_written_and_attended_to_then_both_are_the_reference_s(
+        self, window: int, soft_cap: float, has_sinks: bool
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         cache, expected_cache = (allocate_kv_cache(4, 4, 2, 16, dtype=FP8, device=CPU) for _ in range(2))
         qkv = torch.randn(9, 8 * 16, generator=generator)
         positions, slots = torch.arange(9), torch.tensor([4, 5, 6, 7, 12, 13, 14, -1, 0])
         angles = torch.randn(9, 16, generator=generator)
         tables = torch.tensor([[1, 3]], dtype=torch.int32)
+        sinks = torch.tensor(sinks_of(4)) if has_sinks else None
         starts, lens = torch.tensor([0, 3], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
 
         query = write_kv(qkv, positions, slots, angles, cache)
@@ -353,11 +563,21 @@ class TestGivenACacheInFp8:
             max_query_len=3,
             max_context_len=7,
             sliding_window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
         )
 
         write_kv_reference(qkv, positions, slots, angles, expected_cache)
         expected = paged_attention_reference(
-            query[:3].double(), cache, tables, starts, lens, scale=0.25, sliding_window=window
+            query[:3].double(),
+            cache,
+            tables,
+            starts,
+            lens,
+            scale=0.25,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
         )
         assert torch.equal(cache.keys.view(torch.uint8), expected_cache.keys.view(torch.uint8))
         assert torch.equal(cache.values.view(torch.uint8), expected_cache.values.view(torch.uint8))
