@@ -26,6 +26,9 @@ class Companion:
         self._environ = dict(environ)
         self._log = log
         self._closing = threading.Event()
+        self._lock = threading.Lock()
+        """Held while a process is started, and while it is decided that none will be any more."""
+
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
@@ -39,12 +42,12 @@ class Companion:
 
     def stop(self) -> None:
         """Let it finish what it has, and end it."""
-        self._closing.set()
-        if (process := self._process) is None:
+        with self._lock:
+            self._closing.set()
+            process, self._process = self._process, None
+        if process is None:
             return
-        self._process = None
-        if process.stdin is not None:
-            process.stdin.close()
+        _close_input(process)
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -66,11 +69,28 @@ class Companion:
             code = process.wait()
             if self._closing.is_set():
                 return
+            _close_input(process)
             if code == ExitCode.MISUSED:
                 self._log.error(f"{self._name} cannot run; the outbox keeps its rows", exit_code=code)
                 return
             self._log.warning(f"{self._name} ended; starting it again", exit_code=code, retry_in_s=delay_s)
-            if self._closing.wait(delay_s):
-                return
+            delay_s = self._spawn_again(delay_s)
+
+    def _spawn_again(self, delay_s: float) -> float:
+        """Start the process after `delay_s`, and again after longer ones while the system refuses; return the next."""
+        while not self._closing.wait(delay_s):
             delay_s = min(delay_s * 2, MAX_DELAY_S)
-            self._spawn()
+            try:
+                with self._lock:
+                    if not self._closing.is_set():
+                        self._spawn()
+            except OSError as error:
+                self._log.warning(f"{self._name} cannot be started", error=str(error), retry_in_s=delay_s)
+            else:
+                break
+        return delay_s
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()

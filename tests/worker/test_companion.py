@@ -1,0 +1,99 @@
+"""The process beside a worker comes back whenever it ends, as soon as the system lets it."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from worker import companion
+from worker.companion import Companion
+from worker.log import get_log
+
+WAITS = """#!/bin/sh
+echo begun >> "$BEGUN"
+exec cat
+"""
+ENDS = """#!/bin/sh
+echo begun >> "$BEGUN"
+exit 3
+"""
+
+
+class Child:
+    """A program in the interpreter's place, and how often it was started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "child"
+        self._begun = folder / "begun"
+        self.environ = {"BEGUN": str(self._begun)}
+
+    def becomes(self, script: str) -> None:
+        """Let the next start run `script`."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(script)
+        fresh.chmod(0o755)
+        fresh.rename(self.path)
+
+    def num_starts(self) -> int:
+        return len(self._begun.read_text().splitlines()) if self._begun.exists() else 0
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+    found = Child(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(found.path))
+    monkeypatch.setattr(companion, "FIRST_DELAY_S", 0.02)
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class TestGivenACompanion:
+    def test_when_it_ends_by_itself_then_it_is_started_again(self, child: Child) -> None:
+        child.becomes(ENDS)
+        beside = Companion("recorder", [], child.environ, get_log())
+        beside.start()
+
+        wait_until(lambda: child.num_starts() >= 3)
+        beside.stop()
+
+        num_starts = child.num_starts()
+        time.sleep(0.1)
+        assert child.num_starts() == num_starts
+
+    def test_when_the_system_refuses_to_start_it_again_then_it_is_started_once_it_may_be(self, child: Child) -> None:
+        child.becomes(ENDS)
+        with capture_logs() as lines:
+            beside = Companion("recorder", [], child.environ, get_log())
+            beside.start()
+            child.path.unlink()
+            wait_until(lambda: any(line["event"] == "recorder cannot be started" for line in lines))
+            num_before = child.num_starts()
+            child.becomes(WAITS)
+            wait_until(lambda: child.num_starts() == num_before + 1)
+            beside.stop()
+
+        assert num_before >= 1
+
+    def test_when_it_is_stopped_while_it_is_to_be_started_again_then_none_is_left(
+        self, child: Child, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(companion, "FIRST_DELAY_S", 30.0)
+        child.becomes(ENDS)
+        beside = Companion("recorder", [], child.environ, get_log())
+        beside.start()
+        wait_until(lambda: child.num_starts() == 1)
+
+        began_s = time.monotonic()
+        beside.stop()
+
+        assert time.monotonic() - began_s < 5
+        assert child.num_starts() == 1
