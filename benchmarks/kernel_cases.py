@@ -23,7 +23,7 @@ from kernels.linear.reference import linear_reference
 from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from kernels.paged_attention.layout import KVCache, allocate_plain
 from kernels.paged_attention.reference import paged_attention_reference
-from kernels.penalties import Penalties
+from kernels.penalties import NO_BIAS, Penalties
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.reference import rope_reference
 from kernels.sample import SampleOptions
@@ -413,7 +413,7 @@ def make_options(rows: Sequence[dict[str, float]], device: torch.device | str, p
 
 
 def make_penalties(num_rows: int, vocab_size: int, per_row: int, generator: torch.Generator) -> Penalties:
-    """`per_row` different tokens of each of `num_rows` rows, some of which the output does not have."""
+    """`per_row` different tokens of each of `num_rows` rows: some that the output does not have, some with a bias."""
     device = generator.device
     shape = (num_rows, per_row)
     chosen = torch.rand(num_rows, vocab_size, generator=generator, device=device).argsort(dim=1)[:, :per_row]
@@ -422,11 +422,14 @@ def make_penalties(num_rows: int, vocab_size: int, per_row: int, generator: torc
         of_row = torch.rand(num_rows, 1, generator=generator, device=device) * (high - low) + low
         return of_row.expand(shape).flatten().contiguous()
 
+    biases = torch.randn(shape, generator=generator, device=device).flatten() * 3
+    is_biased = torch.rand(shape, generator=generator, device=device).flatten() < 0.5
     return Penalties(
-        rows=torch.arange(num_rows, device=device).repeat_interleave(per_row),
-        token_ids=chosen.flatten().contiguous(),
-        counts=torch.randint(0, 4, shape, generator=generator, device=device).flatten().float(),
+        rows=torch.arange(num_rows, device=device, dtype=torch.int32).repeat_interleave(per_row),
+        token_ids=chosen.flatten().int(),
+        bias=torch.where(is_biased, biases, NO_BIAS),
         repetition=spread(0.5, 2),
+        counts=torch.randint(0, 4, shape, generator=generator, device=device).flatten().float(),
         frequency=spread(-2, 2),
         presence=spread(-2, 2),
     )
@@ -434,8 +437,8 @@ def make_penalties(num_rows: int, vocab_size: int, per_row: int, generator: torc
 
 def penalties_agreement(out: Tensor, logits: Tensor, penalties: Penalties) -> Agreement:
     """Compare with the same in float64; a logit that nobody named must have its bits."""
-    expected, at = logits.double(), (penalties.rows, penalties.token_ids)
-    values = expected[at]
+    expected, at = logits.double(), (penalties.rows.long(), penalties.token_ids.long())
+    values = expected[at] + penalties.bias.double()
     factors = penalties.repetition.double()
     taken = penalties.frequency.double() * penalties.counts + penalties.presence.double() * (penalties.counts > 0)
     scaled = torch.where(values > 0, values / factors, values * factors)

@@ -1,6 +1,7 @@
 """Draw the next token of each sequence. Nothing kept here decides a token: all follows from the sequence's tokens.
 
-Order: logit bias and bans (min_tokens), penalties, then `kernels.sample` (greedy, or temperature, kept set, noise).
+Order: logit bias and bans (min_tokens), then penalties, in one launch for all rows; then `kernels.sample` (greedy, or
+temperature, kept set, noise).
 Log-probabilities are those of the logits before any of it.
 
 Hot: rows that need nothing but an argmax or a draw cost no tensor of their own. `sample` waits for nothing; the one
@@ -10,6 +11,7 @@ wait for the device is `Drawn.collect`.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -22,8 +24,8 @@ from torch import Tensor
 from engine.batch import Sampled, ScheduledSequence
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
-from engine.transfers import Arrival, to_device
-from kernels.penalties import Penalties, add_bias, apply_penalties
+from engine.transfers import Arrival, to_device, to_device_together
+from kernels.penalties import NO_BIAS, Penalties, apply_penalties, combine_biases
 from kernels.philox import counter_2
 from kernels.sample import SampleOptions, sample
 
@@ -32,24 +34,45 @@ _NO_TOKEN = "the model's logits were not finite, or every token was masked, at o
 
 
 @dataclass(slots=True, eq=False)
-class _SeenTokens:
-    """Tokens of one sequence, each once, with how often the output has it. Grows with the sequence."""
+class _EditedTokens:
+    """Tokens of one sequence whose logits change, each once, with what changes them. Grows with the tokens seen."""
 
     index: dict[int, int] = field(default_factory=dict[int, int])
-    token_ids: list[int] = field(default_factory=list[int])
-    counts: list[float] = field(default_factory=list[float])
+    # Arrays, since each step reads all of them: of int32 and float32.
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    biases: "array[float]" = field(default_factory=lambda: array("f"))
+    early_biases: "array[float]" = field(default_factory=lambda: array("f"))
+    """The same while the output is shorter than `min_tokens`: what would end it is banned."""
+
+    repetition: "array[float]" = field(default_factory=lambda: array("f"))
+    """1 until the token is seen."""
+
+    counts: "array[float]" = field(default_factory=lambda: array("f"))
+    """How often the output has it."""
+
     num_counted: int = 0
 
-    def update(self, sequence: Sequence) -> None:
+    def entry(self, token: int) -> int:
+        """Where `token` is; if it is new, with nothing that changes its logit."""
+        at = self.index.setdefault(token, len(self.token_ids))
+        if at == len(self.token_ids):
+            self.token_ids.append(token)
+            self.biases.append(NO_BIAS)
+            self.early_biases.append(NO_BIAS)
+            self.repetition.append(1.0)
+            self.counts.append(0.0)
+        return at
+
+    def see(self, sequence: Sequence) -> None:
         """Count the tokens that came since the last call."""
         for position in range(self.num_counted, len(sequence.token_ids)):
-            token = sequence.token_ids[position]
-            at = self.index.setdefault(token, len(self.token_ids))
-            if at == len(self.token_ids):
-                self.token_ids.append(token)
-                self.counts.append(0.0)
+            at = self.entry(sequence.token_ids[position])
             self.counts[at] += position >= sequence.num_prompt_tokens
+            self.repetition[at] = sequence.sampling.repetition_penalty
         self.num_counted = len(sequence.token_ids)
+
+
+_NO_EDITS = _EditedTokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +137,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._seen: dict[int, _SeenTokens] = {}
+        self._edits: dict[int, _EditedTokens] = {}
         self._rows: _Rows | None = None
 
     def sample(self, logits: Tensor, scheduled: Items[ScheduledSequence]) -> Drawn:
@@ -142,7 +165,7 @@ class Sampler:
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Drop what is kept for sequences that ended."""
         for sequence_id in sequence_ids:
-            self._seen.pop(sequence_id, None)
+            self._edits.pop(sequence_id, None)
 
     def _rows_of(self, sequences: Items[Sequence], positions: list[int]) -> _Rows:
         """The rows, made anew when their sequences change, at `positions`."""
@@ -172,51 +195,71 @@ class Sampler:
 
     def _edit(self, logits: Tensor, sequences: Items[Sequence], positions: list[int]) -> Tensor:
         """`logits` with biases, bans and penalties; the same tensor where no row has any."""
-        biases = [(row, bias) for row, s in enumerate(sequences) if (bias := self._bias(s, positions[row]))]
-        penalised = [row for row, s in enumerate(sequences) if s.sampling.has_penalties]
-        if not biases and not penalised:
+        edits = {row: edit for row, s in enumerate(sequences) if (edit := self._edits_of(s, positions[row])).token_ids}
+        if not edits:
             return logits
         edited = logits.to(torch.float32, copy=True)
-        if biases:
-            rows = np.repeat([row for row, _ in biases], [len(bias) for _, bias in biases])
-            token_ids = np.fromiter((token for _, bias in biases for token, _ in bias), dtype=np.int64)
-            values = np.fromiter((value for _, bias in biases for _, value in bias), dtype=np.float32)
-            add_bias(edited, self._tensor(rows), self._tensor(token_ids), self._tensor(values))
-        if penalised:
-            apply_penalties(edited, self._penalties(penalised, sequences))
+        apply_penalties(edited, self._penalties(edits, sequences, positions))
         return edited
 
-    def _bias(self, sequence: Sequence, position: int) -> list[tuple[int, float]]:
-        """What is added to single logits of one row: its bias, and -inf on what would end it too early."""
+    def _edits_of(self, sequence: Sequence, position: int) -> _EditedTokens:
+        """What changes the logits of one row."""
         params = sequence.sampling
-        bias = list(params.logit_bias.items())
-        if position < params.min_tokens:
-            endings = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-            bias += [(token, -float("inf")) for token in endings]
-        return [(token, value) for token, value in bias if 0 <= token < self._vocab_size]
+        if not (params.has_penalties or params.logit_bias or position < params.min_tokens):
+            return _NO_EDITS
+        edits = self._edits.get(sequence.id)
+        if edits is None:
+            edits = self._edits[sequence.id] = self._begin_edits(params)
+        if params.has_penalties:
+            edits.see(sequence)
+        return edits
 
-    def _penalties(self, rows: list[int], sequences: Items[Sequence]) -> Penalties:
-        """Entries of the rows with penalties, one after another."""
-        seen = [self._seen_by(sequences[row]) for row in rows]
-        lengths = [len(tokens.token_ids) for tokens in seen]
-        params = [sequences[row].sampling for row in rows]
+    def _begin_edits(self, params: SamplingParams) -> _EditedTokens:
+        """The biases and bans of a sequence, once for all its steps."""
+        endings = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        bans = [(token, -float("inf")) for token in endings] if params.min_tokens else []
+        late = combine_biases(params.logit_bias.items())
+        edits = _EditedTokens()
+        for token, bias in combine_biases([*late.items(), *bans]).items():
+            if 0 <= token < self._vocab_size:
+                at = edits.entry(token)
+                edits.early_biases[at] = bias
+                edits.biases[at] = late.get(token, NO_BIAS)
+        return edits
 
-        def spread(values: list[float]) -> Tensor:
-            return self._tensor(np.repeat(np.array(values, dtype=np.float32), lengths))
+    def _penalties(
+        self, edits: dict[int, _EditedTokens], sequences: Items[Sequence], positions: list[int]
+    ) -> Penalties:
+        """Entries of the rows with `edits`, one row after another; on the device by one copy."""
+        of_rows, params = list(edits.values()), [sequences[row].sampling for row in edits]
+        is_early = [positions[row] < p.min_tokens for row, p in zip(edits, params, strict=True)]
+        lengths = [len(one.token_ids) for one in of_rows]
 
-        return Penalties(
-            rows=self._tensor(np.repeat(np.array(rows, dtype=np.int64), lengths)),
-            token_ids=self._tensor(np.concatenate([np.array(t.token_ids, dtype=np.int64) for t in seen])),
-            counts=self._tensor(np.concatenate([np.array(t.counts, dtype=np.float32) for t in seen])),
-            repetition=spread([p.repetition_penalty for p in params]),
-            frequency=spread([p.frequency_penalty for p in params]),
-            presence=spread([p.presence_penalty for p in params]),
+        def spread(values: list[float]) -> NDArray[np.float32]:
+            return np.repeat(np.array(values, dtype=np.float32), lengths)
+
+        def joined(parts: "Items[array[float]]") -> NDArray[np.float32]:
+            return np.concatenate([np.frombuffer(part, dtype=np.float32) for part in parts])
+
+        arrays = (
+            np.repeat(np.array(list(edits), dtype=np.int32), lengths),
+            np.concatenate([np.frombuffer(one.token_ids, dtype=np.int32) for one in of_rows]),
+            joined([e.early_biases if early else e.biases for e, early in zip(of_rows, is_early, strict=True)]),
+            joined([one.repetition for one in of_rows]),
+            joined([one.counts for one in of_rows]),
+            spread([p.frequency_penalty for p in params]),
+            spread([p.presence_penalty for p in params]),
         )
-
-    def _seen_by(self, sequence: Sequence) -> _SeenTokens:
-        seen = self._seen.setdefault(sequence.id, _SeenTokens())
-        seen.update(sequence)
-        return seen
+        rows, token_ids, bias, repetition, counts, frequency, presence = to_device_together(arrays, self._device)
+        return Penalties(
+            rows=rows,
+            token_ids=token_ids,
+            bias=bias,
+            repetition=repetition,
+            counts=counts,
+            frequency=frequency,
+            presence=presence,
+        )
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of the rows that ask: of their tokens `[A, 1]`, of the likeliest `[A, K]` and whose."""
@@ -228,8 +271,8 @@ class Sampler:
         top = (raw - normaliser).topk(max(num_asked.values()), dim=-1)
         return chosen, top.values, top.indices
 
-    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self._device)
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return to_device(values, self._device)
 
 
 def _num_asked(sequences: Items[Sequence]) -> dict[int, int]:

@@ -24,7 +24,7 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_device_together(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+def to_device_together(arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]], device: torch.device) -> list[Tensor]:
     """`arrays` on `device`, by one copy; views of one memory, each aligned to 16 bytes as memory of its own would be.
 
     (Triton compiles anew for a pointer that is not.)
@@ -33,10 +33,13 @@ def to_device_together(arrays: Sequence[NDArray[np.int32]], device: torch.device
     together = np.zeros(sum(sizes), dtype=np.int32)
     starts = np.cumsum([0, *sizes])
     for array, start in zip(arrays, starts, strict=False):
-        together[start : start + array.size] = array.ravel()
+        together[start : start + array.size] = array.ravel().view(np.int32)
     moved = to_device(together, device)
     pairs = zip(arrays, starts.tolist(), strict=False)
-    return [moved[start : start + array.size].view(array.shape) for array, start in pairs]
+    return [
+        moved[start : start + array.size].view(torch.from_numpy(array).dtype).view(array.shape)
+        for array, start in pairs
+    ]
 
 
 class Arrival:

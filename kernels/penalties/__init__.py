@@ -1,5 +1,6 @@
-"""Change single logits before sampling: penalties on tokens seen, biases, bans. Sparse: work grows with the edits."""
+"""Change single logits before sampling: biases, bans, penalties on tokens seen. Sparse: work grows with the edits."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -7,24 +8,30 @@ from torch import Tensor
 
 from kernels.checks import check, check_rows
 
-__all__ = ["Penalties", "add_bias", "apply_penalties"]
+__all__ = ["NO_BIAS", "Penalties", "apply_penalties", "combine_biases"]
+
+NO_BIAS = -0.0
+"""The bias of a token that has none: the only number that keeps the bits of whatever it is added to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Tokens seen by rows with penalties: one entry per (row, token), all `[E]`."""
+    """Logits that change: one entry per (row, token), all `[E]`. An entry that says 1 and 0 keeps its logit's bits."""
 
     rows: Tensor
-    """int64."""
+    """int32."""
 
     token_ids: Tensor
-    """int64; each at most once per row."""
+    """int32; each at most once per row: `combine_biases` adds up what comes more than once."""
 
-    counts: Tensor
-    """float32: times in the output; 0 for a token that only the prompt has."""
+    bias: Tensor
+    """float32: is added before all else; -inf bans the token, `NO_BIAS` is none."""
 
     repetition: Tensor
-    """float32: positive logits are divided by it, negative ones multiplied (Keskar et al., 2019)."""
+    """float32: positive logits are divided by it, negative ones multiplied (Keskar et al., 2019); 1 if not seen."""
+
+    counts: Tensor
+    """float32: times in the output; 0 for a token that only the prompt has, or that was not seen."""
 
     frequency: Tensor
     """float32: times the count is subtracted."""
@@ -33,8 +40,19 @@ class Penalties:
     """float32: is subtracted where the count is not 0."""
 
 
+def combine_biases(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """One bias per token: equal tokens' are added up in float64, in the order in which they come.
+
+    It is rounded to float32 once, as it becomes an entry. Then no two programs of a launch add to one logit.
+    """
+    combined: dict[int, float] = {}
+    for token_id, bias in pairs:
+        combined[token_id] = combined[token_id] + bias if token_id in combined else bias
+    return combined
+
+
 def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
-    """Penalise tokens seen, in place: repetition first, then frequency and presence.
+    """Change logits in place: bias first, then repetition, then frequency and presence.
 
     Args:
         logits: `[S, V]` float32.
@@ -47,16 +65,3 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
     else:
         from kernels.penalties.cpu import apply_penalties_cpu as apply
     apply(logits, penalties)
-
-
-def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
-    """Add `bias` to single logits, in place; -inf bans a token. By torch everywhere: equal pairs must add up in order.
-
-    Args:
-        logits: `[S, V]` float32.
-        rows: `[E]` int64.
-        token_ids: `[E]` int64; a pair of row and token may come more than once.
-        bias: `[E]` float32.
-    """
-    check(logits.dim() == 2 and logits.dtype == torch.float32, "logits must be [S, V] float32")
-    logits.index_put_((rows, token_ids), bias, accumulate=True)

@@ -1,4 +1,4 @@
-"""Penalties in torch's operators: work grows with the entries, not with the vocabulary."""
+"""Biases and penalties in torch's operators: work grows with the entries, not with the vocabulary."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,8 +11,8 @@ from kernels.penalties import Penalties
 
 def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
     """As `kernels.penalties.apply_penalties`."""
-    at = (penalties.rows, penalties.token_ids)
-    values = logits[at]
+    at = (penalties.rows.long(), penalties.token_ids.long())
+    values = logits[at] + penalties.bias
     values = torch.where(values > 0, values / penalties.repetition, values * penalties.repetition)
     values -= penalties.frequency * penalties.counts + penalties.presence * (penalties.counts > 0)
     logits[at] = values

@@ -1,9 +1,18 @@
-"""What penalties mean: a loop over tokens of one row."""
+"""What biases and penalties mean: a loop over tokens of one row, first the one, then the other."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+
+def bias_reference(row: Tensor, bias: Mapping[int, float]) -> Tensor:
+    """The logits `row` `[V]` with the bias of each token added, in float64."""
+    result = row.to(torch.float64, copy=True)
+    for token, number in bias.items():
+        result[token] += number
+    return result
 
 
 def penalties_reference(
@@ -15,8 +24,8 @@ def penalties_reference(
     frequency: float = 0.0,
     presence: float = 0.0,
 ) -> Tensor:
-    """The logits `row` `[V]` of a sequence with this prompt and output, penalised."""
-    result = row.clone()
+    """The logits `row` `[V]` of a sequence with this prompt and output, penalised, in float64."""
+    result = row.to(torch.float64, copy=True)
     counts = Counter(output)
     for token in set(prompt) | set(output):
         value = float(row[token])

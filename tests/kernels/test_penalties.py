@@ -1,53 +1,113 @@
-"""Penalties and biases against a loop over dictionaries."""
+"""Biases and penalties against loops over dictionaries in float64, and bit by bit against one after the other."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
+
+import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.penalties import Penalties, add_bias, apply_penalties
-from kernels.penalties.reference import penalties_reference
+from kernels.penalties import NO_BIAS, Penalties, apply_penalties, combine_biases
+from kernels.penalties.reference import bias_reference, penalties_reference
 
-TOKENS = st.lists(st.integers(0, 19), max_size=30)
-ROW = st.tuples(TOKENS, TOKENS, st.floats(0.5, 2.0), st.floats(-2, 2), st.floats(-2, 2))
+VOCAB_SIZE = 20
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30)
+BIASES = st.dictionaries(
+    st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100, width=32) | st.just(-math.inf), max_size=VOCAB_SIZE
+)
+ROW = st.tuples(TOKENS, TOKENS, BIASES, st.floats(0.5, 2.0), st.floats(-2, 2), st.floats(-2, 2))
+Row = tuple[list[int], list[int], dict[int, float], float, float, float]
+
+
+def entries_of(rows: list[Row]) -> Penalties:
+    """One entry for each token of a row that is seen or biased."""
+    entries = [
+        (
+            row,
+            token,
+            bias.get(token, NO_BIAS),
+            repetition if token in {*prompt, *output} else 1.0,
+            float(output.count(token)),
+            frequency,
+            presence,
+        )
+        for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows)
+        for token in sorted({*prompt, *output, *bias})
+    ]
+    columns = torch.tensor(entries, dtype=torch.float64).reshape(-1, 7).T
+    return Penalties(
+        rows=columns[0].int(),
+        token_ids=columns[1].int(),
+        bias=columns[2].float(),
+        repetition=columns[3].float(),
+        counts=columns[4].float(),
+        frequency=columns[5].float(),
+        presence=columns[6].float(),
+    )
+
+
+def some_logits(num_rows: int) -> torch.Tensor:
+    """Zeros of both signs, a banned one and numbers."""
+    logits = torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 5
+    logits[:, 3], logits[:, 4], logits[:, 5] = 0.0, -0.0, -math.inf
+    return logits
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(ROW, min_size=1, max_size=4))
-def test_penalties_equal_their_reference(rows: list[tuple[list[int], list[int], float, float, float]]) -> None:
-    logits = torch.randn(len(rows), 20, generator=torch.Generator().manual_seed(0))
-    entries = [
-        (row, token, float(output.count(token)), repetition, frequency, presence)
-        for row, (prompt, output, repetition, frequency, presence) in enumerate(rows)
-        for token in sorted({*prompt, *output})
-    ]
-    columns = torch.tensor(entries, dtype=torch.float64).reshape(-1, 6).T
-    penalties = Penalties(
-        rows=columns[0].long(),
-        token_ids=columns[1].long(),
-        counts=columns[2].float(),
-        repetition=columns[3].float(),
-        frequency=columns[4].float(),
-        presence=columns[5].float(),
-    )
+def test_biases_and_penalties_equal_their_reference(rows: list[Row]) -> None:
+    logits = some_logits(len(rows))
     actual = logits.clone()
 
-    apply_penalties(actual, penalties)
+    apply_penalties(actual, entries_of(rows))
 
-    for row, (prompt, output, repetition, frequency, presence) in enumerate(rows):
+    for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows):
+        biased = bias_reference(logits[row], bias)
         expected = penalties_reference(
-            logits[row], prompt, output, repetition=repetition, frequency=frequency, presence=presence
+            biased, prompt, output, repetition=repetition, frequency=frequency, presence=presence
         )
-        torch.testing.assert_close(actual[row], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual[row].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_biases_add_up_and_bans_stay() -> None:
-    logits = torch.zeros(2, 5)
-    rows, tokens = torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2, 4, 4])
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(ROW, min_size=1, max_size=4))
+def test_both_at_once_have_the_bits_of_a_bias_and_then_a_penalty(rows: list[Row]) -> None:
+    logits, both = some_logits(len(rows)), entries_of(rows)
+    together, apart = logits.clone(), logits.clone()
 
-    add_bias(logits, rows, tokens, torch.tensor([1.0, 2.0, 5.0, -float("inf")]))
+    apply_penalties(together, both)
 
-    assert logits[0].tolist() == [0, 0, 3, 0, 0]
-    assert logits[1].tolist() == [0, 0, 0, 0, -float("inf")]
+    neutral = torch.zeros_like(both.bias)
+    biases = replace(both, repetition=neutral + 1, counts=neutral, frequency=neutral, presence=neutral)
+    apply_penalties(apart, biases)
+    apply_penalties(apart, replace(both, bias=torch.full_like(both.bias, NO_BIAS)))
+    assert torch.equal(together.view(torch.int32), apart.view(torch.int32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(biases=BIASES)
+def test_a_bias_alone_is_an_addition_and_no_bias_keeps_every_bit(biases: dict[int, float]) -> None:
+    logits = some_logits(1)
+    expected = logits.clone()
+    at = torch.tensor(list(biases), dtype=torch.int64)
+    expected[0, at] += torch.tensor(list(biases.values()))
+    entries = entries_of([([], [], dict.fromkeys(range(VOCAB_SIZE), NO_BIAS) | biases, 1.3, 0.5, 0.5)])
+
+    apply_penalties(logits, entries)
+
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+
+
+def test_biases_of_one_token_add_up_in_their_order_in_float64_and_a_ban_stays() -> None:
+    pairs = [(4, 5.0), (2, 1e16), (2, 1.0), (2, -1e16), (4, -math.inf), (7, 0.1), (7, 0.2), (4, 3.0)]
+
+    combined = combine_biases(pairs)
+
+    assert combined == {4: -math.inf, 2: 0.0, 7: 0.1 + 0.2}
+
+
+def test_a_lone_bias_keeps_the_sign_of_its_zero() -> None:
+    assert math.copysign(1, combine_biases([(1, NO_BIAS)])[1]) == -1

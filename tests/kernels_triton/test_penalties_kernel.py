@@ -1,12 +1,15 @@
-"""Penalties against float64: the logits that are named change, and no others."""
+"""Biases and penalties against float64: the logits that are named change, and no others."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from benchmarks.kernel_cases import generator_on, make_penalties, penalties_agreement, random_tensor
+from benchmarks.kernel_cases import generator_on, make_penalties, penalties_agreement, random_tensor, same_bits
+from kernels.penalties import NO_BIAS
 from kernels.penalties.cpu import apply_penalties_cpu
 from kernels.penalties.kernel import BLOCK, apply_penalties_triton
 from tests.kernels_triton.devices import DEVICES
@@ -32,14 +35,33 @@ class TestGivenLogits:
         assert penalties_agreement(wide[:, :vocab_size], logits, penalties).holds
         assert wide[:, vocab_size:].isnan().all()
 
-    def test_when_logits_are_banned_or_zero_then_both_paths_agree(self, device: str, dtype: torch.dtype) -> None:
+    def test_when_logits_are_banned_or_zero_then_both_paths_have_the_same_bits(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
         logits = random_tensor(2, 50, dtype=dtype, generator=generator_on(device))
         logits[:, ::7] = float("-inf")
-        logits[:, 3] = 0
+        logits[:, 3], logits[:, 4] = 0.0, -0.0
         penalties = make_penalties(2, 50, 50, generator_on(device, seed=1))
+        penalties.bias[::5] = float("-inf")
         expected = logits.clone()
 
         apply_penalties_triton(logits, penalties)
 
         apply_penalties_cpu(expected, penalties)
-        torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+        assert same_bits(logits, expected)
+
+    def test_when_an_entry_changes_nothing_then_every_bit_stays(self, device: str, dtype: torch.dtype) -> None:
+        logits = random_tensor(2, 50, dtype=dtype, generator=generator_on(device))
+        logits[:, 2], logits[:, 3], logits[:, 4], logits[:, 5] = float("-inf"), 0.0, -0.0, float("inf")
+        neutral = torch.zeros(100, dtype=torch.float32, device=device)
+        entries = replace(
+            make_penalties(2, 50, 50, generator_on(device)),
+            bias=torch.full_like(neutral, NO_BIAS),
+            repetition=neutral + 1,
+            counts=neutral,
+        )
+        before = logits.clone()
+
+        apply_penalties_triton(logits, entries)
+
+        assert same_bits(logits, before)
