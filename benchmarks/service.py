@@ -27,6 +27,7 @@ from benchmarks.engine import (
     run_ours,
 )
 from benchmarks.service_parts import num_done, own_server, percentile, wait_until, worker
+from benchmarks.service_words import save_words
 from engine.model_runner import ModelOptions, load_model_runner
 from engine.threads import limit_spinning
 from producer.client import Producer
@@ -37,16 +38,10 @@ NUM_WAKES = 200
 
 def folder_with_tokenizer() -> Path:
     """The random model's folder with a tokenizer beside the weights: every token is a word."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     folder = model_folder().with_name("sluice-benchmark-llama-125m-service")
     if not (folder / "tokenizer.json").is_file():
         shutil.copytree(model_folder(), folder, dirs_exist_ok=True)
-        vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.save(str(folder / "tokenizer.json"))
+        save_words(folder, VOCAB_SIZE)
     return folder
 
 

@@ -36,14 +36,16 @@ def own_server() -> Iterator[Path]:
 
 
 @contextmanager
-def worker(*options: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(
+    *options: str, log: Path, device: Sequence[str] = ("--cpu",), limit_s: float = WAIT_S
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker process that is ready to pull; drained at the end."""
-    command = [sys.executable, "-m", "worker", "start", "--cpu", "--metrics-port", "0", *options]
+    command = [sys.executable, "-m", "worker", "start", *device, "--metrics-port", "0", *options]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
         try:
             with Producer() as producer:
-                wait_until(lambda: bool(producer.queue()[0].workers), "the worker to start", process)
+                wait_until(lambda: bool(producer.queue()[0].workers), "the worker to start", process, limit_s=limit_s)
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -51,19 +53,23 @@ def worker(*options: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until(
-    holds: Callable[[], bool], what: str, process: subprocess.Popen[bytes] | None = None, every_s: float = 0.02
+    holds: Callable[[], bool],
+    what: str,
+    process: subprocess.Popen[bytes] | None = None,
+    every_s: float = 0.02,
+    limit_s: float = WAIT_S,
 ) -> None:
     """Wait for something of which only the state can be asked.
 
     Raises:
         RuntimeError: the process ended, or it took too long.
     """
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + limit_s
     while not holds():
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"waiting for {what}: the process ended with {process.returncode}")
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"waited {WAIT_S:g} s for {what}")
+            raise RuntimeError(f"waited {limit_s:g} s for {what}")
         time.sleep(every_s)
 
 

@@ -10,23 +10,18 @@ A real server, a real worker in this process, jobs from a client on another thre
 import argparse
 import json
 import os
-import tempfile
 import threading
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.service_parts import num_done, own_server, wait_until
-from benchmarks.trace_marks import Event, Marks, Place, events_of
+from benchmarks.trace_engine import ENGINE_PLACES, Tracing
+from benchmarks.trace_marks import Event, Place
 from benchmarks.trace_picture import bars_of, picture, window_of
-from engine import model_runner, scheduler
-from engine.llm_engine import LLMEngine
-from engine.output import Outputs
-from engine.sampler import Sampler
 from producer.client import Producer
 from producer.jobs import job
 from worker import trips
@@ -40,20 +35,11 @@ from worker.serving import Served, load
 from worker.start import agree_on_queue, build
 
 PLACES = (
+    *ENGINE_PLACES,
     Place(Exchange, "new_requests", "take jobs"),
-    Place(LLMEngine, "step", "step"),
-    Place(scheduler.Scheduler, "schedule", "plan"),
-    Place(model_runner.ModelRunner, "lay_out", "lay out"),
-    Place(model_runner.GraphedDecoder, "forward", "forward"),
-    Place(model_runner.ModelRunner, "forward", "forward"),
-    Place(Sampler, "sample", "sample"),
-    Place(model_runner.GuardedLaunch, "collect", "wait"),
-    Place(scheduler.Scheduler, "commit", "commit"),
-    Place(Outputs, "read", "text"),
     Place(Exchange, "publish", "publish"),
     Place(trips, "run_many", "round trip"),
 )
-SYNC = "sluice: both clocks"
 PROMPTS = ("Name three rivers.", "Count to thirty.", "Tell a story of a fox and a well.", "List five fruits.")
 
 
@@ -92,38 +78,10 @@ def _num_begun(producer: Producer) -> int:
 
 def traced(config: WorkerConfig, *, num_jobs: int, num_tokens: int) -> list[Event]:
     """The events of both, by one clock."""
-    marks, zero_ns = Marks(), 0
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if config.model.device != "cpu":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profiler = torch.profiler.profile(activities=activities)
-
-    def around(loop: Callable[[], Any]) -> None:
-        nonlocal zero_ns
-        with profiler:
-            zero_ns = time.perf_counter_ns()
-            with torch.profiler.record_function(SYNC):
-                pass
-            loop()
-
-    with marks.on(PLACES):
-        run_worker(config, num_jobs=num_jobs, num_tokens=num_tokens, around=around)
-    with tempfile.TemporaryDirectory() as folder:
-        profiler.export_chrome_trace(str(path := Path(folder) / "torch.json"))
-        theirs: list[Event] = json.loads(path.read_text())["traceEvents"]
-    return merged(theirs, marks, zero_ns=zero_ns)
-
-
-def merged(theirs: Sequence[Event], marks: Marks, *, zero_ns: int) -> list[Event]:
-    """The profiler's events and ours, by the profiler's clock: at `zero_ns` of ours it saw the event SYNC.
-
-    Raises:
-        ValueError: it did not.
-    """
-    began_us = next((event["ts"] for event in theirs if event.get("name") == SYNC and event.get("ph") == "X"), None)
-    if began_us is None:
-        raise ValueError(f"the profiler's trace has no event {SYNC!r}")
-    return [*theirs, *events_of(marks.spans, zero_ns=zero_ns - round(began_us * 1000))]
+    tracing = Tracing(on_card=config.model.device != "cpu")
+    with tracing.marks.on(PLACES):
+        run_worker(config, num_jobs=num_jobs, num_tokens=num_tokens, around=tracing.around)
+    return tracing.events()
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import trace
+from benchmarks import trace, trace_engine
 from benchmarks.trace_marks import PROCESS, Marks, Place, Span, events_of
 from benchmarks.trace_picture import bars_of, picture, window_of
 
@@ -48,16 +48,16 @@ class TestGivenTwoClocks:
     def test_when_merged_then_ours_tell_the_profilers_time(self) -> None:
         marks = Marks()
         marks.spans.append(Span("step", "MainThread", 5_002_000, 5_005_000))
-        theirs = [{"ph": "X", "name": trace.SYNC, "ts": 700.0, "dur": 1.0}]
+        theirs = [{"ph": "X", "name": trace_engine.SYNC, "ts": 700.0, "dur": 1.0}]
 
-        events = trace.merged(theirs, marks, zero_ns=5_000_000)
+        events = trace_engine.merged(theirs, marks, zero_ns=5_000_000)
 
         (ours,) = [event for event in events if event.get("cat") == "sluice"]
         assert (ours["ts"], ours["dur"], ours["pid"]) == (702.0, 3.0, PROCESS)
 
     def test_when_the_profiler_did_not_see_the_moment_then_it_is_told(self) -> None:
         with pytest.raises(ValueError, match="both clocks"):
-            trace.merged([], Marks(), zero_ns=0)
+            trace_engine.merged([], Marks(), zero_ns=0)
 
 
 def spans(num_steps: int) -> list[Span]:
