@@ -63,6 +63,18 @@ SHAPES: dict[str, dict[str, object]] = {
         "head_dim": 64,
         "tie_word_embeddings": True,
     },
+    # Llama-3.1-8B.
+    "8B": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
 }
 
 

@@ -26,10 +26,17 @@ class Report:
     broken: dict[str, str] = field(default_factory=dict[str, str])
 
     def run(self, section: str, measure: Callable[[], Iterable[Line]], until_s: float) -> None:
-        """Collect the lines of one section, each shown as it comes; what it raises is noted, and the next one runs."""
+        """Collect the lines of one section, each shown as it comes; what it raises is noted, and the next one runs.
+
+        Nothing is begun after `until_s` (of the monotonic clock).
+        """
         began_s = time.monotonic()
         lines = self.lines.setdefault(section, [])
+        self.seconds[section] = 0.0
         print(f"\n{section}", flush=True)
+        if began_s > until_s:
+            self.broken[section] = "out of time: not begun"
+            return
         try:
             for line in measure():
                 lines.append(line)
@@ -41,6 +48,11 @@ class Report:
             traceback.print_exc()
             self.broken[section] = f"{type(error).__name__}: {error}"
         self.seconds[section] = round(time.monotonic() - began_s, 1)
+
+    def add(self, section: str, lines: Iterable[Line]) -> None:
+        """Lines that are not measured."""
+        self.lines[section] = list(lines)
+        self.seconds[section] = 0.0
 
     @property
     def is_right(self) -> bool:

@@ -1,0 +1,118 @@
+"""torch's attentions beside ours, at the same inputs: part of `benchmarks.gpu`'s section "peers"."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any  # functions of torch whose arguments differ by version
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+from benchmarks.gpu_checks import attend
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_scale import Call, Scale
+from benchmarks.gpu_speed import plain_attention
+from benchmarks.kernel_cases import AttentionInputs
+
+Theirs = Callable[[], Tensor]
+"""Attends: `[T, H, D]`."""
+
+Make = Callable[[AttentionInputs, Tensor, Tensor], Theirs]
+"""Takes inputs, and their keys and values one sequence after another, `[K, G, D]` each."""
+
+Lengths = tuple[list[int], list[int]]
+"""Of queries and of contexts."""
+
+SHAPES: dict[str, Lengths] = {
+    "decode, 32 x 2048": ([1] * 32, [2048] * 32),
+    "decode, 32 x 8192": ([1] * 32, [8192] * 32),
+    "prefill of 8192": ([8192], [8192]),
+    "prefills, 16 of 512": ([512] * 16, [512] * 16),
+    "chunk of 2048 after 30720": ([2048], [32_768]),
+}
+"""Name to query lengths and context lengths; the 8B shape."""
+
+COMPILED = ("decode, 32 x 8192", "prefill of 8192")
+"""Those that FlexAttention is compiled for, which takes as long as all the rest."""
+
+
+def attention_peers(scale: Scale, shapes: Mapping[str, Lengths], peer: str, make: Make) -> Iterator[Line]:
+    """A line for each shape. What is absent, or cannot, is told: another's failure is not ours."""
+    heads = (4, 2, 16) if scale.is_toy else (32, 8, 128)
+    for shape, (query_lens, context_lens) in shapes.items():
+        inputs = plain_attention(scale, query_lens, context_lens, heads)
+        before = torch.cuda.current_stream() if scale.device.type == "cuda" else None
+        try:
+            yield beside(scale, f"{peer}, {shape}", inputs, make(inputs, *keys_and_values(inputs)))
+        except Exception as error:  # noqa: BLE001 - as said
+            if before is not None:
+                # A capture that cannot be ended leaves its stream the current one.
+                torch.cuda.set_stream(before)
+            yield Line(f"{peer}, {shape}", {"note": f"cannot: {first_words(error)}"})
+
+
+def first_words(error: Exception) -> str:
+    """What kind of error it is, and the beginning of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:120]
+
+
+def beside(scale: Scale, name: str, inputs: AttentionInputs, theirs: Theirs) -> Line:
+    """Times of both; wrong if what they say differs by more than roundings."""
+    ours = attend(inputs).float()
+    error = float((theirs().float() - ours).square().mean().sqrt() / ours.square().mean().sqrt())
+    out = torch.empty_like(inputs.query)
+    figures = both_us(scale, theirs, lambda: attend(inputs, out))
+    # Weights and results are rounded to 8 bits by both: half a per cent.
+    return Line(name, figures | {"differs by": error}, error < 0.02)
+
+
+def both_us(scale: Scale, theirs: Call, ours: Call) -> dict[str, float | str]:
+    """Times of two calls that do the same."""
+    their_us, our_us = scale.timer.device_us(theirs), scale.timer.device_us(ours)
+    return {"us": their_us, "us of ours": our_us, "times ours": their_us / our_us}
+
+
+def keys_and_values(inputs: AttentionInputs) -> Iterator[Tensor]:
+    """Those of all sequences, one after another, contiguous: `[K, G, D]` each."""
+    lens, block_size = inputs.context_lens.tolist(), inputs.kv_cache.block_size
+    for cache in (inputs.kv_cache.keys, inputs.kv_cache.values):
+        rows = zip(inputs.block_tables, lens, strict=True)
+        yield torch.cat([cache[table[: -(-n // block_size)].long()].flatten(0, 1)[:n] for table, n in rows])
+
+
+def varlen(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Theirs:
+    """torch's attention over sequences of different lengths, by whichever arguments this torch has for it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    attention: Any = varlen_attn
+    known = inspect.signature(attention).parameters
+    options: dict[str, object] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    else:
+        group = inputs.query.shape[1] // keys.shape[1]
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    ends = F.pad(inputs.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    lens = (inputs.max_query_len, inputs.max_context_len)
+    return lambda: attention(inputs.query, keys, values, inputs.query_start_locs, ends, *lens, **options)
+
+
+def flex(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Theirs:
+    """FlexAttention, of equal sequences; compiled on a card, where it would not be one kernel otherwise."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    attention: Any = torch.compile(flex_attention, dynamic=False) if keys.is_cuda else flex_attention
+    num_seqs, (query_len, context_len) = len(inputs.context_lens), (inputs.max_query_len, inputs.max_context_len)
+
+    def apart(x: Tensor, length: int) -> Tensor:
+        return x.view(num_seqs, length, *x.shape[1:]).transpose(1, 2).contiguous()  # [S, heads, length, D]
+
+    def is_seen(_sequence: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query + (context_len - query_len)
+
+    mask = create_block_mask(is_seen, None, None, query_len, context_len, device=keys.device) if query_len > 1 else None
+    query, keys, values = apart(inputs.query, query_len), apart(keys, context_len), apart(values, context_len)
+    return lambda: attention(query, keys, values, block_mask=mask, enable_gqa=True).transpose(1, 2).flatten(0, 1)

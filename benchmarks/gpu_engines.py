@@ -1,0 +1,289 @@
+"""Whole engines on random weights: ours, transformers' two ways to generate, and requests that other engines quote.
+
+Figures are useful tokens per second: what was asked for, over the time from handing all requests in to the last end.
+"""
+
+# torch's and transformers' types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple  # Any: transformers' models and managers have many types
+
+import torch
+
+from benchmarks.engine import Job
+from benchmarks.gpu_attention_peers import first_words
+from benchmarks.gpu_folders import MAX_MODEL_LEN, random_folder, shape_of
+from benchmarks.gpu_models import random_decoder
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_scale import Scale
+from engine.config import EngineConfig
+from engine.detokenizer import ByteDetokenizer
+from engine.executor import ModelLimits
+from engine.llm_engine import LLMEngine
+from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
+from engine.request import Request, SamplingParams
+
+BLOCK_SIZE = 16
+NUM_REQUESTS = 64
+"""Beside transformers. As many run at once: to its advantage, whose static batch then waits for nobody's turn."""
+
+MAX_OUTPUT_TOKENS = 256
+PEER_LIMIT_S = 40.0
+"""What another engine has not done by then is not waited for."""
+
+
+class Words:
+    """A decoder for random weights: every token is a word."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._pieces: dict[int, str | bytes] = {token_id: f" {token_id}" for token_id in range(vocab_size)}
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+        return "".join(f" {token_id}" for token_id in token_ids)
+
+    def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+        """Begin the text of a choice."""
+        return ByteDetokenizer(self._pieces)
+
+
+def nano_jobs(scale: Scale) -> list[Job]:
+    """The requests of nano-vllm's benchmark (bench.py), to the token: 133,966 are asked for."""
+    random, longest, count = Random(0), 8 if scale.is_toy else 1024, 6 if scale.is_toy else 256
+    shortest, num_words = min(100, longest // 2), 300 if scale.is_toy else 10_000
+
+    def prompt() -> tuple[int, ...]:
+        return tuple(random.randint(0, num_words - int(scale.is_toy)) for _ in range(random.randint(shortest, longest)))
+
+    prompts = [prompt() for _ in range(count)]
+    return [Job(prompt, random.randint(shortest, longest)) for prompt in prompts]
+
+
+def engines(scale: Scale) -> Iterator[Line]:
+    """Ours on all of nano-vllm's requests; then the first of them, not as long, beside transformers."""
+    name, jobs = shape_of(scale), nano_jobs(scale)
+    some = [
+        replace(job, num_output_tokens=min(job.num_output_tokens, MAX_OUTPUT_TOKENS)) for job in jobs[:NUM_REQUESTS]
+    ]
+    with random_folder(scale) as folder:
+        runner = load_runner(scale, folder, max_num_seqs=len(jobs))
+        yield _line_of_ours(runner, jobs, f"nano-vllm's requests, {name}, {len(jobs)} sequences")
+        ours_s = warm_s(runner, some)
+        del runner
+        empty_device(scale)
+        for peer, run in (("generate_batch", run_generate_batch), ("generate", run_generate)):
+            yield _beside(scale, folder, some, ours_s, (f"{peer}, {name}, {len(some)} requests", run))
+            empty_device(scale)
+
+
+def empty_device(scale: Scale) -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if scale.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+# Ours
+
+
+def load_runner(scale: Scale, folder: Path, *, max_num_seqs: int) -> ModelRunner:
+    """Our engine's executor for a folder."""
+    return load_model_runner(options_of(scale, folder, max_num_seqs=max_num_seqs))
+
+
+def options_of(scale: Scale, folder: Path, *, max_num_seqs: int) -> ModelOptions:
+    """Blocks for as many sequences as may run, of 1,280 tokens each on average."""
+    return ModelOptions(
+        path=folder,
+        device="cuda:0" if scale.device.type == "cuda" else "cpu",
+        block_size=BLOCK_SIZE,
+        num_blocks=max_num_seqs * (64 if scale.is_toy else 1280) // BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_model_len=64 if scale.is_toy else MAX_MODEL_LEN,
+    )
+
+
+def random_runner(scale: Scale, shape: str, *, max_num_seqs: int) -> ModelRunner:
+    """Our engine's executor for a shape, its weights made where they are used."""
+    options = options_of(scale, Path(), max_num_seqs=max_num_seqs)
+    max_model_len, num_blocks = options.max_model_len or 0, options.num_blocks or 0
+    decoder = random_decoder(
+        shape, scale.device, max_model_len=max_model_len, max_tokens=options.max_num_batched_tokens
+    )
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=decoder.config.vocab_size,
+        eos_token_ids=frozenset(),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+    )
+    runner = ModelRunner(decoder, options, limits, fingerprint="")
+    runner.prepare_first()
+    return runner
+
+
+def warm_s(runner: ModelRunner, jobs: Sequence[Job], **options: float) -> float:
+    """Seconds for all jobs, the better of two runs, after one that lets what it wants be recorded."""
+    warm_up(runner, jobs, **options)
+    times: list[float] = []
+    for _ in range(2):
+        began_s = time.perf_counter()
+        run_ours(runner, jobs, **options)
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+def warm_up(runner: ModelRunner, jobs: Sequence[Job], **options: float) -> None:
+    """Run all jobs once, and record the steps that they wanted."""
+    run_ours(runner, jobs, **options)
+    while runner.has_preparations:
+        runner.prepare()
+
+
+def run_ours(runner: ModelRunner, jobs: Sequence[Job], *, max_num_seqs: float = 0, temperature: float = 0.6) -> None:
+    """Generate all jobs, without a prefix cache: nothing is to be found that was computed before.
+
+    Args:
+        runner: What computes.
+        jobs: All are there from the beginning.
+        max_num_seqs: How many run at once. 0: all.
+        temperature: That of nano-vllm's benchmark if not given.
+
+    Raises:
+        RuntimeError: the engine said fewer tokens, or more.
+    """
+    config = EngineConfig(max_num_seqs=int(max_num_seqs) or len(jobs), enable_prefix_caching=False)
+    engine = LLMEngine(runner, Words(runner.limits.vocab_size), config)
+    engine.add(
+        Request(
+            id=str(n),
+            prompt_token_ids=job.prompt,
+            sampling=SamplingParams(temperature=temperature, seed=n, max_tokens=job.num_output_tokens, ignore_eos=True),
+        )
+        for n, job in enumerate(jobs)
+    )
+    num_tokens = 0
+    while not engine.is_idle:
+        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
+    if num_tokens != num_wanted(jobs):
+        raise RuntimeError(f"{num_tokens} tokens came of {num_wanted(jobs)}")
+
+
+def num_wanted(jobs: Sequence[Job]) -> int:
+    """Output tokens of all jobs."""
+    return sum(job.num_output_tokens for job in jobs)
+
+
+def _line_of_ours(runner: ModelRunner, jobs: Sequence[Job], name: str) -> Line:
+    seconds = warm_s(runner, jobs)
+    figures: dict[str, float | str] = {
+        "tokens/s": num_wanted(jobs) / seconds,
+        "s": seconds,
+        "output tokens": num_wanted(jobs),
+        "prompt tokens": sum(len(job.prompt) for job in jobs),
+    }
+    return Line(name, figures)
+
+
+# transformers
+
+
+class Done(NamedTuple):
+    """What an engine did of what was asked for."""
+
+    num_tokens: int
+    seconds: float
+
+
+def _beside(
+    scale: Scale,
+    folder: Path,
+    jobs: Sequence[Job],
+    ours_s: float,
+    peer: tuple[str, Callable[[Any, Sequence[Job]], Done]],
+) -> Line:
+    """Tokens per second of both. What is not there, or fails, or takes too long is told, and never wrong."""
+    from transformers import AutoModelForCausalLM
+
+    name, run = peer
+    ours = num_wanted(jobs) / ours_s
+    try:
+        # Other threads use it, which are not in inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=scale.dtype, attn_implementation="sdpa")
+            done = run(torch.nn.Module.to(model, scale.device), jobs)
+    except Exception as error:  # noqa: BLE001 - another's failure is not ours
+        return Line(f"engine beside {name}", {"tokens/s": ours, "note": f"cannot: {first_words(error)}"})
+    theirs = done.num_tokens / done.seconds
+    figures: dict[str, float | str] = {"tokens/s": ours, "theirs": theirs, "times theirs": ours / theirs}
+    if done.num_tokens < num_wanted(jobs):
+        figures["note"] = f"theirs was cut after {done.seconds:.0f} s: {done.num_tokens} of {num_wanted(jobs)} tokens"
+    return Line(f"engine beside {name}", figures)
+
+
+def run_generate(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401 - as said above
+    """One static batch, padded on the left, to the longest output; tokens beyond what a job wanted do not count."""
+    _generate(model, jobs[:2], 2)
+    began_s = time.perf_counter()
+    num_steps = _generate(model, jobs, max(job.num_output_tokens for job in jobs))
+    num_useful = sum(min(job.num_output_tokens, num_steps) for job in jobs)
+    return Done(num_useful, time.perf_counter() - began_s)
+
+
+def _generate(model: Any, jobs: Sequence[Job], num_steps: int) -> int:  # noqa: ANN401 - as said above
+    """Steps that were made."""
+    longest = max(len(job.prompt) for job in jobs)
+    padding = [longest - len(job.prompt) for job in jobs]
+    ids = torch.tensor([[0] * pad + list(job.prompt) for pad, job in zip(padding, jobs, strict=True)])
+    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+    made = model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=num_steps,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        max_time=PEER_LIMIT_S,
+    )
+    return made.cpu().shape[1] - longest
+
+
+def run_generate_batch(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401 - as said above
+    """transformers' continuous batching, on a card with the sizes that it chooses itself."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
+
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64) if model.device.type == "cpu" else None
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=batching, block=True, timeout=5
+    ) as manager:
+        _collect(manager, [replace(job, num_output_tokens=4) for job in jobs[:2]])
+        began_s = time.perf_counter()
+        num_tokens = _collect(manager, jobs)
+        return Done(num_tokens, time.perf_counter() - began_s)
+
+
+def _collect(manager: Any, jobs: Sequence[Job]) -> int:  # noqa: ANN401 - as said above
+    """Let it generate jobs; the tokens of those that ended in time.
+
+    Raises:
+        RuntimeError: none did.
+    """
+    until_s = time.monotonic() + PEER_LIMIT_S
+    for job in jobs:
+        manager.add_request(list(job.prompt), max_new_tokens=job.num_output_tokens)
+    num_tokens, num_done = 0, 0
+    while num_done < len(jobs) and time.monotonic() < until_s:
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            num_done += 1
+            num_tokens += len(result.generated_tokens)
+    if num_tokens == 0:
+        raise RuntimeError(f"no request ended within {PEER_LIMIT_S:g} s")
+    return num_tokens

@@ -1,0 +1,258 @@
+"""The same tokens, however the engine computes them: `benchmarks.gpu`'s section "parity", beside transformers' models.
+
+Recorded steps or plain ones, one step ahead or none, plenty of blocks or so few that it must preempt, a prefix cache or
+none: in every combination. In float32, where another order of a product's sum moves no token but at a tie.
+
+Without a card the device lags as that of the tests does (a step is computed when the next is launched, and blocks that
+are used again too early hold NaN), and recordings compute anew over their buffers.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from benchmarks import gpu_parity
+from benchmarks.gpu_models import save_small_model, triton_in_place_of_cpu
+from benchmarks.gpu_report import Line
+from benchmarks.gpu_sanitizer import sanitizing
+from benchmarks.gpu_scale import Scale
+from engine.config import EngineConfig
+from engine.executor import Executor
+from engine.llm_engine import LLMEngine
+from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
+from engine.null_model import NullTokenizer
+from engine.request import Request, SamplingParams
+
+BLOCK_SIZE = 4
+
+Tokens = Mapping[tuple[str, int], list[int]]
+"""By request and choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How an engine computes."""
+
+    graphs: bool = False
+    lag: Literal[0, 1] = 0
+    is_cramped: bool = False
+    """So few blocks that running sequences must give way."""
+
+    has_prefix_cache: bool = False
+
+    def __str__(self) -> str:
+        parts = (
+            "graphs" if self.graphs else "",
+            f"lag {self.lag}",
+            "preemption" if self.is_cramped else "",
+            "prefix cache" if self.has_prefix_cache else "",
+        )
+        return ", ".join(filter(None, parts))
+
+
+LAGS: tuple[Literal[0, 1], ...] = (0, 1)
+WAYS = [
+    Way(graphs=graphs, lag=lag, is_cramped=is_cramped, has_prefix_cache=has_prefix_cache)
+    for graphs, lag, is_cramped, has_prefix_cache in product((False, True), LAGS, (False, True), (False, True))
+]
+"""Every combination; the first one has nothing of it, and the others are compared with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an engine said, and what befell it."""
+
+    tokens: Tokens
+    num_preemptions: int
+    num_cached_tokens: int
+    num_replays: int
+
+    def was_disturbed(self, way: Way) -> bool:
+        """Whether all that `way` is about has happened."""
+        return (
+            (self.num_preemptions > 0) >= way.is_cramped
+            and (self.num_cached_tokens > 0) >= way.has_prefix_cache
+            and (self.num_replays > 0) >= way.graphs
+        )
+
+
+def parity(scale: Scale) -> Iterator[Line]:
+    """Models beside transformers', the engine beside itself; a sanitizer looks at the kernels meanwhile."""
+    with sanitizing(scale) as sanitized:
+        yield from gpu_parity.parity(scale)
+        yield from sameness(scale)
+        yield from sanitized()
+
+
+def sameness(scale: Scale) -> Iterator[Line]:
+    """Each way in float32; on a card some in bfloat16 for the record, without one the last on interpreted kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_small_model("qwen3", Path(folder))
+        asked = make_requests(12, max_tokens=10 if scale.is_toy else 40)
+        yield from _compared(scale, Path(folder), asked, WAYS)
+        if scale.is_toy:
+            with triton_in_place_of_cpu():
+                yield from _compared(
+                    scale,
+                    Path(folder),
+                    make_requests(2, max_tokens=2),
+                    [WAYS[0], Way(graphs=True, lag=1)],
+                    ", interpreted",
+                )
+        else:
+            yield from _in_bfloat16(scale, Path(folder), asked)
+
+
+def make_requests(count: int, *, max_tokens: int) -> list[Request]:
+    """Greedy ones, and ones with a seed and each kind of option; some begin alike, and some want two choices."""
+    random = Random(0)
+    prefix = [random.randrange(2, 200) for _ in range(2 * BLOCK_SIZE + 1)]
+    options: list[dict[str, float]] = [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 1.1, "top_k": 20},
+        {"temperature": 0, "repetition_penalty": 1.3},
+        {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.5},
+        {"temperature": 1.3, "min_p": 0.02},
+    ]
+    return [
+        Request(
+            id=str(n),
+            prompt_token_ids=(
+                *prefix,
+                *(random.randrange(2, 200) for _ in range(random.randint(BLOCK_SIZE, 2 * BLOCK_SIZE))),
+            ),
+            sampling=SamplingParams(seed=n, max_tokens=max_tokens, ignore_eos=True, **options[n % len(options)]),  # pyright: ignore[reportArgumentType] - whole numbers where they must be
+            num_choices=1 + (n % 4 == 1),
+        )
+        for n in range(count)
+    ]
+
+
+def _compared(
+    scale: Scale, folder: Path, asked: Sequence[Request], ways: Sequence[Way], note: str = ""
+) -> Iterator[Line]:
+    expected = run(scale, folder, asked, ways[0]).tokens
+    for way in ways[1:]:
+        outcome = run(scale, folder, asked, way)
+        is_right = outcome.tokens == expected and outcome.was_disturbed(way)
+        yield Line(f"same tokens: {way}{note}", _figures(outcome, expected), is_right)
+
+
+def _in_bfloat16(scale: Scale, folder: Path, asked: Sequence[Request]) -> Iterator[Line]:
+    """Never wrong: for another number of rows a product may be another kernel, and a tie fall the other way."""
+    expected = run(scale, folder, asked, WAYS[0], dtype="bfloat16").tokens
+    for way in (WAYS[0], Way(graphs=True, lag=1), WAYS[-1]):
+        figures = _figures(run(scale, folder, asked, way, dtype="bfloat16"), expected)
+        yield Line(f"same tokens, bfloat16, for the record: {way}", figures)
+
+
+def _figures(outcome: Outcome, expected: Tokens) -> dict[str, float | str]:
+    figures: dict[str, float | str] = {
+        "sequences": len(expected),
+        "equal": sum(outcome.tokens.get(key) == tokens for key, tokens in expected.items()),
+        "preemptions": outcome.num_preemptions,
+        "cached tokens": outcome.num_cached_tokens,
+        "replays": outcome.num_replays,
+    }
+    difference = first_difference(outcome.tokens, expected)
+    return figures | ({"differs": difference} if difference else {})
+
+
+def first_difference(actual: Tokens, expected: Tokens) -> str | None:
+    """The first prompt whose tokens differ, and where; None where none does."""
+    for key, wanted in expected.items():
+        found = actual.get(key, [])
+        if found != wanted:
+            pairs = zip(found, wanted, strict=False)
+            at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(found), len(wanted)))
+            said, meant = (tokens[at] if at < len(tokens) else "nothing" for tokens in (found, wanted))
+            return f"prompt {key[0]}, choice {key[1]}, token {at}: {said} instead of {meant}"
+    return None
+
+
+def run(scale: Scale, folder: Path, asked: Sequence[Request], way: Way, *, dtype: str = "float32") -> Outcome:
+    """What `asked` give that way; twice where steps are recorded, so that the second time they are replayed."""
+    runner = load_model_runner(_options(scale, folder, asked, way, dtype))
+    if way.graphs:
+        generate(scale, _device_of(runner, scale, way), asked, way)
+        while runner.has_preparations:
+            runner.prepare()
+    num_before = runner.graphs.num_replays if runner.graphs else 0
+    engine, tokens = generate(scale, _device_of(runner, scale, way), asked, way)
+    return Outcome(
+        tokens=tokens,
+        num_preemptions=engine.stats.num_preemptions,
+        num_cached_tokens=engine.stats.num_cached_tokens,
+        num_replays=(runner.graphs.num_replays if runner.graphs else 0) - num_before,
+    )
+
+
+def max_num_seqs(scale: Scale) -> int:
+    """Fewer than the sequences: some wait, and find the others' prefix in the cache."""
+    return 4 if scale.is_toy else 9
+
+
+def max_num_batched_tokens(scale: Scale) -> int:
+    """Less than the prompts together: some are cut."""
+    return 24 if scale.is_toy else 64
+
+
+def generate(scale: Scale, executor: Executor, asked: Sequence[Request], way: Way) -> tuple[LLMEngine, Tokens]:
+    """Run requests to their ends."""
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs(scale),
+        max_num_batched_tokens=max_num_batched_tokens(scale),
+        enable_prefix_caching=way.has_prefix_cache,
+    )
+    engine = LLMEngine(executor, NullTokenizer(), config)
+    engine.add(asked)
+    tokens = {(request.id, choice): list[int]() for request in asked for choice in range(request.num_choices)}
+    while not engine.is_idle:
+        for delta in engine.step():
+            tokens[delta.request_id, delta.choice] += delta.token_ids
+        engine.check_invariants()
+    return engine, tokens
+
+
+def _options(scale: Scale, folder: Path, asked: Sequence[Request], way: Way, dtype: str) -> ModelOptions:
+    longest = max(len(request.prompt_token_ids) + request.sampling.max_tokens for request in asked)
+    blocks_each = -(-longest // BLOCK_SIZE)
+    return ModelOptions(
+        path=folder,
+        device=str(scale.device),
+        dtype=dtype,
+        block_size=BLOCK_SIZE,
+        # Cramped, two fit for as long as they are short.
+        num_blocks=blocks_each + 4 if way.is_cramped else 2 * len(asked) * blocks_each,
+        max_num_seqs=max_num_seqs(scale),
+        max_num_batched_tokens=max_num_batched_tokens(scale),
+        # Products so small are slower on more.
+        num_threads=1 if scale.is_toy else None,
+        max_model_len=longest,
+        graphs=way.graphs,
+        lag=way.lag,
+    )
+
+
+def _device_of(runner: ModelRunner, scale: Scale, way: Way) -> Executor:
+    """The runner; where it must run ahead of a device that is none, behind one that lags."""
+    if scale.device.type == "cuda" or not way.lag:
+        return runner
+    from tests.engine.lagging import LaggingExecutor
+
+    caches = runner._caches  # pyright: ignore[reportPrivateUsage]
+
+    def scribble(block_ids: list[int]) -> None:
+        for cache in caches:
+            cache.keys[block_ids] = float("nan")
+            cache.values[block_ids] = float("nan")
+
+    return LaggingExecutor(runner, scribble=scribble)
