@@ -19,6 +19,7 @@ from benchmarks.kernel_cases import (
     AttentionInputs,
     WriteInputs,
     attention_agreement,
+    added_norm_agreement,
     blocks_needed,
     fp8_beside,
     fp8_write_agreement,
@@ -37,6 +38,7 @@ from benchmarks.kernel_cases import (
     rope_agreement,
     same_bits,
     write_agreement,
+    soft_cap_agreement,
 )
 from kernels.gated_activation import Activation
 from kernels.gated_activation.kernel import gated_activation_triton
@@ -55,6 +57,7 @@ from kernels.rope.kernel import rope_triton
 from kernels.sample.kernel import find_kept_sets, sample_triton
 from kernels.sample.reference import sample_reference
 from kernels.write_kv.kernel import write_kv_triton
+from kernels.soft_cap.kernel import soft_cap_triton
 
 EPS = 1e-6
 WRONG = Agreement(float("inf"), 1.0)
@@ -66,6 +69,7 @@ def kernels(scale: Scale) -> Iterator[Line]:
     checks: dict[str, Check] = {
         "rms_norm": _norm,
         "gated_activation": _gate,
+        "soft_cap": _soft_cap,
         "rope": _rope,
         "int8 product": _product,
         "write_kv": _write_kv,
@@ -113,6 +117,19 @@ def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         yield _if_true(same_bits(residual, total))
 
 
+        before, added_weight = residual.clone(), random_tensor(hidden_size, dtype=dtype, generator=generator)
+        add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
+        yield added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
+        yield norm_agreement(out, residual, weight, EPS, 1.0)
+
+
+def _soft_cap(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    for size, cap in product(scale.pick([60, 256_000], [60]), (0.3, 30.0)):
+        x = random_tensor(9, size, dtype=dtype, generator=generator, spread=12)
+        out = x.clone()
+        soft_cap_triton(out, cap=cap)
+        yield soft_cap_agreement(out, x, cap)
 def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     generator = generator_on(scale.device.type)
     activations: list[Activation] = ["silu", "gelu_tanh"]
@@ -160,14 +177,14 @@ def _write_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
 def _writes(scale: Scale, dtype: torch.dtype) -> Iterator[tuple[KVCache, WriteInputs]]:
     """Caches full of NaN, and what is to be written to them."""
     shapes = ((32, 8, 128, 128), (14, 2, 64, 64), (4, 1, 80, 32))[-1 if scale.is_toy else 0 :]
-    for (num_heads, num_kv_heads, head_size, rotary_size), has_norm in product(shapes, (False, True)):
+    for (num_heads, num_kv_heads, head_size, rotary_size), norm_offset in product(shapes, (None, 0.0, 1.0)):
         cache = allocate_cuda(32, 16, num_kv_heads, head_size, dtype=dtype, device=scale.device)
         inputs = make_write(
             cache,
             num_tokens=2 if scale.is_toy else 300,
             num_heads=num_heads,
             rotary_size=rotary_size,
-            has_norm=has_norm,
+            norm_offset=norm_offset,
             generator=generator_on(scale.device.type),
         )
         yield cache, inputs

@@ -147,6 +147,7 @@ def triton_in_place_of_cpu() -> Generator[None]:
     from kernels.prepare_batch.kernel import prepare_batch_triton
     from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
     from kernels.sample.kernel import sample_triton
+    from kernels.soft_cap.kernel import soft_cap_triton
     from kernels.write_kv.kernel import write_kv_triton
 
     def allocate(*sizes: int, dtype: torch.dtype) -> object:
@@ -160,6 +161,7 @@ def triton_in_place_of_cpu() -> Generator[None]:
         "penalties": {"apply_penalties_cpu": apply_penalties_triton},
         "prepare_batch": {"prepare_batch_cpu": prepare_batch_triton},
         "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
+        "soft_cap": {"soft_cap_cpu": soft_cap_triton},
         "sample": {"sample_cpu": sample_triton},
         "write_kv": {"write_kv_cpu": write_kv_triton},
     }

@@ -29,6 +29,7 @@ from kernels.rope.reference import rope_reference
 from kernels.sample import SampleOptions
 from kernels.sample.reference import kept_set_reference
 from kernels.write_kv import HeadNorm
+from kernels.soft_cap.reference import soft_cap_reference
 from kernels.write_kv.reference import write_kv_reference
 
 FLOAT32_UNIT = 2.0**-24
@@ -223,9 +224,9 @@ def attention_agreement(inputs: AttentionInputs, out: Tensor) -> Agreement:
 # Norm, rotation, gate
 
 
-def norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float) -> Agreement:
+def norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Agreement:
     """Compare `out` with the norm of `total` in float64."""
-    expected = rms_norm_reference(total.double(), weight.double(), eps=eps)
+    expected = rms_norm_reference(total.double(), weight.double(), eps=eps, weight_offset=weight_offset)
     return agreement(out, expected, (8 * total.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT * expected.abs())
 
 
@@ -255,6 +256,20 @@ def rope_agreement(out: Tensor, x: Tensor, positions: Tensor, cos_sin: Tensor) -
 
 def _pair_size(rotated: Tensor, rotary_size: int) -> Tensor:
     """Length of each rotated pair, at both of its elements; of the others, the element's own."""
+def added_norm_agreement(
+    total: Tensor, x: Tensor, residual: Tensor, added_weight: Tensor, eps: float, weight_offset: float
+) -> Agreement:
+    """Compare `total` with `residual` plus the norm of `x` in float64; the norm is rounded before it is added."""
+    normed = rms_norm_reference(x.double(), added_weight.double(), eps=eps, weight_offset=weight_offset)
+    unit = UNITS[total.dtype] + (8 * x.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT
+    return agreement(total, residual.double() + normed, unit * normed.abs())
+
+
+def soft_cap_agreement(out: Tensor, x: Tensor, cap: float) -> Agreement:
+    """Compare `out` with the cap of `x` in float64; what cancels in a small element is of the size of the cap."""
+    return agreement(out, soft_cap_reference(x.double(), cap=cap), 8 * FLOAT32_UNIT * cap)
+
+
     first, second = rotated[..., :rotary_size].chunk(2, dim=-1)
     length = torch.hypot(first, second)
     return torch.cat([length, length, rotated[..., rotary_size:].abs()], dim=-1)
@@ -287,9 +302,18 @@ class WriteInputs:
 
 
 def make_write(
-    kv_cache: KVCache, *, num_tokens: int, num_heads: int, rotary_size: int, has_norm: bool, generator: torch.Generator
+    kv_cache: KVCache,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    rotary_size: int,
+    norm_offset: float | None,
+    generator: torch.Generator,
 ) -> WriteInputs:
-    """Fill `kv_cache` with NaN; every third token has no slot, the others one each, at random."""
+    """Fill `kv_cache` with NaN; every third token has no slot, the others one each, at random.
+
+    Heads are normalised unless `norm_offset` is None.
+    """
     device, dtype = generator.device, kv_cache.keys.dtype
     head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
     fill_with_nan(kv_cache)
@@ -301,9 +325,9 @@ def make_write(
     slots[:2] = torch.tensor([0, kv_cache.num_blocks * kv_cache.block_size - 1])[: len(slots[:2])]
     slots[2::3] = -1
     head_norm = None
-    if has_norm:
+    if norm_offset is not None:
         query_weight, key_weight = random_tensor(2, head_size, dtype=dtype, generator=generator).unbind()
-        head_norm = HeadNorm(query_weight, key_weight, 1e-6)
+        head_norm = HeadNorm(query_weight, key_weight, 1e-6, norm_offset)
     positions = torch.randint(0, 512, (num_tokens,), generator=torch.Generator().manual_seed(3))
     return WriteInputs(
         qkv=qkv,

@@ -132,7 +132,11 @@ void product_part(const Product *a, const Team *team);
 void quantize_row(const void *x, int8_t *out, float *scale, int64_t K);
 
 /* Row by row; see sluice_rms_norm. */
-void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps);
+void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset);
+void add_normed_row(int dtype, const void *x, const void *weight, void *residual, int64_t M, float eps, float offset);
+
+/* Elements first to end; see sluice_soft_cap. */
+void soft_cap_run(int dtype, void *x, int64_t first, int64_t end, float cap);
 
 typedef struct {
   const char *qkv;
@@ -144,7 +148,7 @@ typedef struct {
   int64_t out_stride; /* elements between tokens */
   int64_t T, block_size;
   int H, G, D, R, P, DP;
-  float eps;
+  float eps, offset;
 } WriteKV;
 
 /* Tokens first to end; see sluice_write_kv. */

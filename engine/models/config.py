@@ -4,7 +4,7 @@ A family is a row of `FAMILIES`: how its config differs from Llama's.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from engine.errors import ModelFolderError
@@ -52,7 +52,25 @@ class DecoderConfig:
     head_size: int
     max_position_embeddings: int
     rms_norm_eps: float
+    norm_offset: float
+    """What is added to the weights of norms, those of heads included."""
+
+    has_post_norms: bool
+    """What a block computed is normalised before it is added to the residual."""
+
     activation: Activation
+    attention_scale: float
+    """Factor on the scores of attention."""
+
+    attention_soft_cap: float
+    """Largest score of attention, approached by tanh. 0: none."""
+
+    final_soft_cap: float
+    """As `attention_soft_cap`, of logits."""
+
+    embedding_scale: float
+    """Factor on the embedding, before it is rounded to the dtype."""
+
     is_tied: bool
     """The output projection is the embedding."""
 
@@ -68,6 +86,8 @@ class DecoderConfig:
     """One per layer: a token sees itself and this many less one before it. 0: all."""
 
     rope: RopeConfig
+    local_rope: RopeConfig | None
+    """Of layers with a window, where they have one of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +100,19 @@ class Family:
     has_head_norm: bool = False
     default_head_size: int | None = None
     """None: hidden size over heads."""
+
+    has_post_norms: bool = False
+    norm_offset: float = 0.0
+    scales_embedding: bool = False
+    """By the root of the hidden size."""
+
+    has_local_rope: bool = False
+    activation_name: str = "hidden_act"
+    defaults: Json = field(default_factory=dict[str, object])
+    """What the family's configs leave out."""
+
+    refused: tuple[str, ...] = ()
+    """What may not be switched on."""
 
 
 def _no_windows(_: Json, num_layers: int) -> tuple[int, ...]:
@@ -96,11 +129,42 @@ def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
     if not config.get("use_sliding_window", False):
         return (0,) * num_layers
     window = _integer({"sliding_window": config.get("sliding_window", 4096) or 0}, "sliding_window")
-    layer_types = config.get("layer_types")
-    if isinstance(layer_types, list):
-        return tuple(window if kind == "sliding_attention" else 0 for kind in cast("list[object]", layer_types))
+    if config.get("layer_types") is not None:
+        return _windows_by_type(config, num_layers, window)
     first = _integer(config, "max_window_layers", 28)
     return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def _every_second_window(config: Json, num_layers: int) -> tuple[int, ...]:
+    """Gemma 2's rule, where `layer_types` does not name the layers: the first layer has a window, the second not."""
+    return _periodic_windows(config, num_layers, 2)
+
+
+def _pattern_of_windows(config: Json, num_layers: int) -> tuple[int, ...]:
+    """Gemma 3's rule, where `layer_types` does not: the last of so many layers has no window."""
+    return _periodic_windows(config, num_layers, _integer(config, "sliding_window_pattern", 6))
+
+
+def _periodic_windows(config: Json, num_layers: int, period: int) -> tuple[int, ...]:
+    window = _integer(config, "sliding_window")
+    if window < 1 or period < 1:
+        raise ModelFolderError(
+            f"config.json: sliding_window and sliding_window_pattern must be 1 or more, got {window} and {period}."
+        )
+    if config.get("layer_types") is not None:
+        return _windows_by_type(config, num_layers, window)
+    return tuple(window if (layer + 1) % period else 0 for layer in range(num_layers))
+
+
+def _windows_by_type(config: Json, num_layers: int, window: int) -> tuple[int, ...]:
+    layer_types = config.get("layer_types")
+    kinds = cast("list[object]", layer_types) if isinstance(layer_types, list) else []
+    if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise ModelFolderError(
+            f"config.json: layer_types must name {num_layers} layers, each sliding_attention or full_attention; "
+            f"got {layer_types!r}."
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _attention_bias(config: Json) -> bool:
@@ -115,6 +179,14 @@ def _never(_: Json) -> bool:
     return False
 
 
+_GEMMA_DEFAULTS: dict[str, object] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(sliding_windows=_no_windows, has_qkv_bias=_attention_bias, has_output_bias=_attention_bias),
     "mistral": Family(sliding_windows=_one_window, has_qkv_bias=_never, has_output_bias=_never),
@@ -126,6 +198,34 @@ FAMILIES: dict[str, Family] = {
         has_head_norm=True,
         default_head_size=128,
     ),
+    "gemma2": Family(
+        sliding_windows=_every_second_window,
+        has_qkv_bias=_attention_bias,
+        has_output_bias=_attention_bias,
+        default_head_size=256,
+        has_post_norms=True,
+        norm_offset=1.0,
+        scales_embedding=True,
+        activation_name="hidden_activation",
+        defaults=_GEMMA_DEFAULTS
+        | {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        refused=("use_bidirectional_attention",),
+    ),
+    "gemma3_text": Family(
+        sliding_windows=_pattern_of_windows,
+        has_qkv_bias=_attention_bias,
+        has_output_bias=_attention_bias,
+        has_head_norm=True,
+        default_head_size=256,
+        has_post_norms=True,
+        norm_offset=1.0,
+        scales_embedding=True,
+        has_local_rope=True,
+        activation_name="hidden_activation",
+        defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131_072},
+        # A soft cap of attention stands in its configs, but transformers computes none.
+        refused=("use_bidirectional_attention", "attn_logit_softcapping"),
+    ),
 }
 
 
@@ -135,12 +235,8 @@ def parse_config(config: Json) -> DecoderConfig:
     Raises:
         ModelFolderError: the family, or something that the config asks for, is not known here; or a size is missing.
     """
-    name = str(config.get("model_type"))
-    family = FAMILIES.get(name)
-    if family is None:
-        raise ModelFolderError(f"config.json: model_type {name!r} is not one of {', '.join(sorted(FAMILIES))}.")
-    if config.get("quantization_config"):
-        raise ModelFolderError("config.json: quantized weights are not supported; use a bf16, fp16 or fp32 folder.")
+    family = _family_of(config)
+    config = {**family.defaults, **config}
     num_layers = _integer(config, "num_hidden_layers")
     num_heads = _integer(config, "num_attention_heads")
     hidden_size = _integer(config, "hidden_size")
@@ -150,7 +246,7 @@ def parse_config(config: Json) -> DecoderConfig:
         raise ModelFolderError(f"config.json: {num_heads} heads are not a multiple of {num_kv_heads} key-value heads.")
     max_position_embeddings = _integer(config, "max_position_embeddings", 2048)
     return DecoderConfig(
-        family=name,
+        family=str(config["model_type"]),
         vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_integer(config, "intermediate_size"),
@@ -160,15 +256,60 @@ def parse_config(config: Json) -> DecoderConfig:
         head_size=head_size,
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        activation=_activation(config),
+        norm_offset=family.norm_offset,
+        has_post_norms=family.has_post_norms,
+        activation=_activation(config, family.activation_name),
+        attention_scale=_positive(config, "query_pre_attn_scalar", head_size) ** -0.5,
+        attention_soft_cap=_soft_cap(config, "attn_logit_softcapping"),
+        final_soft_cap=_soft_cap(config, "final_logit_softcapping"),
+        embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family.has_qkv_bias(config),
         has_output_bias=family.has_output_bias(config),
         has_mlp_bias=bool(config.get("mlp_bias", False)),
         has_head_norm=family.has_head_norm,
         sliding_windows=family.sliding_windows(config, num_layers),
-        rope=_parse_rope(config, head_size, max_position_embeddings),
+        rope=_parse_rope(_rope_of(config, family, "full_attention"), head_size, max_position_embeddings),
+        local_rope=_parse_rope(_rope_of(config, family, "sliding_attention"), head_size, max_position_embeddings)
+        if family.has_local_rope
+        else None,
     )
+
+
+def _family_of(config: Json) -> Family:
+    """The row of `FAMILIES`; what it cannot do must not be asked for."""
+    name = str(config.get("model_type"))
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ModelFolderError(f"config.json: model_type {name!r} is not one of {', '.join(sorted(FAMILIES))}.")
+    if config.get("quantization_config"):
+        raise ModelFolderError("config.json: quantized weights are not supported; use a bf16, fp16 or fp32 folder.")
+    for switch in family.refused:
+        if config.get(switch):
+            raise ModelFolderError(f"config.json: {switch} {config[switch]!r} is not supported for {name}.")
+    return family
+
+
+def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
+    """The config as if layers of a type were its only ones: Gemma 3 has two bases, and scales the global one alone."""
+    if not family.has_local_rope:
+        return config
+    given = config.get("rope_parameters")
+    by_type = _object(given)
+    if (given is not None and not isinstance(given, dict)) or not by_type.keys() <= {
+        "full_attention",
+        "sliding_attention",
+    }:
+        raise ModelFolderError(
+            f"config.json: rope_parameters must be given for full_attention and sliding_attention apart, got {given!r}."
+        )
+    parameters = dict(_object(by_type.get(layer_type)))
+    if layer_type == "full_attention":
+        parameters |= _object(config.get("rope_scaling"))
+        theta = _number(config, "rope_theta", 1_000_000.0)
+    else:
+        theta = _number(config, "rope_local_base_freq", 10_000.0)
+    return {**config, "rope_parameters": {"rope_theta": theta, **parameters}}
 
 
 def _parse_rope(config: Json, head_size: int, max_position_embeddings: int) -> RopeConfig:
@@ -187,10 +328,10 @@ def _parse_rope(config: Json, head_size: int, max_position_embeddings: int) -> R
     )
 
 
-def _activation(config: Json) -> Activation:
-    name = str(config.get("hidden_act", "silu"))
+def _activation(config: Json, name_of_it: str) -> Activation:
+    name = str(config.get(name_of_it, "silu"))
     if name not in _ACTIVATIONS:
-        raise ModelFolderError(f"config.json: hidden_act {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}.")
+        raise ModelFolderError(f"config.json: {name_of_it} {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}.")
     return _ACTIVATIONS[name]
 
 
@@ -213,3 +354,15 @@ def _number(config: Json, name: str, default: float) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ModelFolderError(f"config.json: {name} must be a number, got {value!r}.")
     return float(value)
+
+
+def _positive(config: Json, name: str, default: float) -> float:
+    value = _number(config, name, default)
+    if value <= 0:
+        raise ModelFolderError(f"config.json: {name} must be above 0, got {value:g}.")
+    return value
+
+
+def _soft_cap(config: Json, name: str) -> float:
+    """0 where there is none."""
+    return 0.0 if config.get(name) is None else _positive(config, name, 0.0)

@@ -6,6 +6,7 @@ Hot: no logging, no host reads of tensors, no work per sequence in Python.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from engine.models.config import DecoderConfig
 from kernels.decoder_step import StepInputs, StepLayer, StepModel
 from kernels.paged_attention import KVCache, Layout, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.soft_cap import soft_cap
 from kernels.write_kv import write_kv
 
 if TYPE_CHECKING:
@@ -72,22 +74,29 @@ class Decoder:
 
     def forward_by_operations(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
         """`forward`, one operation after another: where no native step can be had, and to compare it with."""
-        weights, eps = self._weights, self._weights.rms_norm_eps
+        weights = self._weights
+        eps, offset = weights.rms_norm_eps, weights.norm_offset
         num_tokens = tensors.input_ids.shape[0]
         residual = self._workspace.residual[:num_tokens]
         normed = self._workspace.normed[:num_tokens]
         torch.index_select(weights.embedding, 0, tensors.input_ids, out=residual)
+        if weights.embedding_scale != 1:
+            residual.mul_(weights.embedding_scale)
 
-        rms_norm(residual, weights.layers[0].attention_norm, eps=eps, out=normed)
+        rms_norm(residual, weights.layers[0].attention_norm, eps=eps, weight_offset=offset, out=normed)
+        add_norm = partial(add_rms_norm, eps=eps, weight_offset=offset)
         for index, layer in enumerate(weights.layers):
             attended = self._attend(layer, normed, tensors, caches[index])
             if index == len(weights.layers) - 1:
                 # Past its attention, the last block matters only where a token is drawn.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
                 normed = normed[: attended.shape[0]]
-            add_rms_norm(layer.attention_output(attended), residual, layer.mlp_norm, eps=eps, out=normed)
-            add_rms_norm(layer.down(layer.gated(normed)), residual, self._norm_after(index), eps=eps, out=normed)
-        return weights.output(normed)
+            computed = layer.attention_output(attended)
+            add_norm(computed, residual, layer.mlp_norm, added_weight=layer.attention_post_norm, out=normed)
+            computed = layer.down(layer.gated(normed))
+            add_norm(computed, residual, self._norm_after(index), added_weight=layer.mlp_post_norm, out=normed)
+        logits = weights.output(normed)
+        return soft_cap(logits, cap=weights.final_soft_cap) if weights.final_soft_cap else logits
 
     def _attend(self, layer: StepLayer, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
         """`[T, M]` to `[T, H * D]`."""
@@ -96,7 +105,7 @@ class Decoder:
             layer.qkv(normed),
             tensors.positions,
             tensors.slot_mapping,
-            self._weights.cos_sin,
+            layer.cos_sin,
             cache,
             head_norm=layer.head_norm,
             out=self._workspace.query[:num_tokens],
@@ -111,6 +120,7 @@ class Decoder:
             max_query_len=tensors.max_query_len,
             max_context_len=tensors.max_context_len,
             sliding_window=layer.sliding_window,
+            soft_cap=self._weights.attention_soft_cap,
             out=self._workspace.attended[:num_tokens],
         )
         return attended.view(num_tokens, -1)
@@ -123,7 +133,8 @@ class Decoder:
 
 def _native_step(weights: StepModel, max_tokens: int) -> "DecoderStep | None":
     """The decoder as one native call a step, where all of its products are native."""
-    if weights.embedding.device.type != "cpu":
+    # The native step caps no scores.
+    if weights.embedding.device.type != "cpu" or weights.attention_soft_cap:
         return None
     from kernels.decoder_step.cpu import DecoderStep, can_step
 

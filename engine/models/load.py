@@ -57,6 +57,8 @@ def load_decoder(
     copier = copier or copier_to(form.device)
     reader = _Reader(weights, form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    everywhere = rope_table(config.rope, max_model_len).to(form.device)
+    local = everywhere if config.local_rope is None else rope_table(config.local_rope, max_model_len).to(form.device)
     model = StepModel(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -64,13 +66,20 @@ def load_decoder(
         num_kv_heads=config.num_kv_heads,
         head_size=config.head_size,
         rms_norm_eps=config.rms_norm_eps,
+        norm_offset=config.norm_offset,
         activation=config.activation,
-        attention_scale=config.head_size**-0.5,
+        attention_scale=config.attention_scale,
+        attention_soft_cap=config.attention_soft_cap,
+        final_soft_cap=config.final_soft_cap,
         embedding=embedding,
-        layers=tuple(_load_layer(config, reader, index) for index in range(config.num_layers)),
+        # transformers rounds the factor before it multiplies.
+        embedding_scale=float(torch.tensor(config.embedding_scale, dtype=form.dtype)),
+        layers=tuple(
+            _load_layer(config, reader, index, angles=local if window else everywhere)
+            for index, window in enumerate(config.sliding_windows)
+        ),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
         output=_load_output(config, reader, embedding),
-        cos_sin=rope_table(config.rope, max_model_len).to(form.device),
     )
     if copier is not None:
         copier.finish()
@@ -140,21 +149,28 @@ def _as_unavailable() -> Generator[None]:
         raise QuantizationUnavailable(f"{error}.") from error
 
 
-def _load_layer(config: DecoderConfig, reader: _Reader, index: int) -> StepLayer:
+def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> StepLayer:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     gate_up = {"gate_proj": inner, "up_proj": inner}
+    # The one name stands for the norm before the feed-forward, or for the norm after attention.
+    after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
     return StepLayer(
         attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),
+        cos_sin=angles,
         qkv=reader.linear(attention, qkv, hidden, has_bias=config.has_qkv_bias),
         head_norm=_load_head_norm(config, reader, attention) if config.has_head_norm else None,
         attention_output=reader.linear(attention, {"o_proj": hidden}, query, has_bias=config.has_output_bias),
-        mlp_norm=reader.kept(f"{prefix}.post_attention_layernorm.weight", hidden),
+        attention_post_norm=reader.kept(f"{prefix}.{after}.weight", hidden) if config.has_post_norms else None,
+        mlp_norm=reader.kept(f"{prefix}.{before if config.has_post_norms else after}.weight", hidden),
         gated=reader.gated_linear(mlp, gate_up, hidden, config),
         down=reader.linear(mlp, {"down_proj": hidden}, inner, has_bias=config.has_mlp_bias),
+        mlp_post_norm=(
+            reader.kept(f"{prefix}.post_feedforward_layernorm.weight", hidden) if config.has_post_norms else None
+        ),
         sliding_window=config.sliding_windows[index],
     )
 
@@ -164,6 +180,7 @@ def _load_head_norm(config: DecoderConfig, reader: _Reader, prefix: str) -> Head
         reader.kept(f"{prefix}.q_norm.weight", config.head_size),
         reader.kept(f"{prefix}.k_norm.weight", config.head_size),
         config.rms_norm_eps,
+        config.norm_offset,
     )
 
 

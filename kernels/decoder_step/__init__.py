@@ -26,14 +26,23 @@ class StepLayer:
     """M to (H + 2 * G) * D."""
 
     head_norm: HeadNorm | None
+    cos_sin: Tensor
+    """`[positions, R]` float32."""
+
     attention_output: Linear
     """H * D to M."""
+
+    attention_post_norm: Tensor | None
+    """`[M]`, of what attention computed, before it is added to the residual; None where it is added as it is."""
 
     mlp_norm: Tensor
     gated: Linear
     """M to I, through the gate."""
 
     down: Linear
+    mlp_post_norm: Tensor | None
+    """As `attention_post_norm`, of the feed-forward; both or none."""
+
     sliding_window: int
     """How far a token sees, itself included; 0: everything before it."""
 
@@ -48,9 +57,21 @@ class StepModel:
     num_kv_heads: int
     head_size: int
     rms_norm_eps: float
+    norm_offset: float
+    """What is added to the weights of norms, those of heads included."""
+
     activation: Activation
     attention_scale: float
     """Factor on the scores of attention."""
+
+    attention_soft_cap: float
+    """0: none."""
+
+    final_soft_cap: float
+    """Of logits. 0: none."""
+
+    embedding_scale: float
+    """In the dtype of the model."""
 
     embedding: Tensor
     """`[V, M]`."""
@@ -59,9 +80,6 @@ class StepModel:
     final_norm: Tensor
     output: Linear
     """M to V."""
-
-    cos_sin: Tensor
-    """`[positions, R]` float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

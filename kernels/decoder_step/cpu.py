@@ -49,11 +49,9 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "attention_output", "gate_up", "down")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "keys", "values")
-        ),
-        ("window", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "cos_sin", "keys", "values")),
+        *((name, ctypes.c_int64) for name in ("window", "R")),
     )
 
 
@@ -65,15 +63,18 @@ class _Model(ctypes.Structure):
         ("output", WeightStruct),
         *(
             (name, ctypes.c_void_p)
-            for name in ("cos_sin", "residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales")
+            for name in ("residual", "normed", "qkv", "query", "attended", "gated", "bytes", "scales")
         ),
         *(
             (name, ctypes.c_int64)
             for name in ("hidden_stride", "qkv_stride", "heads_stride", "gated_stride", "bytes_stride")
         ),
-        *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "R", "block_size", "P", "DP")),
+        *((name, ctypes.c_int64) for name in ("L", "M", "H", "G", "D", "block_size", "P", "DP")),
         *((name, ctypes.c_int64) for name in ("activation", "use_tiles")),
-        *((name, ctypes.c_float) for name in ("norm_eps", "head_eps", "scale")),
+        *(
+            (name, ctypes.c_float)
+            for name in ("norm_eps", "norm_offset", "head_eps", "scale", "embedding_scale", "final_cap")
+        ),
     )
 
 
@@ -239,12 +240,20 @@ def _layer(layer: StepLayer) -> _Layer:
         _native(layer.down).struct,
         layer.attention_norm.data_ptr(),
         layer.mlp_norm.data_ptr(),
+        _pointer(layer.attention_post_norm),
+        _pointer(layer.mlp_post_norm),
         None if norm is None else norm.query_weight.data_ptr(),
         None if norm is None else norm.key_weight.data_ptr(),
+        layer.cos_sin.data_ptr(),
         None,
         None,
         layer.sliding_window,
+        layer.cos_sin.shape[1],
     )
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear, room: _Room) -> _Model:
@@ -254,7 +263,6 @@ def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear,
         embedding=model.embedding.data_ptr(),
         final_norm=model.final_norm.data_ptr(),
         output=output.struct,
-        cos_sin=model.cos_sin.data_ptr(),
         residual=room.residual.data_ptr(),
         normed=room.normed.data_ptr(),
         qkv=room.qkv.data_ptr(),
@@ -273,11 +281,13 @@ def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear,
         H=model.num_heads,
         G=model.num_kv_heads,
         D=model.head_size,
-        R=model.cos_sin.shape[1],
         DP=padded(model.head_size),
         activation=ACTIVATION_CODES[model.activation],
         use_tiles=may_use_tiles(),
         norm_eps=model.rms_norm_eps,
+        norm_offset=model.norm_offset,
         head_eps=0.0 if norm is None else norm.eps,
         scale=model.attention_scale,
+        embedding_scale=model.embedding_scale,
+        final_cap=model.final_soft_cap,
     )

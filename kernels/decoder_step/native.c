@@ -12,9 +12,11 @@ enum { START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUA
 typedef struct {
   Weight qkv, attention_output, gate_up, down;
   const void *attention_norm, *mlp_norm;
-  const void *query_norm, *key_norm; /* [D], or null */
+  const void *attention_post_norm, *mlp_post_norm; /* [M], or null */
+  const void *query_norm, *key_norm;               /* [D], or null */
+  const float *cos_sin;                            /* [., R] */
   void *keys, *values;
-  int64_t window;
+  int64_t window, R;
 } Layer;
 
 /* Sizes, weights, and room for a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended
@@ -23,13 +25,12 @@ typedef struct {
   const Layer *layers;
   const void *embedding, *final_norm;
   Weight output;
-  const float *cos_sin;
   uint16_t *residual, *normed, *qkv, *query, *attended, *gated;
   int8_t *bytes;
   float *scales;
   int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
-  int64_t L, M, H, G, D, R, block_size, P, DP, activation, use_tiles;
-  float norm_eps, head_eps, scale;
+  int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles;
+  float norm_eps, norm_offset, head_eps, scale, embedding_scale, final_cap;
 } Model;
 
 /* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, which are in ascending order. */
@@ -71,18 +72,39 @@ INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_
   product_part(&a, team);
 }
 
-/* Normalise the thread's rows of the residual, for the product with `weight`. */
-INLINE void normalise_rows(const Model *m, const Team *team, const void *norm, const Weight *weight, int64_t T) {
+/* Normalise the thread's rows of the residual, for the product with `weight`; before that, add to them the norm of what
+   a block left in `normed`, where there is one: else the block's last product has added to the residual. */
+INLINE void normalise_rows(const Model *m, const Team *team, const void *post_norm, const void *norm,
+                           const Weight *weight, int64_t T) {
   const int64_t first = share_begin(team, T), end = share_end(team, T);
-  for (int64_t t = first; t < end; t++)
-    rms_norm_row(BFLOAT16, m->residual + t * m->hidden_stride, norm, m->normed + t * m->hidden_stride, m->M, m->norm_eps);
+  for (int64_t t = first; t < end; t++) {
+    uint16_t *residual = m->residual + t * m->hidden_stride, *normed = m->normed + t * m->hidden_stride;
+    if (post_norm) add_normed_row(BFLOAT16, normed, post_norm, residual, m->M, m->norm_eps, m->norm_offset);
+    rms_norm_row(BFLOAT16, residual, norm, normed, m->M, m->norm_eps, m->norm_offset);
+  }
   quantize_rows(m, m->normed, m->hidden_stride, weight, first, end);
+}
+
+INLINE void scale_row(uint16_t *row, int64_t M, float factor) {
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) store16(row, i, load16(row, i, BFLOAT16) * factor, BFLOAT16);
+  for (; i < M; i++) store1(row, i, load1(row, i, BFLOAT16) * factor, BFLOAT16);
 }
 
 INLINE void embed(const Model *m, const Step *s, const Team *team) {
   const int64_t end = share_end(team, s->T);
-  for (int64_t t = share_begin(team, s->T); t < end; t++)
-    memcpy(m->residual + t * m->hidden_stride, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+  for (int64_t t = share_begin(team, s->T); t < end; t++) {
+    uint16_t *row = m->residual + t * m->hidden_stride;
+    memcpy(row, (const uint16_t *)m->embedding + s->input_ids[t] * m->M, m->M * 2);
+    if (m->embedding_scale != 1) scale_row(row, m->M, m->embedding_scale);
+  }
+}
+
+/* A block's last product: added to the residual, or left in `normed` where it is normalised before it is added. */
+INLINE void multiply_last(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
+                          int64_t T, const void *post_norm, const Weight *after) {
+  multiply(m, team, x, x_stride, weight, post_norm ? m->normed : m->residual, m->hidden_stride, T,
+           post_norm ? STORE : ADD, after);
 }
 
 /* Keep the rows that logits are wanted of: the others matter no more. */
@@ -100,10 +122,10 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   multiply(m, team, m->normed, m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
            &layer->attention_output);
   lap(team, s, QKV);
-  const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, s->slot_mapping, m->cos_sin,
+  const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, s->slot_mapping, layer->cos_sin,
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
-                         m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)m->R, (int)m->P,
-                         (int)m->DP, m->head_eps};
+                         m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
+                         (int)m->DP, m->head_eps, m->norm_offset};
   write_kv_tokens(&write, share_begin(team, s->T), share_end(team, s->T), BFLOAT16);
   lap(team, s, WRITE_KV);
   const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,
@@ -122,9 +144,9 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
     quantize_rows(m, m->attended, m->heads_stride, output, share_begin(team, T), share_end(team, T));
     lap(team, s, QUANTIZE);
   }
-  multiply(m, team, m->attended, m->heads_stride, output, m->residual, m->hidden_stride, T, ADD, &layer->gate_up);
+  multiply_last(m, team, m->attended, m->heads_stride, output, T, layer->attention_post_norm, &layer->gate_up);
   lap(team, s, ATTENTION_OUTPUT);
-  normalise_rows(m, team, layer->mlp_norm, &layer->gate_up, T);
+  normalise_rows(m, team, layer->attention_post_norm, layer->mlp_norm, &layer->gate_up, T);
   lap(team, s, NORM);
   multiply(m, team, m->normed, m->hidden_stride, &layer->gate_up, m->gated, m->gated_stride, T,
            GATE_SILU + (int)m->activation, &layer->down);
@@ -133,14 +155,14 @@ INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, T
     quantize_rows(m, m->gated, m->gated_stride, &layer->down, share_begin(team, T), share_end(team, T));
     lap(team, s, QUANTIZE);
   }
-  multiply(m, team, m->gated, m->gated_stride, &layer->down, m->residual, m->hidden_stride, T, ADD, after);
+  multiply_last(m, team, m->gated, m->gated_stride, &layer->down, T, layer->mlp_post_norm, after);
   lap(team, s, DOWN);
 }
 
 static void run(const Model *m, const Step *s, Team *team) {
   lap(team, s, START);
   embed(m, s, team);
-  normalise_rows(m, team, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
+  normalise_rows(m, team, NULL, m->layers[0].attention_norm, &m->layers[0].qkv, s->T);
   lap(team, s, EMBED);
   int64_t T = s->T;
   for (int64_t l = 0; l < m->L; l++) {
@@ -154,10 +176,15 @@ static void run(const Model *m, const Step *s, Team *team) {
       lap(team, s, KEEP);
     }
     feed(m, layer, s, T, team, after);
-    normalise_rows(m, team, is_last ? m->final_norm : layer[1].attention_norm, after, T);
+    normalise_rows(m, team, layer->mlp_post_norm, is_last ? m->final_norm : layer[1].attention_norm, after, T);
     lap(team, s, NORM);
   }
   multiply(m, team, m->normed, m->hidden_stride, &m->output, s->logits, s->logits_stride, T, STORE, &m->layers[0].qkv);
+  if (m->final_cap != 0) {
+    end_phase(team);
+    const int64_t size = T * s->logits_stride;
+    soft_cap_run(BFLOAT16, s->logits, share_begin(team, size), share_end(team, size), m->final_cap);
+  }
   lap(team, s, OUTPUT);
 }
 

@@ -8,13 +8,14 @@ from kernels.checks import check, check_rows
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
-    """Scale each row of `x` to unit root mean square, then by `weight`. Float32 inside, rounded once.
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor | None = None) -> Tensor:
+    """Scale each row of `x` to unit root mean square, then by `weight_offset + weight`. Float32 inside, rounded once.
 
     Args:
         x: `[T, M]`, float32, float16 or bfloat16; rows may be strided, the last dimension is contiguous.
         weight: `[M]`, contiguous, dtype of `x`.
         eps: added to the mean square.
+        weight_offset: 1 where a weight is kept as its distance from 1 (Gemma), which 16 bits could not hold as a sum.
         out: as `x`; made if None. May be `x` itself.
 
     Returns:
@@ -29,22 +30,36 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None
     if x.is_cuda:
         from kernels.rms_norm.kernel import rms_norm_triton
 
-        rms_norm_triton(x, weight, eps=eps, out=out)
+        rms_norm_triton(x, weight, eps=eps, weight_offset=weight_offset, out=out)
     else:
         from kernels.rms_norm.cpu import rms_norm_cpu
 
-        rms_norm_cpu(x, weight, eps=eps, out=out)
+        rms_norm_cpu(x, weight, eps=eps, weight_offset=weight_offset, out=out)
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
-    """Add `x` to `residual` in place, and return the RMS norm of the sum (of the sum as it is stored).
+def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    added_weight: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Add `x`, or its own RMS norm, to `residual` in place, and return the RMS norm of the sum (as it is stored).
+
+    Where `x` is normalised before it is added, the result of that norm is rounded to the dtype, then the sum, then
+    the result of the second norm: as if the steps were apart, which is transformers' rule for Gemma 2 and 3.
 
     Args:
         x: `[T, M]`; not changed unless it is `out`.
-        residual: as `x`; becomes `residual + x`.
+        residual: as `x`; becomes `residual + x`, or `residual + norm(x)`.
         weight: `[M]`, contiguous, dtype of `x`.
-        eps: added to the mean square.
+        eps: added to the mean square, of both norms.
+        weight_offset: as of `rms_norm`, of both norms.
+        added_weight: as `weight`, of the norm of `x`. None: `x` is added as it is.
         out: as `x`; made if None. May be `x` itself, not `residual`.
 
     Returns:
@@ -55,16 +70,20 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out
     """
     _check(x, weight)
     _check_like("residual", residual, x)
+    if added_weight is not None:
+        _check(x, added_weight)
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
     if x.is_cuda:
         from kernels.rms_norm.kernel import add_rms_norm_triton
 
-        add_rms_norm_triton(x, residual, weight, eps=eps, out=out)
+        add_rms_norm_triton(
+            x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out
+        )
     else:
         from kernels.rms_norm.cpu import add_rms_norm_cpu
 
-        add_rms_norm_cpu(x, residual, weight, eps=eps, out=out)
+        add_rms_norm_cpu(x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out)
     return out
 
 

@@ -8,41 +8,46 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.native import DTYPE_CODES, native_function
 
-SIGNATURE = ("sluice_rms_norm", "iplplpplllf")
+SIGNATURE = ("sluice_rms_norm", "iplplppplllff")
 
 
-def rms_norm_cpu(x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> None:
+def rms_norm_cpu(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, out: Tensor) -> None:
     """Write the norm of `x` `[T, M]` to `out`."""
     dtype, native = DTYPE_CODES.get(x.dtype), native_function(*SIGNATURE)
     if dtype is None or native is None:
-        rms_norm_torch(x, weight, eps=eps, out=out)
+        rms_norm_torch(x, weight, eps=eps, weight_offset=weight_offset, out=out)
         return
-    rows, size = x.shape
-    native(dtype, x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), out.data_ptr(), out.stride(0), rows, size, eps)
+    rows, weights = (x.data_ptr(), x.stride(0), None, 0), (weight.data_ptr(), None)
+    native(dtype, *rows, *weights, out.data_ptr(), out.stride(0), *x.shape, eps, weight_offset)
 
 
-def add_rms_norm_cpu(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> None:
-    """Add `x` to `residual` in place and write the norm of the sum to `out`."""
+def add_rms_norm_cpu(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    weight_offset: float,
+    added_weight: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Add `x`, or its norm, to `residual` in place and write the norm of the sum to `out`."""
     dtype, native = DTYPE_CODES.get(x.dtype), native_function(*SIGNATURE)
     if dtype is None or native is None:
-        residual.add_(x)
-        rms_norm_torch(residual, weight, eps=eps, out=out)
+        added = x if added_weight is None else x.new_empty(x.shape)
+        if added_weight is not None:
+            rms_norm_torch(x, added_weight, eps=eps, weight_offset=weight_offset, out=added)
+        residual.add_(added)
+        rms_norm_torch(residual, weight, eps=eps, weight_offset=weight_offset, out=out)
         return
-    native(
-        dtype,
-        x.data_ptr(),
-        x.stride(0),
-        residual.data_ptr(),
-        residual.stride(0),
-        weight.data_ptr(),
-        out.data_ptr(),
-        out.stride(0),
-        x.shape[0],
-        x.shape[1],
-        eps,
-    )
+    rows = (x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0))
+    weights = (weight.data_ptr(), None if added_weight is None else added_weight.data_ptr())
+    native(dtype, *rows, *weights, out.data_ptr(), out.stride(0), *x.shape, eps, weight_offset)
 
 
-def rms_norm_torch(x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> None:
-    """`rms_norm_cpu` in torch's operators."""
+def rms_norm_torch(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor) -> None:
+    """`rms_norm_cpu` in torch's operators; `x` `[..., M]`."""
+    if weight_offset:
+        # In 32 bits, so that the sum of weight and offset is not rounded.
+        x, weight = x.float(), weight.float() + weight_offset
     out.copy_(F.rms_norm(x, weight.shape, weight, eps))

@@ -8,65 +8,101 @@ from torch import Tensor
 
 
 @triton.jit
+def _normalised(x, weight, M, eps):
+    """A row of M float32, zeros beyond, to unit root mean square, then times `weight`."""
+    return x / tl.sqrt(tl.sum(x * x, axis=0) / M + eps) * weight
+
+
+@triton.jit
 def _rms_norm_kernel(
     out_ptr,  # [T, M]
     x_ptr,  # [T, M]
     residual_ptr,  # [T, M], updated; unused unless HAS_RESIDUAL
     weight_ptr,  # [M]
+    added_weight_ptr,  # [M], unused unless HAS_ADDED_NORM
     out_stride_token,
     x_stride_token,
     residual_stride_token,
     M,
     eps,
+    weight_offset,
     BLOCK_M: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_ADDED_NORM: tl.constexpr,
 ):
-    """One program per token: out[t] = x[t] / rms(x[t]) * weight, where x[t] is residual[t] + x[t] if there is one."""
+    """One program per token: out[t] = x[t] / rms(x[t]) * (weight_offset + weight).
+
+    There x[t] is residual[t] + x[t] if there is one; with HAS_ADDED_NORM, plus the norm of x[t].
+    """
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     inside = offsets < M
 
     x = tl.load(x_ptr + token * x_stride_token + offsets, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32) + weight_offset
     if HAS_RESIDUAL:
         residual_ptrs = residual_ptr + token * residual_stride_token + offsets
         residual = tl.load(residual_ptrs, mask=inside, other=0.0)
+        if HAS_ADDED_NORM:
+            added_weight = tl.load(added_weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32) + weight_offset
+            # Rounded before it is added, as if the steps were apart.
+            x = _normalised(x.to(tl.float32), added_weight, M, eps).to(out_ptr.dtype.element_ty)
         # The norm is of the sum as it is stored, so that the next layer starts from what this one saw.
         x = (residual.to(tl.float32) + x.to(tl.float32)).to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptrs, x, mask=inside)
 
-    x = x.to(tl.float32)
-    rms = tl.sqrt(tl.sum(x * x, axis=0) / M + eps)
-    out = x / rms * weight
+    out = _normalised(x.to(tl.float32), weight, M, eps)
     tl.store(out_ptr + token * out_stride_token + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> None:
+def rms_norm_triton(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor) -> None:
     """As `kernels.rms_norm.rms_norm`."""
-    _launch(x, x, weight, eps=eps, out=out, has_residual=False)
+    _launch(x, None, weight, None, eps=eps, weight_offset=weight_offset, out=out)
 
 
-def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> None:
+def add_rms_norm_triton(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    added_weight: Tensor | None = None,
+    out: Tensor,
+) -> None:
     """As `kernels.rms_norm.add_rms_norm`."""
-    _launch(x, residual, weight, eps=eps, out=out, has_residual=True)
+    _launch(x, residual, weight, added_weight, eps=eps, weight_offset=weight_offset, out=out)
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, out: Tensor, has_residual: bool) -> None:
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    added_weight: Tensor | None,
+    *,
+    eps: float,
+    weight_offset: float,
+    out: Tensor,
+) -> None:
     num_tokens, hidden_size = x.shape
     if num_tokens == 0 or hidden_size == 0:
         return
     block = triton.next_power_of_2(hidden_size)
+    total = x if residual is None else residual
     _rms_norm_kernel[(num_tokens,)](
         out,
         x,
-        residual,
+        total,
         weight,
+        weight if added_weight is None else added_weight,
         out.stride(0),
         x.stride(0),
-        residual.stride(0),
+        total.stride(0),
         hidden_size,
         eps,
+        weight_offset,
         BLOCK_M=block,
-        HAS_RESIDUAL=has_residual,
+        HAS_RESIDUAL=residual is not None,
+        HAS_ADDED_NORM=added_weight is not None,
         num_warps=min(max(block // 512, 1), 16),
     )

@@ -17,12 +17,27 @@ INLINE float mean_square(const void *row, int64_t M, int dtype) {
   return total / M;
 }
 
-INLINE void normalise(const void *row, const void *weight, void *out, int64_t M, float eps, int dtype) {
+INLINE void normalise(const void *row, const void *weight, void *out, int64_t M, float eps, float offset, int dtype) {
   const float factor = 1.0f / sqrtf(mean_square(row, M, dtype) + eps);
   int64_t i = 0;
   for (; i + LANES <= M; i += LANES)
-    store16(out, i, load16(row, i, dtype) * factor * load16(weight, i, dtype), dtype);
-  for (; i < M; i++) store1(out, i, load1(row, i, dtype) * factor * load1(weight, i, dtype), dtype);
+    store16(out, i, load16(row, i, dtype) * factor * (load16(weight, i, dtype) + offset), dtype);
+  for (; i < M; i++) store1(out, i, load1(row, i, dtype) * factor * (load1(weight, i, dtype) + offset), dtype);
+}
+
+/* Add the norm of x to the residual: the norm is rounded as if it had been stored. */
+INLINE void add_normed(const void *x, const void *weight, void *residual, int64_t M, float eps, float offset,
+                       int dtype) {
+  const float factor = 1.0f / sqrtf(mean_square(x, M, dtype) + eps);
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) {
+    const f32x16 normed = rounded16(load16(x, i, dtype) * factor * (load16(weight, i, dtype) + offset), dtype);
+    store16(residual, i, load16(residual, i, dtype) + normed, dtype);
+  }
+  for (; i < M; i++) {
+    const float normed = rounded(load1(x, i, dtype) * factor * (load1(weight, i, dtype) + offset), dtype);
+    store1(residual, i, load1(residual, i, dtype) + normed, dtype);
+  }
 }
 
 INLINE void add(const void *x, void *residual, int64_t M, int dtype) {
@@ -31,34 +46,47 @@ INLINE void add(const void *x, void *residual, int64_t M, int dtype) {
   for (; i < M; i++) store1(residual, i, load1(residual, i, dtype) + load1(x, i, dtype), dtype);
 }
 
-void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps) {
+void rms_norm_row(int dtype, const void *x, const void *weight, void *out, int64_t M, float eps, float offset) {
   if (dtype == BFLOAT16)
-    normalise(x, weight, out, M, eps, BFLOAT16);
+    normalise(x, weight, out, M, eps, offset, BFLOAT16);
   else
-    normalise(x, weight, out, M, eps, FLOAT32);
+    normalise(x, weight, out, M, eps, offset, FLOAT32);
+}
+
+void add_normed_row(int dtype, const void *x, const void *weight, void *residual, int64_t M, float eps, float offset) {
+  if (dtype == BFLOAT16)
+    add_normed(x, weight, residual, M, eps, offset, BFLOAT16);
+  else
+    add_normed(x, weight, residual, M, eps, offset, FLOAT32);
 }
 
 INLINE void rows(int dtype, const char *x, int64_t x_stride, char *residual, int64_t residual_stride,
-                 const void *weight, char *out, int64_t out_stride, int64_t T, int64_t M, float eps) {
+                 const void *weight, const void *added_weight, char *out, int64_t out_stride, int64_t T, int64_t M,
+                 float eps, float offset) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;
 #pragma omp parallel for if (T * M >= PARALLEL_ELEMENTS)
   for (int64_t t = 0; t < T; t++) {
     const char *row = x + t * x_stride * size;
     if (residual) {
       char *total = residual + t * residual_stride * size;
-      add(row, total, M, dtype);
+      if (added_weight)
+        add_normed(row, added_weight, total, M, eps, offset, dtype);
+      else
+        add(row, total, M, dtype);
       row = total;
     }
-    normalise(row, weight, out + t * out_stride * size, M, eps, dtype);
+    normalise(row, weight, out + t * out_stride * size, M, eps, offset, dtype);
   }
 }
 
-/* x, residual, out: [T, M], strides in elements between rows; weight: [M]. residual may be null: then x is normalised;
-   else residual becomes residual + x, and that sum, as stored, is. out may be x. */
+/* x, residual, out: [T, M], strides in elements between rows; weight, added_weight: [M]. residual may be null: then x is
+   normalised; else residual becomes residual + x, or residual + the norm of x if added_weight is not null, and that sum,
+   as stored, is. offset is added to weights. out may be x. */
 EXPORT void sluice_rms_norm(int dtype, const void *x, int64_t x_stride, void *residual, int64_t residual_stride,
-                            const void *weight, void *out, int64_t out_stride, int64_t T, int64_t M, float eps) {
+                            const void *weight, const void *added_weight, void *out, int64_t out_stride, int64_t T,
+                            int64_t M, float eps, float offset) {
   if (dtype == BFLOAT16)
-    rows(BFLOAT16, x, x_stride, residual, residual_stride, weight, out, out_stride, T, M, eps);
+    rows(BFLOAT16, x, x_stride, residual, residual_stride, weight, added_weight, out, out_stride, T, M, eps, offset);
   else
-    rows(FLOAT32, x, x_stride, residual, residual_stride, weight, out, out_stride, T, M, eps);
+    rows(FLOAT32, x, x_stride, residual, residual_stride, weight, added_weight, out, out_stride, T, M, eps, offset);
 }

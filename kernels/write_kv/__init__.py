@@ -14,13 +14,15 @@ __all__ = ["HeadNorm", "write_kv"]
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMS norm of each query and key head over D, before the rotation (as in Qwen3)."""
+    """RMS norm of each query and key head over D, before the rotation (as in Qwen3 and Gemma 3)."""
 
     query_weight: Tensor
     """`[D]`, contiguous, dtype of the model."""
 
     key_weight: Tensor
     eps: float
+    weight_offset: float = 0.0
+    """As of `kernels.rms_norm.rms_norm`."""
 
 
 def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors

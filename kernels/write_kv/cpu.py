@@ -5,15 +5,15 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.native import DTYPE_CODES, native_function
 from kernels.paged_attention.fp8 import to_fp8
 from kernels.paged_attention.layout import KVCache, Layout, padded
+from kernels.rms_norm.cpu import rms_norm_torch
 from kernels.rope.cpu import rope_cpu
 from kernels.write_kv import HeadNorm
 
-SIGNATURE = ("sluice_write_kv", "iplpppppfppp" + "liiiilii")
+SIGNATURE = ("sluice_write_kv", "iplpppppffppp" + "liiiilii")
 
 
 def write_kv_cpu(
@@ -55,6 +55,7 @@ def _write_native(
         None if head_norm is None else head_norm.query_weight.data_ptr(),
         None if head_norm is None else head_norm.key_weight.data_ptr(),
         0.0 if head_norm is None else head_norm.eps,
+        0.0 if head_norm is None else head_norm.weight_offset,
         kv_cache.keys.data_ptr(),
         kv_cache.values.data_ptr(),
         out.data_ptr(),
@@ -84,8 +85,8 @@ def write_kv_torch(
     heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
     query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)
     if head_norm is not None:
-        query = F.rms_norm(query, (head_size,), head_norm.query_weight, head_norm.eps)
-        key = F.rms_norm(key, (head_size,), head_norm.key_weight, head_norm.eps)
+        query = _normalised(query, head_norm.query_weight, head_norm)
+        key = _normalised(key, head_norm.key_weight, head_norm)
     rope_cpu(query, positions, cos_sin, out=out)
     rotated_key = key.new_empty(key.shape)
     rope_cpu(key, positions, cos_sin, out=rotated_key)
@@ -94,6 +95,12 @@ def write_kv_torch(
         slot_mapping, rotated_key, value = slot_mapping[stored], rotated_key[stored], value[stored]
     _store(kv_cache.keys, kv_cache.key_scales, slot_mapping, rotated_key)
     _store(kv_cache.values, kv_cache.value_scales, slot_mapping, value)
+
+
+def _normalised(heads: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
+    out = heads.new_empty(heads.shape)
+    rms_norm_torch(heads, weight, eps=norm.eps, weight_offset=norm.weight_offset, out=out)
+    return out
 
 
 def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:

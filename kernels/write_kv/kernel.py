@@ -46,11 +46,11 @@ def _magnitude(x, inside):
 
 
 @triton.jit
-def _load_weight(query_weight_ptr, key_weight_ptr, dims, inside, is_query):
-    """Each head's norm weights at `dims`, `[BLOCK_N, dims]` float32."""
+def _load_weight(query_weight_ptr, key_weight_ptr, dims, inside, is_query, weight_offset):
+    """What each head's norm multiplies by at `dims`, `[BLOCK_N, dims]` float32."""
     query_weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0)[None, :]
     key_weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0)[None, :]
-    return tl.where(is_query, query_weight, key_weight).to(tl.float32)
+    return tl.where(is_query, query_weight, key_weight).to(tl.float32) + weight_offset
 
 
 @triton.jit
@@ -67,6 +67,7 @@ def _write_kv_kernel(
     key_scales_ptr,  # [blocks, block_size, G] float32 by its strides; unused unless IS_FP8
     value_scales_ptr,  # as key_scales
     eps,
+    weight_offset,
     qkv_stride_token,
     key_stride_block,
     key_stride_slot,
@@ -116,13 +117,17 @@ def _write_kv_kernel(
             squares += tl.sum(passed * passed, axis=1)
         rms = tl.sqrt(squares / D + eps)[:, None]  # [BLOCK_N, 1]
         is_query = (heads < H)[:, None]
-        weight_first = _load_weight(query_weight_ptr, key_weight_ptr, pairs, pairs < R // 2, is_query)
-        weight_second = _load_weight(query_weight_ptr, key_weight_ptr, R // 2 + pairs, pairs < R // 2, is_query)
+        weight_first = _load_weight(query_weight_ptr, key_weight_ptr, pairs, pairs < R // 2, is_query, weight_offset)
+        weight_second = _load_weight(
+            query_weight_ptr, key_weight_ptr, R // 2 + pairs, pairs < R // 2, is_query, weight_offset
+        )
         # Rounded before the rotation, as if the steps were apart.
         first = (first / rms * weight_first).to(dtype).to(tl.float32)
         second = (second / rms * weight_second).to(dtype).to(tl.float32)
         if R < D:
-            passed = passed / rms * _load_weight(query_weight_ptr, key_weight_ptr, rest, rest < D, is_query)
+            passed = (
+                passed / rms * _load_weight(query_weight_ptr, key_weight_ptr, rest, rest < D, is_query, weight_offset)
+            )
 
     # Values go as they came, bit by bit.
     is_value = (heads >= H + G)[:, None]
@@ -207,6 +212,7 @@ def write_kv_triton(
         key_scales,
         value_scales,
         head_norm.eps if head_norm else 0.0,
+        head_norm.weight_offset if head_norm else 0.0,
         qkv.stride(0),
         keys.stride(0),
         keys.stride(1),

@@ -4,7 +4,7 @@
 #define MAX_D 512
 
 /* As kernels/rms_norm: a row of D floats, with the rounding of the element type. */
-INLINE void normalise(float *head, const void *weight, float eps, int D, int dtype) {
+INLINE void normalise(float *head, const void *weight, float eps, float offset, int D, int dtype) {
   f32x16 sums = splat(0);
   int d = 0;
   for (; d + LANES <= D; d += LANES) sums += *(f32x16 *)(head + d) * *(f32x16 *)(head + d);
@@ -12,16 +12,17 @@ INLINE void normalise(float *head, const void *weight, float eps, int D, int dty
   for (; d < D; d++) squares += head[d] * head[d];
   const float factor = 1.0f / sqrtf(squares / D + eps);
   for (d = 0; d + LANES <= D; d += LANES)
-    *(f32x16 *)(head + d) = rounded16(*(f32x16 *)(head + d) * factor * load16(weight, d, dtype), dtype);
-  for (; d < D; d++) head[d] = rounded(head[d] * factor * load1(weight, d, dtype), dtype);
+    *(f32x16 *)(head + d) = rounded16(*(f32x16 *)(head + d) * factor * (load16(weight, d, dtype) + offset), dtype);
+  for (; d < D; d++) head[d] = rounded(head[d] * factor * (load1(weight, d, dtype) + offset), dtype);
 }
 
 /* Copy a head of D elements to floats; normalise it if it has weights, rounding as the element type does. */
-INLINE void load_head(float *restrict head, const void *x, const void *weight, float eps, int D, int dtype) {
+INLINE void load_head(float *restrict head, const void *x, const void *weight, float eps, float offset, int D,
+                      int dtype) {
   int d = 0;
   for (; d + LANES <= D; d += LANES) *(f32x16 *)(head + d) = load16(x, d, dtype);
   for (; d < D; d++) head[d] = load1(x, d, dtype);
-  if (weight) normalise(head, weight, eps, D, dtype);
+  if (weight) normalise(head, weight, eps, offset, D, dtype);
 }
 
 /* A head as it is kept. */
@@ -88,7 +89,7 @@ INLINE void write_token(const WriteKV *a, int64_t t, int dtype) {
   const float *angles = a->cos_sin + a->positions[t] * a->R;
   float head[MAX_D];
   for (int h = 0; h < a->H; h++) {
-    load_head(head, row + h * head_bytes, a->query_weight, a->eps, a->D, dtype);
+    load_head(head, row + h * head_bytes, a->query_weight, a->eps, a->offset, a->D, dtype);
     rotate(head, angles, a->R);
     char *out = a->out + (t * a->out_stride + h * a->D) * size;
     store_head(out, head, a->D, dtype);
@@ -100,10 +101,10 @@ INLINE void write_token(const WriteKV *a, int64_t t, int dtype) {
   for (int d = a->D; d < a->DP; d++) head[d] = 0;
   for (int g = 0; g < a->G; g++) {
     const int64_t plane = (block * a->G + g) * plane_bytes;
-    load_head(head, row + (a->H + g) * head_bytes, a->key_weight, a->eps, a->D, dtype);
+    load_head(head, row + (a->H + g) * head_bytes, a->key_weight, a->eps, a->offset, a->D, dtype);
     rotate(head, angles, a->R);
     store_key(a->keys + plane, head, offset, a->DP, dtype);
-    load_head(head, row + (a->H + a->G + g) * head_bytes, NULL, 0, a->D, dtype);
+    load_head(head, row + (a->H + a->G + g) * head_bytes, NULL, 0, 0, a->D, dtype);
     store_value(a->values + plane, head, offset, a->DP, dtype);
   }
 }
@@ -117,14 +118,14 @@ void write_kv_tokens(const WriteKV *a, int64_t first, int64_t end, int dtype) {
 }
 
 /* qkv: [T, (H + 2 * G) * D], qkv_stride elements between rows; positions, slot_mapping: [T]; cos_sin: [P, R];
-   query_weight, key_weight: [D], or both null; keys, values: the packed cache of kernels/paged_attention/layout.py, P
+   query_weight, key_weight: [D], or both null, to which offset is added; keys, values: the packed cache of kernels/paged_attention/layout.py, P
    slots a block and DP elements a head once padded; out: [T, H, D]. */
 EXPORT void sluice_write_kv(int dtype, const void *qkv, int64_t qkv_stride, const int64_t *positions,
                             const int64_t *slot_mapping, const float *cos_sin, const void *query_weight,
-                            const void *key_weight, float eps, void *keys, void *values, void *out, int64_t T, int H,
-                            int G, int D, int R, int64_t block_size, int P, int DP) {
+                            const void *key_weight, float eps, float offset, void *keys, void *values, void *out,
+                            int64_t T, int H, int G, int D, int R, int64_t block_size, int P, int DP) {
   const WriteKV a = {qkv,  qkv_stride, positions, slot_mapping, cos_sin, query_weight, key_weight, keys, values, out,
-                     (int64_t)H * D, T, block_size, H, G, D, R, P, DP, eps};
+                     (int64_t)H * D, T, block_size, H, G, D, R, P, DP, eps, offset};
 #pragma omp parallel for if (T * (H + 2 * G) * D >= PARALLEL_ELEMENTS)
   for (int64_t t = 0; t < T; t++) write_kv_tokens(&a, t, t + 1, dtype);
 }

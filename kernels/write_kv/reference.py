@@ -27,8 +27,9 @@ def write_kv_reference(
     num_heads = heads.shape[1] - 2 * num_kv_heads
     query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     if head_norm is not None:
-        query = rms_norm_reference(query, head_norm.query_weight, eps=head_norm.eps)
-        key = rms_norm_reference(key, head_norm.key_weight, eps=head_norm.eps)
+        eps, offset = head_norm.eps, head_norm.weight_offset
+        query = rms_norm_reference(query, head_norm.query_weight, eps=eps, weight_offset=offset)
+        key = rms_norm_reference(key, head_norm.key_weight, eps=eps, weight_offset=offset)
     query = rope_reference(query, positions, cos_sin)
     key = rope_reference(key, positions, cos_sin)
     for token, slot in enumerate(slot_mapping.tolist()):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
 from engine.loader import open_model_folder
@@ -173,7 +174,9 @@ class TestGivenABadFolder:
     def test_when_its_family_is_unknown_then_the_known_ones_are_listed(self, folder: Path) -> None:
         rewrite_config(folder, model_type="gpt2")
 
-        with pytest.raises(ModelFolderError, match="'gpt2' is not one of llama, mistral, qwen2, qwen3"):
+        with pytest.raises(
+            ModelFolderError, match="'gpt2' is not one of gemma2, gemma3_text, llama, mistral, qwen2, qwen3"
+        ):
             load(folder)
 
     @pytest.mark.parametrize(
@@ -304,3 +307,87 @@ class TestGivenConfigsOfBothAges:
         assert rope_table(partial.rope, 5).shape == (5, 8)
         # The frequencies are those of a head of that size.
         assert torch.equal(rope_table(partial.rope, 5), rope_table(parse_config(CONFIG | {"head_dim": 8}).rope, 5))
+
+
+class TestGivenAGemmaConfig:
+    """Read beside transformers' own reading of it."""
+
+    @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+    def test_when_it_leaves_all_out_then_the_family_s_defaults_are_those_of_transformers(self, family: str) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        theirs = AutoConfig.for_model(family)
+
+        ours = parse_config({"model_type": family} | {name: getattr(theirs, name) for name in sizes})
+
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        assert ours.head_size == theirs.head_dim
+        assert ours.max_position_embeddings == theirs.max_position_embeddings
+        assert ours.rms_norm_eps == theirs.rms_norm_eps
+        assert ours.activation == "gelu_tanh"
+        assert theirs.hidden_activation == "gelu_pytorch_tanh"
+        assert ours.is_tied == theirs.tie_word_embeddings
+        assert ours.has_qkv_bias == ours.has_output_bias == theirs.attention_bias
+        assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+        assert ours.attention_soft_cap == (theirs.attn_logit_softcapping or 0)
+        assert ours.final_soft_cap == (theirs.final_logit_softcapping or 0)
+        assert ours.embedding_scale == theirs.hidden_size**0.5
+        assert list(ours.sliding_windows) == [
+            theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types
+        ]
+        thetas = {"gemma2": [1e4, None], "gemma3_text": [1e6, 1e4]}[family]
+        assert [rope and rope.theta for rope in (ours.rope, ours.local_rope)] == thetas
+
+    def test_when_it_is_of_either_age_then_its_bases_windows_and_scaling_are_the_same(self) -> None:
+        common = CONFIG | {"model_type": "gemma3_text", "num_hidden_layers": 5, "sliding_window": 7}
+        scaling = {"rope_type": "linear", "factor": 8.0}
+        old = common | {
+            "rope_theta": 500.0,
+            "rope_local_base_freq": 50.0,
+            "rope_scaling": scaling,
+            "sliding_window_pattern": 2,
+        }
+        new = common | {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500.0} | scaling,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+        }
+
+        before, after = parse_config(old), parse_config(new)
+
+        assert before.rope == after.rope
+        assert before.sliding_windows == after.sliding_windows == (7, 0, 7, 0, 7)
+        assert before.local_rope is not None
+        assert after.local_rope is not None
+        tables = [rope_table(rope, 64) for rope in (before.rope, before.local_rope, after.local_rope)]
+        assert torch.equal(tables[1], tables[2])
+        assert not torch.equal(tables[0], tables[1])
+        assert (before.rope.type, before.rope.theta, before.local_rope.type) == ("linear", 500.0, "default")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"model_type": "gemma3"}, "'gemma3' is not one of gemma2, gemma3_text"),
+            (
+                {"use_bidirectional_attention": True},
+                "use_bidirectional_attention True is not supported for gemma3_text",
+            ),
+            ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported for gemma3_text"),
+            ({"model_type": "gemma2", "use_bidirectional_attention": True}, "is not supported for gemma2"),
+            ({"model_type": "gemma2", "attn_logit_softcapping": 0}, "attn_logit_softcapping must be above 0"),
+            ({"final_logit_softcapping": -1.0}, "final_logit_softcapping must be above 0, got -1"),
+            ({"final_logit_softcapping": "30"}, "final_logit_softcapping must be a number"),
+            ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
+            ({"sliding_window": None}, "sliding_window must be a whole number"),
+            ({"sliding_window": 0}, "must be 1 or more, got 0 and 6"),
+            ({"sliding_window_pattern": 0}, "must be 1 or more, got 4096 and 0"),
+            ({"layer_types": ["full_attention"]}, "layer_types must name 2 layers"),
+            ({"layer_types": ["full_attention", "chunked_attention"]}, "each sliding_attention or full_attention"),
+            ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "sliding_attention apart, got"),
+            ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not one of"),
+        ],
+    )
+    def test_when_it_asks_for_what_cannot_be_then_it_says_what(self, changes: dict[str, object], message: str) -> None:
+        with pytest.raises(ModelFolderError, match=message):
+            parse_config(CONFIG | {"model_type": "gemma3_text"} | changes)

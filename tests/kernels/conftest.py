@@ -14,9 +14,19 @@ from kernels.native import declare, load_library
 from kernels.paged_attention import cpu as paged_attention_cpu
 from kernels.rms_norm import cpu as rms_norm_cpu
 from kernels.sample import cpu as sample_cpu
+from kernels.soft_cap import cpu as soft_cap_cpu
 from kernels.write_kv import cpu as write_kv_cpu
 
-MODULES = (tiles, linear_native, gated_activation_cpu, paged_attention_cpu, rms_norm_cpu, sample_cpu, write_kv_cpu)
+MODULES = (
+    tiles,
+    linear_native,
+    gated_activation_cpu,
+    paged_attention_cpu,
+    rms_norm_cpu,
+    sample_cpu,
+    soft_cap_cpu,
+    write_kv_cpu,
+)
 
 NEEDED_FLAGS = {
     "x86-64-v3": "avx2",

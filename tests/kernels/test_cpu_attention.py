@@ -448,9 +448,9 @@ def test_attention_equals_its_reference_whatever_the_shapes(
 class TestGivenANaNFilledCache:
     @pytest.mark.parametrize("block_size", [3, 16, 20])
     @pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (64, 64), (80, 32)])
-    @pytest.mark.parametrize("has_norm", [False, True])
+    @pytest.mark.parametrize("norm_offset", [None, 0.0, 1.0])
     def test_when_tokens_are_written_then_their_slots_alone_hold_what_the_reference_says(
-        self, block_size: int, head_size: int, rotary_size: int, has_norm: bool, dtype: torch.dtype
+        self, block_size: int, head_size: int, rotary_size: int, norm_offset: float | None, dtype: torch.dtype
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         cache = nan_cache(6, block_size, 2, head_size, dtype)
@@ -462,7 +462,7 @@ class TestGivenANaNFilledCache:
         slots[2] = -1
         cos_sin = torch.randn(30, rotary_size, generator=generator)
         query_weight, key_weight = torch.rand(2, head_size, generator=generator).to(dtype)
-        head_norm = HeadNorm(query_weight, key_weight, 1e-5) if has_norm else None
+        head_norm = None if norm_offset is None else HeadNorm(query_weight, key_weight, 1e-5, norm_offset)
 
         query = write_kv(qkv, positions, slots, cos_sin, cache, head_norm=head_norm)
 

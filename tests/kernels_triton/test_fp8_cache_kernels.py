@@ -153,7 +153,7 @@ class TestGivenACacheInFp8:
             num_tokens=num_tokens,
             num_heads=num_heads,
             rotary_size=rotary_size,
-            has_norm=has_norm,
+            norm_offset=1.0 if has_norm else None,
             generator=generator_on(device),
         )
         if num_tokens > 3:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.kernel_cases import (
+    added_norm_agreement,
     gate_agreement,
     generator_on,
     make_cos_sin,
@@ -14,12 +15,14 @@ from benchmarks.kernel_cases import (
     random_tensor,
     rope_agreement,
     same_bits,
+    soft_cap_agreement,
 )
 from kernels.gated_activation import Activation
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.kernel import rope_triton
+from kernels.soft_cap.kernel import soft_cap_triton
 from tests.kernels_triton.devices import DEVICES
 
 EPS = 1e-6
@@ -28,17 +31,18 @@ EPS = 1e-6
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenRows:
     @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 1), (2, 60), (7, 64), (3, 576), (2, 2048), (0, 64)])
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
     def test_when_they_are_normalised_then_each_is_within_rounding_of_float64(
-        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int
+        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int, offset: float
     ) -> None:
         generator = generator_on(device)
         x = random_tensor(num_tokens, hidden_size + 5, dtype=dtype, generator=generator, spread=3)[:, :hidden_size]
         weight = random_tensor(hidden_size, dtype=dtype, generator=generator)
         out = torch.full((num_tokens, hidden_size), float("nan"), dtype=dtype, device=device)
 
-        rms_norm_triton(x, weight, eps=EPS, out=out)
+        rms_norm_triton(x, weight, eps=EPS, weight_offset=offset, out=out)
 
-        assert norm_agreement(out, x, weight, EPS).holds
+        assert norm_agreement(out, x, weight, EPS, offset).holds
 
     @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 64), (5, 60), (3, 896), (0, 64)])
     def test_when_a_residual_is_added_then_it_is_stored_and_its_norm_returned(
@@ -56,6 +60,58 @@ class TestGivenRows:
         assert same_bits(residual, total)
         assert norm_agreement(x, total, weight, EPS).holds
         assert dtype == torch.float32 or num_tokens == 0 or float((x == expected).double().mean()) > 0.98
+
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    @pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 1), (2, 60), (3, 576), (0, 64)])
+    def test_when_their_norm_is_added_then_it_is_rounded_before_the_sum_is(
+        self, device: str, dtype: torch.dtype, num_tokens: int, hidden_size: int, offset: float
+    ) -> None:
+        generator = generator_on(device)
+        x, residual = (random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in range(2))
+        weight, added_weight = random_tensor(2, hidden_size, dtype=dtype, generator=generator).unbind()
+        before, added = residual.clone(), x.clone()
+        expected = residual + rms_norm_reference(x, added_weight, eps=EPS, weight_offset=offset)
+
+        add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=offset, added_weight=added_weight, out=x)
+
+        assert added_norm_agreement(residual, added, before, added_weight, EPS, offset).holds
+        assert norm_agreement(x, residual, weight, EPS, offset).holds
+        # Which norm is added, the rounded one or the exact one, no tolerance shows; the bits do.
+        assert dtype == torch.float32 or num_tokens == 0 or float((residual == expected).double().mean()) > 0.98
+
+    def test_when_a_weight_is_kept_as_its_distance_from_one_then_their_sum_is_not_rounded(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        x = random_tensor(2, 60, dtype=dtype, generator=generator_on(device))
+        weight = torch.full((60,), 2.0**-14, dtype=dtype, device=device)  # lost beside 1 in 16 bits
+        out = torch.empty(2, 60, dtype=torch.float32, device=device)
+
+        rms_norm_triton(x, weight, eps=EPS, weight_offset=1.0, out=out)
+
+        assert norm_agreement(out, x, weight, EPS, 1.0).holds
+
+    @pytest.mark.parametrize("cap", [0.3, 30.0])
+    @pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 60), (2, 1100), (0, 16)])
+    def test_when_they_are_capped_then_each_is_within_rounding_of_float64(
+        self, device: str, dtype: torch.dtype, num_tokens: int, size: int, cap: float
+    ) -> None:
+        x = random_tensor(num_tokens, size, dtype=dtype, generator=generator_on(device), spread=12)
+        before = x.clone()
+
+        soft_cap_triton(x, cap=cap)
+
+        assert soft_cap_agreement(x, before, cap).holds
+
+    def test_when_a_number_is_far_beyond_the_cap_then_it_becomes_the_cap_and_a_nan_stays(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        infinity, nan = float("inf"), float("nan")
+        x = torch.tensor([[-infinity, -6e4, 0.0, 6e4, infinity, nan]], dtype=dtype, device=device)
+
+        soft_cap_triton(x, cap=30.0)
+
+        expected = torch.tensor([[-30.0, -30.0, 0.0, 30.0, 30.0, nan]], dtype=dtype, device=device)
+        torch.testing.assert_close(x, expected, rtol=0, atol=0, equal_nan=True)
 
     def test_when_a_row_is_zero_or_huge_then_its_norm_is_finite(self, device: str, dtype: torch.dtype) -> None:
         x = torch.zeros(3, 64, dtype=dtype, device=device)

@@ -39,7 +39,7 @@ def write(inputs: WriteInputs, cache: KVCache) -> Tensor:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenACacheFullOfNaN:
-    @pytest.mark.parametrize("has_norm", [False, True])
+    @pytest.mark.parametrize("norm_offset", [None, 0.0, 1.0])
     @pytest.mark.parametrize(
         ("num_tokens", "num_heads", "num_kv_heads", "head_size", "rotary_size"),
         [
@@ -60,7 +60,7 @@ class TestGivenACacheFullOfNaN:
         num_kv_heads: int,
         head_size: int,
         rotary_size: int,
-        has_norm: bool,
+        norm_offset: float | None,
     ) -> None:
         cache = cache_of(num_kv_heads, head_size, device, dtype)
         inputs = make_write(
@@ -68,7 +68,7 @@ class TestGivenACacheFullOfNaN:
             num_tokens=num_tokens,
             num_heads=num_heads,
             rotary_size=rotary_size,
-            has_norm=has_norm,
+            norm_offset=norm_offset,
             generator=generator_on(device),
         )
 
@@ -82,7 +82,7 @@ class TestGivenACacheFullOfNaN:
         """Which no tolerance shows; but nearly every bit is then the reference's."""
         cache = cache_of(2, 64, device, dtype)
         inputs = make_write(
-            cache, num_tokens=30, num_heads=4, rotary_size=64, has_norm=True, generator=generator_on(device)
+            cache, num_tokens=30, num_heads=4, rotary_size=64, norm_offset=1.0, generator=generator_on(device)
         )
         expected = write_kv_reference(
             inputs.qkv,
@@ -100,7 +100,7 @@ class TestGivenACacheFullOfNaN:
     def test_when_no_token_has_a_slot_then_the_cache_stays_as_it_was(self, device: str, dtype: torch.dtype) -> None:
         cache = cache_of(2, 16, device, dtype)
         inputs = make_write(
-            cache, num_tokens=5, num_heads=4, rotary_size=16, has_norm=False, generator=generator_on(device)
+            cache, num_tokens=5, num_heads=4, rotary_size=16, norm_offset=None, generator=generator_on(device)
         )
         keys, values = cache.keys.clone(), cache.values.clone()
 
@@ -115,7 +115,7 @@ class TestGivenACacheFullOfNaN:
     ) -> None:
         cache = cache_of(1, 16, device, dtype, block_size=8)
         inputs = make_write(
-            cache, num_tokens=2, num_heads=1, rotary_size=16, has_norm=False, generator=generator_on(device)
+            cache, num_tokens=2, num_heads=1, rotary_size=16, norm_offset=None, generator=generator_on(device)
         )
         values = inputs.qkv[:, 32:]
         values[0, 3], values[0, 11], values[1, 0] = float("inf"), float("-inf"), float("nan")
@@ -128,7 +128,7 @@ class TestGivenACacheFullOfNaN:
     def test_when_there_are_no_tokens_then_nothing_happens(self, device: str, dtype: torch.dtype) -> None:
         cache = cache_of(1, 16, device, dtype)
         inputs = make_write(
-            cache, num_tokens=3, num_heads=1, rotary_size=16, has_norm=False, generator=generator_on(device)
+            cache, num_tokens=3, num_heads=1, rotary_size=16, norm_offset=None, generator=generator_on(device)
         )
 
         none = replace(inputs, qkv=inputs.qkv[:0], positions=inputs.positions[:0], slot_mapping=inputs.slot_mapping[:0])

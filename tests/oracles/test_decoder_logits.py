@@ -119,7 +119,7 @@ def test_dynamic_rope_stretches_to_the_longest_sequence_allowed(tmp_path: Path) 
     torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_in_bfloat16_the_error_is_no_larger_than_that_of_transformers(name: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]

@@ -23,7 +23,7 @@ from engine.sequence import Sequence as Tokens
 from kernels.linear import cpu as linear_cpu
 from kernels.native import library
 from kernels.paged_attention import FP8, KVCache
-from tests.oracles.tiny_models import TinyModel
+from tests.oracles.tiny_models import GEMMA2, GEMMA3, TinyModel
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -40,6 +40,8 @@ MODELS = {
     "mistral, window": TinyModel("mistral", {**SIZES, "sliding_window": 70}),
     "qwen2, biases": TinyModel("qwen2", {**SIZES, "num_attention_heads": 2, "tie_word_embeddings": True}),
     "qwen3, norms of heads": TinyModel("qwen3", SIZES),
+    "gemma2, no cap of attention": TinyModel("gemma2", GEMMA2 | SIZES | {"attn_logit_softcapping": None}),
+    "gemma3": TinyModel("gemma3_text", GEMMA3 | SIZES),
 }
 
 

@@ -16,7 +16,7 @@ from engine.request import Request, SamplingParams
 from tests.oracles.engines import DISTURBED, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
-MODELS = ["llama-llama3", "llama-tied", "mistral-window", "qwen2", "qwen2-window", "qwen3"]
+MODELS = ["llama-llama3", "llama-tied", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma2", "gemma3"]
 MAX_TOKENS = 20
 
 

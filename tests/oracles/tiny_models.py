@@ -58,6 +58,25 @@ def _rope(rope_type: str, **parameters: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 500.0, **parameters}}
 
 
+# Small caps and windows, so that scores, logits and contexts reach them; a scale of attention not of a head's size.
+GEMMA2: dict[str, object] = {
+    "head_dim": 16,
+    "sliding_window": 11,
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA3: dict[str, object] = {
+    "head_dim": 16,
+    "sliding_window": 11,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+    },
+}
+
 _LONG_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
 TINY_MODELS: dict[str, TinyModel] = {
@@ -94,4 +113,26 @@ TINY_MODELS: dict[str, TinyModel] = {
     "qwen2-window": TinyModel("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": TinyModel("qwen3", {"head_dim": 16}),
     "qwen3-tied": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": TinyModel("gemma2", GEMMA2),
+    "gemma2-no-caps": TinyModel(
+        "gemma2",
+        GEMMA2
+        | {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3": TinyModel("gemma3_text", GEMMA3),
+    "gemma3-untied": TinyModel(
+        "gemma3_text",
+        GEMMA3
+        | {
+            "tie_word_embeddings": False,
+            "sliding_window_pattern": 3,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": None,
+        },
+    ),
 }

@@ -1,0 +1,35 @@
+"""Logits that approach a cap and never pass it (Gemma 2, arXiv 2408.00118)."""
+
+from torch import Tensor
+
+from kernels.checks import check
+
+__all__ = ["soft_cap"]
+
+
+def soft_cap(x: Tensor, *, cap: float) -> Tensor:
+    """Change each element of `x` to `cap * tanh(x / cap)`, in place. Float32 inside, rounded once.
+
+    An element's result does not depend on where it is.
+
+    Args:
+        x: `[R, V]`, float32, float16 or bfloat16, contiguous.
+        cap: above 0.
+
+    Returns:
+        `x`.
+
+    Raises:
+        ValueError: `x` is not contiguous, or `cap` not above 0.
+    """
+    check(cap > 0, "cap must be above 0, got {}", cap)
+    check(x.is_contiguous(), "x must be contiguous")
+    if x.is_cuda:
+        from kernels.soft_cap.kernel import soft_cap_triton
+
+        soft_cap_triton(x, cap=cap)
+    else:
+        from kernels.soft_cap.cpu import soft_cap_cpu
+
+        soft_cap_cpu(x, cap=cap)
+    return x

@@ -1,0 +1,19 @@
+"""The soft cap on the CPU: native.c, or torch's operators where there is no library."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
+
+from torch import Tensor
+
+from kernels.native import DTYPE_CODES, native_function
+
+SIGNATURE = ("sluice_soft_cap", "iplf")
+
+
+def soft_cap_cpu(x: Tensor, *, cap: float) -> None:
+    """Cap the elements of `x` in place."""
+    dtype, native = DTYPE_CODES.get(x.dtype), native_function(*SIGNATURE)
+    if dtype is None or native is None:
+        x.copy_(x.float().div_(cap).tanh_().mul_(cap))
+        return
+    native(dtype, x.data_ptr(), x.numel(), cap)

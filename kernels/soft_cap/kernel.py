@@ -1,0 +1,35 @@
+# Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+"""The soft cap in Triton: a block of elements a program."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _soft_cap_kernel(
+    x_ptr,  # [size], updated
+    size,
+    cap,
+    BLOCK: tl.constexpr,
+):
+    """x = cap * tanh(x / cap)."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
+
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32) / cap
+    # The exponential of what is not above 0 cannot overflow.
+    e = tl.exp(-2.0 * tl.abs(x))
+    size_of_it = (1.0 - e) / (1.0 + e) * cap
+    capped = tl.where(x < 0.0, -size_of_it, size_of_it)
+    tl.store(x_ptr + offsets, capped.to(x_ptr.dtype.element_ty), mask=inside)
+
+
+def soft_cap_triton(x: Tensor, *, cap: float) -> None:
+    """As `kernels.soft_cap.soft_cap`."""
+    if x.numel() == 0:
+        return
+    _soft_cap_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, x.numel(), cap, BLOCK=BLOCK)
