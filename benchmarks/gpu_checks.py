@@ -18,8 +18,8 @@ from benchmarks.kernel_cases import (
     AttentionCase,
     AttentionInputs,
     WriteInputs,
-    attention_agreement,
     added_norm_agreement,
+    attention_agreement,
     blocks_needed,
     fp8_beside,
     fp8_write_agreement,
@@ -37,8 +37,8 @@ from benchmarks.kernel_cases import (
     random_tensor,
     rope_agreement,
     same_bits,
-    write_agreement,
     soft_cap_agreement,
+    write_agreement,
 )
 from kernels.gated_activation import Activation
 from kernels.gated_activation.kernel import gated_activation_triton
@@ -56,8 +56,8 @@ from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
 from kernels.sample.kernel import find_kept_sets, sample_triton
 from kernels.sample.reference import sample_reference
-from kernels.write_kv.kernel import write_kv_triton
 from kernels.soft_cap.kernel import soft_cap_triton
+from kernels.write_kv.kernel import write_kv_triton
 
 EPS = 1e-6
 WRONG = Agreement(float("inf"), 1.0)
@@ -68,8 +68,8 @@ def kernels(scale: Scale) -> Iterator[Line]:
     """Each kernel in each dtype: the largest error as a fraction of its bound, and the RMS error."""
     checks: dict[str, Check] = {
         "rms_norm": _norm,
-        "gated_activation": _gate,
         "soft_cap": _soft_cap,
+        "gated_activation": _gate,
         "rope": _rope,
         "int8 product": _product,
         "write_kv": _write_kv,
@@ -115,8 +115,6 @@ def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         add_rms_norm_triton(x, residual, weight, eps=EPS, out=out)
         yield norm_agreement(out, total, weight, EPS)
         yield _if_true(same_bits(residual, total))
-
-
         before, added_weight = residual.clone(), random_tensor(hidden_size, dtype=dtype, generator=generator)
         add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
         yield added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
@@ -130,6 +128,8 @@ def _soft_cap(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
         out = x.clone()
         soft_cap_triton(out, cap=cap)
         yield soft_cap_agreement(out, x, cap)
+
+
 def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
     generator = generator_on(scale.device.type)
     activations: list[Activation] = ["silu", "gelu_tanh"]

@@ -28,8 +28,8 @@ from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope.reference import rope_reference
 from kernels.sample import SampleOptions
 from kernels.sample.reference import kept_set_reference
-from kernels.write_kv import HeadNorm
 from kernels.soft_cap.reference import soft_cap_reference
+from kernels.write_kv import HeadNorm
 from kernels.write_kv.reference import write_kv_reference
 
 FLOAT32_UNIT = 2.0**-24
@@ -230,6 +230,20 @@ def norm_agreement(out: Tensor, total: Tensor, weight: Tensor, eps: float, weigh
     return agreement(out, expected, (8 * total.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT * expected.abs())
 
 
+def added_norm_agreement(
+    total: Tensor, x: Tensor, residual: Tensor, added_weight: Tensor, eps: float, weight_offset: float
+) -> Agreement:
+    """Compare `total` with `residual` plus the norm of `x` in float64; the norm is rounded before it is added."""
+    normed = rms_norm_reference(x.double(), added_weight.double(), eps=eps, weight_offset=weight_offset)
+    unit = UNITS[total.dtype] + (8 * x.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT
+    return agreement(total, residual.double() + normed, unit * normed.abs())
+
+
+def soft_cap_agreement(out: Tensor, x: Tensor, cap: float) -> Agreement:
+    """Compare `out` with the cap of `x` in float64; what cancels in a small element is of the size of the cap."""
+    return agreement(out, soft_cap_reference(x.double(), cap=cap), 8 * FLOAT32_UNIT * cap)
+
+
 def gate_agreement(out: Tensor, gate_up: Tensor, activation: Activation) -> Agreement:
     """Compare `out` with the gate in float64."""
     expected = gated_activation_reference(gate_up.double(), activation=activation)
@@ -256,20 +270,6 @@ def rope_agreement(out: Tensor, x: Tensor, positions: Tensor, cos_sin: Tensor) -
 
 def _pair_size(rotated: Tensor, rotary_size: int) -> Tensor:
     """Length of each rotated pair, at both of its elements; of the others, the element's own."""
-def added_norm_agreement(
-    total: Tensor, x: Tensor, residual: Tensor, added_weight: Tensor, eps: float, weight_offset: float
-) -> Agreement:
-    """Compare `total` with `residual` plus the norm of `x` in float64; the norm is rounded before it is added."""
-    normed = rms_norm_reference(x.double(), added_weight.double(), eps=eps, weight_offset=weight_offset)
-    unit = UNITS[total.dtype] + (8 * x.shape[-1] ** 0.5 + 8) * FLOAT32_UNIT
-    return agreement(total, residual.double() + normed, unit * normed.abs())
-
-
-def soft_cap_agreement(out: Tensor, x: Tensor, cap: float) -> Agreement:
-    """Compare `out` with the cap of `x` in float64; what cancels in a small element is of the size of the cap."""
-    return agreement(out, soft_cap_reference(x.double(), cap=cap), 8 * FLOAT32_UNIT * cap)
-
-
     first, second = rotated[..., :rotary_size].chunk(2, dim=-1)
     length = torch.hypot(first, second)
     return torch.cat([length, length, rotated[..., rotary_size:].abs()], dim=-1)

@@ -17,8 +17,8 @@ from kernels.prepare_batch.kernel import prepare_batch_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.rope.kernel import rope_triton
 from kernels.sample.kernel import sample_triton
-from kernels.write_kv import HeadNorm
 from kernels.soft_cap.kernel import soft_cap_triton
+from kernels.write_kv import HeadNorm
 from kernels.write_kv.kernel import write_kv_triton
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
 
@@ -127,13 +127,13 @@ class TestGivenTheOtherKernels:
         with CompileInstead() as compiled:
             rms_norm_triton(x, x[0], eps=1e-6, out=x)
             add_rms_norm_triton(x, x, x[0], eps=1e-6, out=x)
+            add_rms_norm_triton(x, x, x[0], eps=1e-6, weight_offset=1.0, added_weight=x[1], out=x)
+            soft_cap_triton(x, cap=30.0)
 
         check_fits(compiled)
 
     def test_when_gate_and_rotation_are_compiled_then_they_fit(self) -> None:
         gate_up = torch.zeros(8, 2 * 1408, dtype=torch.bfloat16)
-            add_rms_norm_triton(x, x, x[0], eps=1e-6, weight_offset=1.0, added_weight=x[1], out=x)
-            soft_cap_triton(x, cap=30.0)
         heads, positions = torch.zeros(8, 48, 128, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.int64)
 
         with CompileInstead() as compiled:
