@@ -10,6 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from benchmarks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
 from benchmarks.gpu_report import Line
 from benchmarks.gpu_scale import Scale
 from benchmarks.kernel_cases import (
@@ -88,6 +89,7 @@ def kernels(scale: Scale) -> Iterator[Line]:
     yield _line("philox, bits and noise", _noise(scale))
     yield _line("penalties", _penalties(scale))
     yield _line("prepare_batch", _preparation(scale))
+    yield _line("copy_blocks", _copies(scale))
     yield _frequencies(scale)
 
 
@@ -238,6 +240,8 @@ def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
         max_query_len=inputs.max_query_len,
         max_context_len=inputs.max_context_len,
         sliding_window=inputs.sliding_window,
+        soft_cap=inputs.soft_cap,
+        sinks=inputs.sinks,
         out=out,
     )
     return out
@@ -396,6 +400,15 @@ def _preparation(scale: Scale) -> Iterator[Agreement]:
         expected = prepare_batch_reference(plan, drawn, block_size=16, spare_slot=7)
         for name in ("input_ids", "positions", "slot_mapping"):
             yield _if_true(torch.equal(getattr(found, name), getattr(expected, name)))
+
+
+def _copies(scale: Scale) -> Iterator[Agreement]:
+    num_layers, num_kv_heads, head_size = (2, 1, 24) if scale.is_toy else (30, 8, 128)
+    for dtype in (*scale.dtypes, FP8):
+        sizes = (200 if not scale.is_toy else 8, 16, num_kv_heads, head_size)
+        caches = [allocate_cuda(*sizes, dtype=dtype, device=scale.device) for _ in range(num_layers)]
+        half = (sizes[0] - 2 * NUM_GUARDS) // 2
+        yield _if_true(copies_rightly(copy_by_kernel, caches, [(at // 3, half + at) for at in range(half)]))
 
 
 def _noise(scale: Scale) -> Iterator[Agreement]:

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
+from benchmarks.block_copies import on_device
 from benchmarks.gpu_checks import attend
 from benchmarks.gpu_models import (
     cache_bytes_per_token,
@@ -31,6 +32,8 @@ from benchmarks.kernel_cases import AttentionInputs, generator_on, make_cos_sin,
 from engine.kv_cache import make_caches
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
+from kernels.copy_blocks import block_runs
+from kernels.copy_blocks.kernel import copy_blocks_triton
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.cuda import Int8Linear
 from kernels.paged_attention import FP8, KVCache
@@ -110,6 +113,7 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
     yield from _products(scale)
     yield from _sampling(scale)
     yield from _small_ones(scale)
+    yield from _block_copies(scale)
 
 
 def plain_attention(
@@ -332,6 +336,19 @@ def _small_ones(scale: Scale) -> Iterator[Line]:
         )
         us = scale.timer.device_us(lambda plan=plan: prepare_batch_triton(plan, None, block_size=16, spare_slot=0))
         yield Line(f"prepare_batch, {batch} decodes", {"us": us})
+
+
+def _block_copies(scale: Scale) -> Iterator[Line]:
+    """Copies of blocks in all layers of an 8B model, as a step has that one prompt's blocks are copied for."""
+    num_layers, num_blocks, num_kv_heads, head_size = (2, 9, 1, 16) if scale.is_toy else (32, 2048, 8, 128)
+    sizes = (num_blocks, 16, num_kv_heads, head_size)
+    caches = [allocate_cuda(*sizes, dtype=scale.dtype, device=scale.device) for _ in range(num_layers)]
+    runs, block_bytes = block_runs(caches), sum(cache.num_bytes for cache in caches) // num_blocks
+    for num_pairs in scale.pick([1, 16, 256], [3]):
+        pairs = on_device([(at, num_blocks - 1 - at) for at in range(num_pairs)], scale.device)
+        us = scale.timer.device_us(lambda pairs=pairs: copy_blocks_triton(runs, pairs))
+        figures = scale.rates(us, num_bytes=2 * num_pairs * block_bytes)
+        yield Line(f"copy_blocks, {num_pairs} x {num_layers} layers", figures)
 
 
 # A whole step

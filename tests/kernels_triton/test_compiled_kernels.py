@@ -6,6 +6,7 @@
 import pytest
 import torch
 
+from benchmarks.block_copies import copy_by_kernel
 from benchmarks.kernel_cases import generator_on, make_options, make_penalties
 from kernels.gated_activation.kernel import gated_activation_triton
 from kernels.linear.kernel import int8_product_triton, widen_triton
@@ -208,6 +209,18 @@ class TestGivenTheOtherKernels:
             prepare_batch_triton(plan, drawn, block_size=16, spare_slot=0)
 
         check_fits(compiled)
+
+    @pytest.mark.parametrize(("block_size", "head_size", "is_aligned"), [(16, 128, True), (5, 3, False)])
+    def test_when_block_copies_are_compiled_then_they_fit_and_move_the_widest_words_that_addresses_allow(
+        self, block_size: int, head_size: int, is_aligned: bool
+    ) -> None:
+        caches = [allocate_cuda(3, block_size, 1, head_size, dtype=torch.float16, device=torch.device("cpu"))]
+
+        with CompileInstead() as compiled:
+            copy_by_kernel(caches, [(0, 1)])
+
+        check_fits(compiled)
+        assert ("ld.global.v2.b64" in compiled[0].ptx) == is_aligned
 
     def test_when_the_penalties_are_compiled_then_they_fit(self) -> None:
         with CompileInstead() as compiled:

@@ -1,0 +1,89 @@
+"""Copy blocks of the KV cache, of all layers at once: who goes on from another's tokens need not compute them."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check
+from kernels.paged_attention import KVCache
+
+__all__ = ["BlockRuns", "block_runs", "copy_blocks", "parts_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRuns:
+    """Where the blocks of all layers lie. Made once; good for as long as the caches are."""
+
+    caches: tuple[KVCache, ...]
+    table: Tensor
+    """`[R, 3]` int64, on the device of the caches: for each part of each layer the address of block 0, the bytes from
+    one block to the next, and the bytes of a block, which are one run of memory."""
+
+    max_bytes: int
+    """Of a block in any part."""
+
+    alignment: int
+    """Divides every number of `table`: 16, or the largest smaller power of 2."""
+
+
+def parts_of(cache: KVCache) -> list[Tensor]:
+    """The tensors that hold a layer's blocks, each `[blocks, ...]`, in any layout: keys, values, and their scales."""
+    parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    return [part for part in parts if part is not None]
+
+
+def block_runs(caches: Sequence[KVCache]) -> BlockRuns:
+    """Find the blocks of `caches`: one for each layer, of equal sizes, on one device.
+
+    Raises:
+        ValueError: they differ in their blocks, or a block of one is not one run of memory.
+    """
+    check(len({cache.num_blocks for cache in caches}) == 1, "caches must have equally many blocks")
+    parts = [part for cache in caches for part in parts_of(cache)]
+    check(all(_is_run(part[0]) for part in parts), "each block must be one run of memory")
+    rows = [(p.data_ptr(), p.stride(0) * p.element_size(), p[0].numel() * p.element_size()) for p in parts]
+    return BlockRuns(
+        caches=tuple(caches),
+        table=torch.tensor(rows, dtype=torch.int64, device=parts[0].device),
+        max_bytes=max(num_bytes for _, _, num_bytes in rows),
+        alignment=gcd(16, *(number for row in rows for number in row)),
+    )
+
+
+def copy_blocks(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks, with all that is in them: 2·pairs·(bytes of a block in all layers) are moved.
+
+    Args:
+        runs: the caches.
+        pairs: (source, destination). No block is a destination twice, or both a source and a destination.
+
+    Raises:
+        ValueError: there is no such block, or what is copied would depend on the order.
+    """
+    num_blocks = runs.caches[0].num_blocks
+    check(all(0 <= block < num_blocks for pair in pairs for block in pair), "blocks must be in [0, {})", num_blocks)
+    destinations = {destination for _, destination in pairs}
+    check(len(destinations) == len(pairs), "a block is the destination of two copies")
+    check(destinations.isdisjoint(source for source, _ in pairs), "a block is both source and destination")
+    if runs.table.is_cuda:
+        from kernels.copy_blocks.kernel import copy_blocks_triton
+
+        on_host = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+        copy_blocks_triton(runs, on_host.pin_memory().to(runs.table.device, non_blocking=True))
+    else:
+        from kernels.copy_blocks.cpu import copy_blocks_cpu
+
+        copy_blocks_cpu(runs, pairs)
+
+
+def _is_run(block: Tensor) -> bool:
+    """Whether the elements of `block` lie side by side, in whatever order."""
+    sizes = [size for _, size in sorted(zip(block.stride(), block.shape, strict=True)) if size > 1]
+    strides = sorted(stride for stride, size in zip(block.stride(), block.shape, strict=True) if size > 1)
+    return strides == [prod(sizes[:at]) for at in range(len(sizes))]
