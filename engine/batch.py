@@ -32,6 +32,16 @@ class PaddingRow(NamedTuple):
     """Tokens that the last of them attends to, itself included."""
 
 
+class BlockCopy(NamedTuple):
+    """A block that is copied before the step computes: a sequence goes on from another's, which keeps its own."""
+
+    sequence_id: int
+    """Whose `destination` is, and who computes in this step what follows of it."""
+
+    source: int
+    destination: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The sequences of one step, in the order in which they were scheduled."""
@@ -43,6 +53,9 @@ class Batch:
     padding: tuple[PaddingRow, ...] = ()
     """What is computed besides: by a padded discipline, or to fill up a recorded step (`engine.graph_buckets.pad`).
     An executor does this work, and keeps nothing of it."""
+
+    copies: tuple[BlockCopy, ...] = ()
+    """No block is copied from one and to another: they may be copied in any order."""
 
     @property
     def is_empty(self) -> bool:
@@ -58,6 +71,13 @@ class Batch:
     def num_padding_tokens(self) -> int:
         """Tokens computed in this step for nobody."""
         return sum(row.num_tokens for row in self.padding)
+
+    def part(self, sequences: tuple[ScheduledSequence, ...]) -> "Batch":
+        """Some of the sequences, with their copies: a block of another one may be copied and written on already."""
+        if not self.copies:
+            return Batch(sequences)
+        ids = {scheduled.sequence.id for scheduled in sequences}
+        return Batch(sequences, copies=tuple(copy for copy in self.copies if copy.sequence_id in ids))
 
 
 class Sampled(NamedTuple):

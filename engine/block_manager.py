@@ -1,14 +1,18 @@
 """Own the KV cache's blocks: who holds each one, which are free, and which hold a prefix that is known.
 
-Knows nothing of tensors, text or queues. It alone writes a sequence's `block_table`, `num_slots`, `block_hashes` and
-`num_published_blocks`.
+Knows nothing of tensors, text or queues. It alone writes a sequence's `block_table`, `num_slots`, `block_hashes`,
+`num_published_blocks` and `copied_from`.
 
 A full block is known by a chained hash of its tokens, of the block before it and of the sequence's cache salt (vLLM,
 SOSP 2023, and its later prefix cache). The hash is BLAKE2b with 128 bits: nobody can make two prefixes collide, so
 token ids need not be kept to compare. A block that nobody holds stays known until it is used again.
 
-The last block of a sequence that has gone is seldom full. Whoever goes on from there, as the next turn of a chat does,
-takes it over with the tokens that are in it: it is nobody's, so it needs no copy, and only one can have it.
+A prefix seldom ends with a block: a chat goes on behind the last token of its last turn, prompts differ from some token
+on. So the block that was last seen behind each known full block is remembered too, its follower, with the tokens that
+are computed in it; it may be full, or its sequence may still fill it. Whoever begins with the first of these tokens
+need not compute them. A follower that is nobody's and ends with them is taken over. Else it is copied, as far as it is
+filled, before the sequence's first step, and what follows of the copy is written over; until a step with that copy has
+succeeded, the copy is to be made again and its source is held as if the sequence had it.
 
 Hot module: no logging, nothing per sequence and step but when a block is full or a new one is needed.
 """
@@ -17,12 +21,13 @@ from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from hashlib import blake2b
-from itertools import chain
 from typing import NamedTuple
 
 from engine.sequence import Sequence
 
 _HASH_BYTES = 16
+_ROOM_TO_COPY = 2
+"""Blocks to be free where one that is nobody's is copied: itself, and one into which the sequence may grow."""
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
@@ -39,6 +44,14 @@ def block_hash(parent: int, token_ids: Items[int]) -> int:
     """Name a full block by its tokens and everything before them."""
     content = parent.to_bytes(_HASH_BYTES, "little") + array("I", token_ids).tobytes()
     return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")
+
+
+def _num_shared(token_ids: list[int], others: list[int]) -> int:
+    """How many tokens both begin with."""
+    if token_ids == others:
+        return len(others)
+    pairs = enumerate(zip(token_ids, others, strict=False))
+    return next((index for index, (mine, theirs) in pairs if mine != theirs), min(len(token_ids), len(others)))
 
 
 class FreeBlocks:
@@ -88,11 +101,27 @@ class FreeBlocks:
         self._size += 1
 
 
-class BegunBlock(NamedTuple):
-    """A block that nobody holds and that is not full: what a sequence that has gone had computed of it."""
+class Follower(NamedTuple):
+    """A block behind a known one, whoever holds it, and the tokens whose keys and values it begins with.
+
+    If it has all of a block's, it is itself known by its hash.
+    """
 
     block_id: int
     token_ids: list[int]
+
+
+class Reusable(NamedTuple):
+    """What the cache has of a sequence that holds no blocks."""
+
+    block_ids: list[int]
+    """Full blocks that it can hold as they are."""
+
+    follower: Follower | None
+    """What begins with its next tokens: those of `token_ids` that it shares, at least one."""
+
+    num_tokens: int
+    """Its tokens in all of them."""
 
 
 class BlockManager:
@@ -106,11 +135,14 @@ class BlockManager:
         self._hashes: list[int | None] = [None] * num_blocks
         self._free = FreeBlocks(num_blocks)
         self._known: dict[int, int] = {}
-        self._begun: dict[int, BegunBlock] = {}
-        """By the hash of the block before, the last one that was left there."""
+        self._followers: dict[int, Follower] = {}
+        """By the hash of the block before."""
 
-        self._begun_after: list[int | None] = [None] * num_blocks
-        """The key of each block in `_begun`."""
+        self._follows: list[int | None] = [None] * num_blocks
+        """The key of each block in `_followers`."""
+
+        self.num_copies = 0
+        """Sequences whose `copied_from` is not None."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -132,7 +164,7 @@ class BlockManager:
 
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Tokens of a waiting `sequence` whose keys and values are in the cache already."""
-        return self._reusable(sequence)[1]
+        return self._reusable(sequence).num_tokens
 
     def next_hash(self, sequence: Sequence) -> int | None:
         """Hash of the first full block of `sequence` that nobody finds yet; None if there is no such block.
@@ -161,17 +193,19 @@ class BlockManager:
         Returns:
             Tokens whose keys and values are in the cache already; None if there are not enough blocks.
         """
-        reused, num_cached = self._reusable(sequence)
-        num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(reused)
-        num_idle = sum(self._ref_counts[block_id] == 0 for block_id in reused)
-        if num_new + num_idle + num_spare > len(self._free):
+        known, follower, num_cached = self._reusable(sequence)
+        num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(known)
+        num_idle = sum(self._ref_counts[block_id] == 0 for block_id in known)
+        num_left = len(self._free) - num_new - num_idle - num_spare
+        if num_left < 0:
             return None
-        for block_id in reused:
-            if self._ref_counts[block_id] == 0:
-                self._free.remove(block_id)
-            self._ref_counts[block_id] += 1
-            self._end_begun(block_id)
-        sequence.block_table = reused + [self._take() for _ in range(num_new)]
+        for block_id in known:
+            self._hold(block_id)
+        if follower is not None:
+            num_shared = num_cached - len(known) * self.block_size
+            known.append(self._follow(sequence, follower, num_shared, num_left))
+            num_new -= 1
+        sequence.block_table = known + [self._take() for _ in range(num_new)]
         sequence.num_slots = len(sequence.block_table) * self.block_size
         sequence.num_published_blocks = num_cached // self.block_size
         return num_cached
@@ -193,14 +227,22 @@ class BlockManager:
             self._hash_up_to(sequence, num_full)
             self._make_known(sequence, range(sequence.num_published_blocks, num_full))
         sequence.num_published_blocks = num_full
+        self._show_last(sequence)
+
+    def end_copy(self, sequence: Sequence) -> None:
+        """Let go of what the block of `sequence` was copied from. Only once a step with that copy has succeeded."""
+        if sequence.copied_from is not None:
+            self._let_go(sequence.copied_from)
+            sequence.copied_from = None
+            self.num_copies -= 1
 
     def retract(self, sequence: Sequence) -> None:
         """Make the blocks of `sequence` unfindable: what is in them may be wrong."""
         for block_id in sequence.block_table:
             self._forget(block_id)
         for key in sequence.block_hashes:
-            if key in self._begun:
-                self._end_begun(self._begun[key].block_id)
+            if key in self._followers:
+                self._unfollow(self._followers[key].block_id)
         sequence.num_published_blocks = 0
 
     def release(self, sequence: Sequence) -> None:
@@ -209,15 +251,13 @@ class BlockManager:
         From its last to its first, so that a chain is used again from its end; those that nobody can find are used
         first.
         """
-        self._leave_begun(sequence)
+        if sequence.copied_from is None:
+            self._show_last(sequence)
+        else:
+            # Nobody knows whether its copy was made.
+            self.end_copy(sequence)
         for block_id in reversed(sequence.block_table):
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] > 0:
-                continue
-            if self._hashes[block_id] is None and self._begun_after[block_id] is None:
-                self._free.push_front(block_id)
-            else:
-                self._free.push_back(block_id)
+            self._let_go(block_id)
         # A new list: a step in flight may still read the old one.
         sequence.block_table = []
         sequence.num_slots = 0
@@ -230,55 +270,100 @@ class BlockManager:
             AssertionError: the books do not balance.
         """
         held = [0] * self.num_blocks
-        for block_id in chain.from_iterable(sequence.block_table for sequence in holders):
-            held[block_id] += 1
+        num_copies = 0
+        for sequence in holders:
+            for block_id in sequence.block_table:
+                held[block_id] += 1
+            if sequence.copied_from is not None:
+                held[sequence.copied_from] += 1
+                num_copies += 1
+                copy = sequence.block_table[sequence.num_computed_tokens // self.block_size]
+                assert self._ref_counts[copy] == 1, "a block that is not copied yet has two holders"
+                assert self._hashes[copy] is self._follows[copy] is None, "a block that is not copied yet is found"
+        assert num_copies == self.num_copies, "a copy is lost"
         free = list(self._free)
         assert held == self._ref_counts, "reference counts differ from the block tables"
         assert len(free) == len(set(free)) == len(self._free), "a block is twice in the free list"
         assert set(free) == {block_id for block_id, count in enumerate(held) if count == 0}, "a block is lost"
         hashes = {key: block_id for block_id, key in enumerate(self._hashes) if key is not None}
         assert hashes == self._known, "the prefix cache finds other blocks than those that carry its hashes"
-        begun = {key: block_id for block_id, key in enumerate(self._begun_after) if key is not None}
-        assert begun == {key: one.block_id for key, one in self._begun.items()}, "a begun block is known wrongly"
-        assert set(begun.values()).isdisjoint(hashes.values()), "a full block counts as begun"
-        assert not any(self._ref_counts[block_id] for block_id in begun.values()), "a begun block is held"
+        followers = {key: block_id for block_id, key in enumerate(self._follows) if key is not None}
+        assert followers == {key: one.block_id for key, one in self._followers.items()}, "a follower is known wrongly"
+        for block_id, token_ids in self._followers.values():
+            assert 0 < len(token_ids) <= self.block_size, "a follower has too many tokens, or none"
+            is_full = len(token_ids) == self.block_size
+            assert not is_full or self._hashes[block_id] is not None, "a full follower is not known by its hash"
 
-    def _reusable(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Blocks that `sequence` can hold as they are, its known prefix and a begun one, and its tokens in them."""
+    def _reusable(self, sequence: Sequence) -> Reusable:
         known = self.known_prefix(sequence)
         num_tokens = len(known) * self.block_size
-        begun = self._begun.get(sequence.block_hashes[len(known) - 1]) if known else None
-        if begun is None:
-            return known, num_tokens
+        follower = self._followers.get(sequence.block_hashes[len(known) - 1]) if known else None
+        if follower is None:
+            return Reusable(known, None, num_tokens)
         # One token must give logits.
-        num_more = min(len(begun.token_ids), sequence.num_tokens - 1 - num_tokens)
-        if num_more == 0 or sequence.token_ids[num_tokens : num_tokens + num_more] != begun.token_ids[:num_more]:
-            return known, num_tokens
-        return [*known, begun.block_id], num_tokens + num_more
+        end = min(num_tokens + self.block_size, sequence.num_tokens - 1)
+        num_shared = _num_shared(sequence.token_ids[num_tokens:end], follower.token_ids)
+        return Reusable(known, follower if num_shared else None, num_tokens + num_shared)
 
-    def _leave_begun(self, sequence: Sequence) -> None:
-        """Let the last computed block of `sequence` be taken over, if it is not full, and what is before it is known.
+    def _follow(self, sequence: Sequence, follower: Follower, num_shared: int, num_left: int) -> int:
+        """The block in which `sequence` goes on: `follower` itself, or one that is to become its copy.
 
-        Nothing is left of one that was retracted, or whose prefix was, with another that shared it.
+        It is taken over if it is nobody's and nothing in it is lost, or if there is no room to keep it.
+        """
+        block_id, token_ids = follower
+        is_idle = self._ref_counts[block_id] == 0
+        is_over = self._hashes[block_id] is None and num_shared == len(token_ids)
+        self._hold(block_id)
+        if is_idle and (is_over or num_left < _ROOM_TO_COPY):
+            key = self._follows[block_id]
+            self._forget(block_id)
+            if key is not None:
+                self._let_follow(key, Follower(block_id, token_ids[:num_shared]))
+            return block_id
+        sequence.copied_from = block_id
+        self.num_copies += 1
+        return self._take()
+
+    def _show_last(self, sequence: Sequence) -> None:
+        """Let the last computed block of `sequence` be found, if it is not full, and what is before it is known.
+
+        Nothing is shown of one that was retracted, or whose prefix was, with another that shared it.
         """
         num_full, num_more = divmod(sequence.num_computed_tokens, self.block_size)
         is_findable = self._is_caching and num_full == sequence.num_published_blocks > 0
         if num_more == 0 or not is_findable:
             return
         key, block_id = sequence.block_hashes[num_full - 1], sequence.block_table[num_full]
-        if key not in self._known:
-            return
-        if key in self._begun:
-            self._end_begun(self._begun[key].block_id)
-        token_ids = sequence.token_ids[num_full * self.block_size : sequence.num_computed_tokens]
-        self._begun[key] = BegunBlock(block_id, token_ids)
-        self._begun_after[block_id] = key
+        if key in self._known:
+            token_ids = sequence.token_ids[num_full * self.block_size : sequence.num_computed_tokens]
+            self._let_follow(key, Follower(block_id, token_ids))
 
-    def _end_begun(self, block_id: int) -> None:
-        key = self._begun_after[block_id]
+    def _let_follow(self, key: int, follower: Follower) -> None:
+        """Remember what follows the block with hash `key`, in the place of what did."""
+        if key in self._followers:
+            self._unfollow(self._followers[key].block_id)
+        self._followers[key] = follower
+        self._follows[follower.block_id] = key
+
+    def _unfollow(self, block_id: int) -> None:
+        key = self._follows[block_id]
         if key is not None:
-            del self._begun[key]
-            self._begun_after[block_id] = None
+            del self._followers[key]
+            self._follows[block_id] = None
+
+    def _hold(self, block_id: int) -> None:
+        if self._ref_counts[block_id] == 0:
+            self._free.remove(block_id)
+        self._ref_counts[block_id] += 1
+
+    def _let_go(self, block_id: int) -> None:
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] > 0:
+            return
+        if self._hashes[block_id] is None and self._follows[block_id] is None:
+            self._free.push_front(block_id)
+        else:
+            self._free.push_back(block_id)
 
     def _take(self) -> int:
         block_id = self._free.pop()
@@ -292,13 +377,16 @@ class BlockManager:
             if key not in self._known:
                 self._known[key] = block_id
                 self._hashes[block_id] = key
+                if index and (parent := sequence.block_hashes[index - 1]) in self._known:
+                    start = index * self.block_size
+                    self._let_follow(parent, Follower(block_id, sequence.token_ids[start : start + self.block_size]))
 
     def _forget(self, block_id: int) -> None:
         key = self._hashes[block_id]
         if key is not None:
             del self._known[key]
             self._hashes[block_id] = None
-        self._end_begun(block_id)
+        self._unfollow(block_id)
 
     def _hash_up_to(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -65,6 +65,9 @@ class Executor(Protocol):
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute every scheduled token, writing its keys and values through the sequence's block table.
 
+        Before that, blocks are copied as `batch.copies` says. The cache has one block more than `limits` says: what is
+        written there nobody reads.
+
         Does the work of the batch's padding too, and keeps nothing of it. Reads all that it needs of the sequences
         before it returns, and changes none. May be called again for the same batch after it, or its `collect`, raised.
 

@@ -14,7 +14,7 @@ failed has read tokens that were never drawn: it is void (`Outcome.has_failed`),
 """
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from engine.batch import Batch, Sampled, ScheduledSequence
@@ -67,13 +67,6 @@ class Outcome:
     def went_well(self) -> bool:
         """Whether anything in the step did: a token was drawn, or a part of a prompt was computed."""
         return any(not sampled or any(row.error is None for row in sampled) for _, sampled in self.done)
-
-    @property
-    def suspect(self) -> Sequence:
-        """One of the sequences that will end because of it. The caller knows that nothing went well."""
-        if self.failed:
-            return self.failed[0][0]
-        return next(scheduled.sequence for scheduled in self.done[0][0].sequences if scheduled.samples)
 
 
 class IsolatingExecutor:
@@ -134,7 +127,7 @@ class IsolatingExecutor:
             self._divide(batch, error, outcome)
         if not outcome.went_well:
             outcome.has_failed = True
-            self._check_device(outcome.suspect)
+            self._check_device()
         return outcome
 
     def _take(self, step: StepInFlight, outcome: Outcome) -> Exception | None:
@@ -170,9 +163,8 @@ class IsolatingExecutor:
             if problem is not None:
                 self._divide(part, problem, outcome)
 
-    def _check_device(self, suspect: Sequence) -> None:
-        """See that the device can compute a sequence of one token, in a block that `suspect` is about to give back."""
-        # The block of a sequence's last token is its own: it is never shared or known before that token is computed.
+    def _check_device(self) -> None:
+        """See that the device can compute a sequence of one token, in the block that no sequence has."""
         probe = Sequence(
             id=_PROBE_ID,
             request_id="",
@@ -180,7 +172,7 @@ class IsolatingExecutor:
             sampling=SamplingParams(temperature=0, max_tokens=1),
             token_ids=[0],
             num_prompt_tokens=1,
-            block_table=suspect.block_table[-1:],
+            block_table=[self._executor.limits.num_blocks],
         )
         outcome = Outcome()
         error = self._take(self.launch(Batch((ScheduledSequence(probe, 0, 1, True),))), outcome)
@@ -195,7 +187,7 @@ def _parts(batch: Batch) -> tuple[Batch, Batch]:
     middle = len(sequences) - batch.num_joined
     if middle in (0, len(sequences)):
         middle = len(sequences) // 2
-    return Batch(sequences[:middle]), Batch(sequences[middle:])
+    return batch.part(sequences[:middle]), batch.part(sequences[middle:])
 
 
 def _without(batch: Batch, unwanted: Set[int]) -> Batch:
@@ -203,7 +195,7 @@ def _without(batch: Batch, unwanted: Set[int]) -> Batch:
     kept = tuple(scheduled for scheduled in batch.sequences if scheduled.sequence.id not in unwanted)
     joined = batch.sequences[len(batch.sequences) - batch.num_joined :]
     num_joined = sum(scheduled.sequence.id not in unwanted for scheduled in joined)
-    return Batch(kept, num_joined=num_joined, padding=batch.padding)
+    return replace(batch.part(kept), num_joined=num_joined, padding=batch.padding)
 
 
 def _rows_without(batch: Batch, sampled: list[Sampled], unwanted: Set[int]) -> tuple[Batch, list[Sampled]]:

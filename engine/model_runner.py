@@ -29,6 +29,7 @@ from engine.models.decoder import Decoder
 from engine.models.load import WeightForm, load_decoder
 from engine.sampler import Sampler
 from engine.transfers import Arrival
+from kernels.copy_blocks import block_runs, copy_blocks
 from kernels.paged_attention import FP8
 
 _FP8_CAPABILITY = (8, 9)
@@ -121,6 +122,7 @@ class ModelRunner:
             dtype=_cache_dtype(options, weights.dtype),
             device=weights.device,
         )
+        self._runs = block_runs(self._caches)
         self._layout = BatchLayout(
             max_num_seqs=options.max_num_seqs,
             max_blocks_per_seq=-(-limits.max_model_len // limits.block_size),
@@ -177,6 +179,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Launched:
+        if batch.copies:
+            # Outside of what is recorded, and before it: a step's tokens attend to what is copied.
+            copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
         logits = self._logits(batch)
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
         drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
@@ -237,11 +242,12 @@ class ModelRunner:
             give_memory_back(self._device)
 
     def prepare_first(self) -> None:
-        """Record what is recorded at start.
+        """Record what is recorded at start, and copy a block to where nobody reads it, so that this is compiled too.
 
         Raises:
             EngineBroken: the device is lost.
         """
+        guarded(lambda: copy_blocks(self._runs, [(0, self._limits.num_blocks)]))
         for bucket in self._buckets.first if self._graphs is not None else []:
             guarded(lambda bucket=bucket: self._record(bucket))
 

@@ -28,11 +28,11 @@ Hot module: no logging, no allocation per sequence and step but its `ScheduledSe
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from engine.batch import Batch, Sampled, ScheduledSequence
+from engine.batch import Batch, BlockCopy, Sampled, ScheduledSequence
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.executor import ModelLimits
@@ -121,7 +121,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan one step. Until `commit`, no token counts as computed, so a step that fails has changed nothing."""
         self._num_preemptions_before = self.counters.num_preemptions
-        return self._discipline.plan(self)
+        batch = self._discipline.plan(self)
+        return self._with_copies(batch) if self.blocks.num_copies else batch
 
     def shrink(self, batch: Batch) -> None:
         """Plan smaller steps for a while: the device had no memory for `batch`, of which nothing was computed.
@@ -213,6 +214,8 @@ class Scheduler:
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
         """Move the sequences of a step that succeeded on by what it computed and drew."""
         self._budget.note_success()
+        if batch.copies:
+            self._end_copies(batch)
         rows = iter(sampled)
         block_size = self.blocks.block_size
         for sequence, start, num_tokens, samples in batch.sequences:
@@ -307,6 +310,7 @@ class Scheduler:
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_table, "a waiting sequence holds blocks"
+            assert sequence.copied_from is None, "a waiting sequence holds the source of a copy"
             assert sequence.num_computed_tokens == 0
 
     def _schedule(self, sequences: list[Sequence]) -> list[ScheduledSequence]:
@@ -330,6 +334,25 @@ class Scheduler:
             scheduled.append(ScheduledSequence(sequence, start, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
+
+    def _with_copies(self, batch: Batch) -> Batch:
+        """`batch`, with the copies that its sequences wait for: again in each step until one of them has succeeded.
+
+        What is in flight already has them, and has written behind them.
+        """
+        size = self.blocks.block_size
+        copies = [
+            BlockCopy(sequence.id, sequence.copied_from, sequence.block_table[start // size])
+            for sequence, start, *_ in batch.sequences
+            if sequence.copied_from is not None and not sequence.num_launched_tokens
+        ]
+        return replace(batch, copies=tuple(copies))
+
+    def _end_copies(self, batch: Batch) -> None:
+        copied = {copy.sequence_id for copy in batch.copies}
+        for sequence, *_ in batch.sequences:
+            if sequence.id in copied:
+                self.blocks.end_copy(sequence)
 
     def _num_blind_tokens(self, sequence: Sequence) -> int:
         """See `Sequence.num_blind_tokens`. What follows the last token is not planned, and no penalty is guessed."""

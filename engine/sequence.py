@@ -63,6 +63,9 @@ class Sequence:
     num_published_blocks: int = 0
     """Leading blocks of `block_table` that the prefix cache was told of, or that came from it."""
 
+    copied_from: int | None = None
+    """The block that the one with its first uncomputed token is copied from, until a step has succeeded that did it."""
+
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from engine.batch import Batch, Sampled
+from engine.batch import Batch, BlockCopy, Sampled
 from engine.config import EngineConfig
 from engine.executor import Computed, Executor, ModelLimits
 from engine.llm_engine import LLMEngine
@@ -34,6 +35,7 @@ class CheckingModel:
         """The last token of each sequence, as a device keeps it."""
 
         self.num_computed_tokens = 0
+        self.num_copies = 0
         self.largest_batch = 0
 
     @property
@@ -45,6 +47,7 @@ class CheckingModel:
         return self._model.fingerprint
 
     def launch(self, batch: Batch) -> Computed:
+        self._copy(batch.copies)
         written: set[int] = set()
         for sequence, start, num_tokens, samples in batch.sequences:
             tokens = self._tokens(sequence, start)
@@ -62,6 +65,13 @@ class CheckingModel:
         drawing = [scheduled.sequence.id for scheduled in batch.sequences if scheduled.samples]
         self._drawn = {key: row.token_ids[-1] for key, row in zip(drawing, rows, strict=True)}
         return Computed(rows)
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        size = self.limits.block_size
+        assert {copy.source for copy in copies}.isdisjoint(copy.destination for copy in copies), "copies have an order"
+        for copy, offset in product(copies, range(size)):
+            self._slots[copy.destination * size + offset] = self._slots.get(copy.source * size + offset, -1)
+        self.num_copies += len(copies)
 
     def scribble(self, block_ids: list[int]) -> None:
         """Write something over all slots of these blocks."""

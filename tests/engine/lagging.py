@@ -52,7 +52,7 @@ class LaggingExecutor:
 
     def _fresh_blocks(self, batch: Batch) -> list[int]:
         size = self.limits.block_size
-        return [
+        return [copy.destination for copy in batch.copies] + [
             block_id
             for sequence, start, num_tokens, _ in batch.sequences
             for block_id in sequence.block_table[-(-start // size) : -(-(start + num_tokens) // size)]

@@ -23,10 +23,20 @@ def manager_with(num_blocks: int, *, block_size: int = 4, caches: bool = True) -
     return BlockManager(num_blocks, block_size, enable_prefix_caching=caches)
 
 
+def held(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequence:
+    """A sequence that holds its blocks and has computed nothing but what was there."""
+    sequence = sequence_of(token_ids, salt=salt)
+    num_cached = manager.try_hold(sequence, num_spare=0)
+    assert num_cached is not None
+    sequence.num_computed_tokens = num_cached
+    return sequence
+
+
 def computed(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequence:
     """A sequence that holds its blocks, with all its tokens computed and published."""
     sequence = sequence_of(token_ids, salt=salt)
     assert manager.try_hold(sequence, num_spare=0) is not None
+    manager.end_copy(sequence)
     sequence.num_computed_tokens = sequence.num_tokens
     manager.publish(sequence)
     return sequence
@@ -98,11 +108,16 @@ class TestGivenAComputedPrefix:
         assert manager.num_free_blocks == 4
         manager.check_invariants([first, second])
 
-    def test_when_the_same_tokens_come_again_then_one_block_at_least_is_computed_for_its_logits(self) -> None:
+    def test_when_the_same_tokens_come_again_then_one_is_computed_for_its_logits_in_a_copy(self) -> None:
         manager = manager_with(8)
-        computed(manager, list(range(8)))
+        first = computed(manager, list(range(8)))
 
-        assert manager.try_hold(sequence_of(list(range(8))), num_spare=0) == 4
+        second = held(manager, list(range(8)))
+
+        assert second.num_computed_tokens == 7
+        assert second.copied_from == first.block_table[1]
+        assert second.block_table[1] not in first.block_table
+        manager.check_invariants([first, second])
 
     def test_when_a_block_in_the_middle_differs_then_what_follows_is_not_shared(self) -> None:
         manager = manager_with(8)
@@ -170,12 +185,12 @@ class TestGivenAComputedPrefix:
 
         assert len(manager.known_prefix(sequence_of(list(range(9))))) == 2
 
-    def test_when_its_own_sequence_comes_back_then_one_block_at_least_is_computed_again(self) -> None:
+    def test_when_its_own_sequence_comes_back_then_one_token_at_least_is_computed_again(self) -> None:
         manager = manager_with(8)
         whole = computed(manager, list(range(8)))
         manager.release(whole)
 
-        assert manager.try_hold(whole, num_spare=0) == 4
+        assert manager.try_hold(whole, num_spare=0) == 7
 
     def test_when_it_is_retracted_then_it_is_not_found_again(self) -> None:
         manager = manager_with(8)
@@ -204,15 +219,14 @@ class TestGivenABegunBlock:
         assert second.block_table[:3] == blocks
         manager.check_invariants([second])
 
-    def test_when_it_was_taken_over_then_the_next_one_computes_its_tokens_again(self) -> None:
+    def test_when_it_was_taken_over_then_the_next_one_copies_it(self) -> None:
         manager = manager_with(16)
         manager.release(computed(manager, list(range(10))))
-        second, third = sequence_of(list(range(20))), sequence_of(list(range(20)))
-        manager.try_hold(second, num_spare=0)
+        second, third = held(manager, list(range(20))), held(manager, [*range(10), 99])
 
-        assert manager.try_hold(third, num_spare=0) == 8
-
-        assert second.block_table[2] != third.block_table[2]
+        assert (second.num_computed_tokens, third.num_computed_tokens) == (10, 10)
+        assert second.copied_from is None
+        assert third.copied_from == second.block_table[2] != third.block_table[2]
         manager.check_invariants([second, third])
 
     def test_when_what_it_became_is_full_then_it_is_known_like_any_other(self) -> None:
@@ -228,11 +242,11 @@ class TestGivenABegunBlock:
 
         assert manager.try_hold(sequence_of(list(range(10))), num_spare=0) == 9
 
-    def test_when_a_token_in_it_differs_then_it_is_left_alone(self) -> None:
-        manager = manager_with(8)
+    def test_when_a_token_in_it_differs_then_it_is_copied_and_left_as_it_is(self) -> None:
+        manager = manager_with(9)
         manager.release(computed(manager, list(range(10))))
 
-        assert manager.try_hold(sequence_of([*range(9), 99, *range(10)]), num_spare=0) == 8
+        assert manager.try_hold(sequence_of([*range(9), 99, *range(10)]), num_spare=0) == 9
         assert manager.num_known_tokens(sequence_of(list(range(20)))) == 10
 
     def test_when_another_one_is_left_after_the_same_tokens_then_the_last_is_found(self) -> None:
@@ -284,6 +298,116 @@ class TestGivenABegunBlock:
         manager.release(computed(manager, list(range(10))))
 
         assert manager.try_hold(sequence_of(list(range(20))), num_spare=0) == 0
+
+
+class TestGivenABlockThatASequenceFills:
+    """Ten tokens in blocks of four, whose sequence runs: its last block has two."""
+
+    def test_when_others_share_tokens_of_it_then_each_has_a_copy_of_its_own(self) -> None:
+        manager = manager_with(16)
+        first = computed(manager, list(range(10)))
+
+        others = [held(manager, [*range(9 + n), 99, 98]) for n in range(2)]
+
+        assert [other.num_computed_tokens for other in others] == [9, 10]
+        assert [other.copied_from for other in others] == [first.block_table[2]] * 2
+        assert len({sequence.block_table[2] for sequence in (first, *others)}) == 3
+        manager.check_invariants([first, *others])
+
+    def test_when_tokens_of_it_are_not_computed_then_they_are_not_found(self) -> None:
+        manager = manager_with(16)
+        first = held(manager, list(range(11)))
+        first.num_computed_tokens = 9
+        manager.publish(first)
+
+        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 9
+
+    def test_when_the_salt_differs_then_it_is_not_found(self) -> None:
+        manager = manager_with(16)
+        computed(manager, list(range(10)), salt="one tenant")
+        computed(manager, list(range(8)), salt="another")
+
+        assert manager.num_known_tokens(sequence_of(list(range(20)), salt="another")) == 8
+
+    def test_when_its_sequence_goes_before_the_copy_is_made_then_its_block_is_kept_for_it(self) -> None:
+        manager = manager_with(6)
+        first = computed(manager, list(range(10)))
+        second = held(manager, [*range(10), 99])
+
+        manager.retract(first)
+        manager.release(first)
+
+        assert manager.num_free_blocks == 6 - 3 - 1
+        manager.check_invariants([second])
+        manager.end_copy(second)
+        assert manager.num_free_blocks == 6 - 3
+        manager.check_invariants([second])
+
+    def test_when_whoever_waits_for_the_copy_goes_then_it_leaves_nothing_and_lets_go(self) -> None:
+        manager = manager_with(6)
+        first = computed(manager, list(range(10)))
+        second = held(manager, [*range(10), 99])
+        begun, copy = first.block_table[2], second.block_table[2]
+
+        manager.release(second)
+        manager.release(first)
+
+        assert second.copied_from is None
+        third = held(manager, [*range(10), 98])
+        assert third.block_table[2] == begun != copy
+        assert manager.num_free_blocks == 6 - 3
+        manager.check_invariants([third])
+
+    def test_when_the_copy_is_full_then_it_is_known_like_any_other(self) -> None:
+        manager = manager_with(16)
+        computed(manager, list(range(10)))
+        second = computed(manager, [*range(10), 99, 98, 97])
+
+        assert manager.known_prefix(sequence_of([*range(10), 99, 98, 97])) == second.block_table[:3]
+
+
+class TestGivenAFullBlockFromWhichAnotherDiffers:
+    """Twelve tokens in blocks of four, and a sequence that shares ten of them."""
+
+    def test_when_its_sequence_has_gone_then_it_is_copied_and_stays_known(self) -> None:
+        manager = manager_with(6)
+        first = computed(manager, list(range(12)))
+        blocks = list(first.block_table)
+        manager.release(first)
+
+        second = held(manager, [*range(10), 99])
+
+        assert (second.num_computed_tokens, second.copied_from) == (10, blocks[2])
+        assert manager.known_prefix(sequence_of(list(range(13)))) == blocks
+        manager.check_invariants([second])
+
+    @pytest.mark.parametrize("num_free", [1, 0])
+    def test_when_there_is_no_room_to_keep_it_then_it_is_taken_over_and_known_no_more(self, num_free: int) -> None:
+        manager = manager_with(3 + num_free)
+        first = computed(manager, list(range(12)))
+        blocks = list(first.block_table)
+        manager.release(first)
+
+        second = held(manager, [*range(10), 99])
+
+        assert (second.num_computed_tokens, second.copied_from, second.block_table) == (10, None, blocks)
+        assert manager.num_free_blocks == num_free
+        assert manager.num_known_tokens(sequence_of(list(range(13)))) == 10
+        manager.check_invariants([second])
+
+    def test_when_blocks_run_out_then_the_source_of_a_copy_is_not_among_those_used(self) -> None:
+        manager = manager_with(6)
+        first = computed(manager, list(range(12)))
+        blocks = list(first.block_table)
+        manager.release(first)
+        second = held(manager, [*range(10), 99])
+
+        third = held(manager, [50] * 8)
+
+        assert blocks[2] not in third.block_table + second.block_table
+        assert manager.num_free_blocks == 0
+        assert manager.try_hold(sequence_of([60]), num_spare=0) is None
+        manager.check_invariants([second, third])
 
 
 class TestGivenHashes:

@@ -98,8 +98,8 @@ class TestGivenSeveralChoices:
 
         assert sorted(transcripts) == [("r", 0), ("r", 1), ("r", 2)]
         assert len({tuple(t.token_ids) for t in transcripts.values()}) == 3
-        assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 36
-        assert model.num_computed_tokens == 40 + 2 * 4 + 3 * 3
+        assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 39
+        assert model.num_computed_tokens == 40 + 2 + 3 * 3
 
     def test_when_one_was_finished_before_then_only_the_others_go_on(self) -> None:
         asked = request(

@@ -286,8 +286,8 @@ class TestGivenPrefixCaching:
         step(scheduler)
         again = added(scheduler, 10, token=5)
 
-        assert shares(step(scheduler)) == [(step_one, 1), (again, 2)]
-        assert again.num_cached_tokens == 8
+        assert shares(step(scheduler)) == [(step_one, 1), (again, 1)]
+        assert again.num_cached_tokens == 9
 
     def test_when_a_preempted_sequence_returns_then_its_cached_prompt_tokens_are_those_of_its_first_start(self) -> None:
         scheduler = scheduler_with(num_blocks=5, enable_prefix_caching=True)

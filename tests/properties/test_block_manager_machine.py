@@ -66,11 +66,25 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def compute_and_publish(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
         start = sequence.num_computed_tokens
-        sequence.num_computed_tokens = data.draw(st.integers(start, sequence.num_tokens))
-        for position in range(start, sequence.num_computed_tokens):
+        end = data.draw(st.integers(start, sequence.num_tokens))
+        if end == start:
+            return
+        self.copy(sequence)
+        for position in range(start, end):
             self.contents[self.slot(sequence.block_table, position)] = self.content(sequence, position)
 
+        self.manager.end_copy(sequence)
+        sequence.num_computed_tokens = end
         self.manager.publish(sequence)
+
+    @precondition(lambda self: bool(self.sequences))
+    @rule(data=st.data())
+    def fail_after_writing(self, data: st.DataObject) -> None:
+        """A step whose results nobody may use: it will be tried again, or not."""
+        sequence = data.draw(st.sampled_from(self.sequences))
+        self.copy(sequence)
+        for position in range(sequence.num_computed_tokens, sequence.num_tokens):
+            self.contents[self.slot(sequence.block_table, position)] = ("failed", ())
 
     @precondition(lambda self: bool(self.sequences))
     @rule(data=st.data(), is_suspect=st.booleans())
@@ -93,7 +107,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for sequence in self.sequences:
             assert sequence.num_slots >= sequence.num_tokens
             for position in range(sequence.num_computed_tokens):
-                slot = self.slot(sequence.block_table, position)
+                slot = self.slot(self.blocks_to_read(sequence), position)
                 assert self.contents[slot] == self.content(sequence, position)
 
     @invariant()
@@ -102,6 +116,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
             known = self.manager.known_prefix(sequence)
             for position in range(len(known) * BLOCK_SIZE):
                 assert self.contents[self.slot(known, position)] == self.content(sequence, position)
+
+    @staticmethod
+    def blocks_to_read(sequence: Sequence) -> list[int]:
+        """Its blocks, with the source in the place of a copy that is not made."""
+        blocks = list(sequence.block_table)
+        if sequence.copied_from is not None:
+            blocks[sequence.num_computed_tokens // BLOCK_SIZE] = sequence.copied_from
+        return blocks
+
+    def copy(self, sequence: Sequence) -> None:
+        """What a step begins with: it may be made, fail, and be made again."""
+        if sequence.copied_from is None:
+            return
+        destination = sequence.block_table[sequence.num_computed_tokens // BLOCK_SIZE]
+        for offset in range(BLOCK_SIZE):
+            found = self.contents.get(sequence.copied_from * BLOCK_SIZE + offset, ("never written", ()))
+            self.contents[destination * BLOCK_SIZE + offset] = found
 
     @staticmethod
     def slot(block_ids: list[int], position: int) -> int:

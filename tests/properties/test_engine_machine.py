@@ -36,13 +36,16 @@ def samplings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class FlakyModel(CheckingModel):
-    """Fails the next attempts at more than one sequence when it is told to."""
+    """Fails the next attempts at more than one sequence when it is told to, before or after it has written."""
 
     num_failures = 0
+    is_late = False
 
     def launch(self, batch: Batch) -> Computed:
         if self.num_failures and len(batch.sequences) > 1:
             self.num_failures -= 1
+            if self.is_late:
+                super().launch(batch)
             raise RuntimeError("told to fail")
         return super().launch(batch)
 
@@ -106,10 +109,10 @@ class EngineMachine(RuleBasedStateMachine):
             note(self.said, self.engine.step())
             self.engine.check_invariants()
 
-    @rule(num_failures=st.integers(1, 3))
-    def let_steps_fail(self, num_failures: int) -> None:
+    @rule(num_failures=st.integers(1, 3), is_late=st.booleans())
+    def let_steps_fail(self, num_failures: int, is_late: bool) -> None:
         """One failure is retried; more make the engine divide the step."""
-        self.model.num_failures = num_failures
+        self.model.num_failures, self.model.is_late = num_failures, is_late
 
     @precondition(lambda self: bool(self.asked))
     @rule(data=st.data())
