@@ -73,7 +73,7 @@ class Chats:
     """Conversations with an engine, one request at a time."""
 
     def __init__(self, executor: Executor, shape: Shape, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._engine = LLMEngine(executor, Words(), EngineConfig(), clock=clock)
+        self._engine = LLMEngine(executor, Words(executor.limits.vocab_size), EngineConfig(), clock=clock)
         self._shape = shape
         self._clock = clock
         self._ids = count()

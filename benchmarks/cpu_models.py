@@ -7,6 +7,7 @@ vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer whose eve
 # torch's and transformers' types are partial.
 # pyright: reportUnknownMemberType=false
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,7 +58,8 @@ def write_tokenizer(folder: Path) -> None:
     """A tokenizer beside the weights, last: it says that the folder is whole."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    vocab_size = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    vocabulary = {f"w{token_id}": token_id for token_id in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]

@@ -26,9 +26,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -86,10 +87,17 @@ def model_folder() -> Path:
     return folder
 
 
+@cache
+def _pieces(vocab_size: int) -> dict[int, str | bytes]:
+    # Made once: a run is timed with its `Words`.
+    return {token_id: f" {token_id}" for token_id in range(vocab_size)}
+
+
 class Words:
     """A decoder for a model without a tokenizer: every token is a word."""
 
-    _PIECES: ClassVar[dict[int, str | bytes]] = {token_id: f" {token_id}" for token_id in range(VOCAB_SIZE)}
+    def __init__(self, vocab_size: int) -> None:
+        self._pieces = _pieces(vocab_size)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens."""
@@ -97,7 +105,7 @@ class Words:
 
     def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
         """Begin the text of a choice."""
-        return ByteDetokenizer(self._PIECES)
+        return ByteDetokenizer(self._pieces)
 
 
 class RecordingRunner:
@@ -122,7 +130,7 @@ def run_ours(runner: RecordingRunner, jobs: Sequence[Job], max_num_seqs: int) ->
     config = EngineConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS, enable_prefix_caching=False
     )
-    engine = LLMEngine(runner, Words(), config)
+    engine = LLMEngine(runner, Words(runner.limits.vocab_size), config)
     engine.add(
         Request(
             id=str(i),

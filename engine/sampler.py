@@ -81,7 +81,8 @@ class _Rows:
 
     sequence_ids: tuple[int, ...]
     options: SampleOptions
-    """But for its positions, which are written anew in each step."""
+    positions: NDArray[np.int32]
+    """Those of `options` on the host, written anew in each step; on the CPU they are the same memory."""
 
     may_edit: bool
     """Whether some row has a bias, a ban or a penalty."""
@@ -172,16 +173,20 @@ class Sampler:
         ids = tuple([sequence.id for sequence in sequences])
         if self._rows is None or ids != self._rows.sequence_ids:
             params = [sequence.sampling for sequence in sequences]
+            at = np.zeros(len(ids), dtype=np.int32)
             self._rows = _Rows(
                 sequence_ids=ids,
-                options=self._make_options(sequences),
+                options=self._make_options(sequences, at),
+                positions=at,
                 may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
                 has_logprobs=any(p.logprobs is not None for p in params),
             )
-        self._rows.options.position.copy_(self._tensor(np.array(positions, dtype=np.int32)))
+        self._rows.positions[:] = positions
+        if self._device.type != "cpu":
+            self._rows.options.position.copy_(self._tensor(self._rows.positions))
         return self._rows
 
-    def _make_options(self, sequences: Items[Sequence]) -> SampleOptions:
+    def _make_options(self, sequences: Items[Sequence], positions: NDArray[np.int32]) -> SampleOptions:
         params = [sequence.sampling for sequence in sequences]
         return SampleOptions(
             temperature=self._tensor(np.array([_temperature(p) for p in params], dtype=np.float32)),
@@ -189,7 +194,7 @@ class Sampler:
             top_p=self._tensor(np.array([p.top_p for p in params], dtype=np.float32)),
             min_p=self._tensor(np.array([p.min_p for p in params], dtype=np.float32)),
             seed=self._tensor(np.array([p.seed for p in params], dtype=np.uint64).view(np.int64)),
-            position=self._tensor(np.zeros(len(params), dtype=np.int32)),
+            position=self._tensor(positions),
             counter_2=self._tensor(np.array([counter_2(s.choice) for s in sequences], dtype=np.int64)),
         )
 

@@ -3,9 +3,13 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.batch import Batch, PaddingRow, ScheduledSequence
 from engine.batch_tensors import BatchLayout, BatchTensors
@@ -70,6 +74,41 @@ class TestGivenTokensThatTheHostDoesNotKnow:
     def test_when_the_step_before_did_not_draw_one_then_it_is_an_error(self) -> None:
         with pytest.raises(KeyError):
             lay_out(fed(3, 7), drawn_rows={0: 0})
+
+
+class TestGivenStepsOfDecodesAlone:
+    """The host lays them out over the last step's, in a way of their own."""
+
+    def layout(self) -> BatchLayout:
+        return BatchLayout(
+            max_num_seqs=4, max_blocks_per_seq=4, num_blocks=32, block_size=BLOCK_SIZE, device=torch.device("cpu")
+        )
+
+    @given(
+        steps=st.lists(
+            st.lists(
+                st.tuples(st.integers(0, 7), st.integers(1, 16)), min_size=1, max_size=4, unique_by=lambda x: x[0]
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    def test_when_they_come_and_go_then_each_step_is_laid_out_as_any_other_would_be(
+        self, steps: list[list[tuple[int, int]]]
+    ) -> None:
+        own, general = self.layout(), self.layout()
+        for step in steps:
+            batch = Batch(tuple(ScheduledSequence(sequence(n, length), length - 1, 1, True) for n, length in step))
+
+            actual = own.lay_out(batch)
+
+            expected = general.lay_out(batch, {-1: 0}, DRAWN_IDS)
+            for name in (field.name for field in fields(BatchTensors)):
+                one, other = getattr(actual, name), getattr(expected, name)
+                if isinstance(other, torch.Tensor):
+                    assert (one.dtype, one.tolist()) == (other.dtype, other.tolist()), name
+                else:
+                    assert one == other, name
 
 
 class TestGivenPadding:
