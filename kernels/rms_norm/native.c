@@ -17,12 +17,27 @@ INLINE float mean_square(const void *row, int64_t M, int dtype) {
   return total / M;
 }
 
+/* `has_offset` is a constant: without one nothing is added. */
+INLINE void scale(const void *row, const void *weight, void *out, int64_t M, float factor, float offset, int has_offset,
+                  int dtype) {
+  int64_t i = 0;
+  for (; i + LANES <= M; i += LANES) {
+    f32x16 w = load16(weight, i, dtype);
+    if (has_offset) w = w + offset;
+    store16(out, i, load16(row, i, dtype) * factor * w, dtype);
+  }
+  for (; i < M; i++) {
+    const float w = load1(weight, i, dtype);
+    store1(out, i, load1(row, i, dtype) * factor * (has_offset ? w + offset : w), dtype);
+  }
+}
+
 INLINE void normalise(const void *row, const void *weight, void *out, int64_t M, float eps, float offset, int dtype) {
   const float factor = 1.0f / sqrtf(mean_square(row, M, dtype) + eps);
-  int64_t i = 0;
-  for (; i + LANES <= M; i += LANES)
-    store16(out, i, load16(row, i, dtype) * factor * (load16(weight, i, dtype) + offset), dtype);
-  for (; i < M; i++) store1(out, i, load1(row, i, dtype) * factor * (load1(weight, i, dtype) + offset), dtype);
+  if (offset != 0)
+    scale(row, weight, out, M, factor, offset, 1, dtype);
+  else
+    scale(row, weight, out, M, factor, 0, 0, dtype);
 }
 
 /* Add the norm of x to the residual: the norm is rounded as if it had been stored. */
