@@ -12,7 +12,7 @@ wait for the device is `Drawn.collect`.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ from engine.sequence import Sequence
 from engine.transfers import Arrival, to_device, to_device_together
 from kernels.penalties import NO_BIAS, Penalties, apply_penalties, combine_biases
 from kernels.philox import counter_2
-from kernels.sample import SampleOptions, sample
+from kernels.sample import SampleOptions, draws_with
 
 _LEAST_TEMPERATURE = 1e-5
 _NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
@@ -80,9 +80,14 @@ class _Rows:
     """What stays the same while the rows of a step do: most steps have those of the step before."""
 
     sequence_ids: tuple[int, ...]
-    options: SampleOptions
+    draw: Callable[[Tensor], Tensor]
+    """From their logits."""
+
     positions: NDArray[np.int32]
-    """Those of `options` on the host, written anew in each step; on the CPU they are the same memory."""
+    """On the host, written anew in each step."""
+
+    positions_there: Tensor
+    """The same for `draw`; on the CPU in the same memory."""
 
     may_edit: bool
     """Whether some row has a bias, a ban or a penalty."""
@@ -153,7 +158,7 @@ class Sampler:
         positions = [start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]
         rows = self._rows_of(sequences, positions)
         edited = self._edit(logits, sequences, positions) if rows.may_edit else logits
-        token_ids = sample(edited, rows.options)
+        token_ids = rows.draw(edited)
         num_asked = _num_asked(sequences) if rows.has_logprobs else {}
         logprobs = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
         return Drawn(
@@ -174,16 +179,18 @@ class Sampler:
         if self._rows is None or ids != self._rows.sequence_ids:
             params = [sequence.sampling for sequence in sequences]
             at = np.zeros(len(ids), dtype=np.int32)
+            options = self._make_options(sequences, at)
             self._rows = _Rows(
                 sequence_ids=ids,
-                options=self._make_options(sequences, at),
+                draw=draws_with(options),
                 positions=at,
+                positions_there=options.position,
                 may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
                 has_logprobs=any(p.logprobs is not None for p in params),
             )
         self._rows.positions[:] = positions
         if self._device.type != "cpu":
-            self._rows.options.position.copy_(self._tensor(self._rows.positions))
+            self._rows.positions_there.copy_(self._tensor(self._rows.positions))
         return self._rows
 
     def _make_options(self, sequences: Items[Sequence], positions: NDArray[np.int32]) -> SampleOptions:

@@ -5,6 +5,7 @@ cannot be had; its tokens are the same to the bit where both multiply by kernels
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -82,8 +83,7 @@ class StepModel:
     """M to V."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """T tokens of S sequences, as `paged_attention` and `write_kv` take them; `logit_rows` `[R]` ascends."""
 
     input_ids: Tensor

@@ -5,6 +5,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from operator import is_not
 
 import torch
 from torch import Tensor
@@ -108,6 +109,10 @@ class DecoderStep:
         self._max_tokens = max_tokens
         self._room = _Room(model, max_tokens)
         self._model = _model(model, self._layers, self._output, self._room)
+        self._inputs: StepInputs | None = None
+        """Those of the last step, with what was made of them."""
+
+        self._step, self._rows = _Step(), self._logits
 
     def run(self, inputs: StepInputs, caches: list[KVCache], *, seconds: Tensor | None = None) -> Tensor:
         """Compute every token, writing keys and values to packed `caches`, one a layer.
@@ -124,13 +129,26 @@ class DecoderStep:
         Raises:
             ValueError: there are more tokens than room, or a tensor is not what native code would take it for.
         """
-        _check(inputs, self._max_tokens)
         if caches is not self._caches:
             self._use(caches)
-        num_rows, table_stride = inputs.logit_rows.shape[0], inputs.block_tables.stride(0)
+        # Most steps come in the memory of the one before. Each look at a tensor costs while the caches hold weights.
+        if self._inputs is None or any(map(is_not, inputs, self._inputs)):
+            self._take(inputs)
+        self._step.seconds = None if seconds is None else seconds.data_ptr()
+        self._native(ctypes.addressof(self._model), ctypes.addressof(self._step), torch.get_num_threads())
+        return self._rows
+
+    def _take(self, inputs: StepInputs) -> None:
+        """Check `inputs`, and let native code read them.
+
+        Raises:
+            ValueError: as `run`.
+        """
+        _check(inputs, self._max_tokens)
+        num_rows = inputs.logit_rows.shape[0]
         if num_rows > self._logits.shape[0]:
             self._logits = torch.empty(num_rows, self._output.out_size, dtype=torch.bfloat16)
-        step = _Step(
+        self._step = _Step(
             inputs.input_ids.data_ptr(),
             inputs.positions.data_ptr(),
             inputs.slot_mapping.data_ptr(),
@@ -139,15 +157,14 @@ class DecoderStep:
             inputs.context_lens.data_ptr(),
             inputs.logit_rows.data_ptr(),
             self._logits.data_ptr(),
-            None if seconds is None else seconds.data_ptr(),
+            None,
             inputs.input_ids.shape[0],
             inputs.context_lens.shape[0],
             num_rows,
-            table_stride,
+            inputs.block_tables.stride(0),
             self._output.out_size,
         )
-        self._native(ctypes.addressof(self._model), ctypes.addressof(step), torch.get_num_threads())
-        return self._logits[:num_rows]
+        self._inputs, self._rows = inputs, self._logits[:num_rows]
 
     def time_phases(self, inputs: StepInputs, caches: list[KVCache]) -> dict[str, float]:
         """Seconds of each phase of a step, which is computed as by `run`."""

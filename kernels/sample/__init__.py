@@ -11,14 +11,16 @@ The token is the argmax of z + Gumbel noise over the kept set, the lowest id amo
 take the argmax of the logits, the lowest id among equals.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.checks import check, check_rows
 
-__all__ = ["MAX_NOISE_SPAN", "SampleOptions", "sample"]
+__all__ = ["MAX_NOISE_SPAN", "SampleOptions", "draws_with", "sample"]
 
 MAX_NOISE_SPAN = 26.01
 """No token further below the largest z can win, whatever its noise: it need not be drawn."""
@@ -79,3 +81,15 @@ def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None)
 
         sample_cpu(logits, options, out=out)
     return out
+
+
+def draws_with(options: SampleOptions) -> Callable[[Tensor], Tensor]:
+    """`sample` with the same options, step after step: what can be made once is.
+
+    `options.position` may be written between two calls. What a call returns is valid until the call after the next.
+    """
+    if options.temperature.is_cuda:
+        return partial(sample, options=options)
+    from kernels.sample.cpu import draws_with_cpu
+
+    return draws_with_cpu(options) or partial(sample, options=options)

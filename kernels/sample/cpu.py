@@ -4,12 +4,16 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import threading
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
+from kernels.checks import check, check_rows
 from kernels.native import DTYPE_CODES, native_function
-from kernels.sample import SampleOptions
+from kernels.sample import SampleOptions, sample
 from kernels.sample.reference import sample_reference
 
 SIGNATURE = ("sluice_sample", "iplppppppppplli")
@@ -42,6 +46,30 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
         vocab_size,
         num_threads,
     )
+
+
+def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
+    """As `kernels.sample.draws_with`; None without a library.
+
+    Between two steps nothing is in the processor's caches but weights, and each look at a tensor costs microseconds.
+    """
+    native, num_rows = native_function(*SIGNATURE), options.temperature.shape[0]
+    if native is None:
+        return None
+    pointers = [getattr(options, field.name).data_ptr() for field in fields(options)]
+    results = cycle([(one, one.data_ptr()) for one in torch.empty(2, num_rows, dtype=torch.int64)])
+
+    def draw(logits: Tensor) -> Tensor:
+        dtype, (rows, vocab_size), num_threads = DTYPE_CODES.get(logits.dtype), logits.shape, torch.get_num_threads()
+        if dtype is None:
+            return sample(logits, options)
+        check(rows == num_rows, "logits must be [{}, V], got {}", num_rows, logits.shape)
+        check_rows("logits", logits)
+        (result, at), scratch = next(results), _scratch(num_threads, vocab_size).data_ptr()
+        native(dtype, logits.data_ptr(), logits.stride(0), *pointers, at, scratch, num_rows, vocab_size, num_threads)
+        return result
+
+    return draw
 
 
 def _scratch(num_threads: int, vocab_size: int) -> Tensor:

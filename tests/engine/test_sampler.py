@@ -7,11 +7,13 @@ What is drawn from them is tested in tests/kernels; that it depends on nothing e
 # pyright: reportUnknownMemberType=false
 
 import math
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from engine.batch import ScheduledSequence
 from engine.request import SamplingParams
 from engine.sampler import Sampler
 from engine.sequence import Sequence
+from kernels.sample import SampleOptions, draws_with
 
 VOCAB_SIZE = 12
 EOS = 1
@@ -52,16 +55,34 @@ def sequence_with(sequence_id: int, prompt: list[int], params: SamplingParams) -
     )
 
 
+_drawn_from: list[Tensor] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _noted() -> Iterator[None]:
+    """Note what each draw is from."""
+
+    def noting(options: SampleOptions) -> Callable[[Tensor], Tensor]:
+        draw = draws_with(options)
+
+        def note_and_draw(logits: Tensor) -> Tensor:
+            _drawn_from.append(logits)
+            return draw(logits)
+
+        return note_and_draw
+
+    with patch.object(module, "draws_with", noting):
+        yield
+
+
 def make_sampler() -> Sampler:
     return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), device=torch.device("cpu"))
 
 
 def drawn_from(sampler: Sampler, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
     """The logits that `sample` is given for the next token of each sequence."""
-    scheduled = [ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences]
-    with patch.object(module, "sample", wraps=module.sample) as draw:
-        sampler.sample(logits, scheduled)
-    return draw.call_args.args[0]
+    sampler.sample(logits, [ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences])
+    return _drawn_from.pop()
 
 
 def expected_row(row: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.philox import counter_2
-from kernels.sample import SampleOptions, sample
+from kernels.sample import SampleOptions, draws_with, sample
 from kernels.sample.reference import kept_set_reference, sample_reference
 
 NAN, INF = float("nan"), float("inf")
@@ -95,6 +95,26 @@ class TestGivenRowsWithEveryFilter:
 
         alone = [int(sample(logits[i : i + 1], options_of([row]))) for i, row in enumerate(FILTERS)]
         assert alone == together
+
+    def test_when_the_same_rows_are_sampled_step_after_step_then_tokens_equal_the_reference(self) -> None:
+        options = options_of([replace(row, seed=i) for i, row in enumerate(FILTERS)])
+        draw = draws_with(options)
+        before: tuple[Tensor, list[int]] | None = None
+
+        for step, dtype in enumerate([torch.bfloat16, torch.bfloat16, torch.float32, torch.float16, torch.bfloat16]):
+            options.position.fill_(step)
+            logits = logits_of(len(FILTERS), 500, seed=step).to(dtype)
+            tokens = draw(logits)
+
+            expected = sample_reference(logits, options).tolist()
+            assert tokens.tolist() == expected
+            if before is not None:
+                assert before[0].tolist() == before[1], "a step in flight lost what it had drawn"
+            before = tokens, expected
+
+    def test_when_there_are_other_rows_than_options_then_it_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match=r"logits|options"):
+            draws_with(options_of(FILTERS))(logits_of(len(FILTERS) + 1, 50))
 
     def test_when_rows_lie_in_a_wider_buffer_then_what_is_beside_them_is_not_read(self) -> None:
         buffer = torch.full((len(FILTERS), 340), NAN)
