@@ -195,6 +195,18 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral with a window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 40,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
 }
 """Name to transformers' model type and what its config says beyond the sizes."""
 
