@@ -38,6 +38,7 @@ from benchmarks.kernel_cases import (
     random_tensor,
     rope_agreement,
     same_bits,
+    sinks_of,
     soft_cap_agreement,
     write_agreement,
 )
@@ -79,6 +80,7 @@ def kernels(scale: Scale) -> Iterator[Line]:
         "paged_attention, mixed": _mixed,
         "paged_attention, decode, fp8 cache": _decode_fp8,
         "paged_attention, mixed, fp8 cache": _mixed_fp8,
+        "paged_attention, soft cap and sinks": _bent,
         "paged_attention, same bits": _bits,
         "sample, kept sets": _kept_sets,
         "sample, tokens": _tokens,
@@ -301,6 +303,30 @@ def _mixed(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = N
             num_padding=5,
         )
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _bent(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """A soft cap that bends scores of about one, sinks, and both: decodes, some of them split, and a mixed batch."""
+    shapes = ((8, 4, 256), (32, 16, 128), (64, 8, 64))
+    batches = (([1] * 5, [1, 511, 512, 513, 3000]), ([1, 300, 0, 64], [3000, 300, 40, 900]))
+    if scale.is_toy:
+        shapes, batches = ((2, 1, 16),), (([1, 1], [40, 9]), ([20, 1], [30, 9]))
+    extras = ((2.0, False), (0.0, True), (2.0, True))
+    for (num_heads, num_kv_heads, head_size), (query_lens, context_lens), (soft_cap, has_sinks) in product(
+        shapes if dtype == scale.dtype else shapes[:1], batches, extras
+    ):
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            soft_cap=soft_cap,
+            sinks=sinks_of(num_heads) if has_sinks else None,
+            num_padding=2,
+        )
+        inputs = attention_inputs(scale, dtype, case)
         yield attention_agreement(inputs, attend(inputs))
 
 

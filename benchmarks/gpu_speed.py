@@ -10,6 +10,7 @@ fraction of what a plain copy and a plain matrix product reach on the same devic
 
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -107,6 +108,7 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
     """Each kernel at the sizes of decode steps and of prefills, torch's own operator beside it where there is one."""
     yield from _attention_decode(scale)
     yield from _attention_prefill(scale)
+    yield from _attention_soft_cap(scale)
     yield from _norms(scale)
     yield from _gates(scale)
     yield from _writes(scale)
@@ -196,6 +198,20 @@ def _attention_prefill(scale: Scale) -> Iterator[Line]:
         if len(query_lens) == 1 and query_lens == context_lens:
             figures["us of torch"] = _torch_attention_us(scale, inputs)
         yield Line(f"attention, {name}", figures)
+
+
+def _attention_soft_cap(scale: Scale) -> Iterator[Line]:
+    """Heads of Gemma 2 9B, with its soft cap and without."""
+    heads = (4, 2, 16) if scale.is_toy else (16, 8, 256)
+    batches = {"decode, 32 x 4096": ([1] * 32, [4096] * 32), "prefill of 2048": ([2048], [2048])}
+    if scale.is_toy:
+        batches = {"toy": ([1], [30])}
+    for name, (query_lens, context_lens) in batches.items():
+        inputs = plain_attention(scale, query_lens, context_lens, heads)
+        out = torch.empty_like(inputs.query)
+        capped = replace(inputs, soft_cap=50.0)
+        without_us, us = (scale.timer.device_us(lambda x=x, out=out: attend(x, out)) for x in (inputs, capped))
+        yield Line(f"attention, soft cap, {name}", {"us": us, "us without": without_us})
 
 
 PREFILLS: dict[str, tuple[list[int], list[int]]] = {

@@ -10,6 +10,7 @@ of a sum of n terms, relative to the sum of their magnitudes (not to the sum, wh
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,8 @@ class AttentionCase:
     head_size: int
     block_size: int = 16
     sliding_window: int = 0
+    soft_cap: float = 0.0
+    sinks: Sequence[float] | None = None
     num_padding: int = 0
     """Rows of queries after those of the last sequence."""
 
@@ -126,6 +129,8 @@ class AttentionInputs:
     max_query_len: int
     max_context_len: int
     sliding_window: int
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
 
 
 def make_attention(
@@ -166,7 +171,14 @@ def make_attention(
         max_query_len=max(case.query_lens),
         max_context_len=max(case.context_lens),
         sliding_window=case.sliding_window,
+        soft_cap=case.soft_cap,
+        sinks=None if case.sinks is None else torch.tensor(case.sinks, dtype=torch.float32, device=device),
     )
+
+
+def sinks_of(num_heads: int) -> list[float]:
+    """A logit for each head, of either sign: some take a good part of the weights, some next to nothing."""
+    return [4 * math.sin(5 * head) for head in range(num_heads)]
 
 
 def fill_with_nan(kv_cache: KVCache) -> None:
@@ -207,18 +219,32 @@ def blocks_needed(case: AttentionCase) -> int:
 def attention_agreement(inputs: AttentionInputs, out: Tensor) -> Agreement:
     """Compare `out` with dense attention in float64."""
     cache = widened(inputs.kv_cache)
-    tables = (inputs.block_tables, inputs.query_start_locs, inputs.context_lens)
-    scale, window = inputs.scale, inputs.sliding_window
     query = torch.nan_to_num(inputs.query.double())
-    expected = paged_attention_reference(query, cache, *tables, scale=scale, sliding_window=window)
-    absolute = replace(cache, values=cache.values.abs())
-    magnitude = paged_attention_reference(query, absolute, *tables, scale=scale, sliding_window=window)  # sum p * |v|
-    head_size = query.shape[-1]
-    largest_score = scale * query.norm(dim=-1).max() * torch.nan_to_num(cache.keys).norm(dim=-1).max()
-    sum_error = 8 * inputs.max_context_len**0.5 * FLOAT32_UNIT
-    score_error = 8 * head_size**0.5 * FLOAT32_UNIT * float(largest_score)
+    expected = _attended(inputs, query, cache)
+    magnitude = _attended(inputs, query, replace(cache, values=cache.values.abs()))  # sum p * |v|
+    largest_score = float(inputs.scale * query.norm(dim=-1).max() * torch.nan_to_num(cache.keys).norm(dim=-1).max())
+    units = 8 * inputs.max_context_len**0.5 + 16 * query.shape[-1] ** 0.5 * largest_score
+    # The tanh has 10, and what a score is multiplied by then one more.
+    units += 2 * 11 * min(inputs.soft_cap, largest_score)
+    if inputs.sinks is not None:
+        # One that is further from all scores has all of the weight, or none.
+        units += 4 * (largest_score + 100)
     weight_error = 0.0 if out.dtype == torch.float32 else UNITS[out.dtype]
-    return agreement(out, expected, (sum_error + 2 * score_error + weight_error) * magnitude)
+    return agreement(out, expected, (units * FLOAT32_UNIT + weight_error) * magnitude)
+
+
+def _attended(inputs: AttentionInputs, query: Tensor, kv_cache: KVCache) -> Tensor:
+    return paged_attention_reference(
+        query,
+        kv_cache,
+        inputs.block_tables,
+        inputs.query_start_locs,
+        inputs.context_lens,
+        scale=inputs.scale,
+        sliding_window=inputs.sliding_window,
+        soft_cap=inputs.soft_cap,
+        sinks=inputs.sinks,
+    )
 
 
 # Norm, rotation, gate

@@ -21,12 +21,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
 from kernels.tuned import key_of, tuned
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
+_LARGEST_SINK = tl.constexpr(1e30)
 _VALUE_UNITS = tl.constexpr(256.0)
 
 
@@ -113,6 +114,35 @@ def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.const
 
 
 @triton.jit
+def _tanh(x):
+    """tanh in float32, to a relative error of 6e-7 (10 * 2**-24) where exp2 and division are good to 2**-22.
+
+    (1 - e) / (1 + e), e = exp(-2 |x|), overflows nowhere but cancels near 0. Below 0.55, where it would lose a bit and
+    more, it is an odd polynomial of degree 9 instead, which is fitted to a relative error of 4e-8.
+    """
+    size = tl.abs(x)
+    e = tl.exp2(size * (-2.0 * _LOG2_E))
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    slope = ((0.016437566 * square - 0.052671805) * square + 0.13320725) * square - 0.33332947
+    return tl.where(size < 0.55, x + x * (square * slope), tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
+def _join_sinks(row_max, row_sum, sinks):
+    """Let each row's sink take its part in the softmax of the row's keys: what their sums are to be multiplied by, and
+    the sum of all weights then; of a row without keys 0, as before. `row_max` is in log2 units, `sinks` are logits.
+    """
+    # So large a sink leaves nothing to the keys, and one larger yet would be infinite in log2 units.
+    log2_sinks = tl.where(sinks > _LARGEST_SINK, _LARGEST_SINK, sinks) * _LOG2_E
+    new_max = tl.maximum(row_max, log2_sinks)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale = tl.exp2(row_max - shift)
+    total = row_sum * rescale + tl.exp2(log2_sinks - shift)
+    return rescale, tl.where(row_sum == 0.0, 0.0, total)
+
+
+@triton.jit
 def _attend_tile(
     acc,  # [BLOCK_ROWS, BLOCK_D] float32
     row_max,  # [BLOCK_ROWS] float32, in log2 units
@@ -133,9 +163,10 @@ def _attend_tile(
     value_stride_slot,
     scale_stride_block,
     scale_stride_slot,
-    log2_scale,
+    score_scale,
     window,
     HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -167,10 +198,12 @@ def _attend_tile(
         key = tl.load(key_ptrs, mask=(dims < D)[:, None], other=0.0)
         value = tl.load(value_ptrs, mask=(dims < D)[None, :], other=0.0)
 
-    scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * log2_scale  # [BLOCK_ROWS, TILE]
+    scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * score_scale  # [BLOCK_ROWS, TILE]
     if IS_FP8:
         scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
         scores *= tl.load(key_scale_ptr + scale_at, mask=readable, other=0.0)[None, :]
+    if SOFT_CAP > 0.0:
+        scores = _tanh(scores) * (SOFT_CAP * _LOG2_E)
     if MASKED:
         visible = readable[None, :] & (positions[None, :] <= query_positions[:, None])
         if HAS_WINDOW:
@@ -206,7 +239,8 @@ def _paged_attention_kernel(
     context_lens_ptr,  # [S] int32
     key_scales_ptr,  # [blocks, G, block_size] float32 by its strides; unused unless IS_FP8
     value_scales_ptr,  # as key_scales
-    log2_scale,
+    sinks_ptr,  # [H] float32, or None
+    score_scale,  # of a score in log2 units; with a soft cap, in units of the cap
     T,
     S,
     num_segments,
@@ -226,6 +260,7 @@ def _paged_attention_kernel(
     scale_stride_slot,
     table_stride_sequence,
     HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # 0.0: none
     IS_FP8: tl.constexpr,
     H: tl.constexpr,
     GROUP: tl.constexpr,
@@ -312,16 +347,16 @@ def _paged_attention_kernel(
                     acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
                     table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
                     key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
-                    scale_stride_block, scale_stride_slot, log2_scale,
-                    window, HAS_WINDOW, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
+                    scale_stride_block, scale_stride_slot, score_scale,
+                    window, HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=False,
                 )  # fmt: skip
         for tile_start in range(masked_start, tiles_end, TILE):
             acc, row_max, row_sum = _attend_tile(
                 acc, row_max, row_sum, query, query_positions, tile_start, first_key, end_key,
                 table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
                 key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
-                scale_stride_block, scale_stride_slot, log2_scale,
-                window, HAS_WINDOW, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
+                scale_stride_block, scale_stride_slot, score_scale,
+                window, HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, TILE, MASKED=True,
             )  # fmt: skip
 
     if IS_FP8:
@@ -336,6 +371,10 @@ def _paged_attention_kernel(
             partial_ptrs = partial_ptr + partial_rows[:, None] * D + dims[None, :]
             tl.store(partial_ptrs, acc, mask=inside[:, None] & (dims < D)[None, :])
     else:
+        if sinks_ptr is not None:
+            sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
+            rescale, row_sum = _join_sinks(row_max, row_sum, sinks)
+            acc *= rescale[:, None]
         # A row without a visible key (padding) has sum 0 and becomes 0.
         out = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
         out_ptrs = out_ptr + tokens[:, None] * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
@@ -349,6 +388,7 @@ def _merge_segments_kernel(
     partial_max_ptr,  # [T, H, num_segments] float32, in log2 units
     partial_sum_ptr,  # [T, H, num_segments] float32
     query_start_locs_ptr,  # [S + 1] int32
+    sinks_ptr,  # [H] float32, or None
     S,
     num_segments,
     out_stride_token,
@@ -392,6 +432,10 @@ def _merge_segments_kernel(
         acc = acc * rescale + tl.sum(partials * weights[:, None], axis=0)
         total_max = new_max
 
+    if sinks_ptr is not None:
+        # Here and nowhere else: each segment's sum is of keys alone.
+        rescale, total_sum = _join_sinks(total_max, total_sum, tl.load(sinks_ptr + head))
+        acc *= rescale
     out = acc / tl.where(total_sum == 0.0, 1.0, total_sum)
     tl.store(out_ptr + dims, out.to(out_ptr.dtype.element_ty), mask=dims < D)
 
@@ -440,7 +484,6 @@ def paged_attention_triton(
     config: AttentionConfig | None = None,
 ) -> None:
     """As `kernels.paged_attention.paged_attention`; `config` replaces the table's choice (to measure another)."""
-    check(soft_cap == 0 and sinks is None, "on a card there is neither soft cap nor sinks")
     num_tokens, num_heads, head_size = query.shape
     num_sequences = context_lens.shape[0]
     if num_tokens == 0:
@@ -479,7 +522,8 @@ def paged_attention_triton(
         context_lens,
         key_scales,
         value_scales,
-        scale * LOG2_E,
+        sinks,
+        scale / soft_cap if soft_cap else scale * LOG2_E,
         num_tokens,
         num_sequences,
         num_segments,
@@ -499,6 +543,7 @@ def paged_attention_triton(
         key_scales.stride(1),
         block_tables.stride(0),
         HAS_WINDOW=sliding_window > 0,
+        SOFT_CAP=float(soft_cap),
         IS_FP8=kv_cache.is_fp8,
         H=num_heads,
         GROUP=group,
@@ -521,6 +566,7 @@ def paged_attention_triton(
             partial_max,
             partial_sum,
             query_start_locs,
+            sinks,
             num_sequences,
             num_segments,
             out.stride(0),

@@ -96,7 +96,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Compi
 
 def _specialise(value: object, parameter: Any) -> tuple[str, bool]:  # triton's own type
     """The type of an argument as the launcher would have it, and whether it is known to be a multiple of 16."""
-    if parameter.is_constexpr:
+    if parameter.is_constexpr or value is None:
         return "constexpr", False
     if isinstance(value, Tensor):
         return "*" + _TYPES[value.dtype], True

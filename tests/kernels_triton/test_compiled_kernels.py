@@ -47,6 +47,8 @@ def compile_attention(
     max_query_len: int,
     max_context_len: int,
     sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    has_sinks: bool = False,
     is_fp8: bool = False,
 ) -> list[Compiled]:
     cache = allocate_cuda(4, 16, 8, head_size, dtype=FP8 if is_fp8 else dtype, device=torch.device("cpu"))
@@ -63,6 +65,8 @@ def compile_attention(
             max_query_len=max_query_len,
             max_context_len=max_context_len,
             sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            sinks=torch.zeros(32) if has_sinks else None,
             out=torch.zeros(64, 32, head_size, dtype=dtype),
         )
     return compiled
@@ -112,6 +116,27 @@ class TestGivenPagedAttention:
         check_fits(compiled)
         assert "cp.async" in compiled[0].ptx
         assert "e4m3" in compiled[0].ptx
+
+    @pytest.mark.parametrize("sliding_window", [0, 4096])
+    @pytest.mark.parametrize("is_fp8", [False, True])
+    @pytest.mark.parametrize(
+        ("head_size", "max_query_len"), [(64, 1), (128, 1), (256, 1), (256, 16), (128, 500), (256, 500)]
+    )
+    def test_when_there_are_a_soft_cap_and_sinks_then_it_fits(
+        self, head_size: int, max_query_len: int, is_fp8: bool, sliding_window: int
+    ) -> None:
+        compiled = compile_attention(
+            torch.bfloat16,
+            head_size=head_size,
+            max_query_len=max_query_len,
+            max_context_len=9000,
+            sliding_window=sliding_window,
+            soft_cap=50.0,
+            has_sinks=True,
+            is_fp8=is_fp8,
+        )
+
+        check_fits(compiled)
 
     @pytest.mark.parametrize("max_query_len", [1, 500])
     def test_when_it_is_compiled_in_float32_then_it_fits_and_has_no_tf32(self, max_query_len: int) -> None:

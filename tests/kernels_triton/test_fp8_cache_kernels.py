@@ -25,6 +25,7 @@ from benchmarks.kernel_cases import (
     make_write,
     random_tensor,
     same_bits,
+    sinks_of,
 )
 from kernels.paged_attention import kernel
 from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
@@ -67,6 +68,8 @@ def attend(inputs: AttentionInputs, *, segment: int = 64) -> Tensor:
             max_query_len=inputs.max_query_len,
             max_context_len=inputs.max_context_len,
             sliding_window=inputs.sliding_window,
+            soft_cap=inputs.soft_cap,
+            sinks=inputs.sinks,
             out=out,
         )
     finally:
@@ -191,6 +194,41 @@ class TestGivenACacheInFp8:
             num_kv_heads=2,
             head_size=24,
             sliding_window=window,
+            num_padding=2,
+        )
+        inputs = inputs_for(case, device, dtype)
+
+        out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+        assert not out[-2:].any()
+
+    @pytest.mark.parametrize(("soft_cap", "has_sinks"), [(2.0, False), (0.0, True), (2.0, True)])
+    @pytest.mark.parametrize(
+        ("query_lens", "context_lens", "window"),
+        [([1, 1, 1], [1, 17, 200], 0), ([1, 1], [100, 64], 33), ([20, 1, 5], [50, 70, 5], 0), ([18, 1], [60, 50], 16)],
+    )
+    @pytest.mark.parametrize("head_size", [24, 64, 256])
+    def test_when_there_is_a_soft_cap_or_a_sink_then_it_sees_what_the_cache_stands_for(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        query_lens: list[int],
+        context_lens: list[int],
+        window: int,
+        head_size: int,
+        soft_cap: float,
+        has_sinks: bool,
+    ) -> None:
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=6,
+            num_kv_heads=2,
+            head_size=head_size,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            sinks=sinks_of(6) if has_sinks else None,
             num_padding=2,
         )
         inputs = inputs_for(case, device, dtype)

@@ -20,6 +20,7 @@ from benchmarks.kernel_cases import (
     generator_on,
     make_attention,
     same_bits,
+    sinks_of,
 )
 from kernels.paged_attention import kernel
 from kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
@@ -41,9 +42,37 @@ def short_segments(tokens: int = SEGMENT) -> Generator[None]:
         kernel.SEGMENT_TOKENS = usual
 
 
-def case_with(query_lens: list[int], context_lens: list[int], **changes: int) -> AttentionCase:
-    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_size": 16} | changes
-    return AttentionCase(query_lens=query_lens, context_lens=context_lens, **sizes)
+def case_with(
+    query_lens: list[int],
+    context_lens: list[int],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_size: int = 16,
+    block_size: int = 16,
+    sliding_window: int = 0,
+    num_padding: int = 0,
+) -> AttentionCase:
+    """A small case."""
+    return AttentionCase(
+        query_lens=query_lens,
+        context_lens=context_lens,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+        sliding_window=sliding_window,
+        num_padding=num_padding,
+    )
+
+
+EXTRAS = {"soft cap": (2.0, False), "sinks": (0.0, True), "both": (2.0, True)}
+"""The soft cap, and whether there are sinks. Most scores here are below two, some above: the cap bends them well."""
+
+
+def bent(case: AttentionCase, soft_cap: float, has_sinks: bool) -> AttentionCase:
+    """`case` with a soft cap, with a sink for each head, or with both."""
+    return replace(case, soft_cap=soft_cap, sinks=sinks_of(case.num_heads) if has_sinks else None)
 
 
 def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> AttentionInputs:
@@ -71,6 +100,8 @@ def attend(inputs: AttentionInputs) -> Tensor:
         max_query_len=inputs.max_query_len,
         max_context_len=inputs.max_context_len,
         sliding_window=inputs.sliding_window,
+        soft_cap=inputs.soft_cap,
+        sinks=inputs.sinks,
         out=out,
     )
     return out
@@ -243,6 +274,151 @@ class TestGivenAMixedBatch:
 
         assert torch.equal(attend(empty), torch.zeros_like(empty.query))
         assert attend(replace(empty, query=empty.query[:0])).shape[0] == 0
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), EXTRAS.values(), ids=EXTRAS)
+class TestGivenASoftCapOrSinks:
+    @pytest.mark.parametrize("window", [0, 1, 16, 100])
+    @pytest.mark.parametrize("block_size", [8, 16])
+    def test_when_decodes_are_split_or_not_then_every_row_agrees(
+        self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, window: int, block_size: int
+    ) -> None:
+        case = case_with([1, 1, 3, 1], [200, 64, 65, 1], sliding_window=window, block_size=block_size)
+        inputs = inputs_for(bent(case, soft_cap, has_sinks), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    @pytest.mark.parametrize("window", [0, 1, 16, 40])
+    def test_when_prompts_and_decodes_are_mixed_then_every_row_agrees(
+        self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, window: int
+    ) -> None:
+        case = case_with([25, 1, 40, 0, 3], [100, 100, 40, 5, 64], sliding_window=window)
+        inputs = inputs_for(bent(case, soft_cap, has_sinks), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+    @pytest.mark.parametrize("query_lens", [[1, 1, 1], [25, 1, 9]])
+    @pytest.mark.parametrize(
+        ("num_heads", "num_kv_heads", "head_size"),
+        [(3, 1, 64), (7, 1, 80), (4, 2, 128), (4, 2, 256)],
+    )
+    def test_when_heads_share_keys_in_any_number_then_each_has_its_own_sink(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        soft_cap: float,
+        has_sinks: bool,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        query_lens: list[int],
+    ) -> None:
+        sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        case = case_with(query_lens, [30, 130, 9], **sizes)
+        inputs = inputs_for(bent(case, soft_cap, has_sinks), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+    @pytest.mark.parametrize("query_lens", [[1, 1], [30, 1]])
+    def test_when_rows_are_padding_then_they_become_zeros(
+        self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, query_lens: list[int]
+    ) -> None:
+        case = case_with(query_lens, [200, 0], num_padding=5)
+        inputs = inputs_for(bent(case, soft_cap, has_sinks), device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+        assert torch.equal(out[-6:], torch.zeros_like(out[-6:]))
+
+    def test_when_others_join_or_the_batch_is_permuted_then_a_row_keeps_its_bits(
+        self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
+    ) -> None:
+        inputs = inputs_for(bent(case_with([1, 1, 1], [150, 40, 300]), soft_cap, has_sinks), device, dtype)
+        order = torch.tensor([2, 0, 1], device=device)
+        permuted = replace(
+            inputs,
+            query=inputs.query[order],
+            block_tables=inputs.block_tables[order],
+            context_lens=inputs.context_lens[order],
+        )
+        alone = replace(
+            inputs,
+            query=inputs.query[1:2],
+            block_tables=inputs.block_tables[1:2],
+            query_start_locs=inputs.query_start_locs[:2],
+            context_lens=inputs.context_lens[1:2],
+            max_context_len=40,
+        )
+
+        with short_segments():
+            together, moved, apart = attend(inputs), attend(permuted), attend(alone)
+
+        assert same_bits(together[order], moved)
+        assert same_bits(together[1:2], apart)
+
+    def test_when_a_segment_is_of_the_usual_size_then_what_crosses_it_agrees(
+        self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
+    ) -> None:
+        inputs = inputs_for(bent(case_with([1, 1, 1], [511, 512, 1025]), soft_cap, has_sinks), device, dtype)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenASoftCap:
+    @pytest.mark.parametrize("soft_cap", [1e-20, 0.01, 5.0, 50.0, 1e4, 1e20])
+    @pytest.mark.parametrize("query_lens", [[1, 1, 1], [20, 1, 3]])
+    def test_when_scores_are_far_beyond_it_or_far_below_then_they_agree(
+        self, device: str, dtype: torch.dtype, soft_cap: float, query_lens: list[int]
+    ) -> None:
+        """Scores of up to a thousand, and of a thousandth."""
+        case = replace(case_with(query_lens, [90, 33, 150]), soft_cap=soft_cap)
+        inputs = inputs_for(case, device, dtype)
+        inputs.query[0].mul_(300)
+        inputs.query[1].mul_(1e-3)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+class TestGivenSinks:
+    @pytest.mark.parametrize("query_lens", [[1, 1], [20, 1]])
+    def test_when_they_are_of_any_size_then_they_agree(
+        self, device: str, dtype: torch.dtype, query_lens: list[int]
+    ) -> None:
+        logits = [-float("inf"), -3e38, -1e4, -50.0, 0.0, 50.0, 1e4, 3e38]
+        case = replace(case_with(query_lens, [90, 33], num_heads=8), sinks=logits)
+        inputs = inputs_for(case, device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+        assert not out[:, -2:].any()
+
+    @pytest.mark.parametrize("query_lens", [[1, 1], [20, 1]])
+    def test_when_all_are_minus_infinity_then_the_bits_are_those_without(
+        self, device: str, dtype: torch.dtype, query_lens: list[int]
+    ) -> None:
+        inputs = inputs_for(case_with(query_lens, [90, 33]), device, dtype)
+        none = torch.full((4,), -float("inf"), device=device)
+
+        with short_segments():
+            without, with_none = attend(inputs), attend(replace(inputs, sinks=none))
+
+        assert same_bits(with_none, without)
 
 
 @pytest.mark.parametrize(("device", "dtype"), ON_CPU[1:])
