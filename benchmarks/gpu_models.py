@@ -195,6 +195,15 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral with a window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 40,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {

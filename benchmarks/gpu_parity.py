@@ -28,8 +28,8 @@ from benchmarks.gpu_scale import Scale
 from engine.models.load import WeightForm
 from kernels.paged_attention import FP8
 
-TOY_FAMILIES = ("qwen3", "gemma3")
-"""Between them every branch of the kernels: windows, norms of heads and after blocks, offsets."""
+TOY_FAMILIES = ("qwen3", "gemma2", "gemma3")
+"""Between them every branch of the kernels: windows, norms of heads and after blocks, offsets, soft caps."""
 
 
 def parity(scale: Scale) -> Iterator[Line]:
