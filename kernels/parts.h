@@ -165,6 +165,8 @@ typedef struct {
   int64_t out_stride_token; /* elements; heads lie D apart */
   int S, T, H, G, D, block_size, P, DP, window, use_tiles;
   float scale;
+  float soft_cap;     /* 0: none */
+  const float *sinks; /* [H], or null */
 } Attention;
 
 void attention_part(const Attention *a, const Team *team, int dtype);

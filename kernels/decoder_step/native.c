@@ -132,7 +132,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                                s->block_tables, s->table_stride, s->query_start_locs, s->context_lens,
                                (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
                                (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
-                               (int)m->use_tiles, m->scale};
+                               (int)m->use_tiles, m->scale, 0, NULL};
   attention_part(&attention, team, BFLOAT16);
   lap(team, s, ATTENTION);
 }

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from kernels.native import DTYPE_CODES, native_function
-from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded, unpacked
+from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
 from kernels.paged_attention.reference import gather_context
 from kernels.tiles import may_use_tiles
 
-SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiif")
+SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
 _MAX_HEAD_SIZE = 256
 
 
@@ -39,21 +39,10 @@ def paged_attention_cpu(
     out: Tensor,
 ) -> None:
     """Write the attention of `query` `[T, H, D]` to `out`."""
-    if kv_cache.layout is Layout.PACKED and not soft_cap and sinks is None:
-        _attend_native(
-            query,
-            kv_cache,
-            block_tables,
-            query_start_locs,
-            context_lens,
-            scale=scale,
-            sliding_window=sliding_window,
-            out=out,
-        )
-        return
-    paged_attention_torch(
+    attend = _attend_native if kv_cache.layout is Layout.PACKED else paged_attention_torch
+    attend(
         query,
-        unpacked(kv_cache),
+        kv_cache,
         block_tables,
         query_start_locs,
         context_lens,
@@ -74,6 +63,8 @@ def _attend_native(
     *,
     scale: float,
     sliding_window: int,
+    soft_cap: float,
+    sinks: Tensor | None,
     out: Tensor,
 ) -> None:
     native = native_function(*SIGNATURE)
@@ -101,6 +92,8 @@ def _attend_native(
         sliding_window,
         may_use_tiles(),
         scale,
+        soft_cap,
+        None if sinks is None else sinks.data_ptr(),
     )
 
 

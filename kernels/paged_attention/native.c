@@ -51,7 +51,7 @@ typedef struct {
   float out[ROWS * MAX_DP];
   f32x16 scores[ROWS][CHUNK];
   uint32_t weights[ROWS][CHUNK * LANES];
-  float maximum[ROWS], sum[ROWS]; /* maximum: of scores before they are scaled */
+  float maximum[ROWS], sum[ROWS]; /* maximum: of scores as they are kept, see unit_of */
   int position[ROWS];
 } Tile;
 
@@ -141,8 +141,36 @@ INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *seg
   }
 }
 
-/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. `scale` has
-   the logarithm of e to base 2 in it. */
+/* What a score that is kept is worth, in log2 units: those of a soft cap are kept as parts of it, between -1 and 1; others
+   are not scaled before they are used. */
+INLINE float unit_of(const Attention *a) { return (a->soft_cap > 0 ? a->soft_cap : a->scale) * LOG2_E; }
+
+/* The hyperbolic tangent, to a relative error of 3e-7. A NaN stays one.
+
+   (1 - e) / (1 + e), e the exponential of -2 |x|, overflows nowhere but cancels near 0. Below 0.55 it is an odd polynomial
+   of degree 9 instead, fitted to a relative error of 4e-8. */
+INLINE f32x16 tanh16(f32x16 x) {
+  const u32x16 sign = (u32x16)x & 0x80000000u;
+  const f32x16 size = (f32x16)((u32x16)x ^ sign);
+  const f32x16 e = exp2_16(size * (-2.0f * LOG2_E));
+  const f32x16 far = (1.0f - e) / (1.0f + e);
+  const f32x16 square = x * x;
+  f32x16 slope = splat(1.6437566e-2f);
+  slope = slope * square - 5.2671805e-2f;
+  slope = slope * square + 1.3320725e-1f;
+  slope = slope * square - 3.3332947e-1f;
+  return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
+}
+
+/* Let a chunk's scores approach the soft cap. */
+INLINE void cap_scores(Tile *tile, int num_rows, int num_segments, const Attention *a) {
+  const float factor = a->scale / a->soft_cap;
+  for (int r = 0; r < num_rows; r++)
+    for (int c = 0; c < num_segments; c++) tile->scores[r][c] = tanh16(tile->scores[r][c] * factor);
+}
+
+/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. `scale`:
+   see unit_of. */
 INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale, int dtype) {
   f32x16 best = tile->scores[r][0];
   /* A NaN may get lost here: its weight will be one. */
@@ -325,8 +353,9 @@ INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chu
   else
 #endif
     score_chunk(tile, num_rows, &stream, a->DP / (dtype == BFLOAT16 ? 2 : 1), dtype);
+  if (a->soft_cap > 0) cap_scores(tile, num_rows, num_segments, a);
   for (int c = 0; c < num_segments; c++) mask_scores(tile, num_rows, c, segments + c, a->window);
-  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, a->scale * LOG2_E, dtype);
+  for (int r = 0; r < num_rows; r++) soften_row(tile, r, num_segments, a->DP, unit_of(a), dtype);
 #if HAS_TILES
   if (by_tiles) {
     uint32_t copies[CHUNK][LANES / 2 * MAX_DP];
@@ -360,13 +389,23 @@ INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_ro
   memset(tile->out, 0, sizeof(float) * num_rows * a->DP);
 }
 
+/* One over the sum of a row's weights, among them that of its sink; all are worth what they are where the largest score,
+   `maximum` in log2 units, weighs one. */
+INLINE float factor_with_sink(float sum, float maximum, float sink) {
+  const float log2_sink = sink * LOG2_E;
+  if (log2_sink <= maximum) return 1.0f / (sum + exp2_16(splat(log2_sink - maximum))[0]);
+  const float share = exp2_16(splat(maximum - log2_sink))[0];
+  return share / (sum * share + 1.0f);
+}
+
 INLINE void store_rows(const Tile *tile, const Attention *a, int s, int g, int first_row, int num_rows, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4;
   const int group = a->H / a->G, start = a->query_start_locs[s];
   for (int r = 0; r < num_rows; r++) {
     const int token = (first_row + r) / group, head = g * group + (first_row + r) % group;
     char *out = a->out + ((start + token) * a->out_stride_token + (int64_t)head * a->D) * size;
-    const float factor = 1.0f / tile->sum[r];
+    float factor = 1.0f / tile->sum[r];
+    if (a->sinks) factor = factor_with_sink(tile->sum[r], tile->maximum[r] * unit_of(a), a->sinks[head]);
     int d = 0;
     for (; d + LANES <= a->D; d += LANES) store16(out, d, *(const f32x16 *)(tile->out + r * a->DP + d) * factor, dtype);
     for (; d < a->D; d++) store1(out, d, tile->out[r * a->DP + d] * factor, dtype);
@@ -496,14 +535,14 @@ EXPORT void sluice_allow_tiles(int32_t *allowed) {
 
 /* query: [T, H, D], strides in elements; keys, values: the packed cache of layout.py, P slots a block and DP elements a
    head once padded; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H, D];
-   use_tiles: what sluice_allow_tiles said. */
+   use_tiles: what sluice_allow_tiles said; soft_cap: 0 for none; sinks: [H], or null. */
 EXPORT void sluice_paged_attention(int dtype, const void *query, int64_t query_stride_token, int64_t query_stride_head,
                                    const void *keys, const void *values, const int32_t *block_tables,
                                    int64_t table_stride, const int32_t *query_start_locs, const int32_t *context_lens,
                                    void *out, int S, int T, int H, int G, int D, int block_size, int P, int DP,
-                                   int window, int use_tiles, float scale) {
+                                   int window, int use_tiles, float scale, float soft_cap, const float *sinks) {
   const Attention a = {query, query_stride_token, query_stride_head, keys, values, block_tables, table_stride,
                        query_start_locs, context_lens, out, (int64_t)H * D, S, T, H, G, D, block_size, P, DP, window,
-                       use_tiles, scale};
+                       use_tiles, scale, soft_cap, sinks};
   RUN_PARTS(query_start_locs[S] > 1 || G > 1, attention_part(&a, &team, dtype));
 }
