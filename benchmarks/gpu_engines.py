@@ -16,14 +16,13 @@ from typing import Any, NamedTuple  # Any: transformers' models and managers hav
 
 import torch
 
-from benchmarks.engine import Job
+from benchmarks.engine import Job, Words
 from benchmarks.gpu_attention_peers import first_words
 from benchmarks.gpu_folders import MAX_MODEL_LEN, random_folder, shape_of
 from benchmarks.gpu_models import random_decoder
 from benchmarks.gpu_report import Line
 from benchmarks.gpu_scale import Scale
 from engine.config import EngineConfig
-from engine.detokenizer import ByteDetokenizer
 from engine.executor import ModelLimits
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
@@ -36,21 +35,6 @@ NUM_REQUESTS = 64
 MAX_OUTPUT_TOKENS = 256
 PEER_LIMIT_S = 40.0
 """What another engine has not done by then is not waited for."""
-
-
-class Words:
-    """A decoder for random weights: every token is a word."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._pieces: dict[int, str | bytes] = {token_id: f" {token_id}" for token_id in range(vocab_size)}
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of tokens."""
-        return "".join(f" {token_id}" for token_id in token_ids)
-
-    def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
-        """Begin the text of a choice."""
-        return ByteDetokenizer(self._pieces)
 
 
 def nano_jobs(scale: Scale) -> list[Job]:

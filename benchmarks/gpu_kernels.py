@@ -1,27 +1,29 @@
-"""The kernels against float64: `benchmarks.gpu_checks`, on a card in a process for each dtype.
+"""The kernels against float64: `benchmarks.gpu_checks`, on a card in processes for each dtype.
 
-    python -m benchmarks.gpu_kernels bfloat16      # one of them
+    python -m benchmarks.gpu_kernels bfloat16 0      # the first part of one
 
-Nearly all of that time is compiling, which takes one core: processes beside each other divide it. What they compiled
-stays in Triton's cache, where the sections that measure time find it.
+Nearly all of that time is compiling (about a hundred variants in bfloat16 alone), which takes one core: processes
+beside each other divide it. What they compiled stays in Triton's cache, where the sections that measure time find it.
 """
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 
 from benchmarks import gpu_checks
-from benchmarks.gpu_process import Child, print_lines
+from benchmarks.gpu_process import Child, ChildFailed, print_lines
 from benchmarks.gpu_report import Line
 from benchmarks.gpu_scale import Scale, card_scale
 
-LIMIT_S = 150.0
+LIMIT_S = 115.0
+NUM_PARTS = 4
+"""Processes for each dtype; each has some GiB of the host's memory."""
 
 
 def kernels(scale: Scale) -> Iterator[Line]:
@@ -29,22 +31,38 @@ def kernels(scale: Scale) -> Iterator[Line]:
     if scale.is_toy:
         yield from gpu_checks.kernels(scale)
         return
-    seen = set[str]()
+    names = [str(dtype).removeprefix("torch.") for dtype in scale.dtypes]
+    program = (sys.executable, "-m", "benchmarks.gpu_kernels")
     with ExitStack() as stack:
-        names = [str(dtype).removeprefix("torch.") for dtype in scale.dtypes]
-        program = (sys.executable, "-m", "benchmarks.gpu_kernels")
-        for child in [stack.enter_context(Child((*program, name))) for name in names]:
+        parts = [(name, str(part)) for name in names for part in range(NUM_PARTS)]
+        yield from once([stack.enter_context(Child((*program, *part))) for part in parts])
+
+
+def once(children: Sequence[Child]) -> Iterator[Line]:
+    """The lines of all, each name once.
+
+    Raises:
+        ChildFailed: one of them; what the others have to say comes first.
+    """
+    seen, failures = set[str](), list[str]()
+    for child in children:
+        try:
             for line in child.lines(LIMIT_S):
                 if line.name not in seen:
                     yield line
                 seen.add(line.name)
+        except ChildFailed as error:
+            failures.append(str(error))
+    if failures:
+        raise ChildFailed("; ".join(failures))
 
 
 def main() -> None:
-    """Check the dtype that is named."""
-    scale = replace(card_scale(), dtypes=[getattr(torch, sys.argv[1])])
+    """Check the part that is named."""
+    _, name, part = sys.argv
+    scale = replace(card_scale(), dtypes=[getattr(torch, name)])
     with torch.inference_mode():
-        print_lines(gpu_checks.kernels(scale))
+        print_lines(gpu_checks.kernels(scale, part=int(part), num_parts=NUM_PARTS))
 
 
 if __name__ == "__main__":

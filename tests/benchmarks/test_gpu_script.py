@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_sanitizer, gpu_speed
+from benchmarks import gpu_checks, gpu_sanitizer, gpu_speed
 from benchmarks.gpu import BUDGETS_S, SECTIONS, deadlines_s
 from benchmarks.gpu_attention_peers import flex, keys_and_values, varlen
 from benchmarks.gpu_engines import nano_jobs, num_wanted
+from benchmarks.gpu_kernels import once
 from benchmarks.gpu_models import SHAPES
 from benchmarks.gpu_process import Child, ChildFailed, print_lines
 from benchmarks.gpu_report import Line, Report
@@ -210,6 +211,27 @@ class TestGivenTheSizesOfACard:
         }
 
 
+class TestGivenPartsOfTheChecks:
+    def test_when_all_parts_are_put_together_then_each_check_is_there_once_and_what_has_no_dtype_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def line(name: str, _agreements: object) -> Line:
+            return Line(name, {})
+
+        def frequencies(_scale: Scale) -> Line:
+            return Line("frequencies", {})
+
+        monkeypatch.setattr(gpu_checks, "_line", line)
+        monkeypatch.setattr(gpu_checks, "_frequencies", frequencies)
+        scale = on_cpu(is_toy=True)
+
+        whole = [one.name for one in gpu_checks.kernels(scale)]
+        parts = [one.name for part in range(3) for one in gpu_checks.kernels(scale, part=part, num_parts=3)]
+
+        assert sorted(parts) == sorted(whole)
+        assert {"rms_norm, float32", "sample, tokens, float32", "penalties", "frequencies"} <= set(whole)
+
+
 class TestGivenAnEngineThatSaysOtherTokens:
     def test_when_compared_then_the_first_prompt_and_place_are_named(self) -> None:
         expected = {("0", 0): [1, 2], ("1", 0): [3, 4, 5], ("2", 0): [6]}
@@ -291,6 +313,16 @@ class TestGivenAPartInAProcessOfItsOwn:
                 next(lines)
 
         assert child.has_ended
+
+    def test_when_one_of_several_fails_then_the_others_lines_are_there_each_name_once(self) -> None:
+        other = self.LINE.replace("toy", "other")
+        scripts = (f"echo '{self.LINE}'; exit 3", f"echo '{self.LINE}'; echo '{other}'")
+
+        with Child(["sh", "-c", scripts[0]]) as first, Child(["sh", "-c", scripts[1]]) as second:
+            lines = once([first, second])
+            assert [next(lines).name, next(lines).name] == ["toy", "other"]
+            with pytest.raises(ChildFailed, match="exit code 3"):
+                next(lines)
 
     def test_when_lines_are_printed_then_they_can_be_read_again(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_lines([Line("toy", {"us": 3.5}, is_right=False)])
