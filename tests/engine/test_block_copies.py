@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch, BlockCopy, ScheduledSequence
+from engine.batch import Batch, BlockCopy, Sampled, ScheduledSequence
 from engine.errors import OutOfMemory
 from engine.executor import Computed
 from engine.null_model import NullModelConfig
@@ -232,6 +232,32 @@ class TestGivenAStepWithCopiesThatFails:
         started.to_the_end()
         started.engine.add([request("again", SHARED + b"A", max_tokens=6)])
         started.check(("again", SHARED + b"A"))
+
+
+class SickModel(CheckingModel):
+    """Has no numbers for any sequence that somebody asked for, and notes the blocks of the one that nobody did."""
+
+    def __init__(self, config: NullModelConfig) -> None:
+        super().__init__(config)
+        self.probed: list[list[int]] = []
+
+    def launch(self, batch: Batch) -> Computed:
+        rows = super().launch(batch).rows
+        if all(scheduled.sequence.id >= 0 for scheduled in batch.sequences):
+            return Computed([Sampled((), error="not finite") for _ in rows])
+        self.probed += [scheduled.sequence.block_table for scheduled in batch.sequences]
+        return Computed(rows)
+
+
+class TestGivenAStepOfWhichNothingWentWell:
+    def test_when_the_device_is_checked_then_no_block_is_written_that_may_be_the_source_of_a_copy(self) -> None:
+        model = SickModel(NullModelConfig(num_blocks=20, block_size=BLOCK_SIZE))
+        engine = engine_over(model)
+        engine.add([request("r", SHARED)])
+
+        engine.step()
+
+        assert model.probed == [[20]]
 
 
 class TestGivenABatchWithCopies:
