@@ -133,8 +133,7 @@ class Decoder:
 
 def _native_step(weights: StepModel, max_tokens: int) -> "DecoderStep | None":
     """The decoder as one native call a step, where all of its products are native."""
-    # The native step caps no scores.
-    if weights.embedding.device.type != "cpu" or weights.attention_soft_cap:
+    if weights.embedding.device.type != "cpu":
         return None
     from kernels.decoder_step.cpu import DecoderStep, can_step
 

@@ -74,7 +74,7 @@ class _Model(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("activation", "use_tiles")),
         *(
             (name, ctypes.c_float)
-            for name in ("norm_eps", "norm_offset", "head_eps", "scale", "embedding_scale", "final_cap")
+            for name in ("norm_eps", "norm_offset", "head_eps", "scale", "soft_cap", "embedding_scale", "final_cap")
         ),
     )
 
@@ -305,6 +305,7 @@ def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear,
         norm_offset=model.norm_offset,
         head_eps=0.0 if norm is None else norm.eps,
         scale=model.attention_scale,
+        soft_cap=model.attention_soft_cap,
         embedding_scale=model.embedding_scale,
         final_cap=model.final_soft_cap,
     )

@@ -30,7 +30,7 @@ typedef struct {
   float *scales;
   int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
   int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles;
-  float norm_eps, norm_offset, head_eps, scale, embedding_scale, final_cap;
+  float norm_eps, norm_offset, head_eps, scale, soft_cap, embedding_scale, final_cap;
 } Model;
 
 /* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, which are in ascending order. */
@@ -132,7 +132,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
                                s->block_tables, s->table_stride, s->query_start_locs, s->context_lens,
                                (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
                                (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
-                               (int)m->use_tiles, m->scale, 0, NULL};
+                               (int)m->use_tiles, m->scale, m->soft_cap, NULL};
   attention_part(&attention, team, BFLOAT16);
   lap(team, s, ATTENTION);
 }

@@ -40,7 +40,7 @@ MODELS = {
     "mistral, window": TinyModel("mistral", {**SIZES, "sliding_window": 70}),
     "qwen2, biases": TinyModel("qwen2", {**SIZES, "num_attention_heads": 2, "tie_word_embeddings": True}),
     "qwen3, norms of heads": TinyModel("qwen3", SIZES),
-    "gemma2, no cap of attention": TinyModel("gemma2", GEMMA2 | SIZES | {"attn_logit_softcapping": None}),
+    "gemma2, soft caps": TinyModel("gemma2", GEMMA2 | SIZES),
     "gemma3": TinyModel("gemma3_text", GEMMA3 | SIZES),
 }
 
