@@ -3,6 +3,9 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import time
+from itertools import count
+
 import pytest
 import torch
 
@@ -80,10 +83,19 @@ class TestGivenAReport:
         assert not report.is_right
         assert any(line.endswith("WRONG") for line in report.table())
 
-    def test_when_time_is_up_then_the_section_stops_and_says_so(self) -> None:
+    def test_when_time_is_up_before_a_section_then_it_does_not_begin_and_says_so(self) -> None:
         report = Report()
 
         report.run("timing", lambda: [Line("a", {}), Line("b", {})], until_s=0.0)
 
-        assert len(report.lines["timing"]) == 1
+        assert report.lines["timing"] == []
+        assert report.broken["timing"].startswith("out of time")
+
+    def test_when_time_is_up_then_the_section_stops_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        report = Report()
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "monotonic", count().__next__)
+            report.run("timing", lambda: [Line("a", {}), Line("b", {})], until_s=0.5)
+
+        assert [line.name for line in report.lines["timing"]] == ["a"]
         assert report.broken["timing"].startswith("out of time")
