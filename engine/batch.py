@@ -73,7 +73,8 @@ class Batch:
         return sum(row.num_tokens for row in self.padding)
 
     def part(self, sequences: tuple[ScheduledSequence, ...]) -> "Batch":
-        """Some of the sequences, with their copies: a block of another one may be copied and written on already."""
+        """Some of the sequences, with their copies, and nothing else of it: a block of another one may be copied and
+        written on already."""
         if not self.copies:
             return Batch(sequences)
         ids = {scheduled.sequence.id for scheduled in sequences}

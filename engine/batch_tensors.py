@@ -1,6 +1,6 @@
 """Lay a step out as tensors: what the decoder reads. Knows no model.
 
-Hot: one pass of Python per sequence, no tensor per sequence; the rest is arithmetic over the whole batch.
+Hot: a few passes of Python over the sequences, no tensor per sequence; the rest is arithmetic over the whole batch.
 
 Padding comes after the sequences, as rows like theirs: it attends to as many tokens as a padded row would, whatever is
 there, and writes to the block after the cache's last, which no sequence has.
@@ -24,7 +24,7 @@ from kernels.prepare_batch import PADDING, StepPlan, prepare_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTensors:
-    """One step: T tokens of S sequences, R of which draw a token."""
+    """One step: T tokens of S sequences, R of which draw a token. The next that is laid out may use the same memory."""
 
     input_ids: Tensor
     """`[T]` int64."""
@@ -189,8 +189,11 @@ class BatchLayout:
 
 
 def _are_decodes(scheduled: tuple[ScheduledSequence, ...]) -> bool:
-    """Whether each of some sequences has one token and draws the next."""
-    return bool(scheduled) and all(num_tokens == 1 and samples for _, _, num_tokens, samples in scheduled)
+    """Whether each of some sequences has one token, which the host knows, and draws the next."""
+    return bool(scheduled) and all(
+        num_tokens == 1 and samples and start < len(sequence.token_ids)
+        for sequence, start, num_tokens, samples in scheduled
+    )
 
 
 def _token_ids(scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]) -> list[int]:

@@ -138,10 +138,10 @@ class BlockManager:
         self._followers: dict[int, Follower] = {}
         """By the hash of the block before."""
 
-        self._follows: list[int | None] = [None] * num_blocks
+        self._key_of_follower: list[int | None] = [None] * num_blocks
         """The key of each block in `_followers`."""
 
-        self.num_copies = 0
+        self.num_pending_copies = 0
         """Sequences whose `copied_from` is not None."""
 
     @property
@@ -203,7 +203,7 @@ class BlockManager:
             self._hold(block_id)
         if follower is not None:
             num_shared = num_cached - len(known) * self.block_size
-            known.append(self._follow(sequence, follower, num_shared, num_left))
+            known.append(self._continue_in(sequence, follower, num_shared, num_left))
             num_new -= 1
         sequence.block_table = known + [self._take() for _ in range(num_new)]
         sequence.num_slots = len(sequence.block_table) * self.block_size
@@ -227,14 +227,14 @@ class BlockManager:
             self._hash_up_to(sequence, num_full)
             self._make_known(sequence, range(sequence.num_published_blocks, num_full))
         sequence.num_published_blocks = num_full
-        self._show_last(sequence)
+        self._publish_last(sequence)
 
     def end_copy(self, sequence: Sequence) -> None:
         """Let go of what the block of `sequence` was copied from. Only once a step with that copy has succeeded."""
         if sequence.copied_from is not None:
             self._let_go(sequence.copied_from)
             sequence.copied_from = None
-            self.num_copies -= 1
+            self.num_pending_copies -= 1
 
     def retract(self, sequence: Sequence) -> None:
         """Make the blocks of `sequence` unfindable: what is in them may be wrong."""
@@ -242,7 +242,7 @@ class BlockManager:
             self._forget(block_id)
         for key in sequence.block_hashes:
             if key in self._followers:
-                self._unfollow(self._followers[key].block_id)
+                self._drop_follower(self._followers[key].block_id)
         sequence.num_published_blocks = 0
 
     def release(self, sequence: Sequence) -> None:
@@ -252,7 +252,7 @@ class BlockManager:
         first.
         """
         if sequence.copied_from is None:
-            self._show_last(sequence)
+            self._publish_last(sequence)
         else:
             # Nobody knows whether its copy was made.
             self.end_copy(sequence)
@@ -270,24 +270,25 @@ class BlockManager:
             AssertionError: the books do not balance.
         """
         held = [0] * self.num_blocks
-        num_copies = 0
+        num_pending_copies = 0
         for sequence in holders:
             for block_id in sequence.block_table:
                 held[block_id] += 1
             if sequence.copied_from is not None:
                 held[sequence.copied_from] += 1
-                num_copies += 1
+                num_pending_copies += 1
                 copy = sequence.block_table[sequence.num_computed_tokens // self.block_size]
                 assert self._ref_counts[copy] == 1, "a block that is not copied yet has two holders"
-                assert self._hashes[copy] is self._follows[copy] is None, "a block that is not copied yet is found"
-        assert num_copies == self.num_copies, "a copy is lost"
+                is_found = self._hashes[copy] is not None or self._key_of_follower[copy] is not None
+                assert not is_found, "a block that is not copied yet is found"
+        assert num_pending_copies == self.num_pending_copies, "a copy is lost"
         free = list(self._free)
         assert held == self._ref_counts, "reference counts differ from the block tables"
         assert len(free) == len(set(free)) == len(self._free), "a block is twice in the free list"
         assert set(free) == {block_id for block_id, count in enumerate(held) if count == 0}, "a block is lost"
         hashes = {key: block_id for block_id, key in enumerate(self._hashes) if key is not None}
         assert hashes == self._known, "the prefix cache finds other blocks than those that carry its hashes"
-        followers = {key: block_id for block_id, key in enumerate(self._follows) if key is not None}
+        followers = {key: block_id for block_id, key in enumerate(self._key_of_follower) if key is not None}
         assert followers == {key: one.block_id for key, one in self._followers.items()}, "a follower is known wrongly"
         for block_id, token_ids in self._followers.values():
             assert 0 < len(token_ids) <= self.block_size, "a follower has too many tokens, or none"
@@ -305,7 +306,7 @@ class BlockManager:
         num_shared = _num_shared(sequence.token_ids[num_tokens:end], follower.token_ids)
         return Reusable(known, follower if num_shared else None, num_tokens + num_shared)
 
-    def _follow(self, sequence: Sequence, follower: Follower, num_shared: int, num_left: int) -> int:
+    def _continue_in(self, sequence: Sequence, follower: Follower, num_shared: int, num_left: int) -> int:
         """The block in which `sequence` goes on: `follower` itself, or one that is to become its copy.
 
         It is taken over if it is nobody's and nothing in it is lost, or if there is no room to keep it.
@@ -315,16 +316,16 @@ class BlockManager:
         is_over = self._hashes[block_id] is None and num_shared == len(token_ids)
         self._hold(block_id)
         if is_idle and (is_over or num_left < _ROOM_TO_COPY):
-            key = self._follows[block_id]
+            key = self._key_of_follower[block_id]
             self._forget(block_id)
             if key is not None:
-                self._let_follow(key, Follower(block_id, token_ids[:num_shared]))
+                self._set_follower(key, Follower(block_id, token_ids[:num_shared]))
             return block_id
         sequence.copied_from = block_id
-        self.num_copies += 1
+        self.num_pending_copies += 1
         return self._take()
 
-    def _show_last(self, sequence: Sequence) -> None:
+    def _publish_last(self, sequence: Sequence) -> None:
         """Let the last computed block of `sequence` be found, if it is not full, and what is before it is known.
 
         Nothing is shown of one that was retracted, or whose prefix was, with another that shared it.
@@ -336,20 +337,25 @@ class BlockManager:
         key, block_id = sequence.block_hashes[num_full - 1], sequence.block_table[num_full]
         if key in self._known:
             token_ids = sequence.token_ids[num_full * self.block_size : sequence.num_computed_tokens]
-            self._let_follow(key, Follower(block_id, token_ids))
+            self._set_follower(key, Follower(block_id, token_ids))
 
-    def _let_follow(self, key: int, follower: Follower) -> None:
+    def _set_follower(self, key: int, follower: Follower) -> None:
         """Remember what follows the block with hash `key`, in the place of what did."""
         if key in self._followers:
-            self._unfollow(self._followers[key].block_id)
+            displaced = self._followers[key].block_id
+            self._drop_follower(displaced)
+            if self._ref_counts[displaced] == 0 and self._hashes[displaced] is None:
+                # Nobody finds it any more: it is used before those that somebody may.
+                self._free.remove(displaced)
+                self._free.push_front(displaced)
         self._followers[key] = follower
-        self._follows[follower.block_id] = key
+        self._key_of_follower[follower.block_id] = key
 
-    def _unfollow(self, block_id: int) -> None:
-        key = self._follows[block_id]
+    def _drop_follower(self, block_id: int) -> None:
+        key = self._key_of_follower[block_id]
         if key is not None:
             del self._followers[key]
-            self._follows[block_id] = None
+            self._key_of_follower[block_id] = None
 
     def _hold(self, block_id: int) -> None:
         if self._ref_counts[block_id] == 0:
@@ -360,7 +366,7 @@ class BlockManager:
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] > 0:
             return
-        if self._hashes[block_id] is None and self._follows[block_id] is None:
+        if self._hashes[block_id] is None and self._key_of_follower[block_id] is None:
             self._free.push_front(block_id)
         else:
             self._free.push_back(block_id)
@@ -379,14 +385,14 @@ class BlockManager:
                 self._hashes[block_id] = key
                 if index and (parent := sequence.block_hashes[index - 1]) in self._known:
                     start = index * self.block_size
-                    self._let_follow(parent, Follower(block_id, sequence.token_ids[start : start + self.block_size]))
+                    self._set_follower(parent, Follower(block_id, sequence.token_ids[start : start + self.block_size]))
 
     def _forget(self, block_id: int) -> None:
         key = self._hashes[block_id]
         if key is not None:
             del self._known[key]
             self._hashes[block_id] = None
-        self._unfollow(block_id)
+        self._drop_follower(block_id)
 
     def _hash_up_to(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -8,6 +8,7 @@ Decodes take the next of many sizes, for they are most of the steps. Mixed steps
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.batch import Batch, PaddingRow
@@ -78,7 +79,7 @@ def pad(batch: Batch, bucket: Bucket) -> Batch:
         full, rest = divmod(num_tokens, bucket.max_context_len)
         sizes = [bucket.max_context_len] * full + [rest] + [0] * num_rows
         rows = [PaddingRow(size, size) for size in sizes[:num_rows]]
-    return Batch(batch.sequences, num_joined=batch.num_joined, padding=tuple(rows))
+    return replace(batch, padding=tuple(rows))
 
 
 def nothing(bucket: Bucket) -> Batch:

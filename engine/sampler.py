@@ -25,7 +25,7 @@ from engine.batch import Sampled, ScheduledSequence
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
 from engine.transfers import Arrival, to_device, to_device_together
-from kernels.penalties import NO_BIAS, Penalties, apply_penalties, combine_biases
+from kernels.penalties import NO_BIAS, Penalties, apply_penalties
 from kernels.philox import counter_2
 from kernels.sample import SampleOptions, draws_with
 
@@ -100,7 +100,7 @@ class Drawn:
     """What a step drew, while the device may still be at it: a `Launched`."""
 
     token_ids: Tensor
-    """`[R]` int64, on the device; -1 where a row has no token."""
+    """`[R]` int64, on the device; -1 where a row has no token. Valid until the step after the next is launched."""
 
     positions: list[int]
     """Offset in the output of each."""
@@ -169,7 +169,8 @@ class Sampler:
         )
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """Drop what is kept for sequences that ended."""
+        """Drop what is kept for sequences that ended: their ids may come again, from another engine."""
+        self._rows = None
         for sequence_id in sequence_ids:
             self._edits.pop(sequence_id, None)
 
@@ -229,14 +230,13 @@ class Sampler:
     def _begin_edits(self, params: SamplingParams) -> _EditedTokens:
         """The biases and bans of a sequence, once for all its steps."""
         endings = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-        bans = [(token, -float("inf")) for token in endings] if params.min_tokens else []
-        late = combine_biases(params.logit_bias.items())
+        bans = dict.fromkeys(endings, -float("inf")) if params.min_tokens else {}
         edits = _EditedTokens()
-        for token, bias in combine_biases([*late.items(), *bans]).items():
+        for token, bias in {**params.logit_bias, **bans}.items():
             if 0 <= token < self._vocab_size:
                 at = edits.entry(token)
                 edits.early_biases[at] = bias
-                edits.biases[at] = late.get(token, NO_BIAS)
+                edits.biases[at] = params.logit_bias.get(token, NO_BIAS)
         return edits
 
     def _penalties(

@@ -122,7 +122,7 @@ class Scheduler:
         """Plan one step. Until `commit`, no token counts as computed, so a step that fails has changed nothing."""
         self._num_preemptions_before = self.counters.num_preemptions
         batch = self._discipline.plan(self)
-        return self._with_copies(batch) if self.blocks.num_copies else batch
+        return self._with_copies(batch) if self.blocks.num_pending_copies else batch
 
     def shrink(self, batch: Batch) -> None:
         """Plan smaller steps for a while: the device had no memory for `batch`, of which nothing was computed.

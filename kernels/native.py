@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 
 @cache
-@cache
 def native_function(name: str, arguments: str) -> Callable[..., None] | None:
     """A function of the library; None where there is no library.
 

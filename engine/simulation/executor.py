@@ -63,6 +63,7 @@ class SimulatedExecutor:
     def _charged(self, batch: Batch) -> Batch:
         if not self._has_prompts:
             return batch
+        # For its work alone: nothing is copied or padded by it.
         return Batch(tuple(row for row in batch.sequences if row.num_tokens == 1 or row.sequence.num_preemptions))
 
     def forget(self, sequence_ids: list[int]) -> None:

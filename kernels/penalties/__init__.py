@@ -1,6 +1,5 @@
 """Change single logits before sampling: biases, bans, penalties on tokens seen. Sparse: work grows with the edits."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from kernels.checks import check, check_rows
 
-__all__ = ["NO_BIAS", "Penalties", "apply_penalties", "combine_biases"]
+__all__ = ["NO_BIAS", "Penalties", "apply_penalties"]
 
 NO_BIAS = -0.0
 """The bias of a token that has none: the only number that keeps the bits of whatever it is added to."""
@@ -22,7 +21,7 @@ class Penalties:
     """int32."""
 
     token_ids: Tensor
-    """int32; each at most once per row: `combine_biases` adds up what comes more than once."""
+    """int32; each at most once per row."""
 
     bias: Tensor
     """float32: is added before all else; -inf bans the token, `NO_BIAS` is none."""
@@ -38,17 +37,6 @@ class Penalties:
 
     presence: Tensor
     """float32: is subtracted where the count is not 0."""
-
-
-def combine_biases(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """One bias per token: equal tokens' are added up in float64, in the order in which they come.
-
-    It is rounded to float32 once, as it becomes an entry. Then no two programs of a launch add to one logit.
-    """
-    combined: dict[int, float] = {}
-    for token_id, bias in pairs:
-        combined[token_id] = combined[token_id] + bias if token_id in combined else bias
-    return combined
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties) -> None:

@@ -49,7 +49,7 @@ class SampleOptions:
     """int32: offset in the output of the token being drawn."""
 
     counter_2: Tensor
-    """int32: choice and stream, as `kernels.philox.counter_2` makes it."""
+    """int64: choice and stream, as `kernels.philox.counter_2` makes it."""
 
 
 def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None) -> Tensor:

@@ -5,7 +5,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import cycle
 
 import torch
@@ -33,13 +32,7 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
         dtype,
         logits.data_ptr(),
         logits.stride(0),
-        options.temperature.data_ptr(),
-        options.top_k.data_ptr(),
-        options.top_p.data_ptr(),
-        options.min_p.data_ptr(),
-        options.seed.data_ptr(),
-        options.position.data_ptr(),
-        options.counter_2.data_ptr(),
+        *_pointers(options),
         out.data_ptr(),
         _scratch(num_threads, vocab_size).data_ptr(),
         num_rows,
@@ -56,7 +49,7 @@ def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
     native, num_rows = native_function(*SIGNATURE), options.temperature.shape[0]
     if native is None:
         return None
-    pointers = [getattr(options, field.name).data_ptr() for field in fields(options)]
+    pointers = _pointers(options)
     results = cycle([(one, one.data_ptr()) for one in torch.empty(2, num_rows, dtype=torch.int64)])
 
     def draw(logits: Tensor) -> Tensor:
@@ -70,6 +63,22 @@ def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
         return result
 
     return draw
+
+
+def _pointers(options: SampleOptions) -> list[int]:
+    """Of what native code reads of `options`, in its order.
+
+    Raises:
+        ValueError: one is not what native code would take it for.
+    """
+    floats = (options.temperature, options.top_p, options.min_p)
+    check(all(x.dtype == torch.float32 for x in floats), "temperature, top_p and min_p must be float32")
+    check(options.top_k.dtype == options.position.dtype == torch.int32, "top_k and position must be int32")
+    check(options.seed.dtype == options.counter_2.dtype == torch.int64, "seed and counter_2 must be int64")
+    parts = (options.temperature, options.top_k, options.top_p, options.min_p, options.seed, options.position)
+    parts = (*parts, options.counter_2)
+    check(all(x.shape == options.temperature.shape and x.is_contiguous() for x in parts), "options must be [S]")
+    return [x.data_ptr() for x in parts]
 
 
 def _scratch(num_threads: int, vocab_size: int) -> Tensor:

@@ -198,7 +198,7 @@ def _draw_kernel(
     temperature_ptr,  # [S] float32
     seed_ptr,  # [S] int64
     position_ptr,  # [S] int32
-    counter_2_ptr,  # [S] int32
+    counter_2_ptr,  # [S] int64
     V,
     logits_stride_row,
     BLOCK: tl.constexpr,

@@ -71,9 +71,10 @@ class TestGivenTokensThatTheHostDoesNotKnow:
 
         assert tensors.input_ids.tolist() == [14]
 
-    def test_when_the_step_before_did_not_draw_one_then_it_is_an_error(self) -> None:
+    @pytest.mark.parametrize("drawn_rows", [{0: 0}, {}])
+    def test_when_the_step_before_did_not_draw_one_then_it_is_an_error(self, drawn_rows: dict[int, int]) -> None:
         with pytest.raises(KeyError):
-            lay_out(fed(3, 7), drawn_rows={0: 0})
+            lay_out(fed(3, 7), drawn_rows=drawn_rows)
 
 
 class TestGivenStepsOfDecodesAlone:

@@ -203,7 +203,7 @@ class TestGivenAComputedPrefix:
         manager.check_invariants([])
 
 
-class TestGivenABegunBlock:
+class TestGivenAFollower:
     """Ten tokens in blocks of four, whose sequence has gone: its last block has two."""
 
     def test_when_a_sequence_goes_on_from_there_then_it_takes_the_block_over(self) -> None:

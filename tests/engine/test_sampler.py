@@ -147,17 +147,15 @@ class TestGivenRowsOfEveryKind:
         pairs = list(zip(entries.rows.tolist(), entries.token_ids.tolist(), strict=True))
         assert sorted(pairs) == [(0, 2), (0, 3), (1, 1), (1, 7), (2, 1), (2, 2), (2, 3), (2, 7)]
 
-    def test_when_many_steps_are_drawn_then_biases_were_combined_once(self) -> None:
-        sampler, sequence = make_sampler(), sequence_with(0, [2, 3], self.both)
+    def test_when_ids_come_again_after_they_were_forgotten_then_nothing_of_the_ones_before_is_left(self) -> None:
+        sampler, logits = make_sampler(), torch.zeros(1, VOCAB_SIZE)
+        edited = drawn_from(sampler, logits, [sequence_with(0, [2, 3], self.both)])
 
-        with patch.object(module, "combine_biases", wraps=module.combine_biases) as combine:
-            drawn_from(sampler, torch.zeros(1, VOCAB_SIZE), [sequence])
-            num_calls = combine.call_count
-            for token in range(6):
-                sequence.token_ids.append(token)
-                drawn_from(sampler, torch.zeros(1, VOCAB_SIZE), [sequence])
+        sampler.forget([0])
+        plain = drawn_from(sampler, logits, [sequence_with(0, [2, 3], SamplingParams(temperature=0))])
 
-        assert combine.call_count == num_calls
+        assert edited is not logits
+        assert plain is logits
 
     def test_when_the_bans_of_all_rows_are_over_then_nothing_is_copied(self) -> None:
         sampler = make_sampler()

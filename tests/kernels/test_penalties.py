@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.penalties import NO_BIAS, Penalties, apply_penalties, combine_biases
+from kernels.penalties import NO_BIAS, Penalties, apply_penalties
 from kernels.penalties.reference import bias_reference, penalties_reference
 
 VOCAB_SIZE = 20
@@ -99,15 +99,3 @@ def test_a_bias_alone_is_an_addition_and_no_bias_keeps_every_bit(biases: dict[in
     apply_penalties(logits, entries)
 
     assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
-
-
-def test_biases_of_one_token_add_up_in_their_order_in_float64_and_a_ban_stays() -> None:
-    pairs = [(4, 5.0), (2, 1e16), (2, 1.0), (2, -1e16), (4, -math.inf), (7, 0.1), (7, 0.2), (4, 3.0)]
-
-    combined = combine_biases(pairs)
-
-    assert combined == {4: -math.inf, 2: 0.0, 7: 0.1 + 0.2}
-
-
-def test_a_lone_bias_keeps_the_sign_of_its_zero() -> None:
-    assert math.copysign(1, combine_biases([(1, NO_BIAS)])[1]) == -1
