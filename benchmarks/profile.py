@@ -36,7 +36,7 @@ from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 from engine.threads import limit_spinning
-from kernels.decoder_step import StepModel
+from kernels.decoder_step import DecoderWeights
 from kernels.linear import Linear
 from kernels.linear.native import NativeLinear
 
@@ -99,7 +99,7 @@ def median_s(call: Callable[[], object]) -> float:
     return median(times)
 
 
-def measure_roof(weights: StepModel) -> Roof:
+def measure_roof(weights: DecoderWeights) -> Roof:
     """The bandwidth of reading all weights, and the rate of a product of 512 rows: each the best of several."""
     products = _products(weights)
     num_bytes = sum(product.num_bytes for product in products)
@@ -182,7 +182,7 @@ def print_case(runner: ModelRunner, case: Case, roof: Roof) -> None:
         print(f"  {'scheduler and detokenizer, besides':<34} {1e3 * cost.median_ms:>9,.0f} us")
 
 
-def _products(weights: StepModel) -> list[NativeLinear]:
+def _products(weights: DecoderWeights) -> list[NativeLinear]:
     linears = [
         linear for layer in weights.layers for linear in (layer.qkv, layer.attention_output, layer.gated, layer.down)
     ]

@@ -328,10 +328,10 @@ def _parse_rope(config: Json, head_size: int, max_position_embeddings: int) -> R
     )
 
 
-def _activation(config: Json, name_of_it: str) -> Activation:
-    name = str(config.get(name_of_it, "silu"))
+def _activation(config: Json, key: str) -> Activation:
+    name = str(config.get(key, "silu"))
     if name not in _ACTIVATIONS:
-        raise ModelFolderError(f"config.json: {name_of_it} {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}.")
+        raise ModelFolderError(f"config.json: {key} {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}.")
     return _ACTIVATIONS[name]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.batch_tensors import BatchTensors
 from engine.models.config import DecoderConfig
-from kernels.decoder_step import StepInputs, StepLayer, StepModel
+from kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
 from kernels.paged_attention import KVCache, Layout, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.soft_cap import soft_cap
@@ -39,16 +39,20 @@ class Workspace:
 
 
 class Decoder:
-    """A model on a device. Its caches are passed in; it keeps nothing from step to step."""
+    """A model on a device. Its caches are passed in.
 
-    def __init__(self, config: DecoderConfig, weights: StepModel, max_tokens: int) -> None:
+    From step to step it keeps buffers and, where a step is one native call, the tensors that the last one came in (see
+    `DecoderStep.run`). No result depends on what was computed before.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> None:
         self.config = config
         self._weights = weights
         self._workspace = Workspace(config, max_tokens, weights.embedding.dtype, weights.embedding.device)
         self._step = _native_step(weights, max_tokens)
 
     @property
-    def weights(self) -> StepModel:
+    def weights(self) -> DecoderWeights:
         """What it computes with."""
         return self._weights
 
@@ -98,7 +102,7 @@ class Decoder:
         logits = weights.output(normed)
         return soft_cap(logits, cap=weights.final_soft_cap) if weights.final_soft_cap else logits
 
-    def _attend(self, layer: StepLayer, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
+    def _attend(self, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
         """`[T, M]` to `[T, H * D]`."""
         num_tokens = normed.shape[0]
         query = write_kv(
@@ -131,7 +135,7 @@ class Decoder:
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._weights.final_norm
 
 
-def _native_step(weights: StepModel, max_tokens: int) -> "DecoderStep | None":
+def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
     """The decoder as one native call a step, where all of its products are native."""
     if weights.embedding.device.type != "cpu":
         return None

@@ -16,7 +16,7 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.rope_table import rope_table
 from engine.weight_copies import WeightCopier, copier_to
-from kernels.decoder_step import StepLayer, StepModel
+from kernels.decoder_step import DecoderWeights, LayerWeights
 from kernels.linear import Linear, pack_gated_linear, pack_linear
 from kernels.write_kv import HeadNorm
 
@@ -57,9 +57,10 @@ def load_decoder(
     copier = copier or copier_to(form.device)
     reader = _Reader(weights, form, copier)
     embedding = reader.kept("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    everywhere = rope_table(config.rope, max_model_len).to(form.device)
-    local = everywhere if config.local_rope is None else rope_table(config.local_rope, max_model_len).to(form.device)
-    model = StepModel(
+    global_angles = local_angles = rope_table(config.rope, max_model_len).to(form.device)
+    if config.local_rope is not None:
+        local_angles = rope_table(config.local_rope, max_model_len).to(form.device)
+    model = DecoderWeights(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_heads=config.num_heads,
@@ -75,7 +76,7 @@ def load_decoder(
         # transformers rounds the factor before it multiplies.
         embedding_scale=float(torch.tensor(config.embedding_scale, dtype=form.dtype)),
         layers=tuple(
-            _load_layer(config, reader, index, angles=local if window else everywhere)
+            _load_layer(config, reader, index, angles=local_angles if window else global_angles)
             for index, window in enumerate(config.sliding_windows)
         ),
         final_norm=reader.kept("model.norm.weight", config.hidden_size),
@@ -149,7 +150,7 @@ def _as_unavailable() -> Generator[None]:
         raise QuantizationUnavailable(f"{error}.") from error
 
 
-def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> StepLayer:
+def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: Tensor) -> LayerWeights:
     prefix = f"model.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
@@ -158,7 +159,7 @@ def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: T
     gate_up = {"gate_proj": inner, "up_proj": inner}
     # The one name stands for the norm before the feed-forward, or for the norm after attention.
     after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
-    return StepLayer(
+    return LayerWeights(
         attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),
         cos_sin=angles,
         qkv=reader.linear(attention, qkv, hidden, has_bias=config.has_qkv_bias),

@@ -1,7 +1,8 @@
 """A whole step of a decoder in one native call: the operations of one layer after another, without a gap between them.
 
 What it means is engine/models/decoder.py's `forward`, operation by operation, which also does the work wherever this
-cannot be had; its tokens are the same to the bit where both multiply by kernels/linear/native.py.
+cannot be had; its tokens are the same to the bit where both multiply by kernels/linear/native.py. The weights' types
+are here since both compute with them, and kernels know nothing of the engine.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from kernels.gated_activation import Activation
 from kernels.linear import Linear
 from kernels.write_kv import HeadNorm
 
-__all__ = ["StepInputs", "StepLayer", "StepModel"]
+__all__ = ["DecoderWeights", "LayerWeights", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLayer:
+class LayerWeights:
     """One block's weights, ready to be used."""
 
     attention_norm: Tensor
@@ -27,6 +28,8 @@ class StepLayer:
     """M to (H + 2 * G) * D."""
 
     head_norm: HeadNorm | None
+    """None where heads are not normalised."""
+
     cos_sin: Tensor
     """`[positions, R]` float32."""
 
@@ -49,7 +52,7 @@ class StepLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class DecoderWeights:
     """A decoder's sizes and weights, ready to be used."""
 
     hidden_size: int
@@ -59,7 +62,7 @@ class StepModel:
     head_size: int
     rms_norm_eps: float
     norm_offset: float
-    """What is added to the weights of norms, those of heads included."""
+    """What is added to the weights of norms; those of heads have their own."""
 
     activation: Activation
     attention_scale: float
@@ -77,7 +80,7 @@ class StepModel:
     embedding: Tensor
     """`[V, M]`."""
 
-    layers: tuple[StepLayer, ...]
+    layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     output: Linear
     """M to V."""

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check, check_rows
-from kernels.decoder_step import StepInputs, StepLayer, StepModel
+from kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
 from kernels.gated_activation.cpu import ACTIVATION_CODES
 from kernels.linear import Linear
 from kernels.linear.native import NativeLinear, WeightStruct
 from kernels.native import native_function
 from kernels.paged_attention import KVCache
+from kernels.paged_attention.cpu import MAX_HEAD_SIZE
 from kernels.paged_attention.layout import Layout, padded
 from kernels.tiles import may_use_tiles
 
@@ -42,8 +43,6 @@ _PHASES = (
 )
 """What native.c tells apart, in its order."""
 
-_MAX_HEAD_SIZE = 256
-
 
 class _Layer(ctypes.Structure):
     """`Layer` of native.c."""
@@ -53,6 +52,7 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "cos_sin", "keys", "values")),
         *((name, ctypes.c_int64) for name in ("window", "R")),
+        *((name, ctypes.c_float) for name in ("head_eps", "head_offset")),
     )
 
 
@@ -74,7 +74,7 @@ class _Model(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("activation", "use_tiles")),
         *(
             (name, ctypes.c_float)
-            for name in ("norm_eps", "norm_offset", "head_eps", "scale", "soft_cap", "embedding_scale", "final_cap")
+            for name in ("norm_eps", "norm_offset", "scale", "soft_cap", "embedding_scale", "final_cap")
         ),
     )
 
@@ -96,7 +96,7 @@ _SIZES = (ctypes.sizeof(_Layer), ctypes.sizeof(_Model), ctypes.sizeof(_Step), le
 class DecoderStep:
     """A model ready for its steps, with room for `max_tokens` tokens."""
 
-    def __init__(self, model: StepModel, max_tokens: int) -> None:
+    def __init__(self, model: DecoderWeights, max_tokens: int) -> None:
         native = native_function(*SIGNATURE)
         assert native is not None, "native products are made only where the library is"
         assert _native_sizes() == _SIZES, "the structures here are not those of native.c"
@@ -118,8 +118,9 @@ class DecoderStep:
         """Compute every token, writing keys and values to packed `caches`, one a layer.
 
         Args:
-            inputs: the batch.
-            caches: one for each layer.
+            inputs: the batch. A tensor that the step before had may hold other numbers now, but must not have been
+                resized or moved: it is not looked at again.
+            caches: one for each layer. The list that the step before had must hold the same ones.
             seconds: `[len(_PHASES) + 1]` float64, for measurements: how long each phase took is added to
                 it, to the first what was before the step. The last is a time.
 
@@ -183,7 +184,7 @@ class DecoderStep:
 class _Room:
     """What a step writes between its operations: T rows each, a little further apart than they are long."""
 
-    def __init__(self, model: StepModel, max_tokens: int) -> None:
+    def __init__(self, model: DecoderWeights, max_tokens: int) -> None:
         def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.empty(max_tokens, width + (_LINE if dtype == torch.bfloat16 else _STEP_BYTES), dtype=dtype)
 
@@ -198,7 +199,7 @@ class _Room:
 
 def can_step(products: Sequence[Linear], head_size: int) -> bool:
     """Whether a decoder of these products can be computed in one call: all are native, and so is its attention."""
-    return head_size <= _MAX_HEAD_SIZE and all(isinstance(product, NativeLinear) for product in products)
+    return head_size <= MAX_HEAD_SIZE and all(isinstance(product, NativeLinear) for product in products)
 
 
 def _native_sizes() -> tuple[int, ...]:
@@ -248,7 +249,7 @@ def _native(product: Linear) -> NativeLinear:
     return product
 
 
-def _layer(layer: StepLayer) -> _Layer:
+def _layer(layer: LayerWeights) -> _Layer:
     norm = layer.head_norm
     return _Layer(
         _native(layer.qkv).struct,
@@ -266,6 +267,8 @@ def _layer(layer: StepLayer) -> _Layer:
         None,
         layer.sliding_window,
         layer.cos_sin.shape[1],
+        0.0 if norm is None else norm.eps,
+        0.0 if norm is None else norm.weight_offset,
     )
 
 
@@ -273,8 +276,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear, room: _Room) -> _Model:
-    norm = model.layers[0].head_norm
+def _model(model: DecoderWeights, layers: ctypes.Array[_Layer], output: NativeLinear, room: _Room) -> _Model:
     return _Model(
         layers=ctypes.addressof(layers),
         embedding=model.embedding.data_ptr(),
@@ -303,7 +305,6 @@ def _model(model: StepModel, layers: ctypes.Array[_Layer], output: NativeLinear,
         use_tiles=may_use_tiles(),
         norm_eps=model.rms_norm_eps,
         norm_offset=model.norm_offset,
-        head_eps=0.0 if norm is None else norm.eps,
         scale=model.attention_scale,
         soft_cap=model.attention_soft_cap,
         embedding_scale=model.embedding_scale,

@@ -17,6 +17,7 @@ typedef struct {
   const float *cos_sin;                            /* [., R] */
   void *keys, *values;
   int64_t window, R;
+  float head_eps, head_offset; /* of the norm of heads */
 } Layer;
 
 /* Sizes, weights, and room for a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended
@@ -30,7 +31,7 @@ typedef struct {
   float *scales;
   int64_t hidden_stride, qkv_stride, heads_stride, gated_stride, bytes_stride;
   int64_t L, M, H, G, D, block_size, P, DP, activation, use_tiles;
-  float norm_eps, norm_offset, head_eps, scale, soft_cap, embedding_scale, final_cap;
+  float norm_eps, norm_offset, scale, soft_cap, embedding_scale, final_cap;
 } Model;
 
 /* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, which are in ascending order. */
@@ -125,7 +126,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, s->slot_mapping, layer->cos_sin,
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
                          m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
-                         (int)m->DP, m->head_eps, m->norm_offset};
+                         (int)m->DP, layer->head_eps, layer->head_offset};
   write_kv_tokens(&write, share_begin(team, s->T), share_end(team, s->T), BFLOAT16);
   lap(team, s, WRITE_KV);
   const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,

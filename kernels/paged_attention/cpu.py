@@ -13,12 +13,13 @@ from kernels.paged_attention.reference import gather_context
 from kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
-_MAX_HEAD_SIZE = 256
+MAX_HEAD_SIZE = 256
+"""Of the packed cache: native.c has room for no more (`MAX_DP`)."""
 
 
 def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype) -> KVCache:
     """Make a cache in the layout that this machine's kernel reads."""
-    if dtype in DTYPE_CODES and head_size <= _MAX_HEAD_SIZE and native_function(*SIGNATURE) is not None:
+    if dtype in DTYPE_CODES and head_size <= MAX_HEAD_SIZE and native_function(*SIGNATURE) is not None:
         return allocate_packed(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
     return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
 

@@ -78,7 +78,8 @@ INLINE void store_key(void *keys, const float *head, int slot, int DP, int dtype
   }
 }
 
-/* Write sixteen elements to every second place from `first` on, and nothing between: another thread may be writing there. */
+/* Write sixteen elements to every second place from `first` on, and nothing between: another thread may be writing
+   there. */
 INLINE void store_every_second(uint16_t *out, u16x16 x, int first) {
 #if defined(__AVX512BW__)
   const u32x16 wide = __builtin_convertvector(x, u32x16);
@@ -133,8 +134,8 @@ void write_kv_tokens(const WriteKV *a, int64_t first, int64_t end, int dtype) {
 }
 
 /* qkv: [T, (H + 2 * G) * D], qkv_stride elements between rows; positions, slot_mapping: [T]; cos_sin: [P, R];
-   query_weight, key_weight: [D], or both null, to which offset is added; keys, values: the packed cache of kernels/paged_attention/layout.py, P
-   slots a block and DP elements a head once padded; out: [T, H, D]. */
+   query_weight, key_weight: [D], or both null, to which offset is added; keys, values: the packed cache of
+   kernels/paged_attention/layout.py, P slots a block and DP elements a head once padded; out: [T, H, D]. */
 EXPORT void sluice_write_kv(int dtype, const void *qkv, int64_t qkv_stride, const int64_t *positions,
                             const int64_t *slot_mapping, const float *cos_sin, const void *query_weight,
                             const void *key_weight, float eps, float offset, void *keys, void *values, void *out,

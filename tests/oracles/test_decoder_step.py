@@ -23,6 +23,7 @@ from engine.sequence import Sequence as Tokens
 from kernels.linear import cpu as linear_cpu
 from kernels.native import library
 from kernels.paged_attention import FP8, KVCache
+from kernels.write_kv import HeadNorm
 from tests.oracles.tiny_models import GEMMA2, GEMMA3, TinyModel
 
 CPU = torch.device("cpu")
@@ -159,6 +160,47 @@ def test_a_token_has_the_same_bits_in_a_prefill_in_chunks_as_a_decode_and_alone(
 
     assert torch.equal(decoded, expected)
     assert torch.equal(torch.cat(alone), expected)
+
+
+def test_steps_that_come_in_the_memory_of_earlier_ones_are_computed_as_if_they_were_the_first(decoder: Decoder) -> None:
+    """One layout serves all steps: a step may bring back its tensors with other numbers, or others of another size."""
+    _, first, second, *_ = sequences()
+    others = [caches_of(decoder) for _ in range(2)]
+    caches = caches_of(decoder)
+    for each in (caches, *others):
+        forward(decoder, [ScheduledSequence(one, 0, 20, samples=True) for one in (first, second)], each)
+    layout = BatchLayout(
+        max_num_seqs=2, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+    )
+    steps = [[(first, 20), (second, 20)], [(first, 21)], [(first, 22), (second, 21)], [(first, 23), (second, 22)]]
+
+    for step in steps:
+        parts = tuple(ScheduledSequence(sequence, start, 1, samples=True) for sequence, start in step)
+        tensors = layout.lay_out(Batch(parts))
+        actual = decoder.forward(tensors, caches).clone()
+
+        assert torch.equal(actual, decoder.forward_by_operations(tensors, others[0]))
+        fresh = Decoder(decoder.config, decoder.weights, max_tokens=256)
+        assert torch.equal(actual, fresh.forward(tensors, others[1]))
+
+
+@pytest.mark.parametrize("model", [MODELS["qwen3, norms of heads"]], ids=["qwen3"])
+def test_the_norms_of_a_layers_heads_have_an_offset_and_an_epsilon_of_their_own(decoder: Decoder) -> None:
+    def other_norm(norm: HeadNorm | None, index: int) -> HeadNorm:
+        assert norm is not None
+        return replace(norm, eps=0.1 * (1 + index), weight_offset=1.0 + index)
+
+    layers = tuple(
+        replace(layer, head_norm=other_norm(layer.head_norm, index))
+        for index, layer in enumerate(decoder.weights.layers)
+    )
+    other = Decoder(decoder.config, replace(decoder.weights, layers=layers), max_tokens=256)
+    parts = [whole(sequence) for sequence in sequences()]
+
+    actual = forward(other, parts, caches_of(other))
+
+    assert torch.equal(actual, forward(other, parts, caches_of(other), by_operations=True))
+    assert not torch.equal(actual, forward(decoder, parts, caches_of(decoder)))
 
 
 def test_two_steps_at_the_same_time_do_not_notice_each_other(tmp_path: Path) -> None:
