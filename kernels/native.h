@@ -1,4 +1,4 @@
-/* What the native CPU kernels share: sixteen lanes of float, bfloat16, an exponential, how to split work.
+/* What the native CPU kernels share: sixteen lanes of float, bfloat16, exponentials and a tanh, how to split work.
 
    Vectors are the compiler's own (gcc and clang), so the same text runs on AVX-512, AVX2 and whatever else there is;
    intrinsics appear only where an instruction has no other name. */
@@ -16,6 +16,7 @@
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
+#define LOG2_E 1.44269504f
 
 /* Codes of the element types, as kernels/native.py passes them. */
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
@@ -170,7 +171,7 @@ INLINE f32x16 exp16(f32x16 x) {
   x = smaller16(high, larger16(low, x));
   /* x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to a whole number. */
   const f32x16 magic = splat(12582912.0f);
-  const f32x16 shifted = x * 1.44269504f + magic;
+  const f32x16 shifted = x * LOG2_E + magic;
   const f32x16 n = shifted - magic;
   f32x16 r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -200,6 +201,23 @@ INLINE f32x16 exp2_16(f32x16 x) {
   p = p * r + 1.0f;
   const u32x16 power = ((u32x16)shifted << 23) + ((uint32_t)127 << 23);
   return p * (f32x16)power;
+}
+
+/* The hyperbolic tangent, to a relative error of 3e-7. A NaN stays one.
+
+   (1 - e) / (1 + e), e the exponential of -2 |x|, overflows nowhere but cancels near 0. Below 0.55 it is an odd polynomial
+   of degree 9 instead, fitted to a relative error of 4e-8. */
+INLINE f32x16 tanh16(f32x16 x) {
+  const u32x16 sign = (u32x16)x & 0x80000000u;
+  const f32x16 size = (f32x16)((u32x16)x ^ sign);
+  const f32x16 e = exp2_16(size * (-2.0f * LOG2_E));
+  const f32x16 far = (1.0f - e) / (1.0f + e);
+  const f32x16 square = x * x;
+  f32x16 slope = splat(1.6437566e-2f);
+  slope = slope * square - 5.2671805e-2f;
+  slope = slope * square + 1.3320725e-1f;
+  slope = slope * square - 3.3332947e-1f;
+  return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
 }
 
 /* Codes of the gates: both are x times a logistic, of x itself or of the argument that gelu's tanh form has, doubled. */

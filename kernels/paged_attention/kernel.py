@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.paged_attention.fp8 import FP8
 from kernels.paged_attention.layout import KVCache, Layout
+from kernels.tanh.kernel import tanh
 from kernels.tuned import key_of, tuned
 
 LOG2_E = 1.4426950408889634
@@ -114,21 +115,6 @@ def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.const
 
 
 @triton.jit
-def _tanh(x):
-    """tanh in float32, to a relative error of 6e-7 (10 * 2**-24) where exp2 and division are good to 2**-22.
-
-    (1 - e) / (1 + e), e = exp(-2 |x|), overflows nowhere but cancels near 0. Below 0.55, where it would lose a bit and
-    more, it is an odd polynomial of degree 9 instead, which is fitted to a relative error of 4e-8.
-    """
-    size = tl.abs(x)
-    e = tl.exp2(size * (-2.0 * _LOG2_E))
-    far = (1.0 - e) / (1.0 + e)
-    square = x * x
-    slope = ((0.016437566 * square - 0.052671805) * square + 0.13320725) * square - 0.33332947
-    return tl.where(size < 0.55, x + x * (square * slope), tl.where(x < 0.0, -far, far))
-
-
-@triton.jit
 def _join_sinks(row_max, row_sum, sinks):
     """Let each row's sink take its part in the softmax of the row's keys: what their sums are to be multiplied by, and
     the sum of all weights then; of a row without keys 0, as before. `row_max` is in log2 units, `sinks` are logits.
@@ -203,7 +189,7 @@ def _attend_tile(
         scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
         scores *= tl.load(key_scale_ptr + scale_at, mask=readable, other=0.0)[None, :]
     if SOFT_CAP > 0.0:
-        scores = _tanh(scores) * (SOFT_CAP * _LOG2_E)
+        scores = tanh(scores) * (SOFT_CAP * _LOG2_E)
     if MASKED:
         visible = readable[None, :] & (positions[None, :] <= query_positions[:, None])
         if HAS_WINDOW:

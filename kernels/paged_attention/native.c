@@ -23,7 +23,6 @@
 #define FUSED_ROWS 4
 #define PIECES_AHEAD 4     /* of tiles */
 #define FAR_PIECES_AHEAD 8 /* of vectors */
-#define LOG2_E 1.44269504f
 
 /* Sixteen token slots of one block: slots `low` to `high` (exclusive) are seen by some row. */
 typedef struct {
@@ -144,23 +143,6 @@ INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *seg
 /* What a score that is kept is worth, in log2 units: those of a soft cap are kept as parts of it, between -1 and 1; others
    are not scaled before they are used. */
 INLINE float unit_of(const Attention *a) { return (a->soft_cap > 0 ? a->soft_cap : a->scale) * LOG2_E; }
-
-/* The hyperbolic tangent, to a relative error of 3e-7. A NaN stays one.
-
-   (1 - e) / (1 + e), e the exponential of -2 |x|, overflows nowhere but cancels near 0. Below 0.55 it is an odd polynomial
-   of degree 9 instead, fitted to a relative error of 4e-8. */
-INLINE f32x16 tanh16(f32x16 x) {
-  const u32x16 sign = (u32x16)x & 0x80000000u;
-  const f32x16 size = (f32x16)((u32x16)x ^ sign);
-  const f32x16 e = exp2_16(size * (-2.0f * LOG2_E));
-  const f32x16 far = (1.0f - e) / (1.0f + e);
-  const f32x16 square = x * x;
-  f32x16 slope = splat(1.6437566e-2f);
-  slope = slope * square - 5.2671805e-2f;
-  slope = slope * square + 1.3320725e-1f;
-  slope = slope * square - 3.3332947e-1f;
-  return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
-}
 
 /* Let a chunk's scores approach the soft cap. */
 INLINE void cap_scores(Tile *tile, int num_rows, int num_segments, const Attention *a) {

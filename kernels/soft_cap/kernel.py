@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.tanh.kernel import tanh
+
 BLOCK = 1024
 
 
@@ -20,11 +22,8 @@ def _soft_cap_kernel(
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size
 
-    x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32) / cap
-    # The exponential of what is not above 0 cannot overflow.
-    e = tl.exp(-2.0 * tl.abs(x))
-    size_of_it = (1.0 - e) / (1.0 + e) * cap
-    capped = tl.where(x < 0.0, -size_of_it, size_of_it)
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    capped = cap * tanh(x / cap)
     tl.store(x_ptr + offsets, capped.to(x_ptr.dtype.element_ty), mask=inside)
 
 

@@ -101,6 +101,20 @@ class TestGivenRowsInAWiderBuffer:
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("cap", [0.3, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+class TestGivenNumbersFarBelowTheCap:
+    def test_when_they_are_capped_then_no_two_become_one(self, dtype: torch.dtype, cap: float) -> None:
+        x = (torch.arange(-50, 51) * 1e-6).to(dtype).unsqueeze(0)
+        before = x.clone()
+
+        soft_cap(x, cap=cap)
+
+        assert soft_cap_agreement(x, before, cap).holds
+        assert (x.diff() > 0).all()
+
+
 def _share_equal(out: torch.Tensor, expected: torch.Tensor) -> float:
     """Share of elements that are the nearest of their dtype to what is expected."""
     return float((out == expected.to(out.dtype)).double().mean())

@@ -102,6 +102,18 @@ class TestGivenRows:
 
         assert soft_cap_agreement(x, before, cap).holds
 
+    @pytest.mark.parametrize("cap", [0.3, 30.0])
+    def test_when_numbers_far_below_the_cap_are_capped_then_no_two_become_one(
+        self, device: str, dtype: torch.dtype, cap: float
+    ) -> None:
+        x = (torch.arange(-50, 51, device=device) * 1e-6).to(dtype).unsqueeze(0)
+        before = x.clone()
+
+        soft_cap_triton(x, cap=cap)
+
+        assert soft_cap_agreement(x, before, cap).holds
+        assert (x.diff() > 0).all()
+
     def test_when_a_number_is_far_beyond_the_cap_then_it_becomes_the_cap_and_a_nan_stays(
         self, device: str, dtype: torch.dtype
     ) -> None:
