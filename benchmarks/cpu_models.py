@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.service_words import save_words
+
 
 def make_llama(folder: Path) -> None:
     """100 M parameters."""
@@ -50,17 +52,7 @@ def model_folder(shape: str) -> Path:
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)
         SHAPES[shape](folder)
-        write_tokenizer(folder)
+        vocab_size = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+        # Last: it says that the folder is whole.
+        save_words(folder, vocab_size)
     return folder
-
-
-def write_tokenizer(folder: Path) -> None:
-    """A tokenizer beside the weights, last: it says that the folder is whole."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocab_size = int(json.loads((folder / "config.json").read_text())["vocab_size"])
-    vocabulary = {f"w{token_id}": token_id for token_id in range(vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.save(str(folder / "tokenizer.json"))

@@ -39,7 +39,7 @@ def kernels(scale: Scale) -> Iterator[Line]:
 
 
 def once(children: Sequence[Child]) -> Iterator[Line]:
-    """The lines of all, each name once.
+    """The lines of all, each name once, and again where it is wrong.
 
     Raises:
         ChildFailed: one of them; what the others have to say comes first.
@@ -48,7 +48,7 @@ def once(children: Sequence[Child]) -> Iterator[Line]:
     for child in children:
         try:
             for line in child.lines(LIMIT_S):
-                if line.name not in seen:
+                if line.name not in seen or not line.is_right:
                     yield line
                 seen.add(line.name)
         except ChildFailed as error:

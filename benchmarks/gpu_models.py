@@ -3,16 +3,19 @@
 # torch's and transformers' types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from benchmarks.block_copies import on_device
+from benchmarks.gpu_report import Line
 from engine.batch import Batch, ScheduledSequence
 from engine.batch_tensors import BatchLayout, BatchTensors
 from engine.config import EngineConfig
@@ -26,6 +29,7 @@ from engine.models.load import WeightForm, load_decoder
 from engine.null_model import NullTokenizer
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence as EngineSequence
+from kernels.copy_blocks import BlockRuns
 
 SHAPES: dict[str, dict[str, object]] = {
     "toy": {
@@ -138,8 +142,12 @@ def decode_tensors(batch_size: int, context_len: int, block_size: int, device: t
 
 
 @contextmanager
-def triton_in_place_of_cpu() -> Generator[None]:
-    """Let operations on CPU tensors run the (interpreted) Triton kernels: the whole decoder without a card."""
+def triton_in_place_of_cpu(calls: Counter[str] | None = None) -> Generator[None]:
+    """Let operations on CPU tensors run the (interpreted) Triton kernels: the whole engine without a card.
+
+    `calls` then has how often each ran in place of a CPU's function, 0 for one that never did.
+    """
+    from kernels.copy_blocks.kernel import copy_blocks_triton
     from kernels.gated_activation.kernel import gated_activation_triton
     from kernels.linear.cuda import pack_gated_linear_cuda, pack_linear_cuda
     from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
@@ -154,7 +162,11 @@ def triton_in_place_of_cpu() -> Generator[None]:
         num_blocks, block_size, num_kv_heads, head_size = sizes
         return allocate_cuda(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
 
-    launchers: Mapping[str, Mapping[str, object]] = {
+    def copy_blocks(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
+        copy_blocks_triton(runs, on_device(pairs, torch.device("cpu")))
+
+    launchers: Mapping[str, Mapping[str, Callable[..., object]]] = {
+        "copy_blocks": {"copy_blocks_cpu": copy_blocks},
         "gated_activation": {"gated_activation_cpu": gated_activation_triton},
         "linear": {"pack_linear_cpu": pack_linear_cuda, "pack_gated_linear_cpu": pack_gated_linear_cuda},
         "paged_attention": {"allocate_cpu": allocate, "paged_attention_cpu": paged_attention_triton},
@@ -165,13 +177,32 @@ def triton_in_place_of_cpu() -> Generator[None]:
         "sample": {"sample_cpu": sample_triton},
         "write_kv": {"write_kv_cpu": write_kv_triton},
     }
+    calls = Counter[str]() if calls is None else calls
     with ExitStack() as stack:
         for operation, functions in launchers.items():
-            module = import_module(f"kernels.{operation}.cpu")
             for name, launcher in functions.items():
-                stack.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, launcher)
+                counted = _counted(name.removesuffix("_cpu"), launcher, calls)
+                stack.enter_context(patch(f"kernels.{operation}.cpu.{name}", counted))
+        # The CPU's short ways past `sample` and `prepare_batch`.
+        stack.enter_context(patch("kernels.sample.cpu.draws_with_cpu", return_value=None))
+        stack.enter_context(patch("engine.batch_tensors._are_decodes", return_value=False))
         yield
+
+
+def _counted(name: str, launcher: Callable[..., object], calls: Counter[str]) -> Callable[..., object]:
+    # So that one that never is called is there.
+    calls[name] += 0
+
+    def call(*args: object, **options: object) -> object:
+        calls[name] += 1
+        return launcher(*args, **options)
+
+    return call
+
+
+def calls_line(calls: Counter[str]) -> Line:
+    """How often each kernel ran; wrong if one never did, for then nothing is known of it."""
+    return Line("calls of interpreted kernels", dict(calls), min(calls.values(), default=0) > 0)
 
 
 # Beside transformers

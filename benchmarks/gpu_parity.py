@@ -7,8 +7,9 @@ On a card the decoder runs the compiled kernels; on the CPU it is made to run th
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any  # transformers' models have many types
 
@@ -32,9 +33,12 @@ TOY_FAMILIES = ("qwen3", "gemma2", "gemma3")
 """Between them every branch of the kernels: windows, norms of heads and after blocks, offsets, soft caps."""
 
 
-def parity(scale: Scale) -> Iterator[Line]:
-    """Logits of every position in each dtype, and the greedy tokens of a disturbed engine in float32."""
-    with _kernels_for(scale):
+def parity(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
+    """Logits of every position in each dtype, and the greedy tokens of a disturbed engine in float32.
+
+    `calls` counts those of interpreted kernels.
+    """
+    with triton_in_place_of_cpu(calls) if scale.is_toy else nullcontext():
         for name in TOY_FAMILIES if scale.is_toy else FAMILIES:
             with tempfile.TemporaryDirectory() as folder:
                 model = save_small_model(name, Path(folder)).to(scale.device)
@@ -42,10 +46,6 @@ def parity(scale: Scale) -> Iterator[Line]:
                 for dtype in (torch.float32,) if scale.is_toy else (torch.float32, torch.bfloat16):
                     yield _logits(scale, name, model, Path(folder), dtype)
                 yield _narrow_logits(scale, name, model, Path(folder))
-
-
-def _kernels_for(scale: Scale) -> AbstractContextManager[None]:
-    return triton_in_place_of_cpu() if scale.is_toy else nullcontext()
 
 
 def _prompts(lengths: Sequence[int]) -> list[list[int]]:

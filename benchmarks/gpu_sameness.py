@@ -11,15 +11,17 @@ are used again too early hold NaN), and recordings compute anew over their buffe
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Literal
+from unittest.mock import patch
 
 from benchmarks import gpu_parity
-from benchmarks.gpu_models import save_small_model, triton_in_place_of_cpu
+from benchmarks.gpu_models import calls_line, save_small_model, triton_in_place_of_cpu
 from benchmarks.gpu_report import Line
 from benchmarks.gpu_sanitizer import sanitizing
 from benchmarks.gpu_scale import Scale
@@ -29,6 +31,7 @@ from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
 from engine.null_model import NullTokenizer
 from engine.request import Request, SamplingParams
+from kernels.copy_blocks import copy_blocks
 
 BLOCK_SIZE = 4
 
@@ -72,6 +75,9 @@ class Outcome:
     tokens: Tokens
     num_preemptions: int
     num_cached_tokens: int
+    num_copying_steps: int
+    """Steps in which a sequence went on in a copy of another's block."""
+
     num_replays: int
 
     def was_disturbed(self, way: Way) -> bool:
@@ -79,31 +85,39 @@ class Outcome:
         return (
             (self.num_preemptions > 0) >= way.is_cramped
             and (self.num_cached_tokens > 0) >= way.has_prefix_cache
+            and (self.num_copying_steps > 0) >= way.has_prefix_cache
             and (self.num_replays > 0) >= way.graphs
         )
 
 
 def parity(scale: Scale) -> Iterator[Line]:
     """Models beside transformers', the engine beside itself; a sanitizer looks at the kernels meanwhile."""
+    calls = Counter[str]()
     with sanitizing(scale) as sanitized:
-        yield from gpu_parity.parity(scale)
-        yield from sameness(scale)
+        yield from gpu_parity.parity(scale, calls)
+        yield from sameness(scale, calls)
+        if scale.is_toy:
+            yield calls_line(calls)
         yield from sanitized()
 
 
-def sameness(scale: Scale) -> Iterator[Line]:
-    """Each way in float32; on a card some in bfloat16 for the record, without one the last on interpreted kernels."""
+def sameness(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
+    """Each way in float32; on a card some in bfloat16 for the record, without one the last on interpreted kernels.
+
+    `calls` counts those of interpreted kernels.
+    """
     with tempfile.TemporaryDirectory() as folder:
         save_small_model("qwen3", Path(folder))
         asked = make_requests(12, max_tokens=10 if scale.is_toy else 40)
         yield from _compared(scale, Path(folder), asked, WAYS)
         if scale.is_toy:
-            with triton_in_place_of_cpu():
+            with triton_in_place_of_cpu(calls):
                 yield from _compared(
                     scale,
                     Path(folder),
-                    make_requests(2, max_tokens=2),
-                    [WAYS[0], Way(graphs=True, lag=1)],
+                    # With two choices and a penalty, and one sequence more than may run.
+                    make_requests(4, max_tokens=2),
+                    [WAYS[0], Way(graphs=True, lag=1, has_prefix_cache=True)],
                     ", interpreted",
                 )
         else:
@@ -160,6 +174,7 @@ def _figures(outcome: Outcome, expected: Tokens) -> dict[str, float | str]:
         "equal": sum(outcome.tokens.get(key) == tokens for key, tokens in expected.items()),
         "preemptions": outcome.num_preemptions,
         "cached tokens": outcome.num_cached_tokens,
+        "steps with copies": outcome.num_copying_steps,
         "replays": outcome.num_replays,
     }
     difference = first_difference(outcome.tokens, expected)
@@ -186,11 +201,13 @@ def run(scale: Scale, folder: Path, asked: Sequence[Request], way: Way, *, dtype
         while runner.has_preparations:
             runner.prepare()
     num_before = runner.graphs.num_replays if runner.graphs else 0
-    engine, tokens = generate(scale, _device_of(runner, scale, way), asked, way)
+    with patch("engine.model_runner.copy_blocks", wraps=copy_blocks) as copying:
+        engine, tokens = generate(scale, _device_of(runner, scale, way), asked, way)
     return Outcome(
         tokens=tokens,
         num_preemptions=engine.stats.num_preemptions,
         num_cached_tokens=engine.stats.num_cached_tokens,
+        num_copying_steps=copying.call_count,
         num_replays=(runner.graphs.num_replays if runner.graphs else 0) - num_before,
     )
 
@@ -246,13 +263,6 @@ def _device_of(runner: ModelRunner, scale: Scale, way: Way) -> Executor:
     """The runner; where it must run ahead of a device that is none, behind one that lags."""
     if scale.device.type == "cuda" or not way.lag:
         return runner
-    from tests.engine.lagging import LaggingExecutor
+    from tests.engine.lagging import on_late_device
 
-    caches = runner._caches  # pyright: ignore[reportPrivateUsage]
-
-    def scribble(block_ids: list[int]) -> None:
-        for cache in caches:
-            cache.keys[block_ids] = float("nan")
-            cache.values[block_ids] = float("nan")
-
-    return LaggingExecutor(runner, scribble=scribble)
+    return on_late_device(runner)

@@ -10,6 +10,7 @@ there, so that each tensor ends where its memory does.
 # pyright: reportUnknownMemberType=false
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,6 +29,9 @@ know are hazards to it."""
 LIMIT_S = 75.0
 FOUND = 86
 """The exit code that the sanitizer is told to give where it found something."""
+
+WRONG = 87
+"""The exit code of `main` where a kernel's result is wrong."""
 
 TOOLKITS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", "/opt/cuda")
 SMALL_RUN = (sys.executable, "-m", "benchmarks.gpu_sanitizer")
@@ -59,18 +63,24 @@ def sanitized(binary: str, tool: str, program: Sequence[str]) -> Child:
 
 
 def line_of(tool: str, run: Child) -> Line:
-    """Wait for its end, for as long as all of it may take. Wrong: something was found that is wrong."""
+    """Wait for its end, for as long as all of it may take. Wrong: a result is, or something was found that is."""
     name, code = f"compute-sanitizer, {tool}", run.wait(LIMIT_S)
     if code is None:
         return Line(name, {"note": f"not over after {LIMIT_S:g} s: nothing is known"})
-    last_words = (run.output() or ["nothing"])[-1].strip("= ")
+    output = run.output()
+    last_words = (output or ["nothing"])[-1].strip("= ")
+    if code == WRONG:
+        said = [text for text in output if not text.startswith("=")]
+        return Line(name, {"note": (said or ["a result is wrong"])[-1], "found": last_words}, is_right=False)
     if code not in (0, FOUND):
-        return Line(name, {"note": f"could not run ({code}): {last_words}"})
+        # FOUND is given only where the program ended well: what was found may be why it did not.
+        has_found = TOOLS[tool] and re.search("ERROR SUMMARY: [1-9]", last_words) is not None
+        return Line(name, {"note": f"did not end well ({code}): {last_words}"}, not has_found)
     return Line(name, {"s": run.age_s, "found": last_words}, code == 0 or not TOOLS[tool])
 
 
 def main() -> int:
-    """Every kernel once or twice in float16, its results looked at too; the exit code says whether they are right."""
+    """Every kernel once or twice in float16, its results looked at too; exit code `WRONG` if one is wrong."""
     from benchmarks import gpu_checks
 
     device = torch.device("cuda")
@@ -79,7 +89,7 @@ def main() -> int:
         wrong = [line.name for line in gpu_checks.kernels(scale) if not line.is_right]
     if wrong:
         print(f"wrong under the sanitizer: {', '.join(wrong)}")
-    return 1 if wrong else 0
+    return WRONG if wrong else 0
 
 
 if __name__ == "__main__":

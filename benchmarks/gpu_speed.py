@@ -45,6 +45,7 @@ from kernels.prepare_batch import StepPlan
 from kernels.prepare_batch.kernel import prepare_batch_triton
 from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
 from kernels.sample.kernel import sample_triton
+from kernels.soft_cap.kernel import soft_cap_triton
 from kernels.write_kv import HeadNorm
 from kernels.write_kv.kernel import write_kv_triton
 
@@ -111,6 +112,7 @@ def kernel_times(scale: Scale) -> Iterator[Line]:
     yield from _attention_soft_cap(scale)
     yield from _norms(scale)
     yield from _gates(scale)
+    yield from _soft_caps(scale)
     yield from _writes(scale)
     yield from _products(scale)
     yield from _sampling(scale)
@@ -263,6 +265,15 @@ def _gates(scale: Scale) -> Iterator[Line]:
         figures = scale.rates(us, num_bytes=3 * out.nbytes)
         figures["us of torch"] = scale.timer.device_us(lambda g=gate_up: F.silu(g[:, :size]) * g[:, size:])
         yield Line(f"gated_activation, {num_tokens} x {size}", figures)
+
+
+def _soft_caps(scale: Scale) -> Iterator[Line]:
+    """Logits of Gemma 2's vocabulary, in place."""
+    vocab_size = 300 if scale.is_toy else 256_000
+    for batch in scale.pick([1, 32, 256], [2]):
+        logits = _random(scale, batch, vocab_size)
+        us = scale.timer.device_us(lambda logits=logits: soft_cap_triton(logits, cap=30.0))
+        yield Line(f"soft_cap, {batch} x {vocab_size}", scale.rates(us, num_bytes=2 * logits.nbytes))
 
 
 def _writes(scale: Scale) -> Iterator[Line]:

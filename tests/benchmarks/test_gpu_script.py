@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -22,10 +23,10 @@ from benchmarks.gpu import BUDGETS_S, SECTIONS, deadlines_s
 from benchmarks.gpu_attention_peers import flex, keys_and_values, varlen
 from benchmarks.gpu_engines import nano_jobs, num_wanted
 from benchmarks.gpu_kernels import once
-from benchmarks.gpu_models import SHAPES
+from benchmarks.gpu_models import SHAPES, calls_line, triton_in_place_of_cpu
 from benchmarks.gpu_process import Child, ChildFailed, print_lines
 from benchmarks.gpu_report import Line, Report
-from benchmarks.gpu_sameness import WAYS, first_difference
+from benchmarks.gpu_sameness import WAYS, Outcome, first_difference
 from benchmarks.gpu_scale import CpuTimer, Scale
 from benchmarks.gpu_service_load import load_figures
 from benchmarks.gpu_speed import plain_attention
@@ -172,6 +173,16 @@ class TestGivenTheSizesOfACard:
             monkeypatch.setattr(gpu_speed, name, nothing)
         return {"timing": list(gpu_speed.kernel_times(scale)), "step": list(gpu_speed.step_times(scale))}
 
+    def test_when_they_are_listed_then_each_kernel_of_a_step_is_among_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        timed = {line.name.partition(",")[0] for line in self.lines(monkeypatch)["timing"]}
+
+        assert timed == {
+            "attention", "rms_norm", "add_rms_norm", "gated_activation", "soft_cap", "write_kv", "write_kv with norm",
+            "int8 product", "sample", "penalties", "prepare_batch", "copy_blocks",
+        }  # fmt: skip
+
     def test_when_they_are_listed_then_each_size_that_a_target_names_is_among_them(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -232,6 +243,19 @@ class TestGivenPartsOfTheChecks:
         assert {"rms_norm, float32", "sample, tokens, float32", "penalties", "frequencies"} <= set(whole)
 
 
+class TestGivenInterpretedKernelsInPlaceOfTheCpus:
+    def test_when_each_was_called_then_all_is_right_and_where_one_was_not_it_is_wrong(self) -> None:
+        calls = Counter[str]()
+        with triton_in_place_of_cpu(calls):
+            pass
+
+        assert {"sample", "prepare_batch", "copy_blocks", "paged_attention"} <= calls.keys()
+        assert set(calls.values()) == {0}
+        assert calls_line(Counter(calls.keys())).is_right
+        for name in calls:
+            assert not calls_line(Counter({**dict.fromkeys(calls, 1), name: 0})).is_right
+
+
 class TestGivenAnEngineThatSaysOtherTokens:
     def test_when_compared_then_the_first_prompt_and_place_are_named(self) -> None:
         expected = {("0", 0): [1, 2], ("1", 0): [3, 4, 5], ("2", 0): [6]}
@@ -243,6 +267,24 @@ class TestGivenAnEngineThatSaysOtherTokens:
         assert first_difference({**expected, ("1", 0): [3, 4]}, expected) == (
             "prompt 1, choice 0, token 2: nothing instead of 5"
         )
+
+    @pytest.mark.parametrize(
+        ("befell", "is_disturbed"),
+        [
+            ({}, True),
+            ({"num_preemptions": 0}, False),
+            ({"num_cached_tokens": 0}, False),
+            ({"num_copying_steps": 0}, False),
+            ({"num_replays": 0}, False),
+        ],
+    )
+    def test_when_something_of_its_way_has_not_happened_then_it_was_not_disturbed(
+        self, befell: dict[str, int], is_disturbed: bool
+    ) -> None:
+        all_of_it = {"num_preemptions": 1, "num_cached_tokens": 1, "num_copying_steps": 1, "num_replays": 1}
+
+        assert Outcome({}, **all_of_it | befell).was_disturbed(WAYS[-1]) is is_disturbed
+        assert Outcome({}, **all_of_it | befell).was_disturbed(WAYS[0])
 
     def test_when_ways_are_listed_then_each_combination_is_there_once(self) -> None:
         assert len(set(WAYS)) == len(WAYS) == 16
@@ -263,7 +305,20 @@ class TestGivenASanitizer:
             ("memcheck", 'echo "========= ERROR SUMMARY: 0 errors"', True, "ERROR SUMMARY: 0 errors"),
             ("memcheck", 'echo "========= ERROR SUMMARY: 3 errors"; exit 86', False, "ERROR SUMMARY: 3 errors"),
             ("racecheck", 'echo "$2: 3 hazards"; exit 86', True, "racecheck: 3 hazards"),
-            ("memcheck", 'echo "no device"; exit 3', True, "could not run (3): no device"),
+            (
+                "memcheck",
+                'echo "wrong: rms_norm"; echo "========= ERROR SUMMARY: 0 errors"; exit 87',
+                False,
+                "wrong: rms_norm",
+            ),
+            ("racecheck", 'echo "wrong: rms_norm"; exit 87', False, "wrong: rms_norm"),
+            ("memcheck", 'echo "no device"; exit 3', True, "did not end well (3): no device"),
+            (
+                "memcheck",
+                'echo "========= ERROR SUMMARY: 3 errors"; exit 1',
+                False,
+                "did not end well (1): ERROR SUMMARY: 3 errors",
+            ),
             ("memcheck", "exec sleep 60", True, "not over after 0.2 s: nothing is known"),
         ],
     )
@@ -278,6 +333,17 @@ class TestGivenASanitizer:
         assert line.is_right is is_right
         assert said in line.figures.values()
         assert child.has_ended
+
+    @pytest.mark.parametrize(("is_right", "code"), [(True, 0), (False, gpu_sanitizer.WRONG)])
+    def test_when_a_result_under_it_is_wrong_then_an_exit_code_of_its_own_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, is_right: bool, code: int
+    ) -> None:
+        def kernels(_scale: Scale) -> list[Line]:
+            return [Line("rms_norm", {}), Line("rope", {}, is_right)]
+
+        monkeypatch.setattr(gpu_checks, "kernels", kernels)
+
+        assert gpu_sanitizer.main() == code
 
     def test_when_it_is_absent_then_a_line_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu_sanitizer, "find_sanitizer", lambda: None)
@@ -315,14 +381,21 @@ class TestGivenAPartInAProcessOfItsOwn:
         assert child.has_ended
 
     def test_when_one_of_several_fails_then_the_others_lines_are_there_each_name_once(self) -> None:
-        other = self.LINE.replace("toy", "other")
-        scripts = (f"echo '{self.LINE}'; exit 3", f"echo '{self.LINE}'; echo '{other}'")
+        right = self.LINE.replace("false", "true")
+        other = right.replace("toy", "other")
+        scripts = (f"echo '{right}'; exit 3", f"echo '{right}'; echo '{other}'")
 
         with Child(["sh", "-c", scripts[0]]) as first, Child(["sh", "-c", scripts[1]]) as second:
             lines = once([first, second])
             assert [next(lines).name, next(lines).name] == ["toy", "other"]
             with pytest.raises(ChildFailed, match="exit code 3"):
                 next(lines)
+
+    def test_when_a_name_comes_again_then_its_line_is_kept_where_it_is_wrong(self) -> None:
+        right = self.LINE.replace("false", "true")
+
+        with Child(["echo", right]) as first, Child(["echo", right]) as again, Child(["echo", self.LINE]) as wrong:
+            assert [line.is_right for line in once([first, again, wrong])] == [True, False]
 
     def test_when_lines_are_printed_then_they_can_be_read_again(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_lines([Line("toy", {"us": 3.5}, is_right=False)])

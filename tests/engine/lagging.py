@@ -3,10 +3,15 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.batch import Batch, Sampled
 from engine.executor import Executor, Launched, ModelLimits
 from engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    # Most of what lags computes with integers, and needs no torch.
+    from engine.model_runner import ModelRunner
 
 
 class LaggingExecutor:
@@ -57,6 +62,18 @@ class LaggingExecutor:
             for sequence, start, num_tokens, _ in batch.sequences
             for block_id in sequence.block_table[-(-start // size) : -(-(start + num_tokens) // size)]
         ]
+
+
+def on_late_device(runner: "ModelRunner") -> LaggingExecutor:
+    """A model on a device that lags, and makes NaN of blocks that are used again too early."""
+    caches = runner._caches  # pyright: ignore[reportPrivateUsage]
+
+    def scribble(block_ids: list[int]) -> None:
+        for cache in caches:
+            cache.keys[block_ids] = float("nan")
+            cache.values[block_ids] = float("nan")
+
+    return LaggingExecutor(runner, scribble=scribble)
 
 
 class _LaggingStep:

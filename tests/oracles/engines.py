@@ -4,18 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
-from unittest.mock import patch
+from typing import Literal
 
 from engine.config import EngineConfig
-from engine.executor import Executor
-from engine.kv_cache import make_caches
 from engine.llm_engine import LLMEngine
 from engine.model_runner import ModelOptions, load_model_runner
 from engine.null_model import NullTokenizer
 from engine.request import Request, TokenDelta, TokenLogprobs
-from kernels.paged_attention import KVCache
-from tests.engine.lagging import LaggingExecutor
+from tests.engine.lagging import on_late_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,25 +104,9 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         discipline=setting.discipline,
         batch_window_s=0.0,
     )
-    executor = _late(options) if setting.is_late else load_model_runner(options)
+    runner = load_model_runner(options)
+    executor = on_late_device(runner) if setting.is_late else runner
     return _run(LLMEngine(executor, NullTokenizer(), config), requests, setting)
-
-
-def _late(options: ModelOptions) -> Executor:
-    """A model on a device that lags, and makes NaN of blocks that are used again too early."""
-    caches: list[KVCache] = []
-
-    def make(*args: Any, **kwargs: Any) -> list[KVCache]:  # Any: as `make_caches` takes it
-        caches.extend(make_caches(*args, **kwargs))
-        return caches
-
-    def scribble(block_ids: list[int]) -> None:
-        for cache in caches:
-            cache.keys[block_ids] = float("nan")
-            cache.values[block_ids] = float("nan")
-
-    with patch("engine.model_runner.make_caches", make):
-        return LaggingExecutor(load_model_runner(options), scribble=scribble)
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> Outcome:
