@@ -9,7 +9,7 @@ from typing import Any  # functions of torch whose arguments differ by version
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn.functional import pad
 
 from benchmarks.gpu_checks import attend
 from benchmarks.gpu_report import Line
@@ -47,7 +47,7 @@ def attention_peers(scale: Scale, shapes: Mapping[str, Lengths], peer: str, make
         before = torch.cuda.current_stream() if scale.device.type == "cuda" else None
         try:
             yield beside(scale, f"{peer}, {shape}", inputs, make(inputs, *keys_and_values(inputs)))
-        except Exception as error:  # noqa: BLE001 - as said
+        except Exception as error:  # noqa: BLE001 - whatever another's code raises becomes a line, and the others go on
             if before is not None:
                 # A capture that cannot be ended leaves its stream the current one.
                 torch.cuda.set_stream(before)
@@ -95,7 +95,7 @@ def varlen(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Theirs:
     else:
         group = inputs.query.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
-    ends = F.pad(inputs.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    ends = pad(inputs.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
     lens = (inputs.max_query_len, inputs.max_context_len)
     return lambda: attention(inputs.query, keys, values, inputs.query_start_locs, ends, *lens, **options)
 

@@ -9,12 +9,14 @@ Figures are useful tokens per second: what was asked for, over the time from han
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple  # Any: transformers' models and managers have many types
+from typing import NamedTuple, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from benchmarks.engine import Job, Words
 from benchmarks.gpu_attention_peers import first_words
@@ -178,6 +180,42 @@ def _line_of_ours(runner: ModelRunner, jobs: Sequence[Job], name: str) -> Line:
 # transformers
 
 
+class Result(Protocol):
+    """What transformers' continuous batching says of a request."""
+
+    generated_tokens: list[int]
+
+    def is_finished(self) -> bool:
+        """Whether nothing more comes."""
+        ...
+
+
+class Manager(Protocol):
+    """transformers' continuous batching."""
+
+    def add_request(self, input_ids: list[int], *, max_new_tokens: int) -> object:
+        """Let it generate."""
+        ...
+
+    def get_result(self, *, timeout: float) -> Result | None:
+        """The next that it says, of any request."""
+        ...
+
+
+class Model(Protocol):
+    """What is used of a model of transformers, whose classes are many."""
+
+    device: torch.device
+
+    def generate(self, ids: Tensor, **options: object) -> Tensor:
+        """`[S, T]` to `[S, T + new tokens]`."""
+        ...
+
+    def continuous_batching_context_manager(self, **options: object) -> AbstractContextManager[Manager]:
+        """Its continuous batching, as long as the context lasts."""
+        ...
+
+
 class Done(NamedTuple):
     """What an engine did of what was asked for."""
 
@@ -190,7 +228,7 @@ def _beside(
     folder: Path,
     jobs: Sequence[Job],
     ours_s: float,
-    peer: tuple[str, Callable[[Any, Sequence[Job]], Done]],
+    peer: tuple[str, Callable[[Model, Sequence[Job]], Done]],
 ) -> Line:
     """Tokens per second of both. What is not there, or fails, or takes too long is told, and never wrong."""
     from transformers import AutoModelForCausalLM
@@ -201,8 +239,8 @@ def _beside(
         # Other threads use it, which are not in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=scale.dtype, attn_implementation="sdpa")
-            done = run(torch.nn.Module.to(model, scale.device), jobs)
-    except Exception as error:  # noqa: BLE001 - another's failure is not ours
+            done = run(cast("Model", torch.nn.Module.to(model, scale.device)), jobs)
+    except Exception as error:  # noqa: BLE001 - whatever another engine raises becomes a line, and ours go on
         return Line(f"engine beside {name}", {"tokens/s": ours, "note": f"cannot: {first_words(error)}"})
     theirs = done.num_tokens / done.seconds
     figures: dict[str, float | str] = {"tokens/s": ours, "theirs": theirs, "times theirs": ours / theirs}
@@ -211,7 +249,7 @@ def _beside(
     return Line(f"engine beside {name}", figures)
 
 
-def run_generate(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401 - as said above
+def run_generate(model: Model, jobs: Sequence[Job]) -> Done:
     """One static batch, padded on the left, to the longest output; tokens beyond what a job wanted do not count."""
     _generate(model, jobs[:2], 2)
     began_s = time.perf_counter()
@@ -220,7 +258,7 @@ def run_generate(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401 - as 
     return Done(num_useful, time.perf_counter() - began_s)
 
 
-def _generate(model: Any, jobs: Sequence[Job], num_steps: int) -> int:  # noqa: ANN401 - as said above
+def _generate(model: Model, jobs: Sequence[Job], num_steps: int) -> int:
     """Steps that were made."""
     longest = max(len(job.prompt) for job in jobs)
     padding = [longest - len(job.prompt) for job in jobs]
@@ -238,7 +276,7 @@ def _generate(model: Any, jobs: Sequence[Job], num_steps: int) -> int:  # noqa: 
     return made.cpu().shape[1] - longest
 
 
-def run_generate_batch(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401 - as said above
+def run_generate_batch(model: Model, jobs: Sequence[Job]) -> Done:
     """transformers' continuous batching, on a card with the sizes that it chooses itself."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
 
@@ -253,7 +291,7 @@ def run_generate_batch(model: Any, jobs: Sequence[Job]) -> Done:  # noqa: ANN401
         return Done(num_tokens, time.perf_counter() - began_s)
 
 
-def _collect(manager: Any, jobs: Sequence[Job]) -> int:  # noqa: ANN401 - as said above
+def _collect(manager: Manager, jobs: Sequence[Job]) -> int:
     """Let it generate jobs; the tokens of those that ended in time.
 
     Raises:

@@ -12,11 +12,11 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any  # flashinfer's
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn.functional import pad
 
 from benchmarks.gpu_attention_peers import beside
 from benchmarks.gpu_process import Child, ChildFailed, print_lines
@@ -33,6 +33,23 @@ SHAPES: dict[str, tuple[list[int], list[int]]] = {
     "prefills, 16 of 512": ([512] * 16, [512] * 16),
 }
 HEADS = (32, 8, 128)
+
+
+class Wrapper(Protocol):
+    """One of its attentions: planned for a batch, then run."""
+
+    plan: Callable[..., None]
+
+    def run(self, query: Tensor, cache: Tensor) -> Tensor:
+        """Attend: `[T, H, D]`."""
+        ...
+
+
+class FlashInfer(Protocol):
+    """What is used of the package, which may be absent."""
+
+    BatchDecodeWithPagedKVCacheWrapper: Callable[..., Wrapper]
+    BatchPrefillWithPagedKVCacheWrapper: Callable[..., Wrapper]
 
 
 def flashinfer_lines(scale: Scale) -> Iterator[Line]:
@@ -52,7 +69,7 @@ def flashinfer_lines(scale: Scale) -> Iterator[Line]:
 
 def main() -> None:
     """Measure each shape, and print its line."""
-    flashinfer: Any = import_module("flashinfer")
+    flashinfer = cast("FlashInfer", import_module("flashinfer"))
     scale = card_scale()
     workspace = torch.empty(2**28, dtype=torch.uint8, device=scale.device)
     with torch.inference_mode():
@@ -61,14 +78,14 @@ def main() -> None:
             print_lines([beside(scale, f"flashinfer, {name}", inputs, planned(flashinfer, workspace, inputs))])
 
 
-def planned(flashinfer: Any, workspace: Tensor, inputs: AttentionInputs) -> Callable[[], Tensor]:  # noqa: ANN401 - it may be absent
+def planned(flashinfer: FlashInfer, workspace: Tensor, inputs: AttentionInputs) -> Callable[[], Tensor]:
     """What attends to the same blocks by flashinfer, its own preparation done."""
     cache, device = inputs.kv_cache, inputs.query.device
     # The form that it documents: [blocks, 2, G, block_size, D].
     memory = torch.stack([cache.keys.transpose(1, 2), cache.values.transpose(1, 2)], dim=1)
     lens, size = inputs.context_lens.cpu(), cache.block_size
     blocks = -(-lens // size)
-    ends = F.pad(blocks.cumsum(0), (1, 0)).int()
+    ends = pad(blocks.cumsum(0), (1, 0)).int()
     ids = torch.cat([row[:n] for row, n in zip(inputs.block_tables, blocks.tolist(), strict=True)])
     tables = (ends.to(device), ids, (lens - (blocks - 1) * size).int().to(device))
     kinds: dict[str, object] = {"q_data_type": inputs.query.dtype, "kv_data_type": inputs.query.dtype}

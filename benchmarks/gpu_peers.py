@@ -13,7 +13,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn.functional import rms_norm as torch_rms_norm
 
 from benchmarks.gpu_attention_peers import COMPILED, SHAPES, attention_peers, both_us, flex, varlen
 from benchmarks.gpu_engines import engines
@@ -51,7 +51,7 @@ def _norms(scale: Scale) -> Iterator[Line]:
         out = torch.empty_like(x)
         figures = both_us(
             scale,
-            lambda x=x, weight=weight: F.rms_norm(x, (size,), weight, 1e-6),
+            lambda x=x, weight=weight: torch_rms_norm(x, (size,), weight, 1e-6),
             lambda x=x, weight=weight, out=out: rms_norm_triton(x, weight, eps=1e-6, out=out),
         )
         yield Line(f"torch's rms_norm, {num_tokens} x {size}", figures)

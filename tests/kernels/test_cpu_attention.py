@@ -223,24 +223,29 @@ class TestGivenAMixedBatch:
         torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
 
 
+def check_company(case: Case) -> None:
+    """Each sequence alone has the bits that it has among the others."""
+    given = make(case)
+    together = attend(given, case)
+
+    for s, (new, context) in enumerate(case.lengths):
+        start = int(given.query_start_locs[s])
+        alone = replace(
+            given,
+            query=given.query[start : start + new],
+            block_tables=given.block_tables[s : s + 1],
+            query_start_locs=torch.tensor([0, new], dtype=torch.int32),
+            context_lens=given.context_lens[s : s + 1],
+        )
+        assert torch.equal(attend(alone, replace(case, lengths=((new, context),))), together[start : start + new])
+
+
 @pytest.mark.usefixtures("path")
 class TestGivenTheSameSequenceInOtherBatches:
     @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
     def test_when_it_has_neighbours_then_its_bits_do_not_change(self, dtype: torch.dtype) -> None:
         case = Case(lengths=MIXED, dtype=dtype)
-        given = make(case)
-        together = attend(given, case)
-
-        for s, (new, context) in enumerate(case.lengths):
-            start = int(given.query_start_locs[s])
-            alone = replace(
-                given,
-                query=given.query[start : start + new],
-                block_tables=given.block_tables[s : s + 1],
-                query_start_locs=torch.tensor([0, new], dtype=torch.int32),
-                context_lens=given.context_lens[s : s + 1],
-            )
-            assert torch.equal(attend(alone, replace(case, lengths=((new, context),))), together[start : start + new])
+        check_company(case)
 
 
 def sinks_of(num_heads: int) -> tuple[float, ...]:
@@ -285,19 +290,7 @@ class TestGivenASoftCapOrSinks:
         self, soft_cap: float, has_sinks: bool, dtype: torch.dtype
     ) -> None:
         case = Case(lengths=MIXED, soft_cap=soft_cap, sinks=sinks_of(6) if has_sinks else None, dtype=dtype)
-        given = make(case)
-        together = attend(given, case)
-
-        for s, (new, context) in enumerate(case.lengths):
-            start = int(given.query_start_locs[s])
-            alone = replace(
-                given,
-                query=given.query[start : start + new],
-                block_tables=given.block_tables[s : s + 1],
-                query_start_locs=torch.tensor([0, new], dtype=torch.int32),
-                context_lens=given.context_lens[s : s + 1],
-            )
-            assert torch.equal(attend(alone, replace(case, lengths=((new, context),))), together[start : start + new])
+        check_company(case)
 
     def test_when_a_context_is_empty_or_rows_are_padding_then_they_become_zero(
         self, soft_cap: float, has_sinks: bool, dtype: torch.dtype

@@ -107,6 +107,18 @@ def attend(inputs: AttentionInputs) -> Tensor:
     return out
 
 
+def second_alone(inputs: AttentionInputs, context_len: int) -> AttentionInputs:
+    """The second of some decodes, which has this context, without the others."""
+    return replace(
+        inputs,
+        query=inputs.query[1:2],
+        block_tables=inputs.block_tables[1:2],
+        query_start_locs=inputs.query_start_locs[:2],
+        context_lens=inputs.context_lens[1:2],
+        max_context_len=context_len,
+    )
+
+
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenDecodes:
     """One new token per sequence."""
@@ -179,14 +191,7 @@ class TestGivenDecodes:
 
     def test_when_others_join_the_batch_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
         inputs = inputs_for(case_with([1, 1, 1], [150, 40, 300]), device, dtype)
-        alone = replace(
-            inputs,
-            query=inputs.query[1:2],
-            block_tables=inputs.block_tables[1:2],
-            query_start_locs=inputs.query_start_locs[:2],
-            context_lens=inputs.context_lens[1:2],
-            max_context_len=40,
-        )
+        alone = second_alone(inputs, 40)
 
         with short_segments():
             together, apart = attend(inputs), attend(alone)
@@ -350,14 +355,7 @@ class TestGivenASoftCapOrSinks:
             block_tables=inputs.block_tables[order],
             context_lens=inputs.context_lens[order],
         )
-        alone = replace(
-            inputs,
-            query=inputs.query[1:2],
-            block_tables=inputs.block_tables[1:2],
-            query_start_locs=inputs.query_start_locs[:2],
-            context_lens=inputs.context_lens[1:2],
-            max_context_len=40,
-        )
+        alone = second_alone(inputs, 40)
 
         with short_segments():
             together, moved, apart = attend(inputs), attend(permuted), attend(alone)
