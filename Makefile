@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := engine kernels migrations producer worker tests benchmarks tools
+SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo profile test test-long bench-check soak overload teeth crash-points check format lint types imports fuzz audit-dependencies setup clean
+.PHONY: demo pictures profile test test-long bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -14,20 +14,28 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,embedded,dev]'
 	touch $@
 
-demo: setup ## Jobs, a killed worker, the same jobs going on, and the latency table.
+demo: setup ## A bulk file, a killed worker whose jobs another one completes, and the latency table.
 	@$(BIN)/python -m tools.demo
 
-test: setup ## The fast suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long and not gpu"
+pictures: setup ## Record the demo and draw the comparison for the README; run it on a quiet machine.
+	@$(BIN)/python -m tools.pictures
 
-test-long: setup ## What takes minutes.
+test: setup ## The fast suite.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu"
+
+test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu" --timeout 1800
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/contract/test_wire.py
 
 bench-check: setup ## Has anything become slower? Ratios inside one run, so that a busy machine may run it. Some minutes.
-	@$(BIN)/python -m benchmarks.gate
+	@$(BIN)/python -m benchmarks gate
 
-teeth: setup ## Break each guard of the protocol in turn; the tests must notice. Minutes.
-	@$(BIN)/python -m tests.chaos.teeth
+mutation-test: setup ## Break each guard of the protocol in turn; its tests must fail. Minutes.
+	@$(BIN)/python -m tests.chaos.mutation.run
+
+teeth: ## The old name of mutation-test, for one release.
+	@echo "make teeth is now make mutation-test; the old name goes with the next release" >&2
+	@$(MAKE) mutation-test
 
 crash-points: setup ## Each fault at each crash point, with fifty jobs. Five to thirty minutes; CRASH_SEED chooses where exactly.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/chaos/test_crash_points.py
@@ -47,9 +55,9 @@ overload: setup ## Ten times more jobs than a worker can do, for ten minutes: me
 	$(BIN)/python -m tests.chaos.overload --minutes 10
 
 profile: setup ## Where a step's time goes, operation by operation, beside its bound.
-	$(BIN)/python -m benchmarks.profile
+	$(BIN)/python -m benchmarks profile
 
-check: format lint types imports ## Formatting, lint, types, import rules.
+check: format lint types imports rules ## Formatting, lint, types, import rules, rules of code and documents.
 
 format: setup
 	$(BIN)/ruff format --check $(SOURCES)
@@ -62,6 +70,9 @@ types: setup
 
 imports: setup
 	$(BIN)/lint-imports
+
+rules: setup
+	$(BIN)/python -m pytest -q -n 0 -m "not slow and not long" tests/rules
 
 clean:
 	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,10 +1,10 @@
-"""Has anything become slower? `python -m benchmarks.gate` (`make bench-check`), on a machine of any speed.
+"""Performance regression gate: `python -m benchmarks gate` (`make bench-check`), on a machine of any speed.
 
-Each gauge is a cost divided by the cost of something fixed, measured in the same breath: a step of the engine by the
-matrix products alone, a script of the queue by a plain script that writes as much, the recorder by bare inserts. So a
-slow or busy machine moves both alike. What a gauge should be, and how far it moves by itself, is kept in `gate.json`:
-`--record` measures several rounds and writes their median and their spread. A check fails (exit code 1) where the
-median of its rounds lies above the recorded one by more than twice the spread, and by more than a tenth.
+Each gauge is a cost divided by a fixed reference cost measured at the same time: a step of the engine by the matrix
+products alone, a script of the queue by a plain script that writes as much, the recorder by bare inserts. A slow or
+busy machine affects both alike. `gate.json` holds each gauge's expected value and its spread: `--record` measures
+several rounds and writes their median and spread. A check fails (exit code 1) if the median of its rounds exceeds the
+recorded one by more than twice the spread, and by more than a tenth.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.engine.scheduler import measure
 from benchmarks.growth.queue import NUM_LEASED, NUM_ROUNDS, Bench, bench
-from benchmarks.scheduler import measure
-from producer.contract.database import open_database
+from sluice.producer.contract.database import open_database
+from sluice.worker.connection.clients import connect
+from sluice.worker.history.migrate import migrate
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import tokens
 from tests.history import events as e
-from worker.connections import connect
-from worker.history.writer import HistoryWriter
-from worker.migrate import migrate
-from worker.recorder import Recorder, RecorderSettings
 
 RECORD = Path(__file__).parent / "gate.json"
 NUM_JOBS, NUM_ROWS, NUM_STREAMS = 2048, 4096, 64
@@ -40,11 +40,11 @@ for i = 1, 200 do
 end
 redis.call('DEL', KEYS[3])
 """
-"""Two hundred times a key, a hash and a stream entry: about what any queue on Redis writes for a job."""
+"""Two hundred times a key, a hash and a stream entry: roughly what any queue on Redis writes for a job."""
 
 
 def _plain_us(one: Bench) -> float:
-    """What the server pays for one of the plain script's two hundred."""
+    """Measure the server's cost of one of the plain script's two hundred."""
     script = one.queue.client.register_script(PLAIN_SCRIPT)
     points: list[tuple[int, float]] = []
     with one.counted(points, 1, 10 * 200):
@@ -54,7 +54,7 @@ def _plain_us(one: Bench) -> float:
 
 
 def submit() -> float:
-    """A job submitted, by a plain job."""
+    """Measure a submitted job, relative to a plain job."""
     points: list[tuple[int, float]] = []
     with bench() as one:
         with one.counted(points, 1, NUM_JOBS):
@@ -63,7 +63,7 @@ def submit() -> float:
 
 
 def pull_and_end() -> float:
-    """A job pulled, given a token and ended, by a plain job."""
+    """Measure a job pulled, given a token and ended, relative to a plain job."""
     points: list[tuple[int, float]] = []
     with bench() as one:
         one.submit(NUM_JOBS)
@@ -75,7 +75,7 @@ def pull_and_end() -> float:
 
 
 def publish() -> float:
-    """A token of one of 64 streams published, by a plain job."""
+    """Measure a published token of one of 64 streams, relative to a plain job."""
     points: list[tuple[int, float]] = []
     with bench() as one:
         one.submit(NUM_STREAMS)
@@ -88,7 +88,7 @@ def publish() -> float:
 
 
 def record() -> float:
-    """A row recorded from the outbox in SQLite, by a bare insert of forty columns."""
+    """Measure a row recorded from the outbox in SQLite, relative to a bare insert of forty columns."""
     with tempfile.TemporaryDirectory() as folder, bench() as one:
         engine = open_database(f"sqlite:///{folder}/history.db", is_writer=True)
         migrate(engine)
@@ -116,15 +116,15 @@ def _bare_insert_s(path: Path) -> float:
 
 
 def scheduler(num_running: int) -> float:
-    """A step's plain Python, by the null model's."""
+    """Measure a step's plain Python, relative to the null model's."""
     cost = measure(num_running, num_windows=30)
     return cost.best_ms / cost.executor_ms
 
 
 def engine(max_num_seqs: int) -> float:
-    """All of a run of the random 125 M model, by its matrix products alone."""
-    from benchmarks import engine as parts
-    from engine.model_runner import ModelOptions, load_model_runner
+    """Measure a run of the random 125 M model, relative to its matrix products alone."""
+    from benchmarks.engine import bare as parts
+    from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 
     options = ModelOptions(
         path=parts.model_folder(), num_blocks=2048, max_num_batched_tokens=parts.MAX_NUM_BATCHED_TOKENS
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def _measured(names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """All gauges in turn, round after round, so that a slow minute meets all."""
+    """Measure all gauges in turn, round after round, so that a slow minute affects all."""
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
@@ -175,19 +175,19 @@ def _measured(names: Sequence[str], rounds: int) -> dict[str, list[float]]:
 
 
 def recorded(values: Sequence[float]) -> dict[str, float]:
-    """What is kept of a gauge: its median, and how far its rounds lay from it at most, as a share."""
+    """Return a gauge's record: its median, and the largest deviation of a round as a share."""
     median = statistics.median(values)
     spread = max(abs(value - median) for value in values) / median
     return {"median": round(median, 3), "spread": round(spread, 3)}
 
 
 def limit(known: Mapping[str, float]) -> float:
-    """The largest median that passes."""
+    """Return the largest median that passes."""
     return known["median"] * (1 + max(2 * known["spread"], LEAST_TOLERANCE))
 
 
 def _compare(found: Mapping[str, Sequence[float]], known: Mapping[str, Mapping[str, float]]) -> int:
-    """Print the table; the exit code."""
+    """Print the table; return the exit code."""
     print(f"{'cost / fixed cost':<36} {'recorded':>9} {'limit':>7} {'now':>7}  rounds")
     num_slower = 0
     for name, values in found.items():

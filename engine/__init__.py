@@ -1,1 +1,1 @@
-"""The continuous-batching engine: requests in, tokens out, one step at a time. Knows no Redis, no SQL, no wire."""
+"""Continuous-batching engine: requests in, tokens out, one step at a time. Imports no Redis, SQL or wire format."""

@@ -1,42 +1,42 @@
-"""What one step computes: frozen values that travel from the scheduler to the executor and back. Knows no tensors."""
+"""Contents of one step: frozen values passed from the scheduler to the executor and back. Knows no tensors."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.request import TokenLogprobs
-from engine.sequence import Sequence
+from sluice.engine.request import TokenLogprobs
+from sluice.engine.sequence import Sequence
 
 
-# A named tuple, not a frozen dataclass, where one is made per sequence and step: 0.25 instead of 1.07 us.
+# A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
 class ScheduledSequence(NamedTuple):
-    """A sequence and how many of its tokens this step computes.
+    """A sequence and the number of its tokens that this step computes.
 
-    The step computes tokens `start` to `start + num_tokens` (exclusive) of the sequence. They are in
-    `sequence.token_ids`, but for the one that the step in flight draws: then `start` is their number, `num_tokens` 1.
+    The step computes tokens `start` to `start + num_tokens` (exclusive). All of them are in `sequence.token_ids`,
+    except a token that the step in flight samples: then `start` equals the length of `token_ids` and `num_tokens` is 1.
     """
 
     sequence: Sequence
     start: int
-    """Tokens that were computed, or on their way in a step in flight, when the step was planned."""
+    """Tokens computed, or scheduled in a step in flight, when this step was planned."""
 
     num_tokens: int
     samples: bool
-    """Whether the step reaches the sequence's last known token, so that a new one is drawn."""
+    """Whether the step reaches the sequence's last known token and so samples a new one."""
 
 
 class PaddingRow(NamedTuple):
-    """Work that nobody asked for: tokens computed only because the batch is a rectangle."""
+    """Padding: tokens computed only because the batch is a rectangle or fills a recorded step."""
 
     num_tokens: int
     context_len: int
-    """Tokens that the last of them attends to, itself included."""
+    """Tokens that the last padding token attends to, including itself."""
 
 
 class BlockCopy(NamedTuple):
-    """A block that is copied before the step computes: a sequence goes on from another's, which keeps its own."""
+    """A copy-on-write block copy that runs before the step computes."""
 
     sequence_id: int
-    """Whose `destination` is, and who computes in this step what follows of it."""
+    """The sequence that owns `destination` and is computed in this step."""
 
     source: int
     destination: int
@@ -44,37 +44,41 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one step, in the order in which they were scheduled."""
+    """The sequences of one step, in scheduling order."""
 
     sequences: tuple[ScheduledSequence, ...]
     num_joined: int = 0
-    """How many of them, the last ones, were waiting before this step."""
+    """Number of sequences, at the end of `sequences`, that joined in this step."""
 
     padding: tuple[PaddingRow, ...] = ()
-    """What is computed besides: by a padded discipline, or to fill up a recorded step (`engine.graph_buckets.pad`).
-    An executor does this work, and keeps nothing of it."""
+    """Padding of a padded discipline, or padding that fills up a recorded step (`graph_buckets.pad`).
+    The executor computes it and discards the result.
+    """
 
     copies: tuple[BlockCopy, ...] = ()
-    """No block is copied from one and to another: they may be copied in any order."""
+    """Copies, independent of each other: no block is both a source and a destination."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """Whether the step has no sequences."""
         return not self.sequences
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step, all sequences, without padding."""
+        """Tokens computed in this step over all sequences, without padding."""
         return sum(scheduled.num_tokens for scheduled in self.sequences)
 
     @property
     def num_padding_tokens(self) -> int:
-        """Tokens computed in this step for nobody."""
+        """Padding tokens computed in this step."""
         return sum(row.num_tokens for row in self.padding)
 
     def part(self, sequences: tuple[ScheduledSequence, ...]) -> "Batch":
-        """Some of the sequences, with their copies, and nothing else of it: a block of another one may be copied and
-        written on already."""
+        """Return a batch of only the given sequences and their copies.
+
+        Padding is dropped, and so are the copies of other sequences, whose destination blocks may already have been
+        written.
+        """
         if not self.copies:
             return Batch(sequences)
         ids = {scheduled.sequence.id for scheduled in sequences}
@@ -82,11 +86,11 @@ class Batch:
 
 
 class Sampled(NamedTuple):
-    """What the step drew for one sequence."""
+    """Tokens sampled for one sequence in a step."""
 
     token_ids: tuple[int, ...]
-    """One token today; several once drafts are verified. Empty when `error` says why."""
+    """One token; several once speculative drafts are verified. Empty if `error` is set."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
-    """This row failed (NaN or all-masked logits): a sentence for whoever submitted it."""
+    """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""

@@ -1,58 +1,61 @@
-"""How the engine batches. Read nowhere from the environment: whoever builds the engine passes it."""
+"""Batching settings. The engine reads no environment variables: its caller passes these values."""
 
 from dataclasses import dataclass
 
 POLICY_NAMES = ("fcfs", "priority")
-"""Who goes first: the names in `engine.policies`."""
+"""Names of the scheduling policies in `sluice.engine.scheduling.policies`."""
 
 DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "static")
-"""Ways of batching: the names in `engine.policies.disciplines`."""
+"""Names of the batching disciplines in `sluice.engine.scheduling.disciplines`."""
 
 WHOLE_PROMPT_DISCIPLINES = frozenset({"prefill-first", "orca", "dynamic", "static"})
-"""Those that compute a prompt in one step wherever the step's budget holds it."""
+"""Disciplines that compute a prompt in one step if the step's budget holds it."""
 
 CPU_MEMORY_FRACTION = 0.5
-"""Of what is free once the weights are loaded: the share that a model takes unless told otherwise. Here steps are not
-measured, and come out of the rest."""
+"""Default share of the memory that is free after loading the weights, on a CPU. Step memory is not measured there and
+comes from the remainder.
+"""
 
 GPU_MEMORY_FRACTION = 0.9
-"""The same on a GPU, where the largest step is measured and comes out of the share."""
+"""Default share on a GPU, where the memory of the largest step is measured and taken from the share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Limits of one step, and what the scheduler may do."""
+    """Limits of one step and options of the scheduler."""
 
     max_num_seqs: int = 64
-    """Most sequences running at once."""
+    """Maximum number of running sequences."""
 
     max_num_batched_tokens: int = 2048
-    """Most tokens computed in one step, prompts and decodes together."""
+    """Maximum number of tokens computed in one step, prefill and decode together."""
 
     long_prefill_token_threshold: int = 0
-    """Most prompt tokens of one sequence in a step while others run. 0: no limit but the budget."""
+    """Maximum prompt tokens of one sequence per step while others run. 0: limited only by the budget."""
 
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
-    """Who goes first among those waiting: a name in `engine.policies`."""
+    """Order of waiting sequences: a name in `sluice.engine.scheduling.policies`."""
 
     discipline: str = "continuous"
-    """When those waiting join, what they hold, how prompts are cut: a name in `engine.policies.disciplines`."""
+    """When waiting sequences join, how many blocks they reserve and how prompts are split: a name in
+    `engine.scheduling.disciplines`.
+    """
 
     batch_window_s: float = 0.1
-    """With the discipline `dynamic`: a batch that is not full begins this long after its first sequence came."""
+    """For the discipline `dynamic`: seconds after its first sequence arrives at which a partial batch starts."""
 
     max_waiting_tokens: int = 0
     """Prompt tokens that `room` offers beyond the next step's budget. 0: one step's budget."""
 
     priority_age_step_s: float = 60.0
-    """With the policy `priority`: waiting this long is worth one point of priority, so that nothing waits for ever."""
+    """For the policy `priority`: seconds of waiting that raise the priority by one, which prevents starvation."""
 
     max_step_retries: int = 2
-    """How often a failed step is tried again before its culprit is looked for."""
+    """Retries of a failed step before the engine isolates the failing sequence."""
 
     def problems(self) -> list[str]:
-        """What is wrong with these settings, one sentence each; empty when they can work."""
+        """Return one sentence per invalid setting; empty if the settings are valid."""
         checks = [
             (self.max_num_seqs >= 1, f"max_num_seqs must be 1 or more, got {self.max_num_seqs}"),
             (

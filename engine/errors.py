@@ -1,26 +1,26 @@
-"""What can go wrong in the engine.
+"""Errors that the engine raises.
 
 EngineError
-├── RequestRejected          the caller's: fails the request, no retry
+├── RequestRejected          the caller must act: the request fails and is not retried
 │   ├── InvalidSamplingParams
 │   ├── PromptTooLong
 │   ├── PromptEmpty
-│   ├── UnknownToken         a token id that the model does not have
-│   └── RequestTooLarge      its longest output can never fit the KV cache
-├── ModelFolderError         the operator's: the model folder cannot be loaded
-├── QuantizationUnavailable  the operator's: its weights cannot be kept as asked
-├── NotEnoughMemory          the operator's: the KV cache cannot hold one sequence
-├── OutOfMemory              nobody's: the device has no memory for this step now; a smaller one may do
-└── EngineBroken             ours: the worker stops and its jobs return to the stream
+│   ├── UnknownToken         a token id outside the model's vocabulary
+│   └── RequestTooLarge      its longest output cannot fit the KV cache
+├── ModelFolderError         the operator must act: the model folder cannot be loaded
+├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
+├── NotEnoughMemory          the operator must act: the KV cache cannot hold one sequence
+├── OutOfMemory              temporary: the device lacks memory for this step; a smaller one may succeed
+└── EngineBroken             fatal: the worker stops and its jobs return to the stream
 """
 
 
 class EngineError(Exception):
-    """Anything the engine raises on purpose."""
+    """Base class of the engine's errors."""
 
 
 class RequestRejected(EngineError):
-    """The request cannot run; the message is a sentence for whoever submitted it."""
+    """The request cannot run; the message is a sentence for its producer."""
 
 
 class InvalidSamplingParams(RequestRejected):
@@ -40,15 +40,15 @@ class UnknownToken(RequestRejected):
 
 
 class RequestTooLarge(RequestRejected):
-    """Prompt and output together can never fit the KV cache."""
+    """Prompt and output together cannot fit the KV cache."""
 
 
 class ModelFolderError(EngineError):
-    """The model folder is missing, incomplete, broken or of an unknown family."""
+    """The model folder is missing, incomplete, corrupt or of an unknown family."""
 
 
 class QuantizationUnavailable(EngineError):
-    """The weights of a good folder cannot be kept in the form that was asked for, or not on this machine."""
+    """The weights cannot be stored in the requested form, or not on this machine."""
 
 
 class NotEnoughMemory(EngineError):
@@ -56,8 +56,8 @@ class NotEnoughMemory(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """The device, or this machine, had no memory for a step. Nothing of it counts; a smaller one may go well."""
+    """The device or host lacked memory for a step. The step has no effect; a smaller one may succeed."""
 
 
 class EngineBroken(EngineError):
-    """The engine cannot go on: the process should hand its jobs back and exit."""
+    """The engine cannot continue: the process should return its jobs and exit."""

@@ -1,17 +1,17 @@
-"""What the engine needs of whatever computes: a model on a device, or the null model. Knows no tensors."""
+"""Interface between the engine and what computes: a model on a device, or the null model. Knows no tensors."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, Sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What the scheduler must know of the model and its cache."""
+    """Limits of the model and its KV cache that the scheduler needs."""
 
     max_model_len: int
-    """Most tokens of one sequence, prompt and output."""
+    """Maximum tokens of one sequence, prompt and output."""
 
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -21,19 +21,19 @@ class ModelLimits:
 
 
 class Launched(Protocol):
-    """A step that has begun."""
+    """A step that has been launched."""
 
     def collect(self) -> list[Sampled]:
-        """Wait for its rows: one `Sampled` for each scheduled sequence that samples, in batch order.
+        """Wait for the step's rows: one `Sampled` per scheduled sequence that samples, in batch order.
 
         Raises:
-            Exception: whatever the device says of the step.
+            Exception: any error that the device reports for the step.
         """
         ...
 
 
 class Computed(NamedTuple):
-    """A step that was over when its launch returned."""
+    """A step that was complete when `launch` returned."""
 
     rows: list[Sampled]
 
@@ -43,56 +43,58 @@ class Computed(NamedTuple):
 
 
 class Executor(Protocol):
-    """Computes a step: a torch model (`engine.model_runner.ModelRunner`) or `engine.null_model.NullModel`."""
+    """Computes steps: a torch model (`execution.model_runner.ModelRunner`) or `null_model.NullModel`."""
 
     @property
     def limits(self) -> ModelLimits: ...
 
     @property
     def fingerprint(self) -> str:
-        """Names weights, tokenizer, generation defaults, dtype and noise version: equal means equal tokens."""
+        """Identifier of weights, tokenizer, generation defaults, dtype and noise: equal means equal tokens."""
         ...
 
     @property
     def lag(self) -> int:
-        """How many steps may be launched before the oldest is collected, beyond that one: 0, or 1.
+        """Number of steps that may be launched ahead of the one being collected: 0 or 1.
 
-        At 1 a batch may have sequences whose last token the step before draws (`Sequence.num_drawn_tokens`): its id is
-        that of their row there.
+        At 1, a batch may contain sequences whose last token is sampled by the previous step
+        (`Sequence.num_drawn_tokens`); its id is read on the device from their row in that step.
         """
         ...
 
     def launch(self, batch: Batch) -> Launched:
-        """Begin to compute every scheduled token, writing its keys and values through the sequence's block table.
+        """Start computing every scheduled token, writing its keys and values through the sequence's block table.
 
-        Before that, blocks are copied as `batch.copies` says. The cache has one block more than `limits` says: what is
-        written there nobody reads.
+        Blocks are first copied as `batch.copies` says. The cache has one block more than `limits` reports; nothing
+        reads
+        it.
 
-        Does the work of the batch's padding too, and keeps nothing of it. Reads all that it needs of the sequences
-        before it returns, and changes none. May be called again for the same batch after it, or its `collect`, raised.
+        The batch's padding is computed too, and its results are discarded. The call reads everything it needs from the
+        sequences before it returns, and changes none. It may be repeated for the same batch after it, or its `collect`,
+        raised.
 
         Raises:
-            Exception: whatever the device says; the engine rolls the step back, retries without the newest sequences
-                and fails only the culprit.
+            Exception: any error of the device; the engine rolls the step back, retries it without the newest sequences
+                and fails only the sequence that causes the error.
         """
         ...
 
     def forget(self, sequence_ids: list[int]) -> None:
-        """Drop whatever is kept for sequences that ended (penalty counts). A step in flight may have rows of theirs."""
+        """Drop the state kept for ended sequences (penalty counts). A step in flight may still have rows of theirs."""
         ...
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """An executor that can use a pause, so that later steps are quicker."""
+    """An executor that can use idle time to make later steps faster."""
 
     @property
     def has_preparations(self) -> bool:
-        """Whether there is something to prepare."""
+        """Whether there is anything to prepare."""
         ...
 
     def prepare(self) -> None:
-        """Prepare one thing; as long as some steps.
+        """Prepare one item, which takes as long as a few steps.
 
         Raises:
             EngineBroken: the device is lost.
@@ -101,6 +103,6 @@ class Preparing(Protocol):
 
 
 class TextDecoder(Protocol):
-    """Token ids to text: a `tokenizers` tokenizer, or the null model's."""
+    """Conversion of token ids to text: a `tokenizers` tokenizer, or the null model's."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...

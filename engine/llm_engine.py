@@ -5,21 +5,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from engine.batch import Batch
-from engine.config import EngineConfig
-from engine.errors import RequestRejected
-from engine.executor import Executor, Preparing, TextDecoder
-from engine.isolation import IsolatingExecutor, Outcome, StepInFlight
-from engine.output import ChoiceOutput, Outputs
-from engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.validation import check_request
+from sluice.engine.batch import Batch
+from sluice.engine.config import EngineConfig
+from sluice.engine.errors import RequestRejected
+from sluice.engine.execution.isolation import IsolatingExecutor, StepInFlight, StepOutcome
+from sluice.engine.executor import Executor, Preparing, TextDecoder
+from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
+from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.sequence import Sequence
+from sluice.engine.text.output import ChoiceOutput, Outputs
+from sluice.engine.validation import check_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """What the engine is doing now, for metrics and status."""
+    """Current state of the engine, for metrics and status."""
 
     num_running: int
     num_waiting: int
@@ -28,17 +28,17 @@ class EngineStats:
     """Slots of blocks held by running sequences (cached but unreferenced blocks count as free)."""
 
     num_preemptions: int
-    """Since the engine was made; so are the next five."""
+    """Since the engine was created, as are the next five."""
 
     num_steps: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
     num_failed_attempts: int
-    """Attempts at a step, or a part of one, that raised."""
+    """Attempts at a step, or at a part of one, that raised."""
 
     last_failure: str | None
-    """What the last of them said."""
+    """Message of the last failed attempt."""
 
 
 class LLMEngine:
@@ -52,7 +52,7 @@ class LLMEngine:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an idle engine.
+        """Create an idle engine.
 
         Raises:
             ValueError: settings of `config` contradict each other.
@@ -68,7 +68,7 @@ class LLMEngine:
         self._lag = executor.lag if self._scheduler.may_overlap else 0
         self._preparing = executor if isinstance(executor, Preparing) else None
         self._in_flight: StepInFlight | None = None
-        """The step launched last, between two calls of `step`: there is none at lag 0."""
+        """The step launched last, between two calls of `step`. Always None at lag 0."""
 
         self._sequence_ids = count()
         self._ended: list[TokenDelta] = []
@@ -76,17 +76,17 @@ class LLMEngine:
         self._num_output_tokens = 0
 
     def validate(self, request: Request) -> None:
-        """Check that `request` can ever run here. Touches no state: any thread may call it.
+        """Check that `request` can ever run here. Reads no mutable state: any thread may call it.
 
         Raises:
-            RequestRejected: it cannot; the message has the numbers that say why.
+            RequestRejected: it cannot; the message gives the numbers.
         """
         check_request(request, self._limits)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Let `requests` wait for their first step.
+        """Queue `requests` for their first step.
 
-        Never raises for a bad request, and never harms the others: its rejection is among the next step's deltas.
+        An invalid request does not raise and does not affect the others: its rejection is among the next step's deltas.
         A request whose id is already known replaces the older one, which yields nothing more.
         """
         for request in requests:
@@ -100,7 +100,7 @@ class LLMEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: each unfinished choice yields an ABORTED delta in the next step. Unknown ids are ignored."""
-        # Each once, however often it is named.
+        # Deduplicate: an id may be given more than once.
         aborted = [
             output for request_id in dict.fromkeys(request_ids) for output in self._outputs.of_request(request_id)
         ]
@@ -108,16 +108,17 @@ class LLMEngine:
         self._retire(aborted)
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Forget requests at once: they yield nothing more (their lease was lost). Unknown ids are ignored."""
+        """Forget requests at once, without further output (their lease was lost). Unknown ids are ignored."""
         dropped = set(request_ids)
         self._retire([output for request_id in dropped for output in self._outputs.of_request(request_id)])
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
     def step(self) -> list[TokenDelta]:
-        """Launch the next step, and return what the step that is due yielded.
+        """Launch the next step and return the output of the step that is due.
 
-        That is the same one at lag 0. At lag 1 it is the one before, which ran while this one was planned; a call
-        returns nothing of a step where there was none before, and launches none where nothing is left to plan.
+        At lag 0 these are the same step. At lag 1 the due step is the previous one, which ran while this one was
+        planned;
+        a call returns nothing if no step is due, and launches nothing if there is nothing to plan.
 
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
@@ -134,14 +135,15 @@ class LLMEngine:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
         deltas += [self._outputs.of_sequence(sequence).end(finish) for sequence, finish in outcome.failed]
-        # Before it lands: a preempted sequence still has the blocks then that nobody may find if its row failed.
+        # Before landing: a preempted sequence still holds its blocks then, and a failed row must remove them from the
+        # prefix index.
         self._retire(self._outputs.finished())
         self._land(due, outcome)
         self._count(deltas)
         return deltas
 
     def room(self) -> Room:
-        """What can be added so that it starts in the next steps. All zero while anything waits for room."""
+        """Return what can start within the next steps; all zero while any sequence waits for room."""
         scheduler = self._scheduler
         num_places = scheduler.num_places
         if num_places == 0:
@@ -157,14 +159,14 @@ class LLMEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do and nothing to say."""
+        """Whether a step would have nothing to compute and nothing to return."""
         return not (self._scheduler.running or self._scheduler.waiting or self._ended or self._in_flight)
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which a step would have nothing to do: 0 now, infinity where nothing is known.
+        """Seconds until a step has something to do: 0 if it has now, infinity if no request is known.
 
-        Between the two where a discipline gathers a batch: see `engine.policies.disciplines`.
+        Between the two while a discipline gathers a batch: see `sluice.engine.scheduling.disciplines`.
         """
         if self._scheduler.running or self._ended or self._in_flight:
             return 0.0
@@ -174,7 +176,7 @@ class LLMEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Current state of the engine."""
         scheduler = self._scheduler
         num_used = self._limits.num_blocks - scheduler.blocks.num_free_blocks
         return EngineStats(
@@ -192,19 +194,19 @@ class LLMEngine:
         )
 
     def describe(self) -> list[str]:
-        """One line for each sequence: what it is doing (for SIGUSR1)."""
+        """Return one line per sequence with its state (for SIGUSR1)."""
         return [str(sequence) for sequence in self._scheduler.known]
 
     def check_invariants(self) -> None:
-        """Check the books of blocks and sequences; for tests and debugging.
+        """Check the invariants of blocks and sequences; for tests and debugging.
 
         Raises:
-            AssertionError: they do not balance.
+            AssertionError: an invariant is violated.
         """
         self._scheduler.check_invariants()
         known = {sequence.id for sequence in self._scheduler.known}
-        assert known == self._outputs.sequence_ids, "a sequence has no reader, or a reader no sequence"
-        assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that is over"
+        assert known == self._outputs.sequence_ids, "sequences and open choices do not match"
+        assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that has completed"
 
     def _launch(self, batch: Batch) -> StepInFlight | None:
         if batch.is_empty:
@@ -214,8 +216,8 @@ class LLMEngine:
             self._scheduler.launch(batch)
         return launched
 
-    def _land(self, step: StepInFlight, outcome: Outcome) -> None:
-        """Count `step` as in flight no more; nor the one launched on top of it, if it failed."""
+    def _land(self, step: StepInFlight, outcome: StepOutcome) -> None:
+        """Mark `step` as no longer in flight, and the step launched on top of it too if it failed."""
         if self._lag:
             self._scheduler.land(step.batch)
         if outcome.has_failed and self._in_flight is not None:
@@ -236,7 +238,7 @@ class LLMEngine:
             self._scheduler.add(output.sequence)
 
     def _end(self, request: Request, finish: Finish) -> None:
-        """End what never started."""
+        """End choices that never started."""
         for choice, progress in enumerate(_progress(request)):
             if not progress.is_finished:
                 output = self._outputs.make(request, self._sequence(request, choice, progress))
@@ -258,13 +260,13 @@ class LLMEngine:
         )
 
     def _retire(self, outputs: list[ChoiceOutput]) -> None:
-        """Let the sequences of choices go that ended or are not wanted any more."""
+        """Release the sequences of choices that ended or are no longer wanted."""
         if not outputs:
             return
         self._outputs.close(outputs)
         self._scheduler.finish(
             [output.sequence for output in outputs],
-            # What a failed row left in its blocks may be wrong: nobody may find them.
+            # A failed row may have left wrong keys and values in its blocks: remove them from the prefix index.
             suspects=[output.sequence for output in outputs if output.has_failed],
         )
         self._executor.forget([output.sequence.id for output in outputs])
@@ -279,6 +281,6 @@ class LLMEngine:
 
 
 def _progress(request: Request) -> tuple[ChoiceProgress, ...]:
-    """What was published of each choice, one for each, whatever the request says."""
+    """Return the published progress of each choice; empty progress where the request has none."""
     missing = max(1, request.num_choices) - len(request.progress)
     return request.progress + (ChoiceProgress(),) * missing

@@ -1,7 +1,9 @@
-"""A model that computes nothing: tokens are a hash of (seed, position, choice, prompt). For queue tests and chaos.
+"""A model that computes nothing: tokens are a hash of (seed, position, choice, prompt).
+
+For queue tests and chaos tests.
 
 Knows no tensors and imports no torch. It keeps the contract of a real executor: the same request gives the same tokens
-wherever and in whatever batches it runs. Tokens are bytes, so any prompt can be encoded and what comes out can be read.
+in any batch. Tokens are bytes, so every prompt can be encoded and every output can be decoded.
 """
 
 import time
@@ -10,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from engine.batch import Batch, Sampled, ScheduledSequence
-from engine.detokenizer import ByteDetokenizer
-from engine.executor import Computed, ModelLimits
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, Sampled, ScheduledSequence
+from sluice.engine.executor import Computed, ModelLimits
+from sluice.engine.sequence import Sequence
+from sluice.engine.text.detokenizer import ByteDetokenizer
 
 END_OF_SEQUENCE = 256
 """The token after the 256 bytes."""
@@ -24,7 +26,7 @@ _PIECES: Mapping[int, str | bytes] = {
     **{byte: bytes([byte]) for byte in range(0x80, 0x100)},
     END_OF_SEQUENCE: "",
 }
-# 32 of them: the top five bits of a hash choose one.
+# 32 entries: the top five bits of a hash choose one.
 _ROWS = tuple(Sampled((letter,)) for letter in b"etaoin shrdlu cmfwyp vbgkjqxz .\n")
 _END_ROW = Sampled((END_OF_SEQUENCE,))
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -33,23 +35,23 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullModelConfig:
-    """What the null model pretends."""
+    """Simulated properties of the null model."""
 
     max_model_len: int = 8192
     num_blocks: int = 4096
     block_size: int = 16
     step_s: float = 0.0
-    """Each step takes at least this long."""
+    """Minimum duration of each step."""
 
     token_s: float = 0.0
-    """Each computed token adds this much, padding included."""
+    """Added duration per computed token, including padding."""
 
     mean_output_tokens: int = 0
-    """Each output token ends the sequence with a chance of one in this many. 0: never."""
+    """Each output token ends the sequence with probability 1/n. 0: never."""
 
 
 class NullTokenizer:
-    """Bytes as tokens: a `TextDecoder`, and the encoder that goes with it."""
+    """Bytes as tokens: a `TextDecoder` and its encoder."""
 
     eos_token_ids = frozenset({END_OF_SEQUENCE})
     vocab_size = _VOCABULARY_SIZE
@@ -59,7 +61,7 @@ class NullTokenizer:
         return list(text.encode())
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of bytes; what is no UTF-8 becomes U+FFFD, and the end of the sequence is no text."""
+        """Decode bytes to text; invalid UTF-8 becomes U+FFFD, and the end-of-sequence token gives no text."""
         return bytes(token_id for token_id in token_ids if token_id < END_OF_SEQUENCE).decode(errors="replace")
 
     def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
@@ -94,7 +96,7 @@ class NullModel:
         return f"null-1-{self.config.mean_output_tokens}"
 
     def launch(self, batch: Batch) -> Computed:
-        """See `Executor.launch`: draw a token for each sequence that samples."""
+        """Draw a token for each sequence that samples. See `Executor.launch`."""
         if self.config.step_s or self.config.token_s:
             num_tokens = batch.num_tokens + batch.num_padding_tokens
             self._sleep(self.config.step_s + self.config.token_s * num_tokens)
@@ -117,7 +119,7 @@ class NullModel:
 
 
 def _key(sequence: Sequence) -> int:
-    """Hash what the tokens of `sequence` depend on besides their position."""
+    """Hash everything that the tokens of `sequence` depend on except their position."""
     prompt = array("I", sequence.token_ids[: sequence.num_prompt_tokens]).tobytes()
     salt = sequence.sampling.seed.to_bytes(8, "little") + sequence.choice.to_bytes(4, "little")
     return int.from_bytes(blake2b(prompt, digest_size=8, key=salt).digest(), "little")

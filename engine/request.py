@@ -1,51 +1,51 @@
-"""What the engine is asked, and what it answers: plain values. Knows no tensors, no queue, no wire format."""
+"""Requests to the engine and their results: plain values. Knows no tensors, no queue, no wire format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.errors import InvalidSamplingParams, OutOfMemory
+from sluice.engine.errors import InvalidSamplingParams, OutOfMemory
 
 MAX_LOGPROBS = 20
-"""Most alternatives per token whose log-probability may be asked for (as in OpenAI's API)."""
+"""Maximum number of alternatives per token for log-probabilities (as in OpenAI's API)."""
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """Reason why a sequence ended."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token id or a stop string."""
 
     LENGTH = "length"
-    """max_tokens, or the model's context."""
+    """`max_tokens`, or the model's context."""
 
     ABORTED = "aborted"
     """The caller aborted the request."""
 
     ERROR = "error"
-    """This request failed; the others went on."""
+    """This request failed; others continue."""
 
 
 class FailureKind(StrEnum):
-    """What went wrong with a request that could have run: constant words for programs."""
+    """Cause of the failure of a request that was valid: constant words for programs."""
 
     STEP = "engine_error"
-    """Steps raise with this request, and go well without it."""
+    """Steps with this request raise, and steps without it succeed."""
 
     MEMORY = "out_of_memory"
-    """They raise because there is no memory for it now."""
+    """Steps with this request raise for lack of memory."""
 
     FILE = "model_file_lost"
-    """They raise because a file that the model needs cannot be read."""
+    """Steps raise because a file that the model needs cannot be read."""
 
     LOGITS = "bad_logits"
-    """Its logits leave no token to draw: NaN, or all masked."""
+    """Its logits leave no token to sample: NaN, or all masked."""
 
     @classmethod
     def of(cls, error: BaseException) -> "FailureKind":
-        """The kind of what a step, or the preparation of a request, raised."""
-        # By name: whatever computes is not known here.
+        """Return the kind of an error raised by a step or by the preparation of a request."""
+        # By class name: the executor's libraries are not imported here.
         is_memory = isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError"
         if is_memory or "can't allocate memory" in str(error):
             return cls.MEMORY
@@ -73,20 +73,22 @@ class SamplingParams:
     """Keep tokens at least this likely relative to the most likely one. In [0, 1]."""
 
     repetition_penalty: float = 1.0
-    """Divide positive logits (multiply negative ones) of tokens in prompt or output. Over 0; 1 is off."""
+    """Divide positive logits (multiply negative ones) of tokens in the prompt or output by this. Over 0; 1 disables
+    it.
+    """
 
     frequency_penalty: float = 0.0
     """Subtract this times the number of times the token is in the output. In [-2, 2]."""
 
     presence_penalty: float = 0.0
-    """Subtract this from tokens that are in the output. In [-2, 2]."""
+    """Subtract this from the logits of tokens that are in the output. In [-2, 2]."""
 
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     """Token id to a number added to its logit. In [-100, 100]."""
 
     max_tokens: int = 256
     min_tokens: int = 0
-    """End-of-sequence tokens and stops are not taken before this many output tokens."""
+    """Ban end-of-sequence tokens and ignore stops before this many output tokens."""
 
     stop: tuple[str, ...] = ()
     """Strings that end the output; they are not part of the text."""
@@ -94,10 +96,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: none. n: log-probability of the chosen token and of the n most likely ones (0 to 20)."""
+    """Log-probabilities to return: of the chosen token and the n most likely ones (0 to 20). None: none."""
 
     seed: int = 0
-    """Key of the noise, an unsigned 64-bit number: the same seed draws the same noise wherever it runs."""
+    """Noise key, an unsigned 64-bit number: the same seed gives the same noise on every worker."""
 
     skip_special_tokens: bool = True
 
@@ -107,7 +109,7 @@ class SamplingParams:
                 raise InvalidSamplingParams(f"{rule}, got {value}")
 
     def _rules(self) -> tuple[tuple[bool, str, object], ...]:
-        """(whether it holds, what must be, what is): sentences are made for broken ones only, as most are not."""
+        """Return (whether it holds, rule, value) for each rule; messages are formatted only for broken rules."""
         return (
             (0 <= self.temperature < float("inf"), "temperature must be 0 (greedy) or more", self.temperature),
             (0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p),
@@ -134,44 +136,39 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a logit depends on the tokens that are there already."""
+        """Whether logits depend on previous tokens."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceProgress:
-    """What an earlier attempt already published of one choice: it is replayed, not generated again."""
+    """Output of one choice that an earlier attempt already published: it is replayed, not generated again."""
 
     token_ids: tuple[int, ...] = ()
     is_finished: bool = False
-    """The choice had its end published: it gets no sequence."""
+    """Whether the choice's end was published: it then gets no sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One thing asked of the engine; it becomes one sequence per choice."""
+    """A request to the engine; it becomes one sequence per choice."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     num_choices: int = 1
     priority: int = 0
-    """Higher goes first where the policy looks at it."""
+    """Higher goes first under the policy `priority`."""
 
     arrival_s: float = 0.0
-    """When it was submitted, on any one clock: smaller is older."""
+    """Time of submission on any one clock; smaller is older."""
 
     tenant: str = ""
     cache_salt: str = ""
-    """Sequences share cached blocks only with those of the same salt."""
+    """Sequences share cached blocks only with sequences of the same salt."""
 
     progress: tuple[ChoiceProgress, ...] = ()
-    """Empty for a first attempt, else one per choice."""
+    """Progress per choice; empty on a first attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,22 +189,22 @@ class Finish:
     """The stop string or stop token id that matched; None for end-of-sequence and other reasons."""
 
     error: str | None = None
-    """A sentence for whoever submitted it, when the reason is ERROR."""
+    """A sentence for the request's producer, if the reason is ERROR."""
 
     is_rejection: bool = False
-    """The request never started: it is bad in itself (RequestRejected), and a retry would not help."""
+    """The request was rejected before it started (RequestRejected), and a retry would not help."""
 
     failure: FailureKind = FailureKind.STEP
-    """What went wrong, when the reason is ERROR and it is no rejection."""
+    """Cause of the failure, if the reason is ERROR and the request was not rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStats:
-    """What the engine knows of a sequence's way so far; times on the engine's monotonic clock."""
+    """Statistics of a sequence so far; times on the engine's monotonic clock."""
 
     num_prompt_tokens: int
     num_cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the prefix cache when it was first scheduled."""
+    """Prompt tokens found in the prefix cache when the sequence was first scheduled."""
 
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
@@ -216,33 +213,36 @@ class SequenceStats:
 
 
 class TokenDelta(NamedTuple):
-    """What one step added to one choice. A named tuple because one is made per sequence and step: write the names."""
+    """Output of one step for one choice.
+
+    A named tuple, since one is made per sequence and step: use keyword arguments.
+    """
 
     request_id: str
     choice: int
     start: int
-    """Offset of the first of `token_ids` in the choice's output: tokens that came before."""
+    """Offset of the first of `token_ids` in the choice's output, in tokens."""
 
     token_ids: tuple[int, ...]
     text: str
-    """What became visible: it may lag behind the tokens (held-back stop strings, open characters) until the end."""
+    """Newly visible text. It may lag behind the tokens (possible stop strings, incomplete characters) until the end."""
 
     stats: SequenceStats
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One per token of `token_ids` where asked for."""
+    """One per token of `token_ids`, if requested."""
 
     finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the engine can take in before its next step. All zero while anything waits or is preempted."""
+    """What the engine can accept before its next step. All zero while any sequence waits or is preempted."""
 
     kv_tokens: int
-    """Tokens that fit the blocks that are free or evictable."""
+    """Tokens that fit the free and evictable blocks."""
 
     prefill_tokens: int
     """Prompt tokens that the next steps can compute."""
 
     sequences: int
-    """Sequences that may still run at once."""
+    """Sequences that may still start running."""

@@ -1,29 +1,29 @@
-"""One sequence being generated: its tokens, its blocks, how far it is computed. Knows no tensors and no text."""
+"""One sequence being generated: its tokens, its blocks and its progress. Knows no tensors and no text."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.request import SamplingParams
+from sluice.engine.request import SamplingParams
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is in its life."""
+    """State of a sequence."""
 
     WAITING = auto()
     RUNNING = auto()
     LEAVING = auto()
-    """Preempted while a step that has it is in flight: it waits as soon as that step is over."""
+    """Preempted while a step with its row is in flight: it returns to waiting when that step completes."""
 
     FINISHED = auto()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One choice of one request while it is generated. Changes with every step; only the scheduler moves it.
+    """One choice of one request during generation. Mutable; only the scheduler changes its state.
 
-    A sequence has no phase: it is owed `num_uncomputed_tokens` tokens, one (a decode) or thousands (a prefill).
+    A sequence has no phase: it is owed `num_uncomputed_tokens` tokens, one (decode) or thousands (prefill).
 
-    While a step is in flight, what it computes and draws is counted apart: it may yet fail.
+    Tokens of a step in flight are counted separately, since the step may still fail.
     """
 
     id: int
@@ -44,14 +44,15 @@ class Sequence:
     num_resumed_tokens: int = 0
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0
-    """Tokens beyond these that a step in flight computes."""
+    """Tokens beyond the computed ones that a step in flight computes."""
 
     num_drawn_tokens: int = 0
-    """Tokens that a step in flight draws: the device will have them, and the host does not know them."""
+    """Tokens that a step in flight samples: known on the device, not yet on the host."""
 
     num_blind_tokens: int = 0
-    """As long as it has no more tokens, those in flight included, the next one can be planned before their ids are
-    known."""
+    """Maximum number of tokens, including those in flight, at which the next one can be planned without knowing their
+    ids.
+    """
 
     block_table: list[int] = field(default_factory=list[int])
     num_slots: int = 0
@@ -61,10 +62,12 @@ class Sequence:
     """Chained hash of each full block of `token_ids`, extended as tokens arrive."""
 
     num_published_blocks: int = 0
-    """Leading blocks of `block_table` that the prefix cache was told of, or that came from it."""
+    """Leading blocks of `block_table` that are published in the prefix cache or came from it."""
 
-    copied_from: int | None = None
-    """The block that the one with its first uncomputed token is copied from, until a step has succeeded that did it."""
+    cow_source: int | None = None
+    """Source of the pending copy-on-write of the block with the first uncomputed token; None once a step with the copy
+    has succeeded.
+    """
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
@@ -83,7 +86,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose keys and values are neither in the cache nor on their way there."""
+        """Tokens whose keys and values are neither cached nor being computed by a step in flight."""
         num_coming = self.num_drawn_tokens - self.num_launched_tokens
         return len(self.token_ids) + num_coming - self.num_computed_tokens
 

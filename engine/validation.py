@@ -1,9 +1,8 @@
-"""Check that a request can ever run. Knows the model's limits, and no state: any thread may ask."""
+"""Check that a request can ever run. Depends only on the model's limits, so any thread may call it."""
 
 from collections.abc import Iterable
 
-from engine.block_manager import blocks_needed
-from engine.errors import (
+from sluice.engine.errors import (
     InvalidSamplingParams,
     PromptEmpty,
     PromptTooLong,
@@ -11,15 +10,16 @@ from engine.errors import (
     RequestTooLarge,
     UnknownToken,
 )
-from engine.executor import ModelLimits
-from engine.request import Request
+from sluice.engine.executor import ModelLimits
+from sluice.engine.request import Request
+from sluice.engine.scheduling.block_manager import blocks_needed
 
 
 def check_request(request: Request, limits: ModelLimits) -> None:
     """Check that `request` can run under `limits` when it has the engine to itself.
 
     Raises:
-        RequestRejected: it cannot; the message has the numbers that say why.
+        RequestRejected: it cannot; the message gives the numbers.
     """
     _check_choices(request)
     _check_tokens(request, limits)
@@ -61,7 +61,7 @@ def _check_length(request: Request, limits: ModelLimits) -> None:
             f"prompt is {num_prompt_tokens} tokens; this model reads {limits.max_model_len - 1} and needs 1 to answer. "
             f"Shorten the prompt or use a model with a longer context."
         )
-    # The last token's keys and values are never computed: nothing comes after it.
+    # Keys and values of the last token are never computed: no token follows it.
     num_kept = min(num_prompt_tokens + request.sampling.max_tokens, limits.max_model_len) - 1
     num_slots = limits.num_blocks * limits.block_size
     if blocks_needed(num_kept, limits.block_size) > limits.num_blocks:

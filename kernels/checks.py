@@ -1,6 +1,6 @@
-"""Checks that every operation makes of its arguments: one line at the call, one sentence in the error.
+"""Argument checks shared by all operations: one line per check, one sentence per error.
 
-They run for every operation of every layer and step: a sentence is put together only when it is needed.
+They run for every operation of every layer and step, so a message is formatted only when a check fails.
 """
 
 import torch
@@ -14,6 +14,6 @@ def check(holds: bool, problem: str, *found: object) -> None:
 
 
 def check_rows(name: str, x: Tensor) -> None:
-    """Check that the last dimension of `x` is contiguous, so that a row can be read by a pointer and a length."""
+    """Check that the last dimension of `x` is contiguous, so that a row is a pointer and a length."""
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{name} must be contiguous in its last dimension")

@@ -1,6 +1,6 @@
-/* What the native CPU kernels share: sixteen lanes of float, bfloat16, exponentials and a tanh, how to split work.
+/* Shared by the native CPU kernels: sixteen lanes of float, bfloat16, exponentials, tanh, and work splitting.
 
-   Vectors are the compiler's own (gcc and clang), so the same text runs on AVX-512, AVX2 and whatever else there is;
+   Vectors are the compiler's own (gcc and clang), so the same source runs on AVX-512, AVX2 and other instruction sets;
    intrinsics appear only where an instruction has no other name. */
 #ifndef SLUICE_NATIVE_H
 #define SLUICE_NATIVE_H
@@ -50,7 +50,7 @@ INLINE f32x16 select16(i32x16 condition, f32x16 yes, f32x16 no) {
 
 INLINE float from_bf16(uint16_t bits) { return as_float((uint32_t)bits << 16); }
 
-/* Round to nearest even; a NaN stays one. */
+/* Round to nearest even; NaN is preserved. */
 INLINE uint16_t to_bf16(float x) {
   const uint32_t bits = as_bits(x);
   if (x != x) return 0x7fc0;
@@ -95,7 +95,7 @@ INLINE void store1(void *x, int64_t index, float value, int dtype) {
     ((float *)x)[index] = value;
 }
 
-/* A float as the element type would keep it. */
+/* A float rounded to the element type. */
 INLINE float rounded(float x, int dtype) { return dtype == BFLOAT16 ? from_bf16(to_bf16(x)) : x; }
 
 INLINE f32x16 rounded16(f32x16 x, int dtype) {
@@ -113,7 +113,7 @@ INLINE float sum16(f32x16 x) {
 #endif
 }
 
-/* The larger and the smaller of two; the second where one is a NaN. */
+/* The larger and the smaller of two; the second if one is a NaN. */
 INLINE f32x16 larger16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
@@ -141,7 +141,7 @@ INLINE int has_nan16(f32x16 x) {
 #endif
 }
 
-/* The largest of sixteen that are no NaN. */
+/* The largest of sixteen that is not a NaN. */
 INLINE float greatest16(f32x16 x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
@@ -165,7 +165,7 @@ INLINE f32x16 zero_if_hidden16(f32x16 x, f32x16 from) {
 #endif
 }
 
-/* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; a NaN stays one. */
+/* e to the x, to about one unit in the last place; at least 2^-126, at most 2^127; NaN is preserved. */
 INLINE f32x16 exp16(f32x16 x) {
   const f32x16 low = splat(-87.0f), high = splat(88.0f);
   x = smaller16(high, larger16(low, x));
@@ -186,7 +186,7 @@ INLINE f32x16 exp16(f32x16 x) {
   return p * (f32x16)power;
 }
 
-/* 2 to the x, to about two units in the last place, for x up to 127; at least 2^-125; a NaN stays one. */
+/* 2 to the x, to about two units in the last place, for x up to 127; at least 2^-125; NaN is preserved. */
 INLINE f32x16 exp2_16(f32x16 x) {
   x = larger16(splat(-125.0f), x);
   /* x = n + r, |r| <= 1/2; adding 1.5 * 2^23 rounds to a whole number. */
@@ -203,10 +203,10 @@ INLINE f32x16 exp2_16(f32x16 x) {
   return p * (f32x16)power;
 }
 
-/* The hyperbolic tangent, to a relative error of 3e-7. A NaN stays one.
+/* The hyperbolic tangent, to a relative error of 3e-7. NaN is preserved.
 
-   (1 - e) / (1 + e), e the exponential of -2 |x|, overflows nowhere but cancels near 0. Below 0.55 it is an odd polynomial
-   of degree 9 instead, fitted to a relative error of 4e-8. */
+   (1 - e) / (1 + e), e the exponential of -2 |x|, overflows nowhere but cancels near 0. Below 0.55 an odd polynomial of
+   degree 9 is used instead, fitted to a relative error of 4e-8. */
 INLINE f32x16 tanh16(f32x16 x) {
   const u32x16 sign = (u32x16)x & 0x80000000u;
   const f32x16 size = (f32x16)((u32x16)x ^ sign);
@@ -220,7 +220,7 @@ INLINE f32x16 tanh16(f32x16 x) {
   return select16(size < 0.55f, x + x * (square * slope), (f32x16)((u32x16)far | sign));
 }
 
-/* Codes of the gates: both are x times a logistic, of x itself or of the argument that gelu's tanh form has, doubled. */
+/* Codes of the gates: both are x times a logistic, of x or of twice the argument of gelu's tanh form. */
 enum { SILU = 0, GELU_TANH = 1 };
 
 INLINE f32x16 gate16(f32x16 x, int activation) {

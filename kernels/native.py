@@ -1,8 +1,8 @@
-"""The native half of the CPU kernels: every native.c beside a cpu.py, built into one library at first use.
+"""The native part of the CPU kernels: every native.c next to a cpu.py, built into one library at first use.
 
-Built for the very machine (`-march=native`) by the C compiler found there, in about a second, and kept in the user's
-cache under a name that states sources, flags and instruction set; another machine or another version builds its own.
-Without a compiler there is no library, and the torch paths do the work.
+The C compiler of the machine builds it for that machine (`-march=native`) in about a second. It is kept in the user's
+cache under a name derived from sources, flags and instruction set, so another machine or version builds its own.
+Without a compiler there is no library, and the torch paths are used.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", 
 _COMPILERS = ("cc", "gcc", "clang")
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""The element types that native kernels know, as native.h numbers them."""
+"""Element types of native kernels, numbered as in native.h."""
 
 _C_TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
 
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @cache
 def native_function(name: str, arguments: str) -> Callable[..., None] | None:
-    """A function of the library; None where there is no library.
+    """Return a function of the library; None without the library.
 
     Args:
-        name: as native.c calls it.
+        name: its name in native.c.
         arguments: one letter each: i int, l int64_t, p pointer, f float.
     """
     found = library()
@@ -45,17 +45,17 @@ def native_function(name: str, arguments: str) -> Callable[..., None] | None:
 
 
 def declare(found: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None]:
-    """A function of `found`, with its arguments' types."""
+    """Return a function of `found` with its argument types set."""
     function = getattr(found, name)
     function.argtypes = [_C_TYPES[letter] for letter in arguments]
     function.restype = None
-    # ctypes knows no signature.
+    # ctypes does not know the signature.
     return cast("Callable[..., None]", function)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library for this machine, built if need be; None where it cannot be had."""
+    """Return the library for this machine, built if necessary; None if it cannot be built."""
     try:
         return load_library("native")
     except (OSError, subprocess.SubprocessError) as error:
@@ -64,14 +64,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
-    """Build the library for an instruction set, unless it is there already, and load it.
+    """Build the library for an instruction set unless it exists, and load it.
 
     Args:
-        march: as the compiler's option `-march` takes it.
+        march: value of the compiler's option `-march`.
         folder: where it is kept. None: the user's cache.
 
     Raises:
-        OSError: there is no compiler, or nowhere to write, or the library cannot be loaded.
+        OSError: there is no compiler or no writable folder, or the library cannot be loaded.
         subprocess.SubprocessError: the compiler failed.
     """
     folder = _cache_folder() if folder is None else folder
@@ -86,7 +86,7 @@ def _sources() -> list[Path]:
 
 
 def _key(march: str) -> str:
-    """Names what the library depends on."""
+    """Return a name derived from everything the library depends on."""
     digest = hashlib.sha256(repr((march, _FLAGS, platform.machine(), _instruction_set())).encode())
     for path in [*sorted(_ROOT.glob("*.h")), *_sources()]:
         digest.update(path.read_bytes())
@@ -94,7 +94,7 @@ def _key(march: str) -> str:
 
 
 def _instruction_set() -> str:
-    """What the processor can do, as the kernel lists it; its name where there is no such list."""
+    """Return the processor's features as listed by the kernel, or its name if there is no list."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -103,7 +103,7 @@ def _instruction_set() -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder of the user's own; a temporary one where there is no home to write to."""
+    """Return a folder owned by the user; a temporary one if the home is not writable."""
     folder = Path.home() / ".cache" / "sluice"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,12 +111,12 @@ def _cache_folder() -> Path:
         folder = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to someone else") from None
+            raise PermissionError(f"{folder} belongs to another user") from None
     return folder
 
 
 def _build(path: Path, march: str) -> None:
-    """Compile each source by a process of its own, link, and rename into place: nobody sees half a library."""
+    """Compile each source in its own process, link, and rename into place atomically."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError(f"no C compiler ({', '.join(_COMPILERS)})")
@@ -132,17 +132,17 @@ def _build(path: Path, march: str) -> None:
 
 
 def _openmp() -> list[str]:
-    """Link the OpenMP that torch brings, so that both share one pool of threads; else the compiler's own."""
+    """Link torch's OpenMP, so that both share one thread pool; otherwise the compiler's own."""
     torch_root = Path(torch.__file__).parent
     found = [*torch_root.glob("lib/libgomp*.so*"), *torch_root.parent.glob("torch.libs/libgomp*.so*")]
     return [str(found[0])] if found else ["-fopenmp"]
 
 
 def _run_all(commands: Iterable[Sequence[str]]) -> None:
-    """Run compiler commands side by side.
+    """Run compiler commands in parallel.
 
     Raises:
-        subprocess.SubprocessError: one failed; its first lines are the message.
+        subprocess.SubprocessError: one failed; the message has its first lines.
     """
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands

@@ -1,4 +1,4 @@
-"""Memory for what is large and lies anywhere: the KV cache, prepared weights."""
+"""Memory for large tensors with scattered access: the KV cache, prepared weights."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
@@ -12,15 +12,15 @@ from torch import Tensor
 
 
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros; on the CPU of pages that take memory only once they are written.
+    """Allocate zeros; on the CPU in pages that take memory only once they are written.
 
-    `torch.zeros` writes every byte: 1.5 s for a GiB, most of which few caches ever use. Large pages, where the system
-    has them, spare the walk to each.
+    `torch.zeros` writes every byte: 1.5 s per GiB, most of which is rarely used. Huge pages, if available, reduce TLB
+    misses.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Private: of pages that could be shared with other processes, few systems make large ones.
+    # Private: few systems use huge pages for shareable memory.
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):

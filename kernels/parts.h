@@ -1,5 +1,5 @@
-/* Operations as a team of threads makes them: each thread calls the same parts in the same order, and a part takes its
-   share of the work. One parallel region can so hold a whole step of a model (kernels/decoder_step). */
+/* Operations as parts run by a team of threads: each thread calls the same parts in the same order, and a part does its
+   share of the work. So one parallel region can hold a whole step of a model (kernels/decoder_step). */
 #ifndef SLUICE_PARTS_H
 #define SLUICE_PARTS_H
 
@@ -8,7 +8,7 @@
 #include <omp.h>
 #endif
 
-/* Tasks that were taken of a thread's own, in this phase and in the next. A cache line each. */
+/* Tasks taken from a thread's own run, in this phase and in the next. One cache line each. */
 typedef struct {
   int taken[2];
   char padding[56];
@@ -16,7 +16,7 @@ typedef struct {
 
 #define MAX_THREADS 256
 
-/* What threads wait for: that the number changes. A cache line each. */
+/* A number whose change threads wait for. One cache line each. */
 typedef struct {
   int number, sleepers;
   char padding[56];
@@ -28,24 +28,25 @@ void give_signal(Signal *signal);
 
 INLINE int signal_number(const Signal *signal) { return __atomic_load_n(&signal->number, __ATOMIC_ACQUIRE); }
 
-/* Where a team's threads wait for each other. */
+/* Barrier of a team's threads. */
 typedef struct {
   Signal all_came;
   int num_came;
   char padding[60];
 } Meeting;
 
-/* One thread's view of its team. A phase ends when all have met; it has at most one part that takes tasks. */
+/* One thread's view of its team. A phase ends with a barrier; at most one of its parts takes tasks. */
 typedef struct {
   Share *shares;    /* [count] */
-  Meeting *meeting; /* null where there is one phase only, or one thread */
+  Meeting *meeting; /* null with only one phase or one thread */
   int index, count, phase;
 } Team;
 
-/* Do work on the calling thread and others, up to num_threads; see kernels/team. */
+/* Run work on the calling thread and others, up to num_threads; see kernels/team. */
 void run_team(void (*work)(const void *argument, Team *team), const void *argument, int num_threads);
 
-/* The next task of `num_tasks`: the thread's own run of them in order, then what others have left; -1 when none is. */
+/* The next task of `num_tasks`: first the thread's own run in order, then other threads' remaining tasks; -1 when none
+   is left. */
 INLINE int next_task(const Team *team, int num_tasks) {
   for (int i = 0; i < team->count; i++) {
     const int owner = (team->index + i) % team->count;
@@ -67,7 +68,7 @@ INLINE void meet(Meeting *meeting, int count) {
   give_signal(&meeting->all_came);
 }
 
-/* Wait for the others. The counts of this phase are used again only after the next meeting. */
+/* Wait for the others. The counts of this phase are reused only after the next barrier. */
 INLINE void end_phase(Team *team) {
   if (team->count > 1) meet(team->meeting, team->count);
   team->shares[team->index].taken[team->phase & 1] = 0;
@@ -96,12 +97,12 @@ INLINE void end_phase(Team *team) {
     }                                                                       \
   } while (0)
 
-/* A thread's run of `count` things of equal work. */
+/* A thread's share of `count` items of equal work. */
 INLINE int64_t share_begin(const Team *team, int64_t count) { return count * team->index / team->count; }
 INLINE int64_t share_end(const Team *team, int64_t count) { return count * (team->index + 1) / team->count; }
 
-/* A prepared weight, `[N, K]`: panels of 32 columns of the product, [N / 32, W / 16, 2, 16, 16] words of four bytes, W
-   words a row: two bfloat16 or four int8 of K. N is filled up to whole panels, W to whole steps of 16 words. */
+/* A packed weight, `[N, K]`: panels of 32 columns of the product, [N / 32, W / 16, 2, 16, 16] words of four bytes, W
+   words per row: two bfloat16 or four int8 of K. N is padded to whole panels, W to whole steps of 16 words. */
 typedef struct {
   const char *panels;
   const void *bias;    /* [N] bfloat16, or null */
@@ -111,19 +112,19 @@ typedef struct {
 
 enum { STORE = 0, ADD = 1, GATE_SILU = 2, GATE_GELU_TANH = 3 };
 
-/* x times a weight, transposed, and what then becomes of it. */
+/* x times a weight, transposed, with an epilogue. */
 typedef struct {
   const char *x; /* [T, K], rows `x_stride` bytes apart */
   int64_t x_stride;
-  const float *x_scales; /* [T] for int8: what one step of a row is worth */
+  const float *x_scales; /* [T] for int8: the value of one step of a row */
   const Weight *weight;
-  char *out; /* bfloat16, rows `out_stride` bytes apart: [T, N], added to for ADD; [T, N / 2] for gates, whose weight has
-                16 columns of the gate, then 16 of what it gates, in each panel */
+  char *out; /* bfloat16, rows `out_stride` bytes apart: [T, N], added to for ADD; [T, N / 2] for gates, whose weight
+                has 16 columns of the gate, then 16 of the up projection, in each panel */
   int64_t out_stride;
   int64_t T;
   int epilogue;
-  int use_tiles;       /* what sluice_allow_tiles said */
-  const Weight *after; /* whose beginning is fetched early; may be null */
+  int use_tiles;       /* result of sluice_allow_tiles */
+  const Weight *after; /* weight whose beginning is prefetched; may be null */
 } Product;
 
 void product_part(const Product *a, const Team *team);

@@ -1,4 +1,4 @@
-/* AMX: eight registers of up to 16 rows of 64 bytes, which a process must ask for and a thread must configure. */
+/* AMX: eight registers of up to 16 rows of 64 bytes, which a process must request and a thread must configure. */
 #ifndef SLUICE_TILES_H
 #define SLUICE_TILES_H
 
@@ -17,7 +17,7 @@ typedef struct {
 } __attribute__((aligned(64))) TileConfig;
 
 #if HAS_TILES
-/* The compiler takes the instruction to read eight bytes only, and might not write the others before it. */
+/* The compiler assumes that the instruction reads eight bytes, and might not write the others before it. */
 INLINE void load_tile_config(const TileConfig *config) {
   __asm__ volatile("" : : "r"(config) : "memory");
   _tile_loadconfig(config);

@@ -1,4 +1,4 @@
-"""AMX: tile registers that multiply matrices, which a process must ask for."""
+"""AMX tile registers, which a process must request."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
@@ -7,12 +7,12 @@ from functools import cache
 
 import torch
 
-from kernels.native import native_function
+from sluice.kernels.native import native_function
 
 
 @cache
 def may_use_tiles() -> bool:
-    """Whether this process may use AMX; asks for it."""
+    """Request AMX for this process; return whether it may use it."""
     allow = native_function("sluice_allow_tiles", "p")
     allowed = torch.zeros(1, dtype=torch.int32)
     if allow is not None:

@@ -1,7 +1,7 @@
-"""Configurations that were measured on a card, where there are any, in place of those that the kernels' rules give.
+"""Kernel configurations measured on a GPU, which override those of the kernels' rules.
 
-`python -m benchmarks.tune_kernels` writes them to `tuned.json` beside this file, by card; nothing is tried or measured
-while a worker runs. A table is read once, so that a process computes with one configuration from start to end.
+`python -m benchmarks tune-kernels` writes them to `tuned.json` next to this file, by GPU. A running worker measures
+nothing. A table is read once, so that a process uses one configuration from start to end.
 """
 
 # torch's types are partial.
@@ -18,22 +18,22 @@ import torch
 PATH = Path(__file__).parent / "tuned.json"
 
 Table = Mapping[str, Mapping[str, Sequence[int]]]
-"""By operation, then by what `key_of` says of a launch."""
+"""By operation, then by `key_of` of a launch."""
 
 
 def key_of(**sizes: int) -> str:
-    """What a configuration depends on, as a table names it."""
+    """Return the table key of a configuration."""
     return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def tuned(device: torch.device, operation: str, key: str) -> Sequence[int] | None:
-    """The numbers measured for one kind of launch on the card in `device`; None where the rules are all there is."""
+    """Return the configuration measured for a kind of launch on the GPU in `device`; None if there is none."""
     return _table(card_name(device)).get(operation, {}).get(key)
 
 
 @cache
 def card_name(device: torch.device) -> str:
-    """What a table calls the card in `device`."""
+    """Return the table's name of the GPU in `device`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -43,12 +43,12 @@ def _table(card: str) -> Table:
 
 
 def read_tables() -> dict[str, Table]:
-    """All that was measured, by card."""
-    # Whoever writes it is `write_table`.
+    """Return all measured configurations, by GPU."""
+    # Only `write_table` writes it.
     return cast("dict[str, Table]", json.loads(PATH.read_text())) if PATH.is_file() else {}
 
 
 def write_table(card: str, table: Table) -> None:
-    """Put `table` in the place of what was known of `card`; this process goes on as it began."""
+    """Replace what is stored for `card` by `table`; this process keeps its configurations."""
     tables = read_tables() | {card: table}
     PATH.write_text(json.dumps(tables, indent=1, sort_keys=True) + "\n")

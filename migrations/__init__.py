@@ -1,1 +1,1 @@
-"""Steps that build the history's tables, in order. Finds what they must become in `producer.contract.tables`."""
+"""Alembic migrations of the history's tables, in order. The target schema is `sluice.producer.contract.tables`."""

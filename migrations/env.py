@@ -1,16 +1,16 @@
-"""How alembic runs a step: on the connection that the caller gives. `worker/migrate.py` is the caller.
+"""Alembic environment: run migrations on the connection that the caller (`worker/history/migrate.py`) gives.
 
-There is no offline mode and no ini file: the schema of a history is changed by `worker migrate` alone.
+There is no offline mode and no ini file: only `worker migrate` changes a history's schema.
 """
 
 from alembic import context
 from sqlalchemy import Connection
 
-from producer.contract.tables import metadata
+from sluice.producer.contract.tables import metadata
 
 
 def run() -> None:
-    """Run the asked steps in one transaction of the given connection."""
+    """Run the requested migrations in one transaction of the given connection."""
     connection = context.config.attributes["connection"]
     assert isinstance(connection, Connection)
     context.configure(

@@ -1,6 +1,6 @@
-"""`python -m producer`, the same as the `producer` command."""
+"""`python -m sluice.producer`, the same as the `producer` command."""
 
-from producer.cli import main
+from sluice.producer.cli.main import main
 
 if __name__ == "__main__":
     main()

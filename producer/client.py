@@ -1,11 +1,11 @@
-"""The client for programs that wait: `Producer`.
+"""`Producer`, the synchronous client.
 
     with Producer() as producer:
         job = producer.submit("Name three rivers.", max_tokens=40)
         for event in producer.stream(job):
             print(event.text, end="")
 
-It only runs what `commands.py` and `following.py` say; `aio.py` runs the same for asyncio. Threads may share one.
+It only runs the generators of `operations/`; `aio.py` runs them on asyncio. Threads may share a Producer.
 """
 
 import time
@@ -14,36 +14,29 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from producer import commands, config, control, embedded, following
-from producer.cluster import ClusterPipe, open_link
-from producer.commands import (
-    STEPS,
-    Ask,
-    Chunk,
-    JobStatus,
-    Packer,
-    Pause,
-    Queue,
-    Read,
-    Receipt,
-    Reply,
-    Step,
-    SubmitAnswer,
-    channel_entries,
-)
-from producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
-from producer.contract.wire import JobId, JobResult
-from producer.control import BatchCancelled, DeadFilter
-from producer.errors import ProducerError
-from producer.following import Place, Reader, StreamEvent
-from producer.jobs import Job, Moment, Options, Prepared, PromptLike, Workshop, only_prompt, template
-from producer.links import LinkSettings, Pipe
-from producer.outcomes import Outcome, outcomes
-from producer.room import Waits, submit_within
-from producer.terms import TIMEOUT_S, Terms, read
+from sluice.producer import config, embedded
+from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.producer.contract.wire import JobId, JobResult
+from sluice.producer.errors import ProducerError
+from sluice.producer.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
+from sluice.producer.operations import batches, control, dead, results, submission, views
+from sluice.producer.operations import follow as following
+from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
+from sluice.producer.operations.batches import BatchCancelled
+from sluice.producer.operations.channels import channel_entries
+from sluice.producer.operations.dead import DeadFilter
+from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy, read
+from sluice.producer.operations.follow import Place, Reader, StreamEvent
+from sluice.producer.operations.operation import STEPS, Ask, Operation, Pause, Read, Reply, Step
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import Outcome, outcomes
+from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
+from sluice.producer.operations.views import JobStatus
+from sluice.producer.transport.links import Link, Pipe
+from sluice.producer.transport.retries import LinkSettings
 
 if TYPE_CHECKING:
-    from producer.history import JobRow
+    from sluice.producer.history.queries import JobRow
 
 Result = TypeVar("Result")
 AnyJob = JobId | str | Receipt
@@ -51,20 +44,20 @@ AnyJob = JobId | str | Receipt
 
 
 class Producer:
-    """Submit jobs, follow their tokens, ask for results.
+    """Client of one queue: submit jobs, follow their tokens, wait for results.
 
     Args:
-        url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL; else SLUICE_REDIS_URL, else the
-            embedded server.
-        queue: Queue to speak of.
-        partitions: Partitions of that queue.
-        durability: Of submits that do not say it: memory, aof, fsync or replica:N; else as the queue's settings say.
-        database_url: SQLAlchemy URL of the job history, for `jobs`; without one, SLUICE_DATABASE_URL or the embedded
-            server's SQLite file.
-        patience_s: How long to go on trying when the server is away, once it has been reached.
+        url: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL. Default: SLUICE_REDIS_URL, else
+            the embedded server, which is started if needed.
+        queue: Name of the queue.
+        partitions: Number of partitions of the queue.
+        durability: Default of submits: memory, aof, fsync or replica:N. Default: that of the queue's settings.
+        database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
+            of the embedded server.
+        patience_s: How long to retry while the server is unreachable, after the first successful connection.
 
     Raises:
-        InvalidJob: `durability` is none.
+        InvalidJob: `durability` names no durability.
         InvalidSetting: a URL cannot be read.
         EmbeddedServerError: no URL is given, and no server can be started.
     """
@@ -80,8 +73,8 @@ class Producer:
         patience_s: float = 30.0,
     ) -> None:
         self._queue = Queue(queue, partitions)
-        self._terms = terms_of(durability, patience_s)
-        self._link = open_link(LinkSettings(server_url(url), patience_s))
+        self._durability = durability_policy(durability, patience_s)
+        self._link = Link(LinkSettings(server_url(url), patience_s))
         self._database_url = config.database_url(database_url)
 
     def __enter__(self) -> Self:
@@ -96,7 +89,7 @@ class Producer:
         return f"Producer({self._link!r}, queue={self._queue.name!r})"
 
     def close(self) -> None:
-        """Close the connections. Jobs go on."""
+        """Close the connections. Jobs continue."""
         self._link.close()
 
     # ------------------------------------------------------------ submit
@@ -113,22 +106,22 @@ class Producer:
     ) -> Receipt:
         """Submit one job: a prompt, or chat messages, or token ids.
 
-        After this returns, the job is not lost, as far as `durability` reaches (see docs/reliability.md).
-        Where the queue is full, it waits for room for up to `wait_s`; by default not at all.
+        After this returns, the job is kept to the extent of `durability` (see docs/explanation/durability.md).
+        If the queue is full, it waits up to `wait_s` for room.
 
         Raises:
-            InvalidJob: a value is wrong, or no worker of this queue can take the job.
-            DurabilityRefused: the server cannot promise the durability asked for; nothing was submitted.
+            InvalidJob: a value is wrong, or no worker of this queue can run the job.
+            DurabilityRefused: the server cannot guarantee the requested durability; nothing was submitted.
             LessDurable: the job is accepted, but the server has not confirmed that durability.
-            QueueFull: the queue is at a bound; `retry_after_s` says when to try again.
-            IdempotencyConflict: the key belongs to a job that asked for something else.
-            QueueUnreachable, QueueRefused: the server is away, or refuses.
+            QueueFull: the queue is at a limit; `retry_after_s` estimates when it has room.
+            IdempotencyConflict: the key belongs to a job with another prompt or options.
+            QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        assurance = self._run(self._terms.agree(self._queue, durability))
+        durability_check = self._run(self._durability.resolve(self._queue, durability))
         is_chosen = options.get("job_id") is not None
         return self._run(
-            submit_within(wait_s, lambda: commands.submit(self._queue, made, assurance, is_chosen=is_chosen))
+            submit_within(wait_s, lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen))
         )
 
     def submit_many(
@@ -137,23 +130,23 @@ class Producer:
         """Submit many jobs, pipelined; yields a Receipt or an error for each, in order.
 
         Args:
-            jobs: Prompts, which take `options`, or `job(prompt, **options)` with options of their own on top.
-            durability: As in `submit`. Disk or replicas are waited for once for up to 1024 jobs, not for each.
-            options: For all of them. They are checked and encoded once.
+            jobs: Prompts, or `job(prompt, **options)` for a prompt with additional options.
+            durability: As in `submit`. One wait for disk or replicas covers up to 1024 jobs.
+            options: Options of every job, checked and encoded once.
 
         Raises:
-            InvalidJob: `options` are wrong. A job that is wrong in itself is answered by an InvalidJob in its place.
-            DurabilityRefused: as in `submit`. A job that is less durable is answered by a LessDurable in its place.
-            QueueUnreachable, QueueRefused: the server is away, or refuses; submit again with the same ids.
+            InvalidJob: `options` are wrong. For a single wrong job, an InvalidJob is yielded instead.
+            DurabilityRefused: as in `submit`. For a single less durable job, a LessDurable is yielded instead.
+            QueueUnreachable, QueueRefused: the server is unreachable, or refuses; submit again with the same ids.
         """
-        workshop = Workshop(options, partitions=self._queue.partitions)
-        return self.submit_prepared(map(workshop.prepare, jobs), durability=durability)
+        encoder = JobEncoder(options, partitions=self._queue.partitions)
+        return self.submit_prepared(map(encoder.prepare, jobs), durability=durability)
 
     def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
-        """As `submit_many`, for jobs that are already encoded."""
-        packer = Packer(self._queue, self._run(self._terms.agree(self._queue, durability)))
+        """Submit jobs that are already encoded, as `submit_many` does."""
+        packer = Packer(self._queue, self._run(self._durability.resolve(self._queue, durability)))
         with self._link.pipe() as pipe:
-            waiting, waits = deque[Chunk](), Waits(self._queue)
+            waiting, waits = deque[Chunk](), RetryAfterEstimator(self._queue)
             for made, is_chosen in jobs:
                 if full := packer.add(made, is_chosen=is_chosen):
                     yield from self._send(pipe, waiting, full, waits)
@@ -163,68 +156,69 @@ class Producer:
                 yield from self._receive(pipe, waiting, waits)
 
     def _send(
-        self, pipe: Pipe | ClusterPipe, waiting: deque[Chunk], chunk: Chunk, waits: Waits
+        self, pipe: Pipe, waiting: deque[Chunk], chunk: Chunk, waits: RetryAfterEstimator
     ) -> Iterator[SubmitAnswer]:
         waiting.append(chunk)
         pipe.send(chunk.ask())
         if pipe.is_full:
             yield from self._receive(pipe, waiting, waits)
 
-    def _receive(self, pipe: Pipe | ClusterPipe, waiting: deque[Chunk], waits: Waits) -> Sequence[SubmitAnswer]:
+    def _receive(self, pipe: Pipe, waiting: deque[Chunk], waits: RetryAfterEstimator) -> Sequence[SubmitAnswer]:
         chunk = waiting.popleft()
-        return self._run(waits.tell(chunk, chunk.answers(pipe.receive())))
+        return self._run(waits.estimate(chunk, chunk.answers(pipe.receive())))
 
     # ------------------------------------------------------------ follow
 
     def stream(
         self, job: AnyJob, offset: Place = 0, *, choice: int = 0, timeout_s: float | None = None
     ) -> Iterator[StreamEvent]:
-        """Yield what a job generates, from a place on, until its end; outlives lost connections and dead workers.
+        """Yield the output of a job from a position on, until its end. Survives lost connections and dead workers.
 
         Args:
             job: The job.
-            offset: Tokens that the reader has, or the `cursor` of the last event it saw (which also knows the text).
-            choice: Which of the job's `n` choices.
-            timeout_s: How long the whole may take.
+            offset: Tokens that you already have, or the `cursor` of your last event.
+            choice: Index of the choice, from 0 to `n` - 1.
+            timeout_s: Longest time until the end.
 
         Raises:
-            JobFailed, JobCancelled, JobExpired: after the last event, where the job ended so.
-            JobNotFound, BadOffset: there is no such job or place.
-            ResultExpired, ChannelExpired: what follows the place is no longer kept.
-            ResultTimeout: it has not ended within `timeout_s`; it goes on.
-            QueueUnreachable: the server stayed away; stream again from the last event's cursor.
+            JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
+            JobNotFound, BadOffset: there is no such job or position.
+            ResultExpired, ChannelExpired: the output after the position has expired.
+            ResultTimeout: the job has not ended within `timeout_s`; it continues.
+            QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
         """
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
         return self._events(following.stream(self._queue, reader, timeout_s))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
-        """Yield what many jobs generate, in the order it arrives, over one connection.
+        """Yield the output of many jobs in the order of arrival, over one connection.
 
-        A job that ends otherwise than done says so in its last event's `end`; nothing is raised for it.
+        A job that ends other than done does not raise: the `end` of its last event has the state.
 
         Args:
-            jobs: Jobs, or (job, place) for those that are not read from the start.
+            jobs: Jobs, or (job, position) for a job that is not read from the start.
         """
         pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
         readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
         return self._events(following.follow(self._queue, readers))
 
     def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
-        """Wait for a job's end and return its output.
+        """Wait for a job to end and return its output.
 
         Raises:
-            JobFailed, JobCancelled, JobExpired: it ended otherwise; `partial` has the output there is.
-            ResultTimeout: it has not ended within `timeout_s`; it goes on.
-            JobNotFound, ResultExpired: there is nothing, or nothing any more.
+            JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
+            ResultTimeout: the job has not ended within `timeout_s`; it continues.
+            JobNotFound: the job is unknown.
+            ResultExpired: the job is done, but its output has expired.
         """
-        return self._run(commands.result(self._queue, JobId(str(job)), timeout_s))
+        return self._run(results.result(self._queue, JobId(str(job)), timeout_s))
 
     def results(self, jobs: Iterable[AnyJob], *, with_entries: bool = False) -> Iterator[Outcome]:
-        """Yield the outcome of each job, as they end; nothing is raised for a job that did not get done.
+        """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
 
         Args:
             jobs: Jobs.
-            with_entries: Read each first choice's channel too, which has the time of each token.
+            with_entries: Whether to read the channel of each first choice too, which has the time of each token.
         """
         ids = [JobId(str(job)) for job in jobs]
         return self._events(outcomes(self._queue, ids, with_entries=with_entries))
@@ -232,107 +226,107 @@ class Producer:
     # ------------------------------------------------------------ look and change
 
     def status(self, job: AnyJob) -> JobStatus:
-        """State, attempt, tokens so far, jobs and tokens ahead, and when it may begin.
+        """Return the state of a job: attempt, tokens so far, jobs and tokens ahead, and an estimate of its start.
 
         Raises:
-            JobNotFound: it is unknown.
+            JobNotFound: the job is unknown.
         """
-        return self._run(commands.status(self._queue, JobId(str(job))))
+        return self._run(views.status(self._queue, JobId(str(job))))
 
     def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
-        """What the queue knows of each job; None for an unknown one."""
-        return self._run(commands.views(self._queue, [JobId(str(job)) for job in jobs]))
+        """Return the state of each job; None for an unknown job."""
+        return self._run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
 
     def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
-        """Cancel a job; returns the state reached, or `asked` where a worker is told to stop.
+        """Cancel a job; returns the state reached, or `asked` for a running job, which its worker then stops.
 
         Raises:
-            JobNotFound: it is unknown.
+            JobNotFound: the job is unknown.
         """
         [answer] = self.cancel_many([job], reason=reason)
-        return commands.known(answer, JobId(str(job)))
+        return control.known(answer, JobId(str(job)))
 
     def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
-        """Cancel jobs: for each the state reached, `asked` or `unknown`."""
-        return self._run(commands.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+        """Cancel jobs; returns for each the state reached, `asked` or `unknown`."""
+        return self._run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
 
     def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Send failed jobs back to the queue; they go on after the tokens they have. False: not a failed job."""
-        return self._run(commands.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+        """Requeue failed jobs, which resume after their last token. False for a job that is not failed."""
+        return self._run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
 
     def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Remove what the queue holds of ended jobs. False: unknown, or not ended. The history keeps its rows."""
-        return self._run(commands.delete(self._queue, [JobId(str(job)) for job in jobs]))
+        """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
+        return self._run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
 
     def queue(self) -> list[QueueView]:
-        """What each partition of the queue holds now."""
-        return self._run(commands.inspect(self._queue))
+        """Return the state of each partition of the queue."""
+        return self._run(views.inspect(self._queue))
 
     def queues(self) -> dict[str, int]:
-        """Every queue on this server, with its partitions. Scans the key space."""
-        return self._run(commands.queue_names())
+        """Return every queue on this server and its number of partitions. Scans the key space."""
+        return self._run(views.queue_names())
 
     def pause(self, *, is_paused: bool = True) -> None:
-        """Stop workers from taking jobs of this queue, or let them go on. Submits are taken all the same."""
-        self._run(commands.pause(self._queue, is_paused=is_paused))
+        """Pause or resume the queue. While paused, workers take no jobs, and submits are still accepted."""
+        self._run(control.pause(self._queue, is_paused=is_paused))
 
     def purge(self, *, tenant: str | None = None) -> int:
-        """Cancel every waiting job (of one tenant); how many."""
-        return self._run(commands.purge(self._queue, tenant))
+        """Cancel every waiting job (of one tenant); returns how many."""
+        return self._run(control.purge(self._queue, tenant))
 
     def configure(self, settings: QueueSettings) -> None:
-        """Write settings of this queue."""
-        self._run(commands.configure(self._queue, settings))
+        """Write settings of this queue. Settings that are None stay unchanged."""
+        self._run(control.configure(self._queue, settings))
 
     def batch(self, name: str) -> BatchView:
-        """Totals of a batch as the queue counts them; an unknown one has no jobs."""
-        return self._run(commands.batch(self._queue, name))
+        """Return the totals of a batch. An unknown batch has no jobs."""
+        return self._run(batches.batch(self._queue, name))
 
     def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
-        """Say that a batch takes no more jobs; `callback_url` is called when all of it has ended, now if it has.
+        """Close a batch: it accepts no more jobs, and `callback_url` is called when all of them have ended.
 
         Raises:
-            BatchNotFound: it has no jobs.
+            BatchNotFound: the batch has no jobs.
         """
-        return self._run(commands.close_batch(self._queue, name, callback_url))
+        return self._run(batches.close_batch(self._queue, name, callback_url))
 
     def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
-        """Close a batch and cancel every job of it that has not ended.
+        """Close a batch and cancel every unfinished job in it.
 
         Raises:
-            BatchNotFound: it has no jobs.
+            BatchNotFound: the batch has no jobs.
         """
-        return self._run(control.cancel_batch(self._queue, name, reason))
+        return self._run(batches.cancel_batch(self._queue, name, reason))
 
     def expire_batch(self, name: str, deadline: Moment) -> BatchView:
-        """Give a batch a deadline: when it passes, the batch is closed, and jobs of it that have not ended expire.
+        """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire.
 
         Raises:
-            BatchNotFound: it has no jobs.
+            BatchNotFound: the batch has no jobs.
         """
-        return self._run(control.expire_batch(self._queue, name, deadline))
+        return self._run(batches.expire_batch(self._queue, name, deadline))
 
     def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
-        """Failed jobs that are kept whole, the one that failed first first."""
-        return self._run(control.dead_jobs(self._queue, wanted or DeadFilter()))
+        """Return the jobs of the dead set, oldest failure first."""
+        return self._run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
 
     def requeue_dead(self, wanted: DeadFilter) -> int:
-        """Send the dead jobs that are meant back to the queue, as `requeue` does; how many went."""
-        return self._run(control.requeue_dead(self._queue, wanted))
+        """Requeue the selected dead jobs, as `requeue` does; returns how many."""
+        return self._run(dead.requeue_dead(self._queue, wanted))
 
     def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
-        """The newest jobs of this queue in the history.
+        """Return the newest jobs of this queue from the history.
 
         Raises:
             HistoryUnavailable: there is no history at the database URL.
         """
-        from producer.history import newest_jobs
+        from sluice.producer.history.queries import newest_jobs
 
         return newest_jobs(self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit)
 
     # ------------------------------------------------------------ running
 
-    def _run(self, operation: commands.Operation[Result]) -> Result:
+    def _run(self, operation: Operation[Result]) -> Result:
         try:
             step = next(operation)
             while True:
@@ -346,7 +340,7 @@ class Producer:
             return stop.value
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
-        """Yield what an operation yields beside its steps."""
+        """Run an operation and yield its events."""
         try:
             step = next(operation)
             while True:
@@ -370,15 +364,15 @@ class Producer:
                 return []
 
 
-def terms_of(durability: str | None, patience_s: float) -> Terms:
-    """What a client asks for where its calls do not say.
+def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:
+    """Return the durability policy of a client.
 
     Raises:
-        InvalidJob: `durability` is none.
+        InvalidJob: `durability` names no durability.
     """
-    return Terms(None if durability is None else read(durability), min(patience_s, TIMEOUT_S))
+    return DurabilityPolicy(None if durability is None else read(durability), min(patience_s, TIMEOUT_S))
 
 
 def server_url(argument: str | None) -> str:
-    """The server's URL: the argument, the environment, or the embedded server's, which is started where needed."""
+    """Return the server's URL: the argument, the environment, or that of the embedded server, started if needed."""
     return config.redis_url(argument) or embedded.ensure(config.state_dir()).url

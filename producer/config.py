@@ -1,6 +1,6 @@
-"""Where the queue and the history are: arguments, then the environment, then the embedded default.
+"""Settings of the client: arguments, then the environment, then the embedded server.
 
-Only this file reads the environment, from a mapping it is given. Knows no server and opens nothing.
+Only this module reads the environment, from a mapping passed to it. No I/O.
 
     SLUICE_REDIS_URL      redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the queue's server
     SLUICE_DATABASE_URL   SQLAlchemy URL of the job history
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from producer.errors import InvalidSetting
+from sluice.producer.errors import InvalidSetting
 
 REDIS_URL = "SLUICE_REDIS_URL"
 DATABASE_URL = "SLUICE_DATABASE_URL"
@@ -29,14 +29,14 @@ HOW = (
 
 
 SENTINEL = "sentinel_"
-"""How options for the connections to the Sentinels begin."""
+"""Prefix of the options for connections to the Sentinels."""
 
 
 def redis_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The server's URL, checked; None means the embedded one.
+    """Return the checked URL of the server; None means the embedded server.
 
     Raises:
-        InvalidSetting: it is not a URL of a kind that is known here.
+        InvalidSetting: the URL has an unknown scheme.
     """
     url, name = (argument, "the URL") if argument else (environ.get(REDIS_URL), REDIS_URL)
     if not url:
@@ -47,17 +47,17 @@ def redis_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def database_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """SQLAlchemy URL of the job history: the argument, the environment, or SQLite in the state folder."""
+    """Return the SQLAlchemy URL of the job history: the argument, the environment, or SQLite in the state folder."""
     return argument or environ.get(DATABASE_URL) or f"sqlite:///{history_path(environ)}"
 
 
 def history_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The SQLite history beside the embedded server."""
+    """Return the path of the SQLite history next to the embedded server."""
     return state_dir(environ) / "history.db"
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The user's folder for what must outlive a process (`XDG Base Directory Specification`, state home)."""
+    """Return the folder for persistent state (XDG Base Directory Specification, state home)."""
     if own := environ.get(STATE_DIR):
         return Path(own).expanduser().absolute()
     home = environ.get("XDG_STATE_HOME", "")
@@ -66,7 +66,7 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def redacted(url: str) -> str:
-    """The URL without its secrets, for messages."""
+    """Return the URL without its secrets, for messages."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if at:
@@ -78,7 +78,7 @@ def redacted(url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentinelUrl:
-    """Whom to ask for the primary of which service, and how to connect to either. May hold passwords."""
+    """Addresses of the Sentinels, the service, and the connection options of both. May hold passwords."""
 
     addresses: list[tuple[str, int]]
     service: str
@@ -87,9 +87,9 @@ class SentinelUrl:
 
 
 def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
-    """Read redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with our own options beside its.
+    """Read redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with `options` as defaults.
 
-    Options that begin with `sentinel_` are for the connections to the Sentinels, and so are our timeouts.
+    Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
 
     Raises:
         InvalidSetting: the service is missing, or a port or database number is not a number.

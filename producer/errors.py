@@ -1,47 +1,47 @@
-"""What can go wrong on the producer's side.
+"""Errors of the client.
 
 ProducerError
-├── InvalidJob                   the caller's: the job itself is wrong; sending it again will not help
-│   └── JobTooLarge              no worker of this queue can ever hold it
-├── InvalidSetting               the caller's: a URL, an environment variable or a file is wrong
-├── BadOffset                    the caller's: the job never had the tokens the reader says it has
-├── IdempotencyConflict          the caller's: the key or id belongs to another job
-├── QueueFull                    nobody's: the queue is at a bound; try again after `retry_after_s`
-├── QueueRefused                 the operator's: the queue does not take jobs as it is now
-│   └── DurabilityRefused        the server cannot promise the durability asked for; nothing was submitted
-├── LessDurable                  the queue has the job, but the server did not confirm the durability; `receipt` has it
+├── InvalidJob                   caller: the job is wrong; a retry will not help
+│   └── JobTooLarge              no worker of this queue can hold the job
+├── InvalidSetting               caller: a URL, an environment variable or a file is wrong
+├── BadOffset                    caller: the job never had the tokens of the given position
+├── IdempotencyConflict          caller: the key or id belongs to another job
+├── QueueFull                    temporary: the queue is at a limit; try again after `retry_after_s`
+├── QueueRefused                 operator: the queue does not accept jobs in its present configuration
+│   └── DurabilityRefused        the server cannot guarantee the requested durability; nothing was submitted
+├── LessDurable                  the queue has the job, but the server did not confirm the durability; see `receipt`
 ├── JobNotFound                  the id is unknown, or its data has expired
-├── BatchNotFound                no job of a batch of that name is known
-├── JobNotDone                   the job ended without all of its output; `partial` has what there is
+├── BatchNotFound                no job of this batch is known
+├── JobNotDone                   the job ended without its whole output; `partial` has the output so far
 │   ├── JobFailed
 │   ├── JobCancelled
-│   └── JobExpired               its deadline or its time in the queue ran out
-├── ResultExpired                the job is done, but its output is no longer kept
-├── ChannelExpired               tokens can be cut from the result, text only with a full cursor
-├── ResultTimeout                the job is still on its way
-├── QueueUnreachable             the server is away: nothing is lost, try again
+│   └── JobExpired               its deadline or its longest wait has passed
+├── ResultExpired                the job is done, but its output has expired
+├── ChannelExpired               the channel has expired, and the position is no full cursor
+├── ResultTimeout                the job has not ended in time
+├── QueueUnreachable             temporary: the server does not answer; nothing is lost, try again
 │   ├── AccessDenied             wrong password or missing rights
-│   ├── CertificateRefused       TLS: one side does not accept the other's certificate
-│   └── NotAQueue                something answers there, but not as Redis does
-├── EmbeddedServerError          the embedded server cannot be found or started
+│   ├── CertificateRefused       TLS: one side does not accept the certificate of the other
+│   └── NotAQueue                the server does not speak the Redis protocol
+├── EmbeddedServerError          the embedded server cannot be found, started or stopped
 └── HistoryUnavailable           the job history cannot be read
 """
 
-from producer.contract import errors as contract_errors
-from producer.contract.states import JobState
-from producer.contract.wire import JobId, JobResult
+from sluice.producer.contract import errors as contract_errors
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId, JobResult
 
 
 class ProducerError(Exception):
-    """Anything the producer's side raises on purpose. The message is a sentence and says what to do."""
+    """Base class of the client's errors. The message is a sentence that states what to do."""
 
 
 class InvalidJob(ProducerError, contract_errors.InvalidJob):
-    """The job itself is wrong; the message names the value."""
+    """The job is wrong; the message names the value."""
 
 
 class JobTooLarge(InvalidJob):
-    """Prompt and output together exceed what the workers of this queue can hold."""
+    """Prompt and output together exceed the capacity of this queue's workers."""
 
 
 class InvalidSetting(ProducerError, ValueError):
@@ -49,49 +49,49 @@ class InvalidSetting(ProducerError, ValueError):
 
 
 class BadOffset(ProducerError, ValueError):
-    """A reader asks for tokens after a place that the job never reached."""
+    """The position to read from is one that the job never reached."""
 
 
 class IdempotencyConflict(ProducerError):
-    """The idempotency key, or the id, belongs to a job that asked for something else."""
+    """The idempotency key, or the id, belongs to a job with another prompt or options."""
 
     def __init__(self, job_id: JobId) -> None:
         super().__init__(
             f"the idempotency key or id belongs to job {job_id}, which asked for something else. Use another key, or "
-            "ask for that job's result."
+            "read the result of that job."
         )
         self.job_id = job_id
 
 
 class QueueFull(ProducerError):
-    """The queue is at one of its bounds. Nothing of the job was written."""
+    """The queue is at one of its limits. The job was not submitted."""
 
     def __init__(self, message: str, *, reason: str, waiting: tuple[int, int, int], bound: int) -> None:
         super().__init__(message)
         self.reason = reason
-        """Which bound: `full_jobs`, `full_tokens`, `full_bytes`, `full_memory` (the server's) or `outbox_full`."""
+        """Which limit: `full_jobs`, `full_tokens`, `full_bytes`, `full_memory` (the server's) or `outbox_full`."""
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound
         self.retry_after_s = 1.0
-        """A guess at when there is room again, from the pace that the workers report."""
+        """Estimate of when the queue has room again, from the rate that the workers report."""
 
 
 class QueueRefused(ProducerError):
-    """The queue does not take this job as it is configured now."""
+    """The queue does not accept this job in its present configuration."""
 
 
 class DurabilityRefused(QueueRefused):
-    """The server cannot promise the durability that was asked for. Nothing was submitted."""
+    """The server cannot guarantee the requested durability. Nothing was submitted."""
 
 
 class LessDurable(ProducerError):
-    """The queue has the job and will do it, but the server has not confirmed that it is as durable as asked."""
+    """The queue has the job, but the server has not confirmed the requested durability."""
 
     def __init__(self, job_id: JobId, asked: str, doubt: str, *, receipt: object) -> None:
         super().__init__(
-            f"job {job_id} is accepted, but less durable than {asked}: {doubt} It will be done unless the server loses "
-            "it. To ask once more, submit the same with this job_id: the queue takes it once."
+            f"job {job_id} is accepted, but less durable than {asked}: {doubt} It will run unless the server loses "
+            "it. To try again, submit the same job with this job_id: the queue accepts it once."
         )
         self.job_id = job_id
         self.receipt = receipt
@@ -99,7 +99,7 @@ class LessDurable(ProducerError):
 
 
 class JobNotFound(ProducerError, LookupError):
-    """No such job, or its data has expired."""
+    """The job is unknown, or its data has expired."""
 
     def __init__(self, job_id: JobId) -> None:
         super().__init__(
@@ -110,7 +110,7 @@ class JobNotFound(ProducerError, LookupError):
 
 
 class BatchNotFound(ProducerError, LookupError):
-    """No job of such a batch, or its data has expired."""
+    """The batch has no jobs, or its data has expired."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -121,7 +121,7 @@ class BatchNotFound(ProducerError, LookupError):
 
 
 class JobNotDone(ProducerError):
-    """The job ended without all of its output."""
+    """The job ended without its whole output."""
 
     state: JobState
 
@@ -135,37 +135,37 @@ class JobNotDone(ProducerError):
         """A constant word for programs, such as `prompt_too_long`."""
 
         self.partial = partial
-        """What had been generated, where it is known."""
+        """The output so far, if known."""
 
 
 class JobFailed(JobNotDone):
-    """The job could not be done; the message says why."""
+    """The job failed; the message states the reason."""
 
     state = JobState.FAILED
 
 
 class JobCancelled(JobNotDone):
-    """Somebody cancelled the job."""
+    """The job was cancelled."""
 
     state = JobState.CANCELLED
 
 
 class JobExpired(JobNotDone):
-    """The job's deadline passed, or it waited longer than it was allowed to."""
+    """The job's deadline passed, or it waited longer than its `ttl_s`."""
 
     state = JobState.EXPIRED
 
 
 class ResultExpired(ProducerError):
-    """The job is done, but its output is no longer kept."""
+    """The job is done, but its output has expired."""
 
 
 class ChannelExpired(ProducerError):
-    """The channel is gone, and a token offset alone does not say where the rest of the text begins."""
+    """The channel has expired, and a token offset alone does not locate the rest of the text."""
 
 
 class ResultTimeout(ProducerError, TimeoutError):
-    """The job did not end within the time given; it goes on."""
+    """The job did not end within the timeout; it continues."""
 
 
 class QueueUnreachable(ProducerError):
@@ -177,11 +177,11 @@ class AccessDenied(QueueUnreachable):
 
 
 class CertificateRefused(QueueUnreachable):
-    """TLS: the server's certificate is not trusted here, or the server does not accept ours, or there is none."""
+    """TLS failed: the server's certificate is not trusted, or the server does not accept the client's."""
 
 
 class NotAQueue(QueueUnreachable):
-    """Something answers, but not in a way a queue's server does."""
+    """The server does not speak the Redis protocol."""
 
 
 class EmbeddedServerError(ProducerError):
@@ -193,4 +193,4 @@ class HistoryUnavailable(ProducerError):
 
 
 ENDS_BADLY: dict[JobState, type[JobNotDone]] = {kind.state: kind for kind in (JobFailed, JobCancelled, JobExpired)}
-"""The error that stands for each end other than done."""
+"""The error for each end other than done."""

@@ -1,23 +1,24 @@
-"""What a caller asks for, as the queue takes it: prompt and options -> NewJob. Knows no server.
+"""Build jobs: prompt and options in, `NewJob` out. No I/O.
 
-Options are checked and encoded once in a `Template`, which then makes any number of jobs: a job of its own costs an id,
-a seed, a digest and its prompt.
+A `Template` holds options that are checked and encoded once, and builds any number of jobs from them. Each further job
+costs an id, a seed, a digest and its prompt.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from time import time
-from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
-from producer.contract import errors as contract_errors
-from producer.contract import limits
-from producer.contract.calls import NewJob
-from producer.contract.messages import is_text
-from producer.contract.wire import (
+from sluice.producer.contract import errors as contract_errors
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.job_ids import new_job_id, split_job_id
+from sluice.producer.contract.messages import SamplingOptions, is_text
+from sluice.producer.contract.wire import (
     JobId,
     JobOptions,
     JobSpec,
@@ -26,55 +27,39 @@ from producer.contract.wire import (
     WireError,
     encode_prompt,
     encode_spec,
-    new_job_id,
-    split_job_id,
 )
-from producer.errors import InvalidJob
+from sluice.producer.errors import InvalidJob
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]]
 """Text, token ids, or chat messages (as `{"role": …, "content": …}` or Message)."""
 
 Moment: TypeAlias = datetime | timedelta
-"""A point in time with its zone, or how long from now."""
+"""A point in time with a time zone, or a duration from now."""
 
+Identify: TypeAlias = Callable[[bytes], tuple[JobId, int]]
+"""Returns the id and the seed of a job, given the digest of its prompt and options."""
 
 Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
-"""A job as it is sent, or the error that stands for it; and whether its caller chose its id."""
+"""An encoded job, or the error that replaces it; and whether the caller chose its id."""
 
 
-class Options(TypedDict, total=False):
-    """Everything that may be said about a job beside its prompt. Names and ranges as in the engine's SamplingParams."""
+class Options(SamplingOptions, total=False):
+    """The options of a job: how to sample, and how to queue it."""
 
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int, float]
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    logprobs: int | None
-    n: int
-    skip_special_tokens: bool
     add_special_tokens: bool
     model: str | None
     stream: bool
-    """False: tokens reach the channel in checkpoints (every 64 tokens or second) instead of at every step."""
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
 
     seed: int | None
-    """Unsigned 64-bit; drawn here where it is absent."""
+    """Unsigned 64-bit number; drawn at random if absent."""
 
     priority: int
     """0 (least urgent) to 9."""
 
     tenant: str
     ttl_s: float | None
-    """Longest wait in the queue: a job that nobody began by then expires."""
+    """Longest wait in the queue: a job that has not started by then expires."""
 
     deadline: Moment | None
     """The job expires if it has not ended by then."""
@@ -86,42 +71,30 @@ class Options(TypedDict, total=False):
     traceparent: str | None
     callback_url: str | None
     job_id: JobId | None
-    """Chosen by the caller: submitting it twice is submitting it once."""
+    """Chosen by the caller: the queue accepts a job of the same id only once."""
 
 
+SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
-_SAMPLING = frozenset(option.name for option in fields(JobOptions))
 _SPEC = ("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job to submit among many, with options of its own."""
+    """One of many jobs to submit, with additional options."""
 
     prompt: PromptLike
     options: Options = field(default_factory=Options)
 
 
 def job(prompt: PromptLike, **options: Unpack[Options]) -> Job:
-    """One job to submit among many: `submit_many(job(prompt, max_tokens=n) for prompt, n in …)`."""
+    """Describe one of many jobs to submit: `submit_many(job(prompt, max_tokens=n) for prompt, n in …)`."""
     return Job(prompt, options)
-
-
-class EncodedPrompt(NamedTuple):
-    """A prompt as it is sent. One for each job: a named tuple is quick to make."""
-
-    payload: bytes
-    num_bytes: int
-    """Of its text, for the queue's estimate; 0 where the tokens are known."""
-
-    num_tokens: int | None
-    digest: bytes
-    """Of all that is asked, options too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Options, checked and encoded, for any number of prompts."""
+    """Checked and encoded options, from which jobs are built."""
 
     spec: bytes
     seed: int | None
@@ -137,46 +110,39 @@ class Template:
     idempotency_key: str | None
     job_id: JobId | None
     asked: bytes
-    """What a digest covers beside the prompt: options and a given seed, not the trace context or how tokens travel."""
+    """What a digest covers besides the prompt: options and a given seed, not trace context or streaming."""
 
     features: tuple[str, ...]
-    """What a worker must be able to do for it."""
+    """Features that a worker needs for these jobs."""
 
     partitions: int
 
-    def new_job(self, prompt: PromptLike) -> NewJob:
-        """A job for this prompt, with an id and a seed of its own where none are given.
+    def new_job(self, prompt: PromptLike, identify: Identify | None = None) -> NewJob:
+        """Build a job for this prompt.
+
+        Args:
+            prompt: The prompt.
+            identify: Source of its id and seed. Default: the id of the options, or a random one; and a random seed.
+                A seed in the options takes precedence.
 
         Raises:
-            InvalidJob: the prompt is empty, too large, not UTF-8 or of no kind that is known.
-        """
-        drawn = os.urandom(20)
-        job_id = self.job_id or self._new_id(drawn[:12].hex())
-        return self.job_of(self.encode(prompt), job_id, int.from_bytes(drawn[12:]))
-
-    def encode(self, prompt: PromptLike) -> "EncodedPrompt":
-        """The prompt as it is sent, and the digest of what is asked.
-
-        Raises:
-            InvalidJob: as in `new_job`.
+            InvalidJob: the prompt is empty, too large, not UTF-8 or of an unknown kind.
         """
         payload, num_bytes, num_tokens = encoded_prompt(prompt)
-        return EncodedPrompt(payload, num_bytes, num_tokens, blake2b(payload + self.asked, digest_size=16).digest())
-
-    def job_of(self, prompt: "EncodedPrompt", job_id: JobId, drawn_seed: int) -> NewJob:
-        """The job of this id; the seed is taken where the options have none."""
+        digest = blake2b(payload + self.asked, digest_size=16).digest()
+        job_id, seed = self._random_identity() if identify is None else identify(digest)
         return NewJob(
             id=job_id,
             spec=self.spec,
-            payload=prompt.payload,
-            seed=drawn_seed if self.seed is None else self.seed,
+            payload=payload,
+            seed=seed if self.seed is None else self.seed,
             priority=self.priority,
-            prompt_tokens=prompt.num_tokens,
-            prompt_bytes=prompt.num_bytes,
+            prompt_tokens=num_tokens,
+            prompt_bytes=num_bytes,
             max_tokens=self.max_tokens,
             choices=self.choices,
             idempotency_key=self.idempotency_key,
-            digest=prompt.digest,
+            digest=digest,
             batch=self.batch,
             not_before_ms=self.not_before_ms,
             ttl_ms=self.ttl_ms,
@@ -185,8 +151,12 @@ class Template:
             features=self.features,
         )
 
+    def _random_identity(self) -> tuple[JobId, int]:
+        drawn = os.urandom(20)
+        return self.job_id or self._new_id(drawn[:12].hex()), int.from_bytes(drawn[12:])
+
     def _new_id(self, name: str) -> JobId:
-        # The same key must find the same partition, or it would not find its first job.
+        # Equal idempotency keys must map to the same partition, where the first job is.
         spread = name if self.idempotency_key is None else self.idempotency_key
         return JobId(f"{partition_of(spread, self.partitions)}.{self.tenant}.{name}")
 
@@ -237,7 +207,7 @@ def _template(options: Options, partitions: int) -> Template:
 
 
 def _features(options: JobOptions) -> tuple[str, ...]:
-    """In the words in which workers state what they can do."""
+    """Return the features that the options need, by the names that workers declare."""
     is_penal = options.repetition_penalty != 1 or options.frequency_penalty != 0 or options.presence_penalty != 0
     asked = (
         ("logprobs", options.logprobs is not None),
@@ -251,7 +221,7 @@ def _features(options: JobOptions) -> tuple[str, ...]:
 def _spec(options: Options) -> JobSpec:
     # Any: JobOptions and JobSpec check each value's type themselves, whatever the caller's type checker has seen.
     values: dict[str, Any] = dict(options)
-    sampling = {name: value for name, value in values.items() if name in _SAMPLING}
+    sampling = {name: value for name, value in values.items() if name in SAMPLING_NAMES}
     if isinstance(stop := sampling.get("stop"), str):
         sampling["stop"] = (stop,)
     for name in ("stop", "stop_token_ids"):
@@ -261,10 +231,10 @@ def _spec(options: Options) -> JobSpec:
 
 
 def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
-    """The prompt's encoding, its length in bytes of text, and in tokens where that is known.
+    """Return the encoded prompt, its bytes of text, and its number of tokens if known.
 
     Raises:
-        InvalidJob: it is empty, too large, not UTF-8 or of no kind that is known.
+        InvalidJob: it is empty, too large, not UTF-8 or of an unknown kind.
     """
     try:
         plain = as_prompt(prompt)
@@ -274,7 +244,7 @@ def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
 
 
 def as_prompt(prompt: object) -> Prompt:
-    """The prompt as the wire knows it."""
+    """Convert a prompt to the contract's type."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -306,7 +276,7 @@ def _size(prompt: Prompt) -> tuple[int, int | None]:
 
 
 def partition_of(name: str, partitions: int) -> int:
-    """The partition that a job (by the last part of its id, or by its idempotency key) belongs to."""
+    """Return the partition of a job, by the last part of its id or by its idempotency key."""
     return crc32(name.encode()) % partitions if partitions > 1 else 0
 
 
@@ -324,10 +294,10 @@ def _ttl_ms(ttl_s: object) -> int | None:
 
 
 def moment_ms(name: str, moment: object) -> int | None:
-    """A point in time as milliseconds; None for none.
+    """Convert a point in time to milliseconds of wall clock; None stays None.
 
     Raises:
-        InvalidJob: it is no point in time.
+        InvalidJob: not a point in time.
     """
     match moment:
         case None:
@@ -349,10 +319,10 @@ def _key(key: object) -> str | None:
 
 
 def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_ids: Sequence[int] | None) -> PromptLike:
-    """The one of the three that is given.
+    """Return the one of the three that is given.
 
     Raises:
-        InvalidJob: none or several are.
+        InvalidJob: none or several are given.
     """
     given = [value for value in (prompt, messages, token_ids) if value is not None]
     if len(given) != 1:
@@ -360,8 +330,8 @@ def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_id
     return given[0]
 
 
-class Workshop:
-    """Makes jobs of what callers hand over: prompts, which take the shared options, and jobs with some of their own."""
+class JobEncoder:
+    """Builds jobs from prompts, which take the shared options, and from `Job` values with additional ones."""
 
     def __init__(self, options: Options, *, partitions: int) -> None:
         self._options = options
@@ -369,7 +339,7 @@ class Workshop:
         self._shared = template(options, partitions=partitions)
 
     def prepare(self, item: PromptLike | Job) -> Prepared:
-        """The job encoded, or the error that stands for it."""
+        """Encode a job, or return the error that replaces it."""
         try:
             if not isinstance(item, Job):
                 return self._shared.new_job(item), self._shared.job_id is not None

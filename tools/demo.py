@@ -1,7 +1,7 @@
-"""Show the whole line on this machine: jobs, a killed worker, the same jobs going on, and what the history says.
+"""Run the whole service on this machine: a bulk file, a killed worker whose jobs another completes, the history.
 
-Everything is real: the embedded Valkey server, the worker process, the small model, SIGKILL, SQLite. It keeps its files
-in `.demo/` and starts from nothing each time.
+Everything is real: the embedded Valkey server, the worker processes, the small model, SIGKILL, SQLite. Files are in
+`.demo/`, which is emptied at each start.
 
     make demo
 """
@@ -26,12 +26,12 @@ from rich.table import Table
 from sqlalchemy import create_engine, text
 
 if TYPE_CHECKING:
-    from producer.following import StreamEvent
+    from sluice.producer.operations.follow import StreamEvent
 
 FOLDER = Path(".demo").absolute()
 STATE = FOLDER / "state"
 KILL_AFTER_TOKENS = 150
-"""Kill the worker once every long job has this much on its channel."""
+"""The worker is killed once every long job has published this many tokens."""
 
 LONG_JOBS = {
     "count": "Count from 1 to 1000.",
@@ -45,7 +45,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """What the demo has read of one job. Grows with every event."""
+    """The tokens read from one job's channel so far."""
 
     name: str
     text: str = ""
@@ -53,20 +53,24 @@ class Reading:
     is_ended: bool = False
 
     def take(self, event: "StreamEvent") -> None:
-        """Take an event; every token must come exactly once and in order."""
+        """Append an event.
+
+        Raises:
+            SystemExit: a token is missing, repeated or out of order.
+        """
         if event.start != self.num_tokens:
-            raise SystemExit(f"{self.name}: expected token {self.num_tokens}, the channel has {event.start}")
+            raise SystemExit(f"{self.name}: expected token {self.num_tokens}, received token {event.start}")
         self.num_tokens += len(event.token_ids)
         self.text += event.text
         self.is_ended = event.end is not None
 
 
 def start_worker(name: str) -> subprocess.Popen[bytes]:
-    """Start a real worker on the embedded default."""
-    log = (FOLDER / f"{name}.log").open("wb")
+    """Start a worker process on the embedded server."""
+    log = (FOLDER / f"{name.replace(' ', '-')}.log").open("wb")
     say(f"{name} starts")
     worker = subprocess.Popen(
-        [sys.executable, "-m", "worker", "start", "--cpu", "--metrics-port", "0"], stdout=log, stderr=log
+        [sys.executable, "-P", "-m", "sluice.worker", "start", "--cpu", "--metrics-port", "0"], stdout=log, stderr=log
     )
     atexit.register(worker.kill)
     return worker
@@ -74,8 +78,8 @@ def start_worker(name: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def fresh_state() -> Iterator[None]:
-    """An empty `.demo/`, and no server left behind."""
-    from producer import embedded
+    """Empty `.demo/`, and stop its server at the end."""
+    from sluice.producer import embedded
 
     if STATE.exists():
         embedded.stop(STATE)
@@ -88,51 +92,61 @@ def fresh_state() -> Iterator[None]:
 
 
 def table_of(readings: list[Reading], title: str) -> Table:
-    """What is on the channels now."""
+    """Show each job's number of tokens and the end of its text."""
     table = Table(title=title, title_justify="left", expand=True)
     table.add_column("job", min_width=8)
     table.add_column("tokens", justify="right", min_width=6)
-    table.add_column("the latest of its text", no_wrap=True, overflow="crop")
+    table.add_column("end of the text so far", no_wrap=True, overflow="crop")
     for reading in readings:
-        shown = " ".join(reading.text.split())[-80:]
+        shown = " ".join(reading.text.split())[-(console.width - 30) :]
         table.add_row(reading.name, str(reading.num_tokens), f"{shown}{' ■' if reading.is_ended else ''}")
     return table
 
 
 def submit_file() -> None:
-    """Submit a JSONL file with the command that users use, and wait for its results."""
+    """Submit a JSONL file with `producer submit`, and wait for its results."""
     file = FOLDER / "questions.jsonl"
     lines = [json.dumps({"messages": [{"role": "user", "content": p}], "temperature": 0}) for p in SHORT_PROMPTS]
     file.write_text("\n".join(lines) + "\n")
     say(f"$ producer submit {file.name} --wait -o answers.jsonl")
-    command = [sys.executable, "-m", "producer", "submit", str(file), "--wait", "-o", str(FOLDER / "answers.jsonl")]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "sluice.producer",
+        "submit",
+        str(file),
+        "--wait",
+        "-o",
+        str(FOLDER / "answers.jsonl"),
+    ]
     subprocess.run(command, check=True)
     answer = json.loads((FOLDER / "answers.jsonl").read_text().splitlines()[0])
     content = answer["response"]["body"]["choices"][0]["message"]["content"]
-    say(f"the first answer in answers.jsonl: {content.strip()!r}")
+    say(f"first answer in answers.jsonl: {content.strip()!r}")
 
 
-def run_long_jobs() -> None:
-    """Submit long jobs, kill their worker in the middle, start another, and read on."""
-    from producer.client import Producer
+def run_long_jobs(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Submit long jobs, kill their worker halfway, start another, and return it once all jobs are done."""
+    from sluice.producer.client import Producer
 
     with Producer() as producer:
         jobs = {
             str(producer.submit(messages=[{"role": "user", "content": prompt}], max_tokens=1500, temperature=0)): name
             for name, prompt in LONG_JOBS.items()
         }
-        say(f"{len(jobs)} long jobs are on the queue")
+        say(f"{len(jobs)} long jobs submitted")
         readings = {job_id: Reading(name) for job_id, name in jobs.items()}
-        worker = watch(producer.stream_many(jobs), readings)
-        console.print(table_of(list(readings.values()), "all three ended; every token came once, in order"))
-    submit_file()
-    worker.send_signal(signal.SIGTERM)
-    say(f"worker 2 drained and left with exit code {worker.wait(timeout=60)}")
+        worker = watch(producer.stream_many(jobs), readings, worker)
+        console.print(table_of(list(readings.values()), "all three done; every token received once, in order"))
+    return worker
 
 
-def watch(events: "Iterator[StreamEvent]", readings: dict[str, Reading]) -> subprocess.Popen[bytes]:
-    """Show the jobs' tokens as they come, and replace the worker in the middle; the worker that is there at the end."""
-    worker, title = start_worker("worker-1"), "worker 1 generates"
+def watch(
+    events: "Iterator[StreamEvent]", readings: dict[str, Reading], worker: subprocess.Popen[bytes]
+) -> subprocess.Popen[bytes]:
+    """Show tokens as they arrive and replace the worker halfway; return the second worker."""
+    title = "worker 1 generates"
     has_replaced, killed_ms = False, 0
     with Live(console=console, refresh_per_second=12, transient=True) as live:
         for event in events:
@@ -143,11 +157,13 @@ def watch(events: "Iterator[StreamEvent]", readings: dict[str, Reading]) -> subp
                 worker.send_signal(signal.SIGKILL)
                 worker.wait()
                 has_replaced, killed_ms = True, round(1000 * time.time())
-                say("SIGKILL; tokens read: " + ", ".join(f"{r.name} {r.num_tokens}" for r in readings.values()))
-                worker, title = start_worker("worker-2"), "worker 1 was killed; worker 2 goes on"
+                received = ", ".join(f"{r.name} {r.num_tokens}" for r in readings.values())
+                say(f"SIGKILL to worker 1; tokens received: {received}")
+                worker, title = start_worker("worker 2"), "worker 1 was killed; worker 2 continues"
+                live.update(table_of(list(readings.values()), title))
             elif killed_ms and event.token_ids and event.time_ms > killed_ms:
                 later_s = (event.time_ms - killed_ms) / 1000
-                say(f"{reading.name} goes on at token {event.start}, {later_s:.1f} s later")
+                say(f"{reading.name} continues at token {event.start}, {later_s:.1f} s after the kill")
                 killed_ms = 0
     return worker
 
@@ -162,7 +178,7 @@ def print_history() -> None:
                round(avg(e2e_s), 2) AS e2e_s
         FROM jobs GROUP BY state, attempts ORDER BY attempts DESC
     """
-    say(f"$ sqlite3 {STATE / 'history.db'}  # the jobs table, by attempts")
+    say(f"{FOLDER.name}/state/history.db, table jobs, by number of attempts:")
     with create_engine(f"sqlite:///{STATE / 'history.db'}").connect() as connection:
         result = connection.execute(text(query))
         table = Table(*result.keys())
@@ -172,7 +188,7 @@ def print_history() -> None:
 
 
 def say(line: str) -> None:
-    """One line of the story, with the time since the start."""
+    """Print a line after the time since the start."""
     console.print(f"[dim]{time.monotonic() - BEGAN_S:5.1f} s[/dim]  {line}")
 
 
@@ -185,9 +201,13 @@ def main() -> None:
     for name in ("SLUICE_REDIS_URL", "SLUICE_DATABASE_URL"):
         os.environ.pop(name, None)
     with fresh_state():
-        run_long_jobs()
+        worker = start_worker("worker 1")
+        submit_file()
+        worker = run_long_jobs(worker)
+        worker.send_signal(signal.SIGTERM)
+        say(f"worker 2 finished its work and exited with code {worker.wait(timeout=60)}")
         print_history()
-    say("done; logs and results are in .demo/")
+    say(f"done; logs and results are in {FOLDER.name}/")
 
 
 if __name__ == "__main__":

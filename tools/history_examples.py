@@ -1,4 +1,6 @@
-"""Answer the questions of `docs/history.md` on a made-up afternoon: `python -m tools.history_examples` writes the page.
+"""Answer the questions of `docs/guide/history.md` on synthetic data, and write the page.
+
+    python -m tools.history_examples
 
 The rows are made by the recorder's own code from events of jobs, the same each time, on SQLite (and in the tests also
 on PostgreSQL). Knows no Redis.
@@ -14,9 +16,9 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from producer.contract.database import open_database
-from producer.contract.tables import HOUR_MS
-from producer.contract.wire import (
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.tables import HOUR_MS
+from sluice.producer.contract.wire import (
     JobId,
     JobOptions,
     JobRecord,
@@ -26,11 +28,11 @@ from producer.contract.wire import (
     encode_record,
     encode_spec,
 )
-from worker.history.rows import changes_of
-from worker.history.writer import HistoryWriter
-from worker.migrate import migrate
+from sluice.worker.history.migrate import migrate
+from sluice.worker.history.rows import changes_of
+from sluice.worker.history.writer import HistoryWriter
 
-PAGE = Path(__file__).parents[1] / "docs" / "history.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "history.md"
 BEGIN, END = "<!-- generated -->\n", "<!-- end -->\n"
 NOON_MS = 1_800_014_400_000
 """2027-01-15 12:00 UTC."""
@@ -38,7 +40,7 @@ NOON_MS = 1_800_014_400_000
 NUM_JOBS = 600
 TENANTS = ("acme", "globex", "initech")
 WORKERS = ("gpu-0:811", "gpu-1:812")
-ERRORS = (("prompt_too_long", "prompt is 9001 tokens; this model reads 8191"), ("nan_logits", "the logits were NaN"))
+ERRORS = (("prompt_too_long", "prompt is 9001 tokens; this model reads 8191"), ("bad_logits", "the logits were NaN"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Question:
 
 QUESTIONS = (
     Question(
-        "What is on its way now, and since when?",
+        "How many jobs are waiting or running, and since when?",
         """
 SELECT queue, state, count(*) AS jobs, sum(coalesce(prompt_tokens, estimated_prompt_tokens)) AS prompt_tokens,
        min(submitted_ms) AS oldest_ms
@@ -61,26 +63,26 @@ GROUP BY queue, state ORDER BY queue, state
 """,
     ),
     Question(
-        "How long did jobs take this hour?",
+        "What were the latencies of this hour?",
         """
 SELECT metric, jobs, mean_s, p50_s, p90_s, p99_s, max_s
 FROM hourly_latency WHERE queue = 'chat' AND hour_ms = 1800018000000 ORDER BY metric
 """,
-        "Percentiles are of what was done, interpolated as numpy does. `itl_p99_s` is over jobs: the percentile of "
-        "each job's own 99th percentile.",
+        "Percentiles are of completed jobs, interpolated as numpy does. `itl_p99_s` is a percentile over jobs of each "
+        "job's own 99th percentile.",
     ),
     Question(
-        "Did we keep our promises?",
+        "Which share of jobs met the goodput limits?",
         """
 SELECT limits, hour_ms, jobs, good_jobs, goodput, good_tokens_per_s
 FROM hourly_goodput WHERE queue = 'chat' ORDER BY limits, hour_ms
 """,
-        "`chat` promises the first token within 1 s and each further one within 0.1 s on average; `background` the "
-        "whole within an hour. `INSERT INTO goodput_limits (name, ttft_s, tpot_s) VALUES ('premium', 0.3, 0.05)` adds "
-        "one.",
+        "`chat` requires the first token within 1 s and each further one within 0.1 s on average; `background` "
+        "requires the whole output within an hour. `INSERT INTO goodput_limits (name, ttft_s, tpot_s) VALUES "
+        "('premium', 0.3, 0.05)` adds a set of limits.",
     ),
     Question(
-        "And under limits that I only want to try?",
+        "Which share would meet other limits?",
         """
 SELECT count(*) AS jobs,
        avg(CASE WHEN ttft_s <= 0.8 AND (tpot_s IS NULL OR tpot_s <= 0.03) THEN 1.0 ELSE 0.0 END) AS goodput
@@ -88,7 +90,7 @@ FROM jobs WHERE queue = 'chat' AND state IN ('done', 'failed')
 """,
     ),
     Question(
-        "Who uses it, and who waits?",
+        "Which tenants use it, and how long do they wait?",
         """
 SELECT tenant, count(*) AS jobs, sum(prompt_tokens) AS prompt_tokens, sum(output_tokens) AS output_tokens,
        avg(queue_s) AS mean_queue_s, max(queue_s) AS max_queue_s
@@ -103,7 +105,7 @@ FROM jobs WHERE state = 'failed' GROUP BY error_code ORDER BY jobs DESC
 """,
     ),
     Question(
-        "Where did the time of the slowest jobs go?",
+        "Where did the slowest jobs spend their time?",
         """
 SELECT id, queue_s, ttft_s - queue_s AS prefill_s, e2e_s - ttft_s AS decode_s, e2e_s, output_tokens, attempts
 FROM jobs WHERE state = 'done' ORDER BY e2e_s DESC LIMIT 5
@@ -117,12 +119,13 @@ WHERE job_id = (SELECT id FROM jobs WHERE attempts = 2 ORDER BY submitted_ms LIM
 """,
     ),
     Question(
-        "Which jobs outlived their worker, and how exactly did they go on?",
+        "Which jobs survived the death of their worker?",
         """
 SELECT exactness, count(*) AS jobs, sum(resumed_tokens) AS resumed_tokens, max(itl_max_s) AS longest_gap_s
 FROM jobs WHERE attempts > 1 AND state = 'done' GROUP BY exactness ORDER BY exactness
 """,
-        "`resumed_tokens` were on the channel already and were not generated again.",
+        "`resumed_tokens` were on the channel already and were not generated again; `exactness` says how exactly the "
+        "jobs were resumed.",
     ),
     Question(
         "Which worker processes lost jobs?",
@@ -148,7 +151,7 @@ FROM jobs WHERE state = 'done' GROUP BY model ORDER BY model
 """,
     ),
     Question(
-        "Was the same prompt asked before?",
+        "Which prompts were submitted more than once?",
         """
 SELECT prompt_sha256, count(*) AS jobs, count(DISTINCT tenant) AS tenants, sum(output_tokens) AS output_tokens
 FROM jobs WHERE prompt_sha256 IS NOT NULL

@@ -1,1 +1,1 @@
-"""The daemon: drains a queue into its own engine and publishes tokens as they are generated."""
+"""The daemon: runs the jobs of a queue in its engine and publishes tokens as they are generated."""

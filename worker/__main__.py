@@ -1,6 +1,6 @@
-"""`python -m worker` is the `worker` command."""
+"""`python -m sluice.worker` is the `worker` command."""
 
-from worker.cli import main
+from sluice.worker.cli import main
 
 if __name__ == "__main__":
     main()

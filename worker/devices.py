@@ -1,31 +1,31 @@
-"""What a device's name stands for: `cpu`, `cuda:N`, or several GPUs as `cuda:0,2` and `cuda:all`."""
+"""Device names: `cpu`, `cuda:N`, or several GPUs as `cuda:0,2` and `cuda:all`."""
 
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 
-from worker.errors import ConfigError
+from sluice.worker.errors import ConfigError
 
 _DEVICE = re.compile(r"cpu|cuda(:(all|\d+(,\d+)*))?")
 _COUNT = "import torch; print(torch.cuda.device_count(), torch.version.cuda or '')"
 
 
 def is_device(text: str) -> bool:
-    """Whether `text` names a device, or several."""
+    """Return whether `text` names one or more devices."""
     return _DEVICE.fullmatch(text) is not None
 
 
 def is_several(device: str) -> bool:
-    """Whether `device` names several GPUs, or as many as there are."""
+    """Return whether `device` names several GPUs or all of them."""
     return device.endswith(":all") or "," in device
 
 
 def devices_of(device: str, count_gpus: Callable[[], int] | None = None) -> list[str]:
-    """The devices that `device` names, one by one.
+    """List the single devices that `device` names.
 
     Raises:
-        ConfigError: it names all GPUs, and there is none.
+        ConfigError: `device` names all GPUs, and there is none.
     """
     kind, _, which = device.partition(":")
     if which == "all":
@@ -34,15 +34,17 @@ def devices_of(device: str, count_gpus: Callable[[], int] | None = None) -> list
 
 
 def num_gpus() -> int:
-    """GPUs that torch sees, at least one. Asked of a process of its own: this one stays small, and no GPU's user.
+    """Count the GPUs that torch sees; at least one.
+
+    A subprocess counts them, so that this process neither imports torch nor opens a GPU.
 
     Raises:
-        ConfigError: there is none, or torch cannot say.
+        ConfigError: there is no GPU, or torch cannot be asked.
     """
-    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ConfigError([f"SLUICE_DEVICE: torch cannot say how many GPUs there are: {said[0]}"])
+        said = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise ConfigError([f"SLUICE_DEVICE: torch cannot count GPUs: {said[0]}"])
     count, *built_for = done.stdout.split()
     if int(count) == 0:
         build = "" if built_for else "; this torch is built without CUDA"

@@ -1,11 +1,11 @@
-"""What can go wrong in the worker, and what its exit codes tell a supervisor.
+"""Errors of the worker, and the exit codes that they map to.
 
 WorkerError
-├── ConfigError          the operator's: settings are wrong; starting again would not help (exit 2)
-├── NotReady             the surroundings': a server is away; start again later (exit 3)
-└── WorkerBroken         ours: jobs were handed back; start again now (exit 1)
-    └── PartDied         a thread the loop depends on has ended
-JobRejected              the producer's: this job cannot run; the others go on
+├── ConfigError          settings are wrong; an operator must act (exit 2)
+├── NotReady             a server is unreachable; restart later (exit 3)
+└── WorkerBroken         the worker failed and handed its jobs back; restart now (exit 1)
+    └── ComponentDied    a thread that the loop depends on has ended
+JobRejected              one job cannot run; its producer must act
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How the process ends; documented in docs/operations.md."""
+    """Exit codes of the process, as in docs/reference/errors.md."""
 
     DONE = 0
-    """Asked to stop, and everything was finished or handed back."""
+    """Stopped on request; all jobs were finished or handed back."""
 
     BROKEN = 1
-    """Something broke; its jobs return to the stream. Restart."""
+    """The worker failed; its jobs return to the queue. Restart now."""
 
     MISUSED = 2
-    """Flags, settings, model folder or schema are wrong. Do not restart: a person must act."""
+    """Flags, settings, model folder or schema are wrong. Do not restart."""
 
     NOT_READY = 3
-    """Redis or the database did not answer within the patience. Restart later."""
+    """Redis or the database did not answer in time. Restart later."""
 
 
 class WorkerError(Exception):
-    """Anything the worker raises on purpose; the message is a sentence for the operator."""
+    """Base of the worker's errors. The message is for the operator."""
 
     exit_code = ExitCode.BROKEN
 
 
 class ConfigError(WorkerError):
-    """Settings are wrong; `problems` has one sentence each."""
+    """Settings are wrong; `problems` has one sentence for each."""
 
     exit_code = ExitCode.MISUSED
 
@@ -46,29 +46,29 @@ class ConfigError(WorkerError):
 
 
 class NotReady(WorkerError):
-    """Something the worker needs is away for now."""
+    """A server that the worker needs is unreachable."""
 
     exit_code = ExitCode.NOT_READY
 
 
 class WorkerBroken(WorkerError):
-    """The process cannot go on and should be started again."""
+    """The process cannot continue and should be restarted."""
 
 
-class PartDied(WorkerBroken):
-    """A part that the loop depends on ended with an error."""
+class ComponentDied(WorkerBroken):
+    """A thread that the loop depends on ended with an error."""
 
-    def __init__(self, part: str, cause: BaseException) -> None:
-        self.part = part
-        super().__init__(f"the {part} ended with {type(cause).__name__}: {cause}")
+    def __init__(self, component: str, cause: BaseException) -> None:
+        self.component = component
+        super().__init__(f"the {component} ended with {type(cause).__name__}: {cause}")
 
 
 INVALID_REQUEST = "invalid_request"
-"""The code of a rejection that has no more special one."""
+"""Code of a rejection without a more specific one."""
 
 
 class JobRejected(Exception):
-    """One job cannot run. The message is a sentence for whoever submitted it."""
+    """One job cannot run. The message is for its producer."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code

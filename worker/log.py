@@ -1,4 +1,4 @@
-"""Structured logs to stderr: an event is a constant sentence, facts are fields. Plain on a terminal, else JSON."""
+"""Structured logs on stderr: constant events with fields, plain on a terminal and JSON elsewhere."""
 
 import logging
 import sys
@@ -7,13 +7,13 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from worker.config import LogConfig
+from sluice.worker.config import LogConfig
 
 Log = FilteringBoundLogger
 
 
 def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
-    """Set up logging once, for this process."""
+    """Configure logging for this process."""
     is_plain = config.format == "plain" or (config.format == "auto" and stream.isatty())
     shown: list[Processor] = (
         [structlog.processors.TimeStamper(fmt="%H:%M:%S"), structlog.dev.ConsoleRenderer(colors=stream.isatty())]
@@ -38,12 +38,12 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
 
 
 def get_log(**facts: object) -> Log:
-    """A logger with facts bound to each of its lines."""
+    """Return a logger that adds `facts` to each line."""
     return structlog.get_logger(**facts)
 
 
 def _naming(name: str) -> Processor:
-    """Add who speaks to each line that does not speak of somebody by name."""
+    """Return a processor that adds the worker's name to each line without a name."""
 
     def add_name(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
         return {"name": name, **line}

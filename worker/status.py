@@ -1,17 +1,17 @@
-"""Who serves a queue: what living workers say of themselves in their beats. Reads only."""
+"""The live workers of a queue, from their heartbeats. Reads only."""
 
 from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from producer.config import redacted
-from producer.contract.calls import inspect
-from producer.contract.running import run
-from worker.config import WorkerConfig
-from worker.connections import connect
-from worker.errors import NotReady
-from worker.places import partitions_of, redis_url_of
-from worker.server import raise_if_refused
+from sluice.producer.config import redacted
+from sluice.producer.contract.calls import inspect
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.clients import connect
+from sluice.worker.connection.server_checks import raise_if_refused
+from sluice.worker.endpoints import partitions_of, redis_url_of
+from sluice.worker.errors import NotReady
 
 COLUMNS = (
     "worker",
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each living worker says of itself, by incarnation.
+    """Return the status fields of each live worker, with its incarnation.
 
     Raises:
         NotReady: Redis does not answer.
@@ -49,7 +49,7 @@ def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dic
 
 
 def table_of(workers: Sequence[Mapping[str, str]]) -> str:
-    """A table for people."""
+    """Format workers as a table."""
     if not workers:
         return "no living workers"
     rows = [COLUMNS, *([_cell(worker, name) for name in COLUMNS] for worker in workers)]

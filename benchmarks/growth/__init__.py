@@ -1,1 +1,1 @@
-"""What things cost as the work grows: one module of curves for each part, and `curves` to fit, print and draw them."""
+"""Growth of cost with load: one module of curves for each part, and `curves` to fit, print and draw them."""

@@ -1,4 +1,4 @@
-"""A curve of growth: measured points, the exponent that fits them, its row in a table, its line in a plot."""
+"""A growth curve: measured points, the fitted exponent, its row in a table, its line in a plot."""
 
 import json
 import math
@@ -7,27 +7,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.svg import save_svg
+
 PANELS_PER_ROW = 3
 TOLERANCE = 0.15
-"""How far a fitted exponent may lie above the expected one: what a busy machine moves it by."""
+"""How far a fitted exponent may exceed the expected one: the noise of a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How one cost moves with one size.
+    """Growth of one cost with one size.
 
-    Points lie over sizes that grow by factors, so that all decades weigh alike in the fit.
+    Sizes grow by factors, so that all decades weigh alike in the fit.
     """
 
     name: str
     size: str
-    """What grows: the unit of the x axis."""
+    """The size, with its unit: the x axis."""
 
     cost: str
-    """What is paid, with its unit: the y axis."""
+    """The cost, with its unit: the y axis."""
 
     expected: float
-    """The exponent that it may have: 0 where the cost must not move with the size, 1 where it must grow in step."""
+    """Largest exponent allowed: 0 if the cost must not grow with the size, 1 if it may grow linearly."""
 
     points: Sequence[tuple[int, float]]
 
@@ -42,12 +44,12 @@ class Curve:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it grows no faster than it may."""
+        """Whether it grows no faster than allowed."""
         return self.exponent <= self.expected + TOLERANCE
 
 
 def show(curve: Curve) -> None:
-    """Print the curve: a line of its own, then its points."""
+    """Print the curve: a heading, then its points."""
     verdict = "" if curve.is_as_expected else "  GROWS FASTER"
     print(
         f"\n{curve.name}: {curve.cost}, exponent {curve.exponent:.2f} (may be {curve.expected:g}){verdict}", flush=True
@@ -59,9 +61,16 @@ def show(curve: Curve) -> None:
 def save(curves: Sequence[Curve], folder: Path) -> None:
     """Write `growth.json`, `growth.png` and `growth.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(curve) | {"exponent": curve.exponent} for curve in curves]
-    (folder / "growth.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    rows = [json.dumps(asdict(curve) | {"exponent": round(curve.exponent, 4)}, ensure_ascii=False) for curve in curves]
+    (folder / "growth.json").write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
     _draw(curves, folder)
+
+
+def read(path: Path) -> list[Curve]:
+    """Return the curves in a `growth.json`."""
+    # Any: the file was written by `save`.
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return [Curve(**{name: value for name, value in row.items() if name != "exponent"}) for row in rows]
 
 
 def _draw(curves: Sequence[Curve], folder: Path) -> None:
@@ -69,6 +78,7 @@ def _draw(curves: Sequence[Curve], folder: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     num_rows = -(-len(curves) // PANELS_PER_ROW)
     figure, panels = plt.subplots(
@@ -81,6 +91,11 @@ def _draw(curves: Sequence[Curve], folder: Path) -> None:
         allowed = [costs[0] * (size / sizes[0]) ** curve.expected for size in sizes]
         panel.loglog(sizes, allowed, "--", color="#767676", label=f"may be {curve.expected:g}")
         panel.set_ylim(min(*costs, *allowed) / 3, max(*costs, *allowed) * 3)
+        panel.set_xticks(sizes, labels=[_tick(size) for size in sizes])
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        panel.yaxis.set_major_formatter(lambda value, _: _tick(value))
+        panel.minorticks_off()
+        panel.tick_params(length=0)
         panel.set_title(curve.name, fontsize=10)
         panel.set_xlabel(curve.size, fontsize=9)
         panel.set_ylabel(curve.cost, fontsize=9)
@@ -88,9 +103,17 @@ def _draw(curves: Sequence[Curve], folder: Path) -> None:
         panel.grid(visible=True, alpha=0.3)
     for panel in flat[len(curves) :]:
         panel.set_axis_off()
-    for ending in ("png", "svg"):
-        cast("Any", figure).savefig(folder / f"growth.{ending}", dpi=120)  # Any: its types are partial
+    cast("Any", figure).savefig(folder / "growth.png", dpi=120)  # Any: its types are partial
+    save_svg(figure, folder / "growth.svg")
     plt.close(figure)
+
+
+def _tick(value: float) -> str:
+    """Return a short label: 30, 512, 33k, 1M."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if value >= size:
+            return f"{value / size:.0f}{unit}"
+    return f"{value:g}"
 
 
 def _short(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Curves of the engine: what a step costs beside the model, and what attention costs, as batch and context grow."""
+"""Growth curves of the engine: step time outside the model, and attention time, with batch and context."""
 
 import statistics
 import time
@@ -6,36 +6,36 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from benchmarks.engine.scheduler import measure
 from benchmarks.growth.curves import Curve
-from benchmarks.scheduler import measure
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from engine.request import Request, SamplingParams
-from kernels.paged_attention import allocate_kv_cache, paged_attention
+from sluice.engine.config import EngineConfig
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import Request, SamplingParams
+from sluice.kernels.paged_attention import allocate_kv_cache, paged_attention
 
 NUM_STEPS = 200
 NUM_QUERY_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 12, 4, 64, 16
 
 
 def by_running(sizes: Sequence[int]) -> list[Curve]:
-    """A step of the plain Python (scheduler, output, text) for each sequence that runs."""
+    """Measure a step of the plain Python (scheduler, output, text) per running sequence."""
     points = [(size, 1e3 * measure(size, num_windows=20).median_ms / size) for size in sizes]
-    name = "a step beside the model"
+    name = "a step without the model"
     return [Curve(name=name, size="sequences running", cost="µs a sequence", expected=0.0, points=points)]
 
 
 def by_context(sizes: Sequence[int]) -> list[Curve]:
-    """A step of one sequence whose context is longer and longer: beside the model, and in attention alone."""
+    """Measure a step of one sequence with growing context: outside the model, and in attention alone."""
     step = [(size, _step_us(size)) for size in sizes]
     num_threads = torch.get_num_threads()
-    # Of two threads, one waits for the other's core as soon as anything else runs.
+    # With two threads, one waits for the other's core as soon as another process runs.
     torch.set_num_threads(1)
     attention = [(size, _attention_us(size)) for size in sizes]
     torch.set_num_threads(num_threads)
     size_name = "tokens of context"
     return [
-        Curve(name="a step beside the model", size=size_name, cost="µs a step", expected=0.0, points=step),
+        Curve(name="a step without the model", size=size_name, cost="µs a step", expected=0.0, points=step),
         Curve(name="attention, one layer", size=size_name, cost="µs, one thread", expected=1.0, points=attention),
     ]
 

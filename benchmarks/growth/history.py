@@ -1,26 +1,26 @@
-"""Curves of the history: what the recorder pays for a row, and a reader for a page, as rows pile up."""
+"""Growth curves of the history: the recorder's cost per row, and a reader's cost per page, with the number of rows."""
 
 import tempfile
 import time
 from collections.abc import Sequence
 
 from benchmarks.growth.curves import Curve
-from benchmarks.history import fill
-from producer.contract.database import open_database
-from producer.history import History, JobFilter
+from benchmarks.queue.history import fill
+from sluice.producer.contract.database import open_database
+from sluice.producer.history.queries import History, JobFilter
+from sluice.worker.connection.clients import connect
+from sluice.worker.history.migrate import migrate
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
 from tests.history import events as e
 from tests.servers import redis_server
-from worker.connections import connect
-from worker.history.writer import HistoryWriter
-from worker.migrate import migrate
-from worker.recorder import Recorder, RecorderSettings
 
 NUM_MEASURED = 4096
 NUM_PAGES = 20
 
 
 def by_rows(sizes: Sequence[int]) -> list[Curve]:
-    """The whole recorder, outbox to SQLite, and the page of the newest jobs."""
+    """Measure the whole recorder, outbox to SQLite, and the page of the newest jobs."""
     record: list[tuple[int, float]] = []
     page: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as folder, redis_server() as server:

@@ -1,7 +1,7 @@
-"""Curves of the queue: what the server pays for each script, by its own count of processor time.
+"""Growth curves of the queue: the server's processor time for each script.
 
-The scripts are called as clients and workers call them, on a real server with no other work. Processor time of the
-server's main thread (`INFO cpu`) does not depend on who else runs, beyond what caches and clock rates do.
+Scripts are called as by clients and workers, on a real server without other work. Processor time of the server's main
+thread (`INFO cpu`) depends on other load only through caches and clock rates.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.growth.curves import Curve
-from producer.aio import AsyncProducer
-from producer.contract import calls
-from producer.contract.limits import MAX_JOBS_PER_CALL
-from producer.contract.wire import JobId
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.contract import calls
+from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, ending, new_job, tokens
 from tests.servers import RedisServer, redis_server
 
@@ -32,7 +32,7 @@ Point = tuple[int, float]
 
 @dataclass(slots=True, eq=False)
 class Bench:
-    """A queue on a server of its own. Changes: it counts the jobs that it has made."""
+    """A queue on a separate server. Mutable: it counts the jobs that it has created."""
 
     server: RedisServer
     queue: Queue
@@ -40,22 +40,22 @@ class Bench:
 
     @contextmanager
     def counted(self, points: list[Point], size: int, per: int) -> Generator[None]:
-        """Add a point: what the server's main thread works inside, in microseconds, shared by `per`."""
+        """Add a point: the main thread's work within the context, in microseconds, divided by `per`."""
         before_us = self.spent_us()
         yield
         points.append((size, (self.spent_us() - before_us) / per))
 
     def spent_us(self) -> float:
-        """Microseconds that the server's main thread has worked since it began."""
+        """Return microseconds that the server's main thread has worked since its start."""
         found = self.queue.client.info("cpu")
         return 1e6 * (found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
 
     def num_scripts(self) -> int:
-        """Scripts that the server has run."""
+        """Return the number of scripts that the server has run."""
         return int(self.queue.client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
     def used_bytes(self) -> int:
-        """Memory that the server's data takes."""
+        """Return the memory of the server's data."""
         return int(self.queue.client.info("memory")["used_memory"])
 
     def submit(self, count: int, num_tenants: int = 1) -> None:
@@ -68,7 +68,7 @@ class Bench:
                 raise RuntimeError(f"a job was not accepted: {answers[0]}")
 
     def pull(self, worker: Worker, count: int) -> list[calls.LeasedJob]:
-        """Lease so many jobs, 32 in a call."""
+        """Lease so many jobs, 32 per call."""
         jobs: list[calls.LeasedJob] = []
         while len(jobs) < count:
             taken = worker.pull(sequences=min(NUM_LEASED, count - len(jobs))).jobs
@@ -78,14 +78,14 @@ class Bench:
         return jobs
 
     def end(self, worker: Worker, jobs: Sequence[calls.LeasedJob]) -> None:
-        """End jobs with one token each, 32 in a call."""
+        """End jobs with one token each, 32 per call."""
         for begin in range(0, len(jobs), NUM_LEASED):
-            bite = jobs[begin : begin + NUM_LEASED]
-            worker.advance(*(tokens(job, 0, 1) for job in bite))
-            worker.advance(*(ending(job, 1) for job in bite))
+            chunk = jobs[begin : begin + NUM_LEASED]
+            worker.advance(*(tokens(job, 0, 1) for job in chunk))
+            worker.advance(*(ending(job, 1) for job in chunk))
 
     def worker(self, name: str = "w") -> Worker:
-        """A worker that lives for the whole run."""
+        """Register a worker that lives for the whole run."""
         worker = self.queue.worker(name)
         worker.beat(life_ms=LIFE_MS)
         return worker
@@ -93,7 +93,7 @@ class Bench:
 
 @contextmanager
 def bench() -> Generator[Bench]:
-    """A fresh server with an empty queue."""
+    """Start a fresh server with an empty queue."""
     with redis_server() as server:
         queue = Queue(server.client())
         queue.configure(max_waiting_jobs=10_000_000, max_outbox_entries=10_000_000)
@@ -101,9 +101,10 @@ def bench() -> Generator[Bench]:
 
 
 def by_queued_jobs(sizes: Sequence[int]) -> list[Curve]:
-    """Submit, pull and end, and the memory of a job, while more and more jobs wait.
+    """Measure submit, pull and end, and the memory of a job, with growing numbers of queued jobs.
 
-    Memory is that of the jobs added since the size before, outbox aside; below a thousand it is mostly the server's.
+    Memory is that of the jobs added since the previous size, without the outbox; below a thousand it is mostly the
+    server's.
     """
     submit: list[Point] = []
     pull: list[Point] = []
@@ -137,7 +138,7 @@ def by_queued_jobs(sizes: Sequence[int]) -> list[Curve]:
 
 
 def by_tenants(sizes: Sequence[int]) -> list[Curve]:
-    """Submit and pull while jobs of more and more tenants wait."""
+    """Measure submit and pull with growing numbers of tenants."""
     submit: list[Point] = []
     pull: list[Point] = []
     for size in sizes:
@@ -156,7 +157,7 @@ def by_tenants(sizes: Sequence[int]) -> list[Curve]:
 
 
 def by_workers(sizes: Sequence[int]) -> list[Curve]:
-    """A beat, an empty pull and a pull of jobs while more and more workers live, each with eight jobs."""
+    """Measure a beat, an empty pull and a pull of jobs with growing numbers of live workers, each with eight jobs."""
     beat: list[Point] = []
     empty: list[Point] = []
     pull: list[Point] = []
@@ -183,7 +184,7 @@ def by_workers(sizes: Sequence[int]) -> list[Curve]:
 
 
 def by_streams(sizes: Sequence[int]) -> list[Curve]:
-    """A token of each running job, as many in one call of `advance` as it takes."""
+    """Measure a token of each running job, as many per call of `advance` as it takes."""
     advance: list[Point] = []
     with bench() as one:
         worker = one.worker()
@@ -193,13 +194,13 @@ def by_streams(sizes: Sequence[int]) -> list[Curve]:
             with one.counted(advance, size, NUM_ROUNDS * size):
                 for number in range(NUM_ROUNDS):
                     for begin in range(0, size, MAX_JOBS_PER_CALL):
-                        bite = jobs[begin : begin + MAX_JOBS_PER_CALL]
-                        worker.advance(*(tokens(job, number, 1) for job in bite))
+                        chunk = jobs[begin : begin + MAX_JOBS_PER_CALL]
+                        worker.advance(*(tokens(job, number, 1) for job in chunk))
     return [Curve(name="publish", size="jobs running", cost="server µs a token", expected=0.0, points=advance)]
 
 
 def by_channel_length(sizes: Sequence[int]) -> list[Curve]:
-    """A token at the end of a channel that is longer and longer; and the memory of its tokens."""
+    """Measure a token at the end of growing channels, and the memory of its tokens."""
     advance: list[Point] = []
     memory: list[Point] = []
     with bench() as one:
@@ -224,9 +225,9 @@ def by_channel_length(sizes: Sequence[int]) -> list[Curve]:
 
 
 def by_open_readers(sizes: Sequence[int]) -> list[Curve]:
-    """Readers of as many channels in one process on one event loop, while 64 of their jobs get 20 tokens a second each.
+    """Measure readers of as many channels on one event loop, while 64 of their jobs get 20 tokens per second each.
 
-    Tokens come at a fixed pace, so what it costs that the others wait is shared by as many tokens at each size.
+    Tokens come at a fixed rate, so the cost of idle readers is divided by as many tokens at each size.
     """
     server: list[Point] = []
     client: list[Point] = []
@@ -247,7 +248,7 @@ def by_open_readers(sizes: Sequence[int]) -> list[Curve]:
 
 
 async def _read(one: Bench, worker: Worker, jobs: Sequence[calls.LeasedJob]) -> tuple[float, float, float]:
-    """Microseconds a token of the server, publishing included, and of this process, all of it; and the latency."""
+    """Return microseconds per token of the server, publishing included, and of this process; and the latency."""
     latencies_s: list[float] = []
     spoken, spoken_s = jobs[:NUM_SPEAKING], 0.0
     num_scripts = one.num_scripts()
@@ -259,7 +260,7 @@ async def _read(one: Bench, worker: Worker, jobs: Sequence[calls.LeasedJob]) -> 
     async with AsyncProducer(one.server.url, queue="q") as producer:
         readers = [asyncio.create_task(follow(producer, job.id)) for job in jobs]
         async with asyncio.timeout(LOOK_WITHIN_S):
-            # Only the server's count tells that each reader has looked at its job's state: no event does.
+            # Only the server's counter shows that each reader has read its job's state: there is no event.
             while one.num_scripts() < num_scripts + len(jobs):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         await asyncio.sleep(10)  # then their channels are silent

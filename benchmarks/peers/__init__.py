@@ -1,5 +1,5 @@
-"""What a user could install instead, each in a virtual environment of its own that is made when it is first asked for.
+"""Peers that a user could install instead, each in its own virtual environment, created at first use.
 
-Queues: `queue_side` runs the programs in `queues/`. Engines: `engine_side` runs those in `engines/`. Neither kind of
-program imports the project; what the sides say to each other is in `environments`.
+Queues: `queue_side` runs the programs in `queues/`. Engines: `engine_side` runs those in `engines/`. These programs do
+not import the project; the shared protocol is in `environments`.
 """

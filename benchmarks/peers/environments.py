@@ -1,6 +1,6 @@
-"""A peer's environment: pinned packages in a folder outside the tree, and programs that run in it.
+"""Environments of peers: pinned packages in a folder outside the tree, and programs that run in it.
 
-Environments live in `BENCHMARK_PEERS_DIR`, else in `~/.cache/sluice/peers`. One is made anew when its recipe changes.
+Environments live in `BENCHMARK_PEERS_DIR`, else in `~/.cache/sluice/peers`. One is rebuilt when its recipe changes.
 """
 
 import json
@@ -18,29 +18,29 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a peer is had."""
+    """Installation of a peer."""
 
     name: str
     installs: tuple[tuple[str, ...], ...]
     """Arguments of `pip install`, one tuple for each call."""
 
     uninstalls: tuple[str, ...] = ()
-    """What came along and stands in the way."""
+    """Packages to uninstall afterwards."""
 
 
 def peers_folder() -> Path:
-    """Where environments are."""
+    """Return the folder of the environments."""
     return Path(os.environ.get("BENCHMARK_PEERS_DIR", "~/.cache/sluice/peers")).expanduser()
 
 
 def is_installed(recipe: Recipe) -> bool:
-    """Whether its environment is there, as the recipe says."""
+    """Whether its environment exists and matches the recipe."""
     mark = peers_folder() / recipe.name / "recipe.json"
     return mark.is_file() and mark.read_text() == _mark(recipe)
 
 
 def python_of(recipe: Recipe) -> Path:
-    """The interpreter of a peer's environment; made first if it is not there.
+    """Return the interpreter of a peer's environment, creating it if necessary.
 
     Raises:
         subprocess.CalledProcessError: a package could not be installed.
@@ -63,7 +63,7 @@ def _mark(recipe: Recipe) -> str:
 
 
 def ask(command: Sequence[str | Path], environ: Mapping[str, str], folder: Path) -> Any:  # noqa: ANN401 - whatever JSON it prints
-    """Run a program of a peer to its end; what its last line says.
+    """Run a program of a peer to its end; return its last line, parsed.
 
     Raises:
         RuntimeError: it failed.

@@ -1,7 +1,7 @@
-"""Queues that a user could install instead, each measured in the same way on a server of its own.
+"""Peer queues, each measured in the same way on a separate server.
 
-A job appends its 16-byte name and the time to a file (`queues/ledger.py`), which says what ran, how often and when. A
-worker that is ready is stopped while jobs are submitted, so a drain begins with a full queue and no start-up in it.
+A job appends its 16-byte name and the time to a file (`queues/ledger.py`), which records what ran, how often and when.
+A ready worker is stopped while jobs are submitted, so a drain begins with a full queue and without start-up time.
 """
 
 import os
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environments import HERE, Recipe, ask, python_of
-from benchmarks.plain_server import PlainServer, plain_server
-from benchmarks.processor_time import group_s
-from benchmarks.queue_figures import Drained, Killed
-from benchmarks.service_parts import wait_until
+from benchmarks.queue.figures import Drained, Killed
+from benchmarks.queue.plain_server import PlainServer, plain_server
+from benchmarks.queue.processor_time import group_s
+from benchmarks.service.parts import wait_until
 
 RECIPES = {
     recipe.name: recipe
@@ -40,46 +40,46 @@ QUEUES = HERE / "queues"
 RECORD = struct.Struct("<16sq")
 NUM_WARM_UP = 20
 SETTLE_S = 2.0
-"""After the first worker's warm-up: what a second one may need to be there too."""
+"""Wait after the first worker's warm-up, for a second one to become ready."""
 
 START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A peer beside a server. Its programs run in its own environment."""
+    """A peer and its server. Its programs run in its own environment."""
 
     recipe: Recipe
     server: PlainServer
 
     @property
     def ledger(self) -> Path:
-        """Where its jobs say that they ran."""
+        """The ledger of its jobs."""
         return self.server.folder / "ledger"
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """For its programs."""
+        """Environment variables of its programs."""
         return {"PEER_LEDGER": str(self.ledger), "PEER_REDIS_URL": self.server.url, "PYTHONPATH": str(QUEUES)}
 
     def ask(self, task: str, count: int, prefix: str) -> dict[str, Any]:
-        """Let `queues/drive.py` do something."""
+        """Run a command of `queues/drive.py`."""
         command = [python_of(self.recipe), "drive.py", self.recipe.name, task, str(count), prefix]
         return ask(command, self.environ, QUEUES)
 
     def enqueue_s(self, count: int, prefix: str) -> float:
-        """Submit in bulk; seconds."""
+        """Submit in bulk; return seconds."""
         return self.ask("enqueue", count, prefix)["seconds"]
 
     def ran(self, prefix: str) -> list[tuple[str, int]]:
-        """(job, when in ns) of each execution of jobs whose names begin so."""
+        """Return (job, time in ns) of each execution of jobs whose names have this prefix."""
         raw = self.ledger.read_bytes() if self.ledger.exists() else b""
         whole = raw[: len(raw) - len(raw) % RECORD.size]
         found = ((name.decode(), at_ns) for name, at_ns in RECORD.iter_unpack(whole))
         return [one for one in found if one[0].startswith(prefix)]
 
     def wait_for(self, count: int, prefix: str, within_s: float) -> bool:
-        """Wait until so many different jobs have run; whether they did."""
+        """Wait until so many different jobs have run; return whether they did."""
         deadline_s = time.monotonic() + within_s
         while len({name for name, _ in self.ran(prefix)}) < count:
             if time.monotonic() > deadline_s:
@@ -89,7 +89,7 @@ class Bench:
 
     @contextmanager
     def workers(self, count: int) -> Generator[list["subprocess.Popen[bytes]"]]:
-        """So many worker processes, warmed up."""
+        """Run so many worker processes, warmed up."""
         with ExitStack() as stack:
             processes = [stack.enter_context(self.worker()) for _ in range(count)]
             self._warm_up(count)
@@ -97,7 +97,7 @@ class Bench:
 
     @contextmanager
     def worker(self) -> "Generator[subprocess.Popen[bytes]]":
-        """One worker process with whatever it forks, in a group of its own; killed at the end."""
+        """Run one worker process with its children, in its own process group; killed at the end."""
         command = [python_of(self.recipe), "drive.py", self.recipe.name, "work"]
         environ = {**os.environ, **self.environ}
         with (self.server.folder / "worker.log").open("ab") as log:
@@ -117,7 +117,7 @@ class Bench:
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    # A group may be gone: a worker that ended by itself is found by what did not run.
+    # A group may be gone: a worker that ended early shows as jobs that did not run.
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
@@ -125,7 +125,7 @@ def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
 
 
 def drain(name: str, num_jobs: int, num_workers: int) -> Drained:
-    """Submit to stopped workers, and let them go."""
+    """Submit to stopped workers, and resume them."""
     with plain_server() as server:
         bench = Bench(RECIPES[name], server)
         with bench.workers(num_workers) as processes:
@@ -152,7 +152,7 @@ def drain(name: str, num_jobs: int, num_workers: int) -> Drained:
 
 
 def wakes_ms(name: str, count: int) -> list[float]:
-    """Milliseconds from before the submit to the job's first line, one job at a time."""
+    """Return milliseconds from before the submit to the job's first line, one job at a time."""
     with plain_server() as server:
         bench = Bench(RECIPES[name], server)
         with bench.workers(1):

@@ -1,4 +1,4 @@
-"""What a decoder must know of itself, read from a Hugging Face config.json of any age.
+"""Decoder configuration, read from a Hugging Face config.json of any version.
 
 A family is a row of `FAMILIES`: how its config differs from Llama's.
 """
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from engine.errors import ModelFolderError
-from kernels.gated_activation import Activation
+from sluice.engine.errors import ModelFolderError
+from sluice.kernels.gated_activation import Activation
 
 Json = Mapping[str, object]
 """A parsed JSON object."""
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding: its type and the numbers that it needs."""
+    """Rotary position embedding: its type and parameters."""
 
     type: str
     theta: float
@@ -31,11 +31,11 @@ class RopeConfig:
     """Elements of a head that are rotated."""
 
     parameters: Json
-    """What the config says beyond that (factor, low_freq_factor, short_factor ...)."""
+    """Further parameters of the config (factor, low_freq_factor, short_factor ...)."""
 
     max_position_embeddings: int
     original_max_position_embeddings: int
-    """Context of the pretraining, before the embedding was stretched."""
+    """Context length of the pretraining, before the embedding was extended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,66 +53,66 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     norm_offset: float
-    """What is added to the weights of norms, those of heads included."""
+    """Added to the weights of norms, including those of heads."""
 
     has_post_norms: bool
-    """What a block computed is normalised before it is added to the residual."""
+    """Whether a block's output is normalised before it is added to the residual."""
 
     activation: Activation
     attention_scale: float
-    """Factor on the scores of attention."""
+    """Factor on the attention scores."""
 
     attention_soft_cap: float
-    """Largest score of attention, approached by tanh. 0: none."""
+    """Soft cap (tanh) of attention scores. 0: none."""
 
     final_soft_cap: float
-    """As `attention_soft_cap`, of logits."""
+    """Soft cap of logits. 0: none."""
 
     embedding_scale: float
     """Factor on the embedding, before it is rounded to the dtype."""
 
     is_tied: bool
-    """The output projection is the embedding."""
+    """Whether the output projection shares the embedding's weights."""
 
     has_qkv_bias: bool
     has_output_bias: bool
-    """Bias on the attention's output projection."""
+    """Whether the attention's output projection has a bias."""
 
     has_mlp_bias: bool
     has_head_norm: bool
-    """RMS norm of each query and key head before the rotation."""
+    """Whether query and key heads are RMS-normalised before the rotation."""
 
     sliding_windows: tuple[int, ...]
-    """One per layer: a token sees itself and this many less one before it. 0: all."""
+    """Sliding window per layer: a token attends to this many tokens, itself included. 0: all."""
 
     rope: RopeConfig
     local_rope: RopeConfig | None
-    """Of layers with a window, where they have one of their own."""
+    """Rotary embedding of layers with a window, if they have a separate one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one model_type differs: defaults that its configs leave out, and switches."""
+    """Differences of one model_type: defaults that its configs omit, and switches."""
 
     sliding_windows: Callable[[Json, int], tuple[int, ...]]
     has_qkv_bias: Callable[[Json], bool]
     has_output_bias: Callable[[Json], bool]
     has_head_norm: bool = False
     default_head_size: int | None = None
-    """None: hidden size over heads."""
+    """None: hidden size divided by heads."""
 
     has_post_norms: bool = False
     norm_offset: float = 0.0
     scales_embedding: bool = False
-    """By the root of the hidden size."""
+    """Scale the embedding by the root of the hidden size."""
 
     has_local_rope: bool = False
     activation_name: str = "hidden_act"
     defaults: Json = field(default_factory=dict[str, object])
-    """What the family's configs leave out."""
+    """Values that the family's configs omit."""
 
     refused: tuple[str, ...] = ()
-    """What may not be switched on."""
+    """Switches that are not supported if set."""
 
 
 def _no_windows(_: Json, num_layers: int) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ def _one_window(config: Json, num_layers: int) -> tuple[int, ...]:
 
 
 def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
-    """Qwen's rule: only if switched on; `layer_types` names the layers, else those from `max_window_layers`."""
+    """Return Qwen's windows: only if enabled, on the layers in `layer_types` or else from `max_window_layers` on."""
     if not config.get("use_sliding_window", False):
         return (0,) * num_layers
     window = _integer({"sliding_window": config.get("sliding_window", 4096) or 0}, "sliding_window")
@@ -136,12 +136,12 @@ def _layered_windows(config: Json, num_layers: int) -> tuple[int, ...]:
 
 
 def _every_second_window(config: Json, num_layers: int) -> tuple[int, ...]:
-    """Gemma 2's rule, where `layer_types` does not name the layers: the first layer has a window, the second not."""
+    """Return Gemma 2's windows without `layer_types`: every other layer, starting with the first."""
     return _periodic_windows(config, num_layers, 2)
 
 
 def _pattern_of_windows(config: Json, num_layers: int) -> tuple[int, ...]:
-    """Gemma 3's rule, where `layer_types` does not: the last of so many layers has no window."""
+    """Return Gemma 3's windows without `layer_types`: all but the last of each `sliding_window_pattern` layers."""
     return _periodic_windows(config, num_layers, _integer(config, "sliding_window_pattern", 6))
 
 
@@ -223,7 +223,7 @@ FAMILIES: dict[str, Family] = {
         has_local_rope=True,
         activation_name="hidden_activation",
         defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131_072},
-        # A soft cap of attention stands in its configs, but transformers computes none.
+        # Its configs contain an attention soft cap, but transformers does not apply it.
         refused=("use_bidirectional_attention", "attn_logit_softcapping"),
     ),
 }
@@ -233,7 +233,7 @@ def parse_config(config: Json) -> DecoderConfig:
     """Read a parsed config.json.
 
     Raises:
-        ModelFolderError: the family, or something that the config asks for, is not known here; or a size is missing.
+        ModelFolderError: the family or a setting is not supported, or a size is missing.
     """
     family = _family_of(config)
     config = {**family.defaults, **config}
@@ -277,7 +277,7 @@ def parse_config(config: Json) -> DecoderConfig:
 
 
 def _family_of(config: Json) -> Family:
-    """The row of `FAMILIES`; what it cannot do must not be asked for."""
+    """Return the row of `FAMILIES`, and check that the config asks for nothing unsupported."""
     name = str(config.get("model_type"))
     family = FAMILIES.get(name)
     if family is None:
@@ -291,7 +291,7 @@ def _family_of(config: Json) -> Family:
 
 
 def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
-    """The config as if layers of a type were its only ones: Gemma 3 has two bases, and scales the global one alone."""
+    """Return the config of one layer type: Gemma 3 has two rotary bases, and scales only the global one."""
     if not family.has_local_rope:
         return config
     given = config.get("rope_parameters")
@@ -301,7 +301,8 @@ def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
         "sliding_attention",
     }:
         raise ModelFolderError(
-            f"config.json: rope_parameters must be given for full_attention and sliding_attention apart, got {given!r}."
+            f"config.json: rope_parameters must be given separately for full_attention and sliding_attention, "
+            f"got {given!r}."
         )
     parameters = dict(_object(by_type.get(layer_type)))
     if layer_type == "full_attention":
@@ -313,7 +314,7 @@ def _rope_of(config: Json, family: Family, layer_type: str) -> Json:
 
 
 def _parse_rope(config: Json, head_size: int, max_position_embeddings: int) -> RopeConfig:
-    """Read `rope_parameters` (from transformers 5), or `rope_theta` and `rope_scaling` (before)."""
+    """Read `rope_parameters` (transformers 5 and later), or `rope_theta` and `rope_scaling` (before)."""
     parameters = dict(_object(config.get("rope_parameters")) or _object(config.get("rope_scaling")))
     theta = _number(parameters, "rope_theta", _number(config, "rope_theta", 10_000.0))
     partial = _number(parameters, "partial_rotary_factor", _number(config, "partial_rotary_factor", 1.0))
@@ -364,5 +365,5 @@ def _positive(config: Json, name: str, default: float) -> float:
 
 
 def _soft_cap(config: Json, name: str) -> float:
-    """0 where there is none."""
+    """Return a number of the config; 0 if it is absent."""
     return 0.0 if config.get(name) is None else _positive(config, name, 0.0)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.batch_tensors import BatchTensors
-from engine.models.config import DecoderConfig
-from kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
-from kernels.paged_attention import KVCache, Layout, paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.soft_cap import soft_cap
-from kernels.write_kv import write_kv
+from sluice.engine.models.config import DecoderConfig
+from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.paged_attention import KVCache, Layout, paged_attention
+from sluice.kernels.rms_norm import add_rms_norm, rms_norm
+from sluice.kernels.soft_cap import soft_cap
+from sluice.kernels.write_kv import write_kv
 
 if TYPE_CHECKING:
-    from kernels.decoder_step.cpu import DecoderStep
+    from sluice.kernels.decoder_step.cpu import DecoderStep
 
 
 class Workspace:
-    """Buffers of one step, made once: a step of T tokens uses their first T rows."""
+    """Buffers of one step, allocated once: a step of T tokens uses their first T rows."""
 
     def __init__(self, config: DecoderConfig, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         def rows(width: int) -> Tensor:
@@ -41,8 +41,8 @@ class Workspace:
 class Decoder:
     """A model on a device. Its caches are passed in.
 
-    From step to step it keeps buffers and, where a step is one native call, the tensors that the last one came in (see
-    `DecoderStep.run`). No result depends on what was computed before.
+    Between steps it keeps buffers and, if a step is one native call, the tensors of the last one (see
+    `DecoderStep.run`). No result depends on earlier steps.
     """
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, max_tokens: int) -> None:
@@ -53,7 +53,7 @@ class Decoder:
 
     @property
     def weights(self) -> DecoderWeights:
-        """What it computes with."""
+        """Device that the model computes on."""
         return self._weights
 
     @property
@@ -64,20 +64,20 @@ class Decoder:
     def forward(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
         """Compute every token of the step, writing keys and values; return logits `[R, V]` of `tensors.logit_rows`.
 
-        They are valid until the next call.
+        The logits are valid until the next call.
         """
-        # The native step reads its own layout alone: a cache in fp8 has none.
+        # The native step reads only its own cache layout, which fp8 caches do not have.
         if self._step is not None and caches[0].layout is Layout.PACKED:
             return self._step.run(_step_inputs(tensors), caches)
         return self.forward_by_operations(tensors, caches)
 
     def time_phases(self, tensors: BatchTensors, caches: list[KVCache]) -> dict[str, float]:
         """Compute a native step; return the seconds of its phases, for measurements."""
-        assert self._step is not None, "has_native_step was asked"
+        assert self._step is not None, "check has_native_step first"
         return self._step.time_phases(_step_inputs(tensors), caches)
 
     def forward_by_operations(self, tensors: BatchTensors, caches: list[KVCache]) -> Tensor:
-        """`forward`, one operation after another: where no native step can be had, and to compare it with."""
+        """Run `forward` one operation after another: the fallback without a native step, and its reference."""
         weights = self._weights
         eps, offset = weights.rms_norm_eps, weights.norm_offset
         num_tokens = tensors.input_ids.shape[0]
@@ -92,7 +92,7 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             attended = self._attend(layer, normed, tensors, caches[index])
             if index == len(weights.layers) - 1:
-                # Past its attention, the last block matters only where a token is drawn.
+                # After attention, the last block is needed only for rows that sample a token.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
                 normed = normed[: attended.shape[0]]
             computed = layer.attention_output(attended)
@@ -103,7 +103,7 @@ class Decoder:
         return soft_cap(logits, cap=weights.final_soft_cap) if weights.final_soft_cap else logits
 
     def _attend(self, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
-        """`[T, M]` to `[T, H * D]`."""
+        """Attend: `[T, M]` to `[T, H * D]`."""
         num_tokens = normed.shape[0]
         query = write_kv(
             layer.qkv(normed),
@@ -136,10 +136,10 @@ class Decoder:
 
 
 def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | None":
-    """The decoder as one native call a step, where all of its products are native."""
+    """Return the decoder as one native call per step, or None if any of its products is not native."""
     if weights.embedding.device.type != "cpu":
         return None
-    from kernels.decoder_step.cpu import DecoderStep, can_step
+    from sluice.kernels.decoder_step.cpu import DecoderStep, can_step
 
     products = [
         product for layer in weights.layers for product in (layer.qkv, layer.attention_output, layer.gated, layer.down)

@@ -1,4 +1,4 @@
-"""Bring a folder's weights into a decoder: names as transformers writes them, products fused and packed."""
+"""Load a folder's weights into a decoder: names as in transformers, products fused and packed."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import QuantizationUnavailable
-from engine.loader import Weights
-from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.models.rope_table import rope_table
-from engine.weight_copies import WeightCopier, copier_to
-from kernels.decoder_step import DecoderWeights, LayerWeights
-from kernels.linear import Linear, pack_gated_linear, pack_linear
-from kernels.write_kv import HeadNorm
+from sluice.engine.errors import QuantizationUnavailable
+from sluice.engine.models.config import DecoderConfig
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import Weights
+from sluice.engine.models.rope_table import rope_table
+from sluice.engine.models.weight_copies import WeightCopier, copier_to
+from sluice.kernels.decoder_step import DecoderWeights, LayerWeights
+from sluice.kernels.linear import Linear, pack_gated_linear, pack_linear
+from sluice.kernels.write_kv import HeadNorm
 
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How weights are kept."""
+    """Form in which weights are kept."""
 
     dtype: torch.dtype
     device: torch.device
     is_int8: bool = False
-    """Whether those of products are rounded to int8."""
+    """Whether the weights of products are rounded to int8."""
 
 
 def load_decoder(
@@ -44,14 +44,14 @@ def load_decoder(
 
     Args:
         config: of the same folder.
-        weights: mapped.
-        form: how they are kept, and where.
+        weights: memory-mapped.
+        form: how the weights are kept, and on which device.
         max_model_len: longest sequence.
-        max_tokens: most tokens of a step.
-        copier: what brings them there; chosen by the device if not given.
+        max_tokens: maximum tokens of a step.
+        copier: copies the weights to the device; chosen by the device if not given.
 
     Raises:
-        ModelFolderError: a tensor is missing, broken or of another shape.
+        ModelFolderError: a tensor is missing, corrupt or of another shape.
         QuantizationUnavailable: weights cannot be kept in this form.
     """
     copier = copier or copier_to(form.device)
@@ -99,21 +99,21 @@ class _Reader:
         return self._stack([name], [shape])
 
     def kept(self, name: str, *shape: int) -> Tensor:
-        """A tensor that stays as it is: not a part of the mapped file, all of which would stay in memory with it."""
+        """Return a copy of a tensor: a view of the mapped file would keep all of it in memory."""
         tensor = self.tensor(name, *shape)
         return tensor.clone() if self._copier is None else tensor
 
     def linear(self, prefix: str, names: dict[str, int], in_size: int, *, has_bias: bool) -> Linear:
-        """One product of several matrices `[N_i, in_size]`, one under the other."""
+        """Build one product of several matrices `[N_i, in_size]`, stacked."""
         return self.packed(*self._stacked(prefix, names, in_size, has_bias=has_bias))
 
     def packed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """One product of a matrix, in the form of the weights."""
+        """Build the product of one matrix, in the form of the weights."""
         with _as_unavailable():
             return pack_linear(weight, bias, is_int8=self._form.is_int8)
 
     def gated_linear(self, prefix: str, names: dict[str, int], in_size: int, config: DecoderConfig) -> Linear:
-        """The product of a gate and of what it gates."""
+        """Build the fused product of a gate and the projection that it gates."""
         stacked = self._stacked(prefix, names, in_size, has_bias=config.has_mlp_bias)
         with _as_unavailable():
             return pack_gated_linear(*stacked, activation=config.activation, is_int8=self._form.is_int8)
@@ -127,7 +127,7 @@ class _Reader:
         return weight, self._stack([f"{prefix}.{name}.bias" for name in names], [(size,) for size in names.values()])
 
     def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-        """Tensors one under the other; with a copier each goes to its place there, else one alone is not copied."""
+        """Stack tensors; with a copier each is copied to its place on the device, else a single one is not copied."""
         form = self._form
         if self._copier is None:
             parts = [
@@ -157,7 +157,7 @@ def _load_layer(config: DecoderConfig, reader: _Reader, index: int, *, angles: T
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     gate_up = {"gate_proj": inner, "up_proj": inner}
-    # The one name stands for the norm before the feed-forward, or for the norm after attention.
+    # One name is the norm before the feed-forward, the other the norm after attention.
     after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
     return LayerWeights(
         attention_norm=reader.kept(f"{prefix}.input_layernorm.weight", hidden),

@@ -1,8 +1,8 @@
-"""The angles of rotary position embedding, for every way in which models stretch their context.
+"""The angles of rotary position embedding, for all supported context extensions.
 
 Default (Su et al., 2021), linear (Chen et al., 2023), dynamic NTK, YaRN (Peng et al., 2023), LongRoPE (Ding et al.,
-2024), and Llama 3.1's. Dynamic and LongRoPE depend on the length of the sequence: here they are chosen once, by the
-longest sequence that is allowed, since keys written with one set of angles cannot be read with another.
+2024), and Llama 3.1's. Dynamic and LongRoPE depend on the sequence length: here they are fixed by the longest allowed
+sequence, since keys written with one set of angles cannot be read with another.
 """
 
 # torch's types are partial.
@@ -15,15 +15,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engine.errors import ModelFolderError
-from engine.models.config import RopeConfig
+from sluice.engine.errors import ModelFolderError
+from sluice.engine.models.config import RopeConfig
 
 
 def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:
-    """Cosines and sines of every position below `max_model_len`, `[max_model_len, R]` float32: R/2 cos, R/2 sin.
+    """Return cosines and sines of positions below `max_model_len`, `[max_model_len, R]` float32: R/2 cos, R/2 sin.
 
     Raises:
-        ModelFolderError: the type is not known, or a number that it needs is missing.
+        ModelFolderError: the type is unknown, or one of its parameters is missing.
     """
     compute = _TYPES.get(config.type)
     if compute is None:
@@ -34,7 +34,7 @@ def rope_table(config: RopeConfig, max_model_len: int) -> Tensor:
 
 
 def _frequencies(config: RopeConfig, theta: float | None = None) -> Tensor:
-    """Radians per position of each pair, `[R / 2]`."""
+    """Return radians per position of each pair, `[R / 2]`."""
     exponents = torch.arange(0, config.rotary_size, 2, dtype=torch.float32) / config.rotary_size
     return 1.0 / ((config.theta if theta is None else theta) ** exponents)
 
@@ -56,7 +56,7 @@ def _dynamic(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
 
 
 def _llama3(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """Slow pairs are slowed by the factor, fast ones kept, those between interpolated."""
+    """Slow low frequencies down by the factor, keep high ones, interpolate between."""
     factor, low, high = (_required(config, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     frequencies = _frequencies(config)
     turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
@@ -65,7 +65,7 @@ def _llama3(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
 
 
 def _yarn(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """As `_llama3`, with the ramp over pair numbers; the magnitude makes up for the flatter softmax."""
+    """Blend like `_llama3`, with the ramp over pair numbers; the magnitude compensates for the flatter softmax."""
     original = config.original_max_position_embeddings
     factor = _optional(config, "factor") or config.max_position_embeddings / original
     fast = _pair_of_turns(config, _optional(config, "beta_fast") or 32)
@@ -80,7 +80,7 @@ def _yarn(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
 
 
 def _pair_of_turns(config: RopeConfig, turns: float) -> float:
-    """Number of the pair that makes this many turns over the pretraining's context."""
+    """Return the number of the pair that makes this many turns over the pretraining's context."""
     wavelengths = config.original_max_position_embeddings / (turns * 2 * math.pi)
     return config.rotary_size * math.log(wavelengths) / (2 * math.log(config.theta))
 
@@ -97,7 +97,7 @@ def _yarn_magnitude(config: RopeConfig, factor: float) -> float:
 
 
 def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """Each pair has a factor of its own: one set for short contexts, one for long ones."""
+    """Scale each pair by its own factor: one set for short contexts, one for long ones."""
     original = config.original_max_position_embeddings
     name = "long_factor" if max_model_len > original else "short_factor"
     factors = config.parameters.get(name)

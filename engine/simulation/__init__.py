@@ -1,6 +1,7 @@
-"""Arrivals through the real engine, in real or in virtual time: what a way of batching gives, and what it would give.
+"""Replay arrivals through the real engine, in real or virtual time, to measure or predict a batching discipline.
 
-`arrivals` makes them; `step_time` says how long a step takes, given or fitted to measured steps; `executor` computes
-nothing and lets that time pass on a clock of its own; `replay` sends arrivals through an engine and notes what happens;
-`figures` sums that up; `capacity` looks for the largest rate that a target bears. Nothing here imports torch.
+`arrivals` generates requests; `step_time` gives the duration of a step, configured or fitted to measured steps;
+`executor` computes nothing and advances a virtual clock by that duration; `replay` sends arrivals through an engine and
+records the results; `figures` summarises them; `capacity` finds the largest rate that meets a target. Nothing here
+imports torch.
 """

@@ -1,4 +1,4 @@
-"""Requests to come: when, and how long they are. Those that are made are the same for the same seed."""
+"""Arrivals: times and lengths of requests. The same seed generates the same arrivals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,39 +10,39 @@ Length = Callable[[Random], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request to come. It generates what is said here, whatever the model would say."""
+    """A future request. It generates exactly this many tokens, whatever the model samples."""
 
     at_s: float
-    """After the first moment of the replay."""
+    """Seconds after the start of the replay."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     max_tokens: int = 0
-    """What it might have generated, as far as anyone knew before; as many as it does if 0."""
+    """Limit of its output that the scheduler knows; 0: `num_output_tokens`."""
 
 
 def constant(num_tokens: int) -> Length:
-    """Always the same."""
+    """Return a constant length."""
     return lambda random: num_tokens
 
 
 def uniform(low: int, high: int) -> Length:
-    """Any from `low` to `high`, both included, each as likely."""
+    """Draw uniformly from `low` to `high`, both included."""
     return lambda random: random.randint(low, high)
 
 
 def geometric(mean: int, *, most: int) -> Length:
-    """As if each token were the last with the same chance: most are short, few are long. Cut at `most`."""
+    """Draw from a geometric distribution, cut at `most`: most are short, few are long."""
     return lambda random: min(most, 1 + int(random.expovariate(1 / mean)))
 
 
 def poisson(
     rate: float, count: int, prompt: Length, output: Length, *, max_tokens: int = 0, seed: int = 0
 ) -> list[Arrival]:
-    """`count` arrivals at `rate` a second, independent of each other.
+    """Generate `count` Poisson arrivals at `rate` per second.
 
-    The gaps are scaled so that they take exactly `count / rate` seconds: one draw is as heavy as the next. An infinite
-    rate is a burst.
+    The gaps are scaled so that they take exactly `count / rate` seconds, which gives every seed the same load. An
+    infinite rate is a burst.
     """
     random = Random(seed)
     gaps = [random.expovariate(1.0) for _ in range(count)]
@@ -63,5 +63,5 @@ def poisson(
 
 
 def merged(*streams: list[Arrival]) -> list[Arrival]:
-    """Several streams as one, in the order in which they come."""
+    """Merge several streams in order of arrival."""
     return sorted((arrival for stream in streams for arrival in stream), key=lambda arrival: arrival.at_s)

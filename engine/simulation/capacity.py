@@ -1,19 +1,19 @@
-"""Look for the largest rate of arrivals at which a condition holds (capacity search: Sarathi-Serve, OSDI 2024)."""
+"""Find the largest rate of arrivals at which a condition holds (capacity search: Sarathi-Serve, OSDI 2024)."""
 
 from collections.abc import Callable
 
 
 def largest_rate(holds: Callable[[float], bool], *, low: float, high: float, tolerance: float = 0.05) -> float:
-    """The largest rate between `low` and `high` at which `holds`, by bisection of its logarithm.
+    """Return the largest rate between `low` and `high` at which `holds`, by bisection of its logarithm.
 
     Args:
-        holds: whether a rate is borne; once it is not, no larger one is.
+        holds: whether a rate meets the condition; must be monotonic.
         low: tried first.
-        high: not looked beyond.
+        high: upper limit of the search.
         tolerance: how far below the true rate the answer may be, as a share of it.
 
     Returns:
-        0 where not even `low` is borne.
+        0 if not even `low` meets the condition.
     """
     if not holds(low):
         return 0.0

@@ -1,44 +1,48 @@
-"""An executor that computes nothing and lets a step's time pass on its own clock: the engine itself is the real one."""
+"""An executor that computes nothing and advances a virtual clock by each step's duration.
+
+The engine is the real one.
+"""
 
 from dataclasses import dataclass
 
-from engine.batch import Batch
-from engine.executor import Computed, ModelLimits
-from engine.null_model import NullModel, NullModelConfig
-from engine.simulation.step_time import StepTime, work_of
+from sluice.engine.batch import Batch
+from sluice.engine.executor import Computed, ModelLimits
+from sluice.engine.null_model import NullModel, NullModelConfig
+from sluice.engine.simulation.step_time import StepTime, work_of
 
 
 @dataclass(slots=True, eq=False)
 class VirtualClock:
-    """A time that passes only where somebody says so. Seconds."""
+    """Virtual time in seconds, which advances only by calls."""
 
     at_s: float = 0.0
 
     def now_s(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.at_s
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.at_s += seconds
 
 
 class SimulatedExecutor:
-    """A null model whose steps take as long as `step_time` says. It ends no sequence by itself."""
+    """A null model whose steps take as long as `step_time` says. It ends no sequence itself."""
 
     lag = 0
 
     def __init__(
         self, step_time: StepTime, clock: VirtualClock, cache: NullModelConfig, *, has_prompts: bool = False
     ) -> None:
-        """Make an executor.
+        """Create an executor.
 
         Args:
-            step_time: how long a step takes.
-            clock: where that time passes.
+            step_time: duration of a step.
+            clock: the clock to advance.
             cache: the model's limits.
-            has_prompts: the keys and values of prompts come from elsewhere: to compute them takes no time, unless they
-                are computed again after a preemption.
+            has_prompts: keys and values of prompts come from elsewhere: computing them takes no time, except again
+                after
+                a preemption.
         """
         self._model = NullModel(cache)
         self._has_prompts = has_prompts
@@ -63,7 +67,7 @@ class SimulatedExecutor:
     def _charged(self, batch: Batch) -> Batch:
         if not self._has_prompts:
             return batch
-        # For its work alone: nothing is copied or padded by it.
+        # Only to measure its work: nothing is copied or padded.
         return Batch(tuple(row for row in batch.sequences if row.num_tokens == 1 or row.sequence.num_preemptions))
 
     def forget(self, sequence_ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Send arrivals through an engine as they come, and note what becomes of each, and what each step did."""
+"""Send arrivals through an engine when they are due, and record the result of each request and step."""
 
 import time
 from collections import deque
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.batch import Batch, Sampled
-from engine.config import EngineConfig
-from engine.executor import Computed, Executor
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModelConfig
-from engine.request import Request, SamplingParams
-from engine.sequence import Sequence as SequenceState
-from engine.simulation.arrivals import Arrival
-from engine.simulation.executor import SimulatedExecutor, VirtualClock
-from engine.simulation.step_time import StepTime, StepWork, work_of
+from sluice.engine.batch import Batch, Sampled
+from sluice.engine.config import EngineConfig
+from sluice.engine.executor import Computed, Executor
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.request import Request, SamplingParams
+from sluice.engine.sequence import Sequence as SequenceState
+from sluice.engine.simulation.arrivals import Arrival
+from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
+from sluice.engine.simulation.step_time import StepTime, StepWork, work_of
 
 _END_ROW = Sampled((255,))
 _OTHER_ROW = Sampled((254,))
 _LEAST_PAUSE_S = 1e-6
-"""Less might not move a clock that stands at a large number."""
+"""A shorter pause might not advance a clock that stands at a large number."""
 
 
 class _Silent:
-    """A decoder for tokens that nobody reads."""
+    """A decoder that returns no text."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """No text."""
+        """Return no text."""
         return ""
 
 
@@ -39,10 +39,10 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """The machine's own time."""
+    """The machine's clock."""
 
     def now_s(self) -> float:
-        """The time."""
+        """Return the time."""
         return time.perf_counter()
 
     def pass_s(self, seconds: float) -> None:
@@ -51,8 +51,8 @@ class RealClock:
 
 
 @dataclass(slots=True, eq=False)
-class Served:
-    """What became of an arrival. Times from the first moment of the replay."""
+class CompletedRequest:
+    """A replayed arrival and its times, from the start of the replay."""
 
     arrival: Arrival
     scheduled_s: float = 0.0
@@ -60,33 +60,33 @@ class Served:
 
     @property
     def end_s(self) -> float:
-        """When its last token came."""
+        """Time of the last token."""
         return self.token_times_s[-1]
 
     @property
     def e2e_s(self) -> float:
-        """Arrived to last token."""
+        """Arrival to last token."""
         return self.end_s - self.arrival.at_s
 
     @property
     def queue_s(self) -> float:
-        """Arrived to first scheduled."""
+        """Arrival to first scheduled."""
         return self.scheduled_s - self.arrival.at_s
 
     @property
     def ttft_s(self) -> float:
-        """Arrived to first token."""
+        """Arrival to first token."""
         return self.token_times_s[0] - self.arrival.at_s
 
     @property
     def tpot_s(self) -> float:
-        """Mean time between its tokens; 0 where there is one only."""
+        """Mean time between tokens; 0 for a single token."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
 
     @property
     def gaps_s(self) -> list[float]:
-        """Each time between two of its tokens."""
+        """Each gap between two of its tokens."""
         return [later - earlier for earlier, later in zip(self.token_times_s, self.token_times_s[1:], strict=False)]
 
 
@@ -105,13 +105,13 @@ class StepRecord(NamedTuple):
     """Slots of the blocks that these sequences hold."""
 
     num_filled_tokens: int
-    """Those of them with keys and values in them after the step."""
+    """Held slots with keys and values after the step."""
 
 
 class RecordingExecutor:
-    """Notes what each step of an executor did, and ends each sequence where its arrival says. Changes with each.
+    """Records each step of an executor, and ends each sequence at its arrival's length. Mutable.
 
-    It has each step to itself: it runs at lag 0.
+    It runs at lag 0, so that it times one step at a time.
     """
 
     lag = 0
@@ -154,17 +154,17 @@ class RecordingExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a replay gave."""
+    """Result of a replay."""
 
     config: EngineConfig
     kv_tokens_total: int
-    served: list[Served]
+    completed: list[CompletedRequest]
     steps: list[StepRecord]
-    """Their times, too, begin at the replay's first moment."""
+    """Times count from the start of the replay."""
 
     num_preemptions: int
     cpu_s: float
-    """Real time that the replay took: for a simulation, what it cost."""
+    """Real duration of the replay: for a simulation, its cost."""
 
 
 def simulate(arrivals: Sequence[Arrival], step_time: StepTime, config: EngineConfig, cache: NullModelConfig) -> Replay:
@@ -174,24 +174,24 @@ def simulate(arrivals: Sequence[Arrival], step_time: StepTime, config: EngineCon
 
 
 def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig, clock: Clock) -> Replay:
-    """Send `arrivals` through an engine of its own over `executor`, and wait until all have ended.
+    """Send `arrivals` through a new engine over `executor`, and wait until all have ended.
 
-    All arrivals wait in the engine: what a queue before it would hold back counts as waiting here.
+    All arrivals wait in the engine: time that a real job would spend in the queue counts as waiting here.
 
     Raises:
-        RuntimeError: the engine refused one, or failed it.
+        RuntimeError: the engine rejected or failed one.
     """
     began_s, cpu_began_s = clock.now_s(), time.perf_counter()
     recording = RecordingExecutor(executor, clock, arrivals)
     engine = LLMEngine(recording, _Silent(), config, clock=clock.now_s)
     coming = deque(sorted(enumerate(arrivals), key=lambda one: one[1].at_s))
-    served = [Served(arrival) for arrival in arrivals]
+    completed = [CompletedRequest(arrival) for arrival in arrivals]
     while coming or not engine.is_idle:
         now_s = clock.now_s() - began_s
         while coming and coming[0][1].at_s <= now_s:
             engine.add([_request(*coming.popleft())])
-        _note(engine, served, clock, began_s)
-        # As above, or rounding might leave one who is not due yet and no time to wait for.
+        _note(engine, completed, clock, began_s)
+        # Read the clock as above: rounding could otherwise leave a request that is not due and no time to wait.
         next_s = coming[0][1].at_s - (clock.now_s() - began_s) if coming else float("inf")
         pause_s = min(engine.idle_s, next_s)
         if 0 < pause_s < float("inf"):
@@ -199,28 +199,28 @@ def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig
     return Replay(
         config=config,
         kv_tokens_total=engine.stats.kv_tokens_total,
-        served=served,
+        completed=completed,
         steps=[step._replace(begin_s=step.begin_s - began_s) for step in recording.steps],
         num_preemptions=engine.stats.num_preemptions,
         cpu_s=time.perf_counter() - cpu_began_s,
     )
 
 
-def _note(engine: LLMEngine, served: list[Served], clock: Clock, began_s: float) -> None:
-    """Take a step, and write down when its tokens came."""
+def _note(engine: LLMEngine, completed: list[CompletedRequest], clock: Clock, began_s: float) -> None:
+    """Take a step, and record when its tokens arrived."""
     deltas = engine.step()
     now_s = clock.now_s() - began_s
     for delta in deltas:
         if delta.finish is not None and delta.finish.error is not None:
             raise RuntimeError(f"request {delta.request_id} failed: {delta.finish.error}")
-        one = served[int(delta.request_id)]
+        one = completed[int(delta.request_id)]
         if not one.token_times_s:
             one.scheduled_s = (delta.stats.first_scheduled_s or 0.0) - began_s
         one.token_times_s += [now_s] * len(delta.token_ids)
 
 
 def _request(index: int, arrival: Arrival) -> Request:
-    # A prompt like no other: bytes, which every vocabulary has.
+    # A unique prompt, of bytes, which every vocabulary has.
     prompt = tuple((index * 31 + position * 7 + position // 251) % 256 for position in range(arrival.num_prompt_tokens))
     return Request(
         id=str(index),

@@ -1,4 +1,4 @@
-"""How long a step takes, as a sum of five terms; given, or fitted to measured steps."""
+"""Duration of a step as a sum of five terms; configured, or fitted to measured steps."""
 
 # numpy's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
+from sluice.engine.batch import Batch
 
 
 class StepWork(NamedTuple):
-    """What a step computes, padding included."""
+    """Work of a step, including padding."""
 
     num_tokens: int
     """Tokens that go through the products of all layers."""
@@ -30,7 +30,7 @@ class StepWork(NamedTuple):
 
 
 def work_of(batch: Batch) -> StepWork:
-    """What `batch` computes, padding included."""
+    """Return the work of `batch`, including padding."""
     tokens = kv_tokens = pairs = rows = 0
     for _, start, num_tokens, samples in batch.sequences:
         tokens += num_tokens
@@ -46,26 +46,29 @@ def work_of(batch: Batch) -> StepWork:
 
 
 def _pairs(start: int, num_tokens: int) -> int:
-    """Each token attends to the `start` before its row, to those before it in the row, and itself; 0 for a decode."""
+    """Count pairs: each token attends to `start` tokens, to those before it in the row, and to itself.
+
+    0 for a decode.
+    """
     return 0 if num_tokens == 1 else num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step: what it takes at all, and what each part of its work adds."""
+    """Seconds of a step: a fixed part, and one for each part of its work."""
 
     fixed_s: float
-    """Weights are read, kernels launched, the scheduler runs."""
+    """Reading weights, launching kernels, running the scheduler."""
 
     token_s: float = 0.0
     kv_token_s: float = 0.0
     pair_s: float = 0.0
 
     row_s: float = 0.0
-    """For each row of logits, and the token drawn from it."""
+    """Per row of logits, with its sampled token."""
 
     def of(self, work: StepWork) -> float:
-        """Seconds that `work` takes."""
+        """Return the seconds that `work` takes."""
         return (
             self.fixed_s
             + self.token_s * work.num_tokens
@@ -87,25 +90,25 @@ class Fit:
 
     step_time: StepTime
     median_error: float
-    """Half of the steps are predicted better than this, as a share of what was measured."""
+    """Median error of predicted steps, as a share of the measured time."""
 
     total_error: float
-    """The sum of all steps as predicted, over the sum as measured, less one."""
+    """Sum of all predicted steps over the measured sum, minus one."""
 
     num_steps: int
 
 
 def fit(steps: Sequence[tuple[StepWork, float]]) -> Fit:
-    """Fit a step time to measured (work, seconds) by least squares of the relative error, no term below zero.
+    """Fit a step time to measured (work, seconds) by least squares of the relative error, with no negative term.
 
-    Of the relative error, because a decode of 10 ms matters as much as a prompt of a second. A tenth of the steps is
-    left out, those that the first fit misses most: what else the machine did is not the model's.
+    The relative error weighs a decode of 10 ms as much as a prompt of a second. The tenth of the steps with the largest
+    errors in a first fit is left out as outliers.
 
     Raises:
         ValueError: there are fewer steps than ten.
     """
     if len(steps) < 10:
-        raise ValueError(f"a step time is fitted to 10 steps or more, got {len(steps)}")
+        raise ValueError(f"a fit needs 10 steps or more, got {len(steps)}")
     terms = np.array([(1, *work) for work, _ in steps], dtype=np.float64)
     seconds = np.array([taken_s for _, taken_s in steps])
     errors = _errors(terms, seconds, _fit(terms, seconds))
@@ -127,12 +130,12 @@ def _errors(
 
 
 def _fit(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares without negative terms: the most negative one is left out until there is none."""
+    """Solve least squares without negative terms: drop the most negative one until there is none."""
     scaled = terms / seconds[:, None]
     used = [column for column in range(terms.shape[1]) if scaled[:, column].any()]
     found = np.zeros(terms.shape[1])
     while used:
-        # Columns of one size: what a pair costs is a millionth of what a step costs.
+        # Scale columns to one size: a pair costs a millionth of a step.
         sizes = np.linalg.norm(scaled[:, used], axis=0)
         part: NDArray[np.float64] = np.linalg.lstsq(scaled[:, used] / sizes, np.ones(len(seconds)))[0] / sizes
         if part.min() >= 0:

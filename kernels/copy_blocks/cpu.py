@@ -1,4 +1,4 @@
-"""Block copies in torch's operators: two for each part of a layer, however many blocks."""
+"""Block copies with torch operators: two per part of a layer, for any number of blocks."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.copy_blocks import BlockRuns, parts_of
-from kernels.paged_attention import FP8
+from sluice.kernels.copy_blocks import BlockRuns, parts_of
+from sluice.kernels.paged_attention import FP8
 
 
 def copy_blocks_cpu(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
-    """As `kernels.copy_blocks.copy_blocks`, of `pairs` that were checked."""
+    """Copy as `sluice.kernels.copy_blocks.copy_blocks`; `pairs` are already checked."""
     sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(dim=1)
     for cache in runs.caches:
         for part in parts_of(cache):
-            # torch copies no 8-bit floats by index.
+            # torch cannot index 8-bit floats.
             bits = part.view(torch.uint8) if part.dtype == FP8 else part
             bits.index_copy_(0, destinations, bits.index_select(0, sources))

@@ -1,15 +1,15 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Block copies in one Triton launch for all layers: each program moves a piece of one block's run, as integers.
+"""Block copies in one Triton launch for all layers: each program moves a piece of one block as integers.
 
-What is moved are bits: neither dtype nor layout matters, and no conversion can touch a NaN or an 8-bit float.
+Only bits are moved: dtype and layout do not matter, and no conversion can change a NaN or an 8-bit float.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.copy_blocks import BlockRuns
+from sluice.kernels.copy_blocks import BlockRuns
 
 BLOCK = 2048
 """Units that a program moves: 16 KiB of the widest."""
@@ -35,7 +35,7 @@ def _copy_blocks_kernel(
     destination = tl.load(pairs_ptr + pair * 2 + 1)
     address = tl.load(runs_ptr + run * 3)
     stride = tl.load(runs_ptr + run * 3 + 1)
-    # Both hints are true since all numbers of the table are aligned: they let a thread move 16 bytes at once.
+    # Both hints hold since all numbers of the table are aligned: they let a thread move 16 bytes at once.
     num_units = tl.multiple_of(tl.load(runs_ptr + run * 3 + 2) // UNIT_BYTES, ALIGNMENT // UNIT_BYTES)
     inside = offsets < num_units
 
@@ -45,7 +45,10 @@ def _copy_blocks_kernel(
 
 
 def copy_blocks_triton(runs: BlockRuns, pairs: Tensor) -> None:
-    """As `kernels.copy_blocks.copy_blocks`; `pairs` `[P, 2]` int64, on the caches' device, were checked."""
+    """Copy as `sluice.kernels.copy_blocks.copy_blocks`.
+
+    `pairs` `[P, 2]` int64, on the caches' device, are already checked.
+    """
     num_pairs = pairs.shape[0]
     if num_pairs == 0:
         return

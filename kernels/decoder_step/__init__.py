@@ -1,8 +1,8 @@
-"""A whole step of a decoder in one native call: the operations of one layer after another, without a gap between them.
+"""A whole decoder step in one native call: all operations of all layers without returning to Python.
 
-What it means is engine/models/decoder.py's `forward`, operation by operation, which also does the work wherever this
-cannot be had; its tokens are the same to the bit where both multiply by kernels/linear/native.py. The weights' types
-are here since both compute with them, and kernels know nothing of the engine.
+Its definition is `forward` in engine/models/decoder.py, operation by operation, which is also the fallback. Tokens are
+bitwise identical where both multiply with kernels/linear/native.py. The weights' types are defined here since both use
+them, and kernels do not import the engine.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.gated_activation import Activation
-from kernels.linear import Linear
-from kernels.write_kv import HeadNorm
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.linear import Linear
+from sluice.kernels.write_kv import HeadNorm
 
 __all__ = ["DecoderWeights", "LayerWeights", "StepInputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One block's weights, ready to be used."""
+    """Prepared weights of one block."""
 
     attention_norm: Tensor
     """`[M]`."""
@@ -28,7 +28,7 @@ class LayerWeights:
     """M to (H + 2 * G) * D."""
 
     head_norm: HeadNorm | None
-    """None where heads are not normalised."""
+    """None if heads are not normalised."""
 
     cos_sin: Tensor
     """`[positions, R]` float32."""
@@ -37,7 +37,7 @@ class LayerWeights:
     """H * D to M."""
 
     attention_post_norm: Tensor | None
-    """`[M]`, of what attention computed, before it is added to the residual; None where it is added as it is."""
+    """`[M]`, norm of the attention's output before it is added to the residual; None if there is none."""
 
     mlp_norm: Tensor
     gated: Linear
@@ -45,15 +45,15 @@ class LayerWeights:
 
     down: Linear
     mlp_post_norm: Tensor | None
-    """As `attention_post_norm`, of the feed-forward; both or none."""
+    """Like `attention_post_norm`, for the feed-forward; both are set or neither."""
 
     sliding_window: int
-    """How far a token sees, itself included; 0: everything before it."""
+    """Sliding window in tokens, including the token itself; 0: all tokens before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A decoder's sizes and weights, ready to be used."""
+    """Sizes and prepared weights of a decoder."""
 
     hidden_size: int
     intermediate_size: int
@@ -62,17 +62,17 @@ class DecoderWeights:
     head_size: int
     rms_norm_eps: float
     norm_offset: float
-    """What is added to the weights of norms; those of heads have their own."""
+    """Added to the weights of norms; head norms have a separate offset."""
 
     activation: Activation
     attention_scale: float
-    """Factor on the scores of attention."""
+    """Factor on attention scores."""
 
     attention_soft_cap: float
-    """0: none."""
+    """Soft cap of attention scores. 0: none."""
 
     final_soft_cap: float
-    """Of logits. 0: none."""
+    """Soft cap of logits. 0: none."""
 
     embedding_scale: float
     """In the dtype of the model."""
@@ -87,7 +87,7 @@ class DecoderWeights:
 
 
 class StepInputs(NamedTuple):
-    """T tokens of S sequences, as `paged_attention` and `write_kv` take them; `logit_rows` `[R]` ascends."""
+    """T tokens of S sequences, as for `paged_attention` and `write_kv`; `logit_rows` `[R]` ascends."""
 
     input_ids: Tensor
     positions: Tensor

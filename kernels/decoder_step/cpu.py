@@ -1,4 +1,7 @@
-"""The step on the CPU by native.c: what it reads, as C structures, filled once; per step only the batch's pointers."""
+"""The decoder step on the CPU by native.c.
+
+Its C structures are filled once; a step passes only the batch's pointers.
+"""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -10,21 +13,21 @@ from operator import is_not
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
-from kernels.gated_activation.cpu import ACTIVATION_CODES
-from kernels.linear import Linear
-from kernels.linear.native import NativeLinear, WeightStruct
-from kernels.native import native_function
-from kernels.paged_attention import KVCache
-from kernels.paged_attention.cpu import MAX_HEAD_SIZE
-from kernels.paged_attention.layout import Layout, padded
-from kernels.tiles import may_use_tiles
+from sluice.kernels.checks import check, check_rows
+from sluice.kernels.decoder_step import DecoderWeights, LayerWeights, StepInputs
+from sluice.kernels.gated_activation.cpu import ACTIVATION_CODES
+from sluice.kernels.linear import Linear
+from sluice.kernels.linear.native import NativeLinear, WeightStruct
+from sluice.kernels.native import native_function
+from sluice.kernels.paged_attention import KVCache
+from sluice.kernels.paged_attention.cpu import MAX_HEAD_SIZE
+from sluice.kernels.paged_attention.layout import Layout, padded
+from sluice.kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_decoder_step", "ppi")
 SIZES = ("sluice_decoder_step_sizes", "p")
 _LINE = 32
-"""Elements of a cache line: rows whose distance is a power of two would all lie in the same few lines of a cache."""
+"""Padding between rows, one cache line in elements: rows a power of two apart would share few cache sets."""
 
 _STEP_BYTES = 64
 _PHASES = (
@@ -41,7 +44,7 @@ _PHASES = (
     "down",
     "output",
 )
-"""What native.c tells apart, in its order."""
+"""Phases of a step in native.c, in its order."""
 
 
 class _Layer(ctypes.Structure):
@@ -98,8 +101,8 @@ class DecoderStep:
 
     def __init__(self, model: DecoderWeights, max_tokens: int) -> None:
         native = native_function(*SIGNATURE)
-        assert native is not None, "native products are made only where the library is"
-        assert _native_sizes() == _SIZES, "the structures here are not those of native.c"
+        assert native is not None, "native products exist only with the native library"
+        assert _native_sizes() == _SIZES, "the structures here differ from those of native.c"
         self._native = native
         self._kept = model
         self._caches: list[KVCache] | None = None
@@ -110,29 +113,30 @@ class DecoderStep:
         self._room = _Room(model, max_tokens)
         self._model = _model(model, self._layers, self._output, self._room)
         self._inputs: StepInputs | None = None
-        """Those of the last step, with what was made of them."""
+        """The last step's inputs and the structures made from them."""
 
         self._step, self._rows = _Step(), self._logits
 
     def run(self, inputs: StepInputs, caches: list[KVCache], *, seconds: Tensor | None = None) -> Tensor:
-        """Compute every token, writing keys and values to packed `caches`, one a layer.
+        """Compute every token, writing keys and values to packed `caches`, one per layer.
 
         Args:
-            inputs: the batch. A tensor that the step before had may hold other numbers now, but must not have been
-                resized or moved: it is not looked at again.
-            caches: one for each layer. The list that the step before had must hold the same ones.
-            seconds: `[len(_PHASES) + 1]` float64, for measurements: how long each phase took is added to
-                it, to the first what was before the step. The last is a time.
+            inputs: the batch. A tensor of the previous step may have new contents, but must not have been resized or
+                moved: it is not checked again.
+            caches: one per layer. The list of the previous step must hold the same caches.
+            seconds: `[len(_PHASES) + 1]` float64, for measurements: the duration of each phase is added to it; the
+                first
+                phase includes the time since the timestamp in the last element.
 
         Returns:
             Logits `[R, V]` bfloat16 of `logit_rows`, valid until the next call.
 
         Raises:
-            ValueError: there are more tokens than room, or a tensor is not what native code would take it for.
+            ValueError: there are more tokens than room, or a tensor has the wrong shape, dtype or strides.
         """
         if caches is not self._caches:
             self._use(caches)
-        # Most steps come in the memory of the one before. Each look at a tensor costs while the caches hold weights.
+        # Most steps reuse the memory of the previous one. Each tensor access is costly while the caches hold weights.
         if self._inputs is None or any(map(is_not, inputs, self._inputs)):
             self._take(inputs)
         self._step.seconds = None if seconds is None else seconds.data_ptr()
@@ -140,7 +144,7 @@ class DecoderStep:
         return self._rows
 
     def _take(self, inputs: StepInputs) -> None:
-        """Check `inputs`, and let native code read them.
+        """Check `inputs`, and fill the native structure from them.
 
         Raises:
             ValueError: as `run`.
@@ -168,21 +172,21 @@ class DecoderStep:
         self._inputs, self._rows = inputs, self._logits[:num_rows]
 
     def time_phases(self, inputs: StepInputs, caches: list[KVCache]) -> dict[str, float]:
-        """Seconds of each phase of a step, which is computed as by `run`."""
+        """Return seconds of each phase of a step, which is computed as by `run`."""
         seconds = torch.zeros(len(_PHASES) + 1, dtype=torch.float64)
         self.run(inputs, caches, seconds=seconds)
         return dict(zip(_PHASES[1:], seconds.tolist()[1:], strict=False))
 
     def _use(self, caches: list[KVCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):
-            assert cache.layout is Layout.PACKED, "a cache beside native products is packed"
+            assert cache.layout is Layout.PACKED, "a cache with native products is packed"
             layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
         self._model.block_size, self._model.P = caches[0].block_size, padded(caches[0].block_size)
         self._caches = caches
 
 
 class _Room:
-    """What a step writes between its operations: T rows each, a little further apart than they are long."""
+    """Buffers between the operations of a step: T rows each, with padding between rows."""
 
     def __init__(self, model: DecoderWeights, max_tokens: int) -> None:
         def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -198,23 +202,23 @@ class _Room:
 
 
 def can_step(products: Sequence[Linear], head_size: int) -> bool:
-    """Whether a decoder of these products can be computed in one call: all are native, and so is its attention."""
+    """Whether a decoder of these products can run in one call: all products and its attention are native."""
     return head_size <= MAX_HEAD_SIZE and all(isinstance(product, NativeLinear) for product in products)
 
 
 def _native_sizes() -> tuple[int, ...]:
-    """What native.c was compiled with, as `_SIZES`."""
+    """Return the structure sizes that native.c was compiled with, as `_SIZES`."""
     native = native_function(*SIZES)
-    assert native is not None, "it is in the library that has the step"
+    assert native is not None, "the library with the step has this function"
     sizes = torch.zeros(len(_SIZES), dtype=torch.int64)
     native(sizes.data_ptr())
     return tuple(sizes.tolist())
 
 
 def _check(inputs: StepInputs, max_tokens: int) -> None:
-    """Raise ValueError unless the batch fits the room, and each tensor is as long and of the kind that the others say.
+    """Raise ValueError unless the batch fits the room, and the tensors' shapes and dtypes agree.
 
-    What is in them (slots, blocks, rows) is the layout's to get right.
+    Their contents (slots, blocks, rows) are not checked: the layout guarantees them.
     """
     tokens, seqs, rows = (x.shape[0] for x in (inputs.input_ids, inputs.context_lens, inputs.logit_rows))
     check(rows <= tokens <= max_tokens, "{} tokens, {} rows of logits: there is room for {}", tokens, rows, max_tokens)
@@ -245,7 +249,7 @@ def _check_line(name: str, x: Tensor, dtype: torch.dtype, size: int) -> None:
 
 
 def _native(product: Linear) -> NativeLinear:
-    assert isinstance(product, NativeLinear), "can_step was asked"
+    assert isinstance(product, NativeLinear), "check can_step first"
     return product
 
 

@@ -1,12 +1,13 @@
-/* One step of a whole decoder, made by one team of threads: embed, L blocks, norm, project.
+/* One step of a whole decoder, run by one team of threads: embed, L blocks, norm, project.
 
-   What engine/models/decoder.py says operation by operation, made of the same parts; each phase ends when all
-   have met, and no other thread, call or allocation comes between. bfloat16; weights in bfloat16 or int8. */
+   The definition is engine/models/decoder.py, operation by operation; this file calls the same parts. Each phase ends
+   with a barrier; between phases there is no call, allocation or other thread. bfloat16; weights in bfloat16 or
+   int8. */
 #include "../parts.h"
 
 #include <time.h>
 
-/* What a phase does, as cpu.py names them. */
+/* Phases, named as in cpu.py. */
 enum { START, EMBED, NORM, QKV, WRITE_KV, ATTENTION, KEEP, ATTENTION_OUTPUT, QUANTIZE, GATED, DOWN, OUTPUT, NUM_PHASES };
 
 typedef struct {
@@ -17,11 +18,11 @@ typedef struct {
   const float *cos_sin;                            /* [., R] */
   void *keys, *values;
   int64_t window, R;
-  float head_eps, head_offset; /* of the norm of heads */
+  float head_eps, head_offset; /* of the heads' norm */
 } Layer;
 
-/* Sizes, weights, and room for a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended
-   [., H * D], gated [., I], each `*_stride` elements apart; bytes and scales for the rows of int8 products. */
+/* Sizes, weights, and buffers of a step: rows of residual [., M], normed [., M], qkv, query [., H * D], attended [., H
+   * D], gated [., I], each `*_stride` elements apart; bytes and scales for the rows of int8 products. */
 typedef struct {
   const Layer *layers;
   const void *embedding, *final_norm;
@@ -34,17 +35,18 @@ typedef struct {
   float norm_eps, norm_offset, scale, soft_cap, embedding_scale, final_cap;
 } Model;
 
-/* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, which are in ascending order. */
+/* T tokens of S sequences; logits: [num_rows, V] of the tokens `rows`, in ascending order. */
 typedef struct {
   const int64_t *input_ids, *positions, *slot_mapping;
   const int32_t *block_tables, *query_start_locs, *context_lens;
   const int64_t *rows;
   uint16_t *logits;
-  double *seconds; /* [NUM_PHASES + 1]: each phase's duration is added to its own, the last is when one ended; or null */
+  double *seconds; /* [NUM_PHASES + 1]: each phase's duration is added to its entry; the last entry is the time when a
+                      phase last ended; or null */
   int64_t T, S, num_rows, table_stride, logits_stride;
 } Step;
 
-/* End a phase, and note how long it took. */
+/* End a phase, and record its duration. */
 INLINE void lap(Team *team, const Step *s, int phase) {
   end_phase(team);
   if (!s->seconds || team->index != 0) return;
@@ -55,7 +57,7 @@ INLINE void lap(Team *team, const Step *s, int phase) {
   s->seconds[NUM_PHASES] = seconds;
 }
 
-/* Rows of x as int8, where the weight is. */
+/* Rows of x as int8, if the weight is. */
 INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, const Weight *weight, int64_t first,
                           int64_t end) {
   if (!weight->scales) return;
@@ -63,7 +65,7 @@ INLINE void quantize_rows(const Model *m, const uint16_t *x, int64_t stride, con
     quantize_row(x + t * stride, m->bytes + t * m->bytes_stride, m->scales + t, weight->K);
 }
 
-/* A product of rows that another phase has quantised, if they had to be. */
+/* A product of rows that an earlier phase has quantised if necessary. */
 INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
                      uint16_t *out, int64_t out_stride, int64_t T, int epilogue, const Weight *after) {
   const int is_int8 = weight->scales != NULL;
@@ -73,8 +75,8 @@ INLINE void multiply(const Model *m, const Team *team, const uint16_t *x, int64_
   product_part(&a, team);
 }
 
-/* Normalise the thread's rows of the residual, for the product with `weight`; before that, add to them the norm of what
-   a block left in `normed`, where there is one: else the block's last product has added to the residual. */
+/* Normalise the thread's rows of the residual, for the product with `weight`. If the previous block left its output in
+   `normed`, first add its norm to the residual; otherwise the block's last product has already been added. */
 INLINE void normalise_rows(const Model *m, const Team *team, const void *post_norm, const void *norm,
                            const Weight *weight, int64_t T) {
   const int64_t first = share_begin(team, T), end = share_end(team, T);
@@ -101,14 +103,14 @@ INLINE void embed(const Model *m, const Step *s, const Team *team) {
   }
 }
 
-/* A block's last product: added to the residual, or left in `normed` where it is normalised before it is added. */
+/* A block's last product: added to the residual, or left in `normed` if it is normalised before it is added. */
 INLINE void multiply_last(const Model *m, const Team *team, const uint16_t *x, int64_t x_stride, const Weight *weight,
                           int64_t T, const void *post_norm, const Weight *after) {
   multiply(m, team, x, x_stride, weight, post_norm ? m->normed : m->residual, m->hidden_stride, T,
            post_norm ? STORE : ADD, after);
 }
 
-/* Keep the rows that logits are wanted of: the others matter no more. */
+/* Keep only the rows whose logits are needed. */
 INLINE void keep_rows(const Model *m, const Step *s) {
   for (int64_t i = 0; i < s->num_rows; i++) {
     const int64_t t = s->rows[i];
@@ -118,7 +120,7 @@ INLINE void keep_rows(const Model *m, const Step *s) {
   }
 }
 
-/* Queries, keys and values of the normed rows; then what each query sees. */
+/* Queries, keys and values of the normed rows; then attention. */
 INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team) {
   multiply(m, team, m->normed, m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
            &layer->attention_output);
@@ -138,7 +140,7 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   lap(team, s, ATTENTION);
 }
 
-/* Add what was attended, then the feed-forward of the sum, to the residual. */
+/* Add the attention's output, then the feed-forward of the sum, to the residual. */
 INLINE void feed(const Model *m, const Layer *layer, const Step *s, int64_t T, Team *team, const Weight *after) {
   const Weight *output = &layer->attention_output;
   if (output->scales) {
@@ -189,7 +191,7 @@ static void run(const Model *m, const Step *s, Team *team) {
   lap(team, s, OUTPUT);
 }
 
-/* What cpu.py must agree with: sizes: [4], those of Layer, Model and Step in bytes, and how many phases there are. */
+/* Values that cpu.py must agree with: sizes: [4], the bytes of Layer, Model and Step, and the number of phases. */
 EXPORT void sluice_decoder_step_sizes(int64_t *sizes) {
   sizes[0] = sizeof(Layer);
   sizes[1] = sizeof(Model);

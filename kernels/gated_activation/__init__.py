@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
+from sluice.kernels.checks import check, check_rows
 
 __all__ = ["Activation", "gated_activation"]
 
@@ -16,9 +16,9 @@ def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: T
     """Return `activation(gate) * up`. Float32 inside, rounded once.
 
     Args:
-        gate_up: `[T, 2 * I]`: the gate, then what it gates. Rows may be strided, the last dimension is contiguous.
+        gate_up: `[T, 2 * I]`: the gate, then the up projection. Rows may be strided, the last dimension is contiguous.
         activation: applied to the gate.
-        out: `[T, I]`, dtype of `gate_up`; made if None.
+        out: `[T, I]`, dtype of `gate_up`; allocated if None.
 
     Returns:
         `out`.
@@ -33,11 +33,11 @@ def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: T
     check(out.shape == torch.Size(shape) and out.dtype == gate_up.dtype, "out must be {} {}", shape, gate_up.dtype)
     check_rows("out", out)
     if gate_up.is_cuda:
-        from kernels.gated_activation.kernel import gated_activation_triton
+        from sluice.kernels.gated_activation.kernel import gated_activation_triton
 
         gated_activation_triton(gate_up, activation=activation, out=out)
     else:
-        from kernels.gated_activation.cpu import gated_activation_cpu
+        from sluice.kernels.gated_activation.cpu import gated_activation_cpu
 
         gated_activation_cpu(gate_up, activation=activation, out=out)
     return out

@@ -1,4 +1,4 @@
-"""The gate on the CPU: native.c, or torch's operators where there is no library."""
+"""The gate on the CPU: native.c, or torch operators without the library."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.gated_activation import Activation
-from kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.native import DTYPE_CODES, native_function
 
 SIGNATURE = ("sluice_gated_activation", "iiplplll")
 ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
@@ -33,7 +33,7 @@ def gated_activation_cpu(gate_up: Tensor, *, activation: Activation, out: Tensor
 
 
 def gated_activation_torch(gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
-    """`gated_activation_cpu` in torch's operators."""
+    """Compute `gated_activation_cpu` with torch operators."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     gated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     out.copy_(torch.mul(gated, up, out=gated))

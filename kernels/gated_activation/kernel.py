@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_activation import Activation
+from sluice.kernels.gated_activation import Activation
 
 BLOCK = 1024
 
@@ -37,7 +37,7 @@ def _gated_activation_kernel(
 
 
 def gated_activation_triton(gate_up: Tensor, *, activation: Activation = "silu", out: Tensor) -> None:
-    """As `kernels.gated_activation.gated_activation`."""
+    """Launch the kernel; see `sluice.kernels.gated_activation.gated_activation`."""
     num_tokens, intermediate_size = out.shape
     if num_tokens == 0 or intermediate_size == 0:
         return

@@ -18,7 +18,7 @@ INLINE void rows(int dtype, int activation, const char *gate_up, int64_t stride,
   }
 }
 
-/* gate_up: [T, 2 * I], the gate before what it gates; out: [T, I]; strides in elements between rows. */
+/* gate_up: [T, 2 * I], the gate, then the up projection; out: [T, I]; strides in elements between rows. */
 EXPORT void sluice_gated_activation(int dtype, int activation, const void *gate_up, int64_t stride, void *out,
                                     int64_t out_stride, int64_t T, int64_t I) {
   if (dtype == BFLOAT16)

@@ -1,4 +1,4 @@
-"""What the gate means. Float32 inside; float64 tensors stay float64."""
+"""Definition of the gate. Float32 inside; float64 tensors stay float64."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.gated_activation import Activation
+from sluice.kernels.gated_activation import Activation
 
 
 def gated_activation_reference(gate_up: Tensor, *, activation: Activation = "silu") -> Tensor:

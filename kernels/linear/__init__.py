@@ -1,10 +1,10 @@
-"""The matrix products of a decoder, in the form that is fastest on the device."""
+"""The matrix products of a decoder, in the fastest form for the device."""
 
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.gated_activation import Activation
-from kernels.linear.plain import Linear
+from sluice.kernels.checks import check
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.linear.plain import Linear
 
 __all__ = ["Linear", "pack_gated_linear", "pack_linear"]
 
@@ -13,23 +13,23 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
     """Prepare `x @ weight.T + bias` for many calls.
 
     Args:
-        weight: `[N, K]`, float32, float16 or bfloat16. May be dropped by the caller afterwards.
+        weight: `[N, K]`, float32, float16 or bfloat16. The caller may drop it afterwards.
         bias: `[N]`, dtype of `weight`.
-        is_int8: keep the weight in int8. The CPU multiplies in int8 too, rows rounded as well, for bfloat16 only; CUDA
+        is_int8: keep the weight in int8. The CPU multiplies in int8 too, with rounded rows, for bfloat16 only; CUDA
             multiplies in the dtype of the rows, float16 or bfloat16.
 
     Returns:
         A function of `x` `[T, K]`, contiguous rows, to `[T, N]`.
 
     Raises:
-        ValueError: shapes or dtypes disagree, or int8 cannot be had for this weight on this machine.
+        ValueError: shapes or dtypes disagree, or this machine does not support int8 for this weight.
     """
     _check(weight, bias)
     if weight.is_cuda:
-        from kernels.linear.cuda import pack_linear_cuda
+        from sluice.kernels.linear.cuda import pack_linear_cuda
 
         return pack_linear_cuda(weight, bias, is_int8=is_int8)
-    from kernels.linear.cpu import pack_linear_cpu
+    from sluice.kernels.linear.cpu import pack_linear_cpu
 
     return pack_linear_cpu(weight, bias, is_int8=is_int8)
 
@@ -37,17 +37,17 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = F
 def pack_gated_linear(
     weight: Tensor, bias: Tensor | None = None, *, activation: Activation, is_int8: bool = False
 ) -> Linear:
-    """Prepare `activation(gate) * up` for many calls, where `x @ weight.T + bias` is the gate, then the up.
+    """Prepare `activation(gate) * up` for many calls, where `x @ weight.T + bias` is the gate, then the up projection.
 
-    As `pack_linear`, with `weight` `[2 * I, K]`; the function gives `[T, I]`.
+    As `pack_linear`, with `weight` `[2 * I, K]`; the function returns `[T, I]`.
     """
     _check(weight, bias)
     check(weight.shape[0] % 2 == 0, "weight must be [2 * I, K], got {}", weight.shape)
     if weight.is_cuda:
-        from kernels.linear.cuda import pack_gated_linear_cuda
+        from sluice.kernels.linear.cuda import pack_gated_linear_cuda
 
         return pack_gated_linear_cuda(weight, bias, activation=activation, is_int8=is_int8)
-    from kernels.linear.cpu import pack_gated_linear_cpu
+    from sluice.kernels.linear.cpu import pack_gated_linear_cpu
 
     return pack_gated_linear_cpu(weight, bias, activation=activation, is_int8=is_int8)
 

@@ -1,6 +1,6 @@
-"""Matrix products on the CPU: native.c for bfloat16 where the processor multiplies it and for int8, else torch's.
+"""Matrix products on the CPU: native.c for int8, and for bfloat16 if the processor multiplies it; otherwise torch's.
 
-Of torch's, per shape, whichever of the plain call and oneDNN's prepacked one is faster here: packing loses on some
+For torch, the faster of the plain call and oneDNN's prepacked one is chosen per shape. Packing is slower for some
 shapes and machines, and one row can be slower than four, so both are measured when the first weight of a shape is
 packed: a few calls each, at one and at sixteen rows.
 """
@@ -16,35 +16,37 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.gated_activation import Activation
-from kernels.linear import onednn
-from kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
-from kernels.linear.plain import GatedLinear, Linear, PlainLinear
-from kernels.native import native_function
+from sluice.kernels.checks import check
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.linear import onednn
+from sluice.kernels.linear.native import PRODUCT, Epilogue, NativeLinear, can_multiply
+from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
+from sluice.kernels.native import native_function
 
 _GATES: dict[Activation, Epilogue] = {"silu": Epilogue.GATE_SILU, "gelu_tanh": Epilogue.GATE_GELU_TANH}
 
 _MEASURED_ELEMENTS = 2**18
-"""Smaller weights are not worth a measurement: they stay as they are."""
+"""Elements below which a weight is not measured and stays as it is."""
 
 _REPEATS = 7
 _PADDED_ROWS = 4
 _CLEARLY = 0.8
-"""What is otherwise done is changed only where it takes less than this share of the time: a busy machine misleads."""
+"""An alternative must take less than this share of the time to be chosen, since a busy machine distorts
+measurements.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """How products of one shape are made."""
+    """The choice for products of one shape."""
 
     is_packed: bool
     min_rows: int
-    """Fewer rows are padded to this many."""
+    """Fewer rows are padded to this number."""
 
 
 _choices: dict[tuple[torch.Size, torch.dtype], _Choice] = {}
-"""What was measured in this process."""
+"""Choices measured in this process."""
 
 
 class PackedLinear:
@@ -56,7 +58,7 @@ class PackedLinear:
         self._min_rows = min_rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` `[T, K]` to `[T, N]`."""
+        """Multiply `x` `[T, K]` to `[T, N]`."""
         num_rows = x.shape[0]
         if 0 < num_rows < self._min_rows:
             padded = x.new_zeros(self._min_rows, x.shape[1])
@@ -66,10 +68,10 @@ class PackedLinear:
 
 
 def pack_linear_cpu(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Linear:
-    """Prepare one product in the faster way, or in int8.
+    """Prepare one product in the fastest way, or in int8.
 
     Raises:
-        ValueError: int8 cannot be had.
+        ValueError: int8 is not supported for it.
     """
     if is_int8:
         _check_int8(weight)
@@ -79,7 +81,7 @@ def pack_linear_cpu(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Li
 
 
 def pack_gated_linear_cpu(weight: Tensor, bias: Tensor | None, *, activation: Activation, is_int8: bool) -> Linear:
-    """As `pack_linear_cpu`, the first half of columns gating the second."""
+    """Prepare a gated product: as `pack_linear_cpu`, the first half of columns gating the second."""
     if is_int8:
         _check_int8(weight)
         check(weight.shape[0] % 32 == 0, "int8 needs gates of a multiple of 16 columns, got {}", weight.shape)
@@ -100,7 +102,7 @@ def _check_int8(weight: Tensor) -> None:
 
 @cache
 def _multiplies_bfloat16() -> bool:
-    """Whether the library is there and was built for a processor that multiplies bfloat16."""
+    """Whether the library exists and was built for a processor that multiplies bfloat16."""
     ask = native_function("sluice_multiplies_bfloat16", "p")
     answer = torch.zeros(1, dtype=torch.int32)
     if ask is not None:
@@ -137,7 +139,7 @@ def _measure(weight: Tensor, packed: Tensor) -> _Choice:
 
 
 def _best_s(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few calls."""
+    """Return seconds of the fastest of a few calls."""
     times: list[float] = []
     for _ in range(_REPEATS):
         start = time.perf_counter()

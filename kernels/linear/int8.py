@@ -1,4 +1,4 @@
-"""Weights in int8: what is kept of them, and what they stand for."""
+"""Weights in int8: rounding and widening."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -10,10 +10,10 @@ _QUANTIZED_ROWS = 1024
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight` `[N, K]` in int8, and the scale `[N]` float32 of each row: its largest element over 127."""
+    """Round `weight` `[N, K]` to int8, with a scale `[N]` float32 per row: its largest magnitude over 127."""
     narrow = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
-    # Some rows at a time: floats take four times the memory.
+    # A few rows at a time: floats take four times the memory.
     for first in range(0, weight.shape[0], _QUANTIZED_ROWS):
         rows = slice(first, first + _QUANTIZED_ROWS)
         wide = weight[rows].to(torch.float32, copy=True)
@@ -25,6 +25,6 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(narrow: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight that `narrow` and `scales` stand for, rounded to `dtype`."""
+    """Return the weight that `narrow` and `scales` represent, rounded to `dtype`."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (narrow.to(wide) * scales.to(wide)[:, None]).to(dtype)

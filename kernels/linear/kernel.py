@@ -1,13 +1,13 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Products of a few rows with weights in int8, in Triton: what a decode step waits for is the weights' way from memory.
+"""Products of few rows with weights in int8, in Triton: a decode step is bound by reading weights from memory.
 
 A tile of the weight is the left operand, widened in registers just before it is multiplied (every int8 is exact in
-float16 and bfloat16), the rows are the right one: the matrix unit wants 64 on the left and is content with 16 on the
-right, and a decode has many weights and few rows. Scales are applied once, to the finished sums.
+float16 and bfloat16); the rows are the right operand: the matrix unit needs 64 on the left but only 16 on the right,
+and a decode has many weights and few rows. Scales are applied once, to the finished sums.
 
-Where a weight has too few rows to keep every processor busy, K is cut into parts, summed in order by a second kernel.
-The cut depends on the weight's shape alone, never on how many rows there are.
+If a weight has too few rows to occupy every processor, K is split into parts, which a second kernel sums in order. The
+split depends only on the weight's shape, never on the number of rows.
 """
 
 from dataclasses import dataclass
@@ -17,45 +17,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tuned import key_of, tuned
+from sluice.kernels.tuned import key_of, tuned
 
 WANTED_PROGRAMS = 256
-"""About two for each processor of a large card: enough loads in flight to fill its memory's pipe."""
+"""About two per processor of a large GPU: enough loads in flight to saturate its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How one product is cut."""
+    """Tiling of one product."""
 
     block_n: int
-    """Rows of the weight of a program."""
+    """Rows of the weight per program."""
 
     block_k: int
     num_parts: int
-    """Pieces of K, each of whole blocks."""
+    """Parts of K, each of whole blocks."""
 
     num_warps: int
     num_stages: int
 
 
 def product_config(*, out_size: int, in_size: int, element_bytes: int) -> ProductConfig:
-    """Choose the cut from the shape of the weight and the width of the rows, never from how many there are."""
+    """Choose the tiling from the shape of the weight and the width of the rows, never from their number."""
     block_n = 32 if element_bytes == 4 else 64
     block_k = 32 if element_bytes == 4 else 128
     num_blocks = triton.cdiv(out_size, block_n)
     num_steps = triton.cdiv(in_size, block_k)
-    # A part has eight steps or more: fewer do not fill the pipeline that it begins with.
+    # A part has eight steps or more: fewer do not fill the software pipeline.
     num_parts = max(1, min(WANTED_PROGRAMS // num_blocks, num_steps // 8))
     return ProductConfig(block_n, block_k, num_parts, num_warps=4, num_stages=2 if element_bytes == 4 else 4)
 
 
 def product_key(*, out_size: int, in_size: int, element_bytes: int) -> str:
-    """What a configuration depends on."""
+    """Return the table key of a configuration."""
     return key_of(n=out_size, k=in_size, bytes=element_bytes)
 
 
 def _chosen_config(x: Tensor, out_size: int) -> ProductConfig:
-    """What was measured on this card for such a weight, or else what the rules say."""
+    """Return the configuration measured on this GPU for such a weight, or the rules' choice."""
     kind = {"out_size": out_size, "in_size": x.shape[1], "element_bytes": x.element_size()}
     measured = tuned(x.device, "int8_product", product_key(**kind))
     return product_config(**kind) if measured is None else ProductConfig(*measured)
@@ -146,7 +146,7 @@ def _widen_kernel(
     K,
     BLOCK_K: tl.constexpr,
 ):
-    """One program per (row, block of K): the weight that the int8 stand for."""
+    """One program per (row, block of K): widen int8 weights."""
     row = tl.program_id(0).to(tl.int64)
     ks = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
     inside = ks < K
@@ -155,7 +155,7 @@ def _widen_kernel(
 
 
 def widen_triton(weight: Tensor, scales: Tensor, *, out: Tensor) -> None:
-    """Write the weight that `weight` `[N, K]` int8 and `scales` `[N]` stand for to `out` `[N, K]`, contiguous."""
+    """Write the weight that `weight` `[N, K]` int8 and `scales` `[N]` represent to `out` `[N, K]`, contiguous."""
     num_rows, in_size = weight.shape
     block = min(2048, triton.next_power_of_2(in_size))
     _widen_kernel[(num_rows, triton.cdiv(in_size, block))](out, weight, scales, in_size, BLOCK_K=block, num_warps=4)
@@ -170,9 +170,9 @@ def int8_product_triton(
     out: Tensor,
     config: ProductConfig | None = None,
 ) -> None:
-    """Write `x` `[T, K]` times the weight that `weight` `[N, K]` int8 and `scales` `[N]` stand for to `out` `[T, N]`.
+    """Write `x` `[T, K]` times the weight that `weight` `[N, K]` int8 and `scales` `[N]` represent to `out` `[T, N]`.
 
-    `config` replaces the choice by shape (to measure another).
+    `config` overrides the choice by shape (to measure another).
     """
     num_tokens, in_size = x.shape
     out_size = weight.shape[0]

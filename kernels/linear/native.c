@@ -1,11 +1,11 @@
-/* Products with prepared weights, for few rows (bound by the memory that the weights come from) and for many.
+/* Products with packed weights, for few rows (memory-bound) and for many.
 
-   A task is a panel of 32 columns for a block of rows: sums of some rows by 32 in registers (tiles of AMX, or vectors),
-   along all of K in order, so that a row's result does not depend on the rows beside it. What comes later is fetched
-   meanwhile: what the processor fetches by itself is slower. A panel that is passed once is fetched shortly before; one
-   that several passes use leaves its lines in the caches, so they fetch the next panel, each a part of it. */
+   A task is a panel of 32 columns for a block of rows: sums of some rows by 32 in registers (AMX tiles or vectors),
+   along all of K in order, so that a row's result does not depend on the other rows. The next data is prefetched
+   explicitly: the hardware prefetcher is slower. A panel used by one pass is prefetched shortly before; a panel used by
+   several passes stays in the caches, so these passes prefetch the next panel, each a part of it. */
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3") /* the rows of a pass become registers only when all loops over them are unrolled */
+#pragma GCC optimize("O3") /* the rows of a pass stay in registers only if all loops over them are unrolled */
 #endif
 #include "../parts.h"
 #include "../tiles.h"
@@ -15,13 +15,14 @@
 #define STEP_BYTES (STEP * PANEL * 4)
 #define STEP_LINES (STEP_BYTES / 64)
 #define STEPS_AHEAD 8              /* of a panel: 16 KiB */
-#define ROWS 32                    /* of one pass over a panel by tiles */
+#define ROWS 32                    /* rows of one pass over a panel with tiles */
 #if defined(__AVX512F__)
-#define VECTOR_ROWS 8              /* likewise by vectors: 16 sums, a number of rows that few registers point to */
+#define VECTOR_ROWS 8              /* the same with vectors: 16 sums, a number of rows that needs few address
+                                      registers */
 #else
 #define VECTOR_ROWS 4              /* half as many registers, of half the size or less */
 #endif
-#define BLOCK_BYTES (1 << 20)      /* of x, that all panels pass by before the next block of rows */
+#define BLOCK_BYTES (1 << 20)      /* rows of x that all panels process before the next block of rows */
 
 enum { BF16 = 0, INT8 = 1 };
 
@@ -30,7 +31,7 @@ typedef union {
   int32_t i[ROWS][PANEL];
 } Sums;
 
-/* What a pass fetches, so many lines at each step: `soon` up to the step `turn`, from there on `later`. */
+/* Prefetch plan of a pass, in lines per step: `soon` up to the step `turn`, then `later`. */
 typedef struct {
   const char *soon, *later;
   int64_t turn;
@@ -47,8 +48,8 @@ INLINE void fetch(const Fetch *next, int64_t step) {
   for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 3);
 }
 
-/* Into the second-level cache: it is near enough for vectors, and the first has too few line buffers to wait for memory
-   and for the second at a time. */
+/* Into the second-level cache: near enough for vectors; the first has too few line buffers to wait for memory and for
+   the second level at once. */
 INLINE void fetch_far(const Fetch *next, int64_t step) {
   const char *from = first_line(next, step);
   for (int i = 0; i < next->lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
@@ -123,7 +124,8 @@ INLINE f32x16 dot_bf16(f32x16 acc, u32x16 weight, uint32_t x) {
 #endif
 }
 
-/* Weights as dot_int8 takes them: one side is unsigned there, so 128 is added to each, and was taken off before. */
+/* Weights as dot_int8 needs them: one operand is unsigned there, so 128 is added to each; it was subtracted when
+   packing. */
 INLINE u32x16 shifted(u32x16 weight) {
 #if defined(__AVX512VNNI__)
   return weight ^ 0x80808080u;
@@ -141,7 +143,7 @@ INLINE i32x16 dot_int8(i32x16 acc, u32x16 weight, uint32_t x) {
 #endif
 }
 
-/* What a row's sums begin with. */
+/* Initial value of a row's sums. */
 INLINE i32x16 before_int8(const char *row, int64_t steps) {
 #if defined(__AVX512VNNI__)
   __m512i sum = _mm512_setzero_si512();
@@ -189,7 +191,7 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
         *(f32x16 *)(sums->f[r] + half * 16) = f[r][half];
 }
 
-/* The same for a number of rows that the compiler does not know. */
+/* The same for a number of rows unknown at compile time. */
 INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                              Fetch next, int kind) {
 #define CASE(n) \
@@ -216,7 +218,7 @@ INLINE f32x16 finished(const Sums *sums, int row, int half, const Product *a, in
   return y;
 }
 
-/* Store, or add to, the columns of sixteen that there are. */
+/* Store, or add to, the valid columns of sixteen. */
 INLINE void put(char *row, int64_t column, int64_t left, f32x16 y, int adds) {
   if (left >= LANES) {
     if (adds) {
@@ -260,7 +262,7 @@ INLINE int64_t num_panels(const Weight *w) { return (w->N + PANEL - 1) / PANEL; 
 INLINE const char *panel_at(const Weight *w, int64_t panel) { return w->panels + panel * num_steps(w) * STEP_BYTES; }
 
 #if HAS_TILES
-/* Rows first to end of one panel; `configured`: the rows that the tiles are set for. */
+/* Rows first to end of one panel; `configured`: the rows that the tiles are configured for. */
 INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next,
                                  int *configured, int kind) {
   const int64_t steps = num_steps(a->weight), passes = (end - first + ROWS - 1) / ROWS;
@@ -326,7 +328,7 @@ void product_part(const Product *a, const Team *team) {
     multiply(a, team, BF16);
 }
 
-/* A row that is not finite stays so: its scale carries that into the product. */
+/* A row that is not finite stays so: its scale carries it into the product. */
 void quantize_row(const void *x, int8_t *out, float *scale, int64_t K) {
   f32x16 most = splat(0);
   for (int64_t k = 0; k < K; k += LANES) {
@@ -342,7 +344,7 @@ void quantize_row(const void *x, int8_t *out, float *scale, int64_t K) {
   }
 }
 
-/* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W were filled up. */
+/* weight: [N, W] words of four bytes; out: as in parts.h, zeros where N and W are padded. */
 EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_t W) {
   const int64_t steps = (W + STEP - 1) / STEP, panels = (N + PANEL - 1) / PANEL;
 #pragma omp parallel for
@@ -355,7 +357,7 @@ EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_
       }
 }
 
-/* Whether products made here are fast: by vectors or tiles that multiply bfloat16. */
+/* Whether these products are fast on this processor: it has vectors or tiles that multiply bfloat16. */
 EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 #if defined(__AVX512BF16__)
   *answer = 1;
@@ -364,8 +366,8 @@ EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
 #endif
 }
 
-/* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows of
-   int8, filled up to whole steps with zeros, and for T scales, where the weight is int8. */
+/* x: [T, K] bfloat16, rows x_stride bytes apart; weight, out, epilogue: as in parts.h; bytes, scales: room for T rows
+   of int8, padded to whole steps with zeros, and for T scales, if the weight is int8. */
 EXPORT void sluice_product(const void *x, int64_t x_stride, const Weight *weight, void *out, int64_t out_stride,
                            int64_t T, int epilogue, int use_tiles, void *bytes, float *scales) {
   const int64_t row_bytes = num_steps(weight) * STEP * 4;

@@ -1,7 +1,7 @@
-"""Matrix products by native.c: bfloat16 rows, over weights in bfloat16 or int8 that are laid out in panels once.
+"""Matrix products by native.c: bfloat16 rows, over weights in bfloat16 or int8 packed into panels once.
 
-Each result is summed along K in one order, whatever rows are computed beside it: a token's bits do not depend on its
-batch. Weights in int8 have one scale an output column, rows in int8 one scale each, found when they are multiplied.
+Each result is summed along K in one order for any number of rows: a token's bits do not depend on its batch. Weights in
+int8 have one scale per output column; rows in int8 have one scale each, computed when they are multiplied.
 """
 
 # torch's types are partial.
@@ -13,10 +13,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from kernels.linear.int8 import quantized
-from kernels.native import native_function
-from kernels.pages import zero_pages
-from kernels.tiles import may_use_tiles
+from sluice.kernels.linear.int8 import quantized
+from sluice.kernels.native import native_function
+from sluice.kernels.pages import zero_pages
+from sluice.kernels.tiles import may_use_tiles
 
 PACK = ("sluice_pack", "ppll")
 PRODUCT = ("sluice_product", "plpplliipp")
@@ -27,7 +27,7 @@ _GATE_COLUMNS = 16
 
 
 class Epilogue(IntEnum):
-    """What becomes of a product, as parts.h numbers it."""
+    """Epilogue of a product, numbered as in parts.h."""
 
     STORE = 0
     ADD = 1
@@ -48,14 +48,14 @@ class WeightStruct(ctypes.Structure):
 
 
 class NativeLinear:
-    """A product over a weight in panels, with what becomes of it."""
+    """A product over a weight in panels, with its epilogue."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, *, epilogue: Epilogue = Epilogue.STORE, is_int8: bool = False
     ) -> None:
-        """Lay `weight` `[N, K]` bfloat16 out.
+        """Pack `weight` `[N, K]` bfloat16.
 
-        For a gate, N are the rows of the gate, then as many of what it gates, and K stays.
+        For a gate, N is the rows of the gate followed by as many of the up projection; K is unchanged.
         """
         self._epilogue = epilogue
         self._is_gate = epilogue in (Epilogue.GATE_SILU, Epilogue.GATE_GELU_TANH)
@@ -79,18 +79,18 @@ class NativeLinear:
 
     @property
     def num_bytes(self) -> int:
-        """What the product reads of its weight."""
+        """Bytes of the weight that the product reads."""
         return self._panels.nbytes
 
     @property
     def num_weights(self) -> int:
-        """Multiplications that a row takes."""
+        """Multiplications per row."""
         return self.struct.N * self.in_size
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` `[T, K]` to `[T, N]`, or `[T, N / 2]` for a gate."""
+        """Multiply `x` `[T, K]` to `[T, N]`, or `[T, N / 2]` for a gate."""
         native = native_function(*PRODUCT)
-        assert native is not None, "a native product is made only where the library is"
+        assert native is not None, "native products exist only with the native library"
         num_tokens = x.shape[0]
         out = x.new_empty(num_tokens, self.out_size)
         rows = scales = None
@@ -118,9 +118,9 @@ def can_multiply(in_size: int, *, is_int8: bool) -> bool:
 
 
 def _panels(weight: Tensor) -> Tensor:
-    """`weight` in the layout of parts.h."""
+    """Pack `weight` into the layout of parts.h."""
     native = native_function(*PACK)
-    assert native is not None, "a native product is made only where the library is"
+    assert native is not None, "native products exist only with the native library"
     weight = weight.contiguous()
     num_rows, num_words = weight.shape[0], weight.shape[1] * weight.element_size() // 4
     steps = -(-num_words // _STEP_WORDS)
@@ -130,6 +130,6 @@ def _panels(weight: Tensor) -> Tensor:
 
 
 def _interleaved(gate_up: Tensor) -> Tensor:
-    """Rows in turns: so many of the gate, so many of what it gates."""
+    """Interleave rows: a run of the gate, then the same run of the up projection."""
     halves = gate_up.unflatten(0, (2, -1, _GATE_COLUMNS))
     return halves.transpose(0, 1).flatten(0, 2)

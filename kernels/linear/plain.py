@@ -1,30 +1,30 @@
-"""The matrix product as torch makes it: for CUDA (cuBLAS), and where packing does not pay."""
+"""torch's matrix product: for CUDA (cuBLAS), and where packing does not pay."""
 
 from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.gated_activation import Activation, gated_activation
+from sluice.kernels.gated_activation import Activation, gated_activation
 
 
 class Linear(Protocol):
     """A prepared matrix product."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` `[T, K]` to `[T, N]`."""
+        """Multiply `x` `[T, K]` to `[T, N]`."""
         ...
 
 
 class PlainLinear:
-    """`torch.nn.functional.linear` over the weight as it is."""
+    """`torch.nn.functional.linear` over the unchanged weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` `[T, K]` to `[T, N]`."""
+        """Multiply `x` `[T, K]` to `[T, N]`."""
         return F.linear(x, self._weight, self._bias)
 
 
@@ -36,5 +36,5 @@ class GatedLinear:
         self._activation: Activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` `[T, K]` to `[T, I]`."""
+        """Multiply `x` `[T, K]` to `[T, I]`."""
         return gated_activation(self._product(x), activation=self._activation)

@@ -1,11 +1,11 @@
-"""Attention over a paged KV cache (Kwon et al., SOSP 2023), for prompts' chunks and decodes in one batch."""
+"""Attention over a paged KV cache (Kwon et al., SOSP 2023), for prefill chunks and decodes in one batch."""
 
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.paged_attention.fp8 import FP8
-from kernels.paged_attention.layout import KVCache, Layout
+from sluice.kernels.checks import check, check_rows
+from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.paged_attention.layout import KVCache, Layout
 
 __all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
 
@@ -13,16 +13,16 @@ __all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
 def allocate_kv_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Make one layer's cache, zeroed, in the layout that the device's kernel reads.
+    """Make one layer's cache, zeroed, in the layout of the device's kernel.
 
-    `dtype` is the model's, or `FP8`: half the memory, and half of what a decode reads. Only a GPU gains by that; the
-    CPU's native kernel knows no fp8, so torch's operators serve it there.
+    `dtype` is the model's, or `FP8`: half the memory, and half of what a decode reads. Only a GPU benefits; the CPU's
+    native kernel has no fp8, so torch operators are used there.
     """
     if device.type == "cuda":
-        from kernels.paged_attention.kernel import allocate_cuda
+        from sluice.kernels.paged_attention.kernel import allocate_cuda
 
         return allocate_cuda(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=device)
-    from kernels.paged_attention.cpu import allocate_cpu
+    from sluice.kernels.paged_attention.cpu import allocate_cpu
 
     return allocate_cpu(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
 
@@ -42,11 +42,11 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend each sequence's new tokens to its cached keys and values, causally; the new ones are in the cache already.
+    """Attend each sequence's new tokens causally to its cached keys and values, which include the new ones.
 
     The new tokens of sequence s are rows `query_start_locs[s]` to `query_start_locs[s + 1]` of `query`; the last of
-    them is at position `context_lens[s] - 1`. Only slots below `context_lens[s]` and inside the window count; what lies
-    in others (NaN, say) does not matter. A sequence without new tokens is skipped; rows of `query` past the last
+    them is at position `context_lens[s] - 1`. Only slots below `context_lens[s]` and inside the window are used; the
+    contents of others (NaN, say) do not matter. A sequence without new tokens is skipped; rows of `query` past the last
     sequence's, and rows of a sequence whose `context_lens` is 0, become zeros.
 
     Args:
@@ -57,14 +57,14 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         query_start_locs: `[S + 1]` int32, ascending from 0.
         context_lens: `[S]` int32, in tokens, including the new ones.
         scale: factor on the scores, above 0, usually `D ** -0.5`.
-        max_query_len: most new tokens of one sequence: lets a launcher choose without reading the device.
-        max_context_len: as `max(context_lens)`, or more.
-        sliding_window: a token sees itself and the `sliding_window - 1` before it. 0: all before it.
-        soft_cap: a score x becomes `soft_cap * tanh(x / soft_cap)`, x being scaled already (Gemma 2, arXiv 2408.00118);
-            from 1e-20 to 1e20. 0: it stays.
-        sinks: `[H]` float32, contiguous: a logit for each head that takes part in the softmax of its rows and has no
+        max_query_len: maximum new tokens of one sequence: lets a launcher choose without reading the device.
+        max_context_len: `max(context_lens)`, or more.
+        sliding_window: a token attends to itself and the `sliding_window - 1` before it. 0: all before it.
+        soft_cap: a scaled score x becomes `soft_cap * tanh(x / soft_cap)` (Gemma 2, arXiv 2408.00118); from 1e-20 to
+            1e20. 0: none.
+        sinks: `[H]` float32, contiguous: a logit per head that takes part in the softmax of its rows and has no
             value (StreamingLLM, arXiv 2309.17453, with the sink learned, as in gpt-oss); -inf for none. None: no sinks.
-        out: `[T, H, D]`, contiguous, dtype of `query`; made if None.
+        out: `[T, H, D]`, contiguous, dtype of `query`; allocated if None.
 
     Returns:
         `out`.
@@ -73,7 +73,8 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
         ValueError: shapes, dtypes or strides disagree, H is not a multiple of G, or a number is out of its range.
     """
     check(scale > 0, "scale must be above 0, got {}", scale)
-    # Far enough from the ends of float32 that neither scale / soft_cap nor soft_cap times a number leaves it. No NaN.
+    # Far enough from the limits of float32 that neither scale / soft_cap nor soft_cap times a number overflows.
+    # Excludes NaN.
     in_range = soft_cap == 0 or 1e-20 <= soft_cap <= 1e20
     check(in_range, "soft_cap must be 0 or from 1e-20 to 1e20, got {}", soft_cap)
     check(query.dim() == 3, "query must be [T, H, D], got {}", query.shape)
@@ -88,9 +89,9 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     out = query.new_empty(query.shape) if out is None else out
     check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
     if query.is_cuda:
-        from kernels.paged_attention.kernel import paged_attention_triton as attend
+        from sluice.kernels.paged_attention.kernel import paged_attention_triton as attend
     else:
-        from kernels.paged_attention.cpu import paged_attention_cpu as attend
+        from sluice.kernels.paged_attention.cpu import paged_attention_cpu as attend
     attend(
         query,
         kv_cache,

@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: native.c over the packed cache, or torch's operators over the plain one."""
+"""Paged attention on the CPU: native.c over the packed cache, or torch operators over the plain one."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.native import DTYPE_CODES, native_function
-from kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
-from kernels.paged_attention.reference import gather_context
-from kernels.tiles import may_use_tiles
+from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.paged_attention.layout import KVCache, Layout, allocate_packed, allocate_plain, padded
+from sluice.kernels.paged_attention.reference import gather_context
+from sluice.kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
 MAX_HEAD_SIZE = 256
-"""Of the packed cache: native.c has room for no more (`MAX_DP`)."""
+"""Largest head size of the packed cache (`MAX_DP` in native.c)."""
 
 
 def allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype) -> KVCache:
-    """Make a cache in the layout that this machine's kernel reads."""
+    """Make a cache in the layout of this machine's kernel."""
     if dtype in DTYPE_CODES and head_size <= MAX_HEAD_SIZE and native_function(*SIGNATURE) is not None:
         return allocate_packed(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
     return allocate_plain(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
@@ -69,7 +69,7 @@ def _attend_native(
     out: Tensor,
 ) -> None:
     native = native_function(*SIGNATURE)
-    assert native is not None, "a packed cache is made only where the library is"
+    assert native is not None, "a packed cache exists only with the native library"
     native(
         DTYPE_CODES[query.dtype],
         query.data_ptr(),
@@ -111,9 +111,9 @@ def paged_attention_torch(
     sinks: Tensor | None,
     out: Tensor,
 ) -> None:
-    """One gather and one call of torch's attention per sequence, a group's heads packed as query rows.
+    """Use one gather and one call of torch's attention per sequence, a group's heads packed as query rows.
 
-    torch's attention knows neither soft cap nor sinks: with one of them it is done by single operators.
+    torch's attention supports neither soft cap nor sinks: with one of them it is computed by single operators.
     """
     starts: list[int] = query_start_locs.tolist()
     lens: list[int] = context_lens.tolist()
@@ -159,7 +159,7 @@ def _attend_by_head(
     soft_cap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """As `_attend`, in float32, one key-value head after another: their scores lie in memory, so not all at once."""
+    """Compute `_attend` in float32, one key-value head at a time to limit the memory of scores."""
     num_new, num_heads, head_size = query.shape
     num_kv_heads, group = keys.shape[1], num_heads // keys.shape[1]
     by_head = query.float().view(num_new, num_kv_heads, group, head_size).permute(1, 2, 0, 3)  # [G, group, q, D]
@@ -178,6 +178,6 @@ def _attend_by_head(
 
 
 def _visible(num_new: int, num_seen: int, sliding_window: int) -> Tensor:
-    """Which of the last K tokens each of the last q sees, `[q, K]`."""
+    """Return which of the last K tokens each of the last q attends to, `[q, K]`."""
     ages = torch.arange(num_seen - num_new, num_seen)[:, None] - torch.arange(num_seen)
     return (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0

@@ -1,7 +1,7 @@
-"""Keys and values in 8-bit floats (e4m3), with one float32 scale for each head of each token.
+"""Keys and values in 8-bit floats (e4m3), with one float32 scale per head and token.
 
-A scale for a head of a token needs no calibration and cannot overflow, whatever the model: it is the largest magnitude
-over 448, which is the largest e4m3. A head with a NaN or an infinity has the scale infinity, and stands for NaN.
+A scale per head and token needs no calibration and cannot overflow: it is the largest magnitude over 448, the largest
+e4m3. A head with a NaN or an infinity has the scale infinity, and represents NaN.
 """
 
 # torch's types are partial.
@@ -15,7 +15,10 @@ LARGEST = 448.0
 
 
 def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Heads `[..., D]` as e4m3 `[..., D]`, rounded to the nearest, ties to even, and their scales `[...]` float32."""
+    """Round heads `[..., D]` to e4m3 `[..., D]`, nearest, ties to even.
+
+    Return them with their scales `[...]` float32.
+    """
     wide = x.float()
     magnitude = torch.where(wide.isnan(), float("inf"), wide.abs())
     scales = magnitude.amax(dim=-1) / LARGEST
@@ -24,6 +27,6 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_fp8(narrow: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """What e4m3 `[..., D]` and scales `[...]` stand for."""
+    """Return the values that e4m3 `[..., D]` and scales `[...]` represent."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (narrow.to(wide) * scales.to(wide).unsqueeze(-1)).to(dtype)

@@ -5,11 +5,11 @@
 A program holds BLOCK_ROWS query rows of one key-value head: the heads that share it, of BLOCK_QUERIES consecutive
 tokens of one sequence (grouped-query attention packed into the rows, as in vLLM's Triton backend and FlashInfer). It
 walks the sequence's keys in tiles of TILE tokens, looked up in the block table, with an online softmax in float32 (Dao,
-FlashAttention-2, 2023). Tiles that every row sees whole need no mask and run in a loop of their own.
+FlashAttention-2, 2023). Tiles that are fully visible to every row need no mask and run in a separate loop.
 
-When no sequence has more rows than one program holds (decode), keys are cut into segments of a fixed number of tokens,
-one program each, and a second kernel merges them (Flash-Decoding). The cut depends on positions only, so the bits of a
-decode's row depend on nothing but its own query, keys and context, whoever else is decoded in the batch.
+When no sequence has more rows than one program holds (decode), keys are split into segments of a fixed number of
+tokens, one program each, and a second kernel merges them (Flash-Decoding). The split depends only on positions, so the
+bits of a decode's row depend only on its own query, keys and context, for any batch composition.
 
 Nothing here reads a tensor on the host, so a launch can be captured in a CUDA graph.
 """
@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.fp8 import FP8
-from kernels.paged_attention.layout import KVCache, Layout
-from kernels.tanh.kernel import tanh
-from kernels.tuned import key_of, tuned
+from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.paged_attention.layout import KVCache, Layout
+from sluice.kernels.tanh.kernel import tanh
+from sluice.kernels.tuned import key_of, tuned
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -34,30 +34,30 @@ _VALUE_UNITS = tl.constexpr(256.0)
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """How one launch is cut. Part of what decides the bits of the result."""
+    """Tiling of one launch. It determines the bits of the result."""
 
     block_rows: int
-    """Query rows (tokens times heads of a group) of a program."""
+    """Query rows (tokens times heads of a group) per program."""
 
     tile: int
-    """Keys of one step of the inner loop."""
+    """Keys per step of the inner loop."""
 
     num_warps: int
     num_stages: int
 
 
 SEGMENT_TOKENS = 512
-"""Keys of one program of a split decode: a multiple of every tile."""
+"""Keys per program of a split decode: a multiple of every tile."""
 
 
 def attention_config(
     *, element_bytes: int, head_size: int, group: int, max_query_len: int, is_fp8: bool = False
 ) -> AttentionConfig:
-    """Choose the cut from dtype, head size, heads per key-value head and phase, never from the number of sequences.
+    """Choose the tiling from dtype, head size, heads per key-value head and phase, never from the number of sequences.
 
     The numbers keep every case free of register spills on sm_90, and decodes at two tiles in flight. A tile is loaded
-    by way of its block ids, so the pipeline needs two stages more for each tile that is to be in flight. A cache in fp8
-    is widened in registers, which takes more of them: more warps or a smaller tile.
+    through its block ids, so the pipeline needs two additional stages per tile in flight. A cache in fp8 is widened in
+    registers, which takes more of them: more warps or a smaller tile.
     """
     least_rows = max(16, triton.next_power_of_2(group))
     num_rows = triton.next_power_of_2(max_query_len * group)
@@ -77,13 +77,13 @@ def attention_config(
 
 
 def launch_key(*, element_bytes: int, head_size: int, group: int, max_query_len: int, is_fp8: bool = False) -> str:
-    """What a configuration depends on: of the phase, no more than how many rows a sequence has, up to a large block."""
+    """Return the table key of a configuration: the phase counts only by rows per sequence, up to a large block."""
     num_rows = min(triton.next_power_of_2(max_query_len * group), 128)
     return key_of(bytes=element_bytes, head=head_size, group=group, rows=num_rows, fp8=int(is_fp8))
 
 
 def _chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: int) -> AttentionConfig:
-    """What was measured on this card for such a launch, or else what the rules say."""
+    """Return the configuration measured on this GPU for such a launch, or the rules' choice."""
     kind = {
         "element_bytes": query.element_size(),
         "head_size": kv_cache.head_size,
@@ -97,7 +97,7 @@ def _chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: 
 
 @triton.jit
 def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.constexpr):
-    """The last sequence whose first block is at or before `query_block`, by bisection.
+    """Find the last sequence whose first block is at or before `query_block`, by bisection.
 
     Sequence i owns blocks from `query_start_locs[i] // BLOCK_QUERIES + i`: an upper bound of the blocks before it that
     is strictly increasing in i and needs no prefix sum.
@@ -116,10 +116,12 @@ def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.const
 
 @triton.jit
 def _join_sinks(row_max, row_sum, sinks):
-    """Let each row's sink take its part in the softmax of the row's keys: what their sums are to be multiplied by, and
-    the sum of all weights then; of a row without keys 0, as before. `row_max` is in log2 units, `sinks` are logits.
+    """Include each row's sink in the softmax of its keys.
+
+    Returns the factor on the rows' sums and the resulting sum of weights; 0 for a row without keys, as before.
+    `row_max` is in log2 units, `sinks` are logits.
     """
-    # So large a sink leaves nothing to the keys, and one larger yet would be infinite in log2 units.
+    # A sink this large leaves no weight to the keys; a larger one would be infinite in log2 units.
     log2_sinks = tl.where(sinks > _LARGEST_SINK, _LARGEST_SINK, sinks) * _LOG2_E
     new_max = tl.maximum(row_max, log2_sinks)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -173,7 +175,7 @@ def _attend_tile(
     key_ptrs = key_ptr + (block_ids * key_stride_block + slots * key_stride_slot)[None, :] + dims[:, None]
     value_ptrs = value_ptr + (block_ids * value_stride_block + slots * value_stride_slot)[:, None] + dims[None, :]
 
-    # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot that holds no key may be read.
+    # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot without a key may be read.
     if MASKED:
         key = tl.load(key_ptrs, mask=readable[None, :] & (dims < D)[:, None], other=0.0)  # [BLOCK_D, TILE]
         value = tl.load(value_ptrs, mask=readable[:, None] & (dims < D)[None, :], other=0.0)  # [TILE, BLOCK_D]
@@ -197,13 +199,13 @@ def _attend_tile(
         scores = tl.where(visible, scores, float("-inf"))
 
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-    # A row that has seen no key yet: keep exp2(-inf - x) = 0 away from -inf - (-inf).
+    # For a row that has seen no key yet: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - shift[:, None])
     rescale = tl.exp2(row_max - shift)
     row_sum = row_sum * rescale + tl.sum(weights, axis=1)
     if IS_FP8:
-        # In units that keep a weight of float16 among its normal numbers: a scale is a magnitude over 448.
+        # In units that keep float16 weights normal: a scale is a magnitude over 448.
         value_scales = tl.load(value_scale_ptr + scale_at, mask=readable, other=0.0)
         weights *= (value_scales * _VALUE_UNITS)[None, :]
     value = value.to(query.dtype)
@@ -268,7 +270,7 @@ def _paged_attention_kernel(
     heads = kv_head * GROUP + rows % GROUP  # [BLOCK_ROWS]
 
     if not SPLIT:
-        # Tokens after the last query are padding: their rows are zeros, written, never stale.
+        # Tokens after the last query are padding: their rows are written as zeros, never left stale.
         padding = tl.load(query_start_locs_ptr + S).to(tl.int64) + tl.program_id(0)
         while padding < T:
             padding_ptrs = out_ptr + padding * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
@@ -280,7 +282,7 @@ def _paged_attention_kernel(
         sequence = tl.program_id(0)
         block_in_sequence = 0
     else:
-        # The last blocks of a prompt see the most keys: they start first.
+        # The last blocks of a prompt see the most keys, so they start first.
         query_block = tl.num_programs(0) - 1 - tl.program_id(0)
         sequence = _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES)
         block_in_sequence = query_block - (tl.load(query_start_locs_ptr + sequence) // BLOCK_QUERIES + sequence)
@@ -326,7 +328,7 @@ def _paged_attention_kernel(
 
         masked_start = tiles_start
         if not HAS_WINDOW:
-            # Whole tiles up to the first query's own position are seen by every row.
+            # Every row sees whole tiles up to the first query's own position.
             masked_start = tl.maximum(tl.minimum(first_position + 1, tiles_end) // TILE * TILE, tiles_start)
             for tile_start in range(tiles_start, masked_start, TILE):
                 acc, row_max, row_sum = _attend_tile(
@@ -349,7 +351,7 @@ def _paged_attention_kernel(
         acc *= 1.0 / _VALUE_UNITS
 
     if SPLIT:
-        # An empty segment says so: the merge reads only the weights of segments that have a maximum.
+        # Mark an empty segment: the merge reads only the weights of segments that have a maximum.
         partial_rows = (tokens * H + heads) * num_segments + segment
         tl.store(partial_max_ptr + partial_rows, row_max, mask=inside)
         tl.store(partial_sum_ptr + partial_rows, row_sum, mask=inside)
@@ -419,7 +421,7 @@ def _merge_segments_kernel(
         total_max = new_max
 
     if sinks_ptr is not None:
-        # Here and nowhere else: each segment's sum is of keys alone.
+        # Only here: each segment's sum is of keys alone.
         rescale, total_sum = _join_sinks(total_max, total_sum, tl.load(sinks_ptr + head))
         acc *= rescale
     out = acc / tl.where(total_sum == 0.0, 1.0, total_sum)
@@ -429,10 +431,10 @@ def _merge_segments_kernel(
 def allocate_cuda(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Make one layer's cache of zeros, `[blocks, 2, G, block_size, D]` in memory, shown as `Layout.PLAIN` views.
+    """Make one layer's cache of zeros, `[blocks, 2, G, block_size, D]` in memory, as `Layout.PLAIN` views.
 
-    One head's keys of a block are one run of memory, which is what one program reads; a whole block, keys and values,
-    is one run too, which is what a copy moves.
+    One head's keys of a block are contiguous, which is what one program reads; so is a whole block with keys and
+    values, which is what a copy moves.
     """
     memory = torch.zeros((num_blocks, 2, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
     keys, values = memory.transpose(2, 3).unbind(dim=1)  # [blocks, block_size, G, D] each
@@ -469,7 +471,7 @@ def paged_attention_triton(
     out: Tensor,
     config: AttentionConfig | None = None,
 ) -> None:
-    """As `kernels.paged_attention.paged_attention`; `config` replaces the table's choice (to measure another)."""
+    """Launch the kernel; `config` overrides the table's choice. See `kernels.paged_attention.paged_attention`."""
     num_tokens, num_heads, head_size = query.shape
     num_sequences = context_lens.shape[0]
     if num_tokens == 0:

@@ -1,4 +1,4 @@
-"""Where a token's keys and values lie. The layout belongs to the attention kernel of the device."""
+"""Memory layouts of cached keys and values. The layout belongs to the attention kernel of the device."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -9,31 +9,31 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from kernels.checks import check
-from kernels.paged_attention.fp8 import FP8
-from kernels.pages import zero_pages
+from sluice.kernels.checks import check
+from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.pages import zero_pages
 
 PACKED_LANES = 16
-"""Elements that lie side by side in the packed layout: one vector of float32."""
+"""Adjacent elements in the packed layout: one vector of float32."""
 
 
 class Layout(Enum):
-    """How the two tensors of a `KVCache` are laid out. B blocks, N slots a block, G key-value heads, D head size."""
+    """Layout of the two tensors of a `KVCache`. B blocks, N slots per block, G key-value heads, D head size."""
 
     PLAIN = "plain"
     """Keys and values `[B, N, G, D]`. For CUDA, and for the torch path on the CPU."""
 
     PACKED = "packed"
-    """For the native CPU kernel: what one vector instruction (or a tile of AMX) reads lies side by side.
+    """For the native CPU kernel: the elements that one vector instruction (or AMX tile) reads are adjacent.
 
-    N and D are rounded up to P and E, multiples of 16. bfloat16: keys `[B, G, P / 16, E / 2, 16, 2]` (16 tokens beside
-    each other, pairs along D), values `[B, G, P / 2, E, 2]` (pairs along tokens). float32: keys
-    `[B, G, P / 16, E, 16]`, values `[B, G, P, E]`. Elements past D are 0 in every slot that was written.
+    N and D are rounded up to P and E, multiples of 16. bfloat16: keys `[B, G, P / 16, E / 2, 16, 2]` (16 adjacent
+    tokens, pairs along D), values `[B, G, P / 2, E, 2]` (pairs along tokens). float32: keys `[B, G, P / 16, E, 16]`,
+    values `[B, G, P, E]`. Elements past D are 0 in every slot that was written.
     """
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to whole vectors."""
+    """Round `size` up to whole vectors."""
     return -(-size // PACKED_LANES) * PACKED_LANES
 
 
@@ -49,7 +49,7 @@ class KVCache:
     head_size: int
     layout: Layout
     key_scales: Tensor | None = None
-    """`[B, N, G]` float32, of the plain layout in fp8: each head's scale (see `fp8`). None in every other dtype."""
+    """`[B, N, G]` float32, for the plain layout in fp8: each head's scale (see `fp8`). None for every other dtype."""
 
     value_scales: Tensor | None = None
 
@@ -60,15 +60,15 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the cache in bytes."""
         parts = (self.keys, self.values, self.key_scales, self.value_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
     def check_dtype(self, name: str, dtype: torch.dtype) -> None:
-        """Check that a tensor of `dtype` may meet the cache.
+        """Check that a tensor of `dtype` can be used with the cache.
 
         Raises:
-            ValueError: it may not.
+            ValueError: it cannot.
         """
         holds = self.is_fp8 or self.keys.dtype == dtype
         check(holds, "{} is {}, the cache {}", name, dtype, self.keys.dtype)
@@ -113,7 +113,7 @@ def allocate_packed(
 
 
 def unpacked(cache: KVCache) -> KVCache:
-    """A copy of `cache` in the plain layout."""
+    """Copy `cache` to the plain layout."""
     if cache.layout is Layout.PLAIN:
         return cache
     shape = (cache.num_blocks, -1, cache.num_kv_heads, padded(cache.head_size))

@@ -1,13 +1,13 @@
-/* Attention over the packed cache, blocks read in place: chunks of prompts and decodes alike.
+/* Attention over the packed cache, blocks read in place, for prefill chunks and decodes.
 
-   Rows are (token, head) pairs of the heads that share a key-value head, token by token. A task is up to ROWS of them for
-   one sequence and key-value head. It walks the sequence's keys in segments of 16 token slots, CHUNK segments at a
+   Rows are (token, head) pairs of the heads that share a key-value head, token by token. A task is up to ROWS of them
+   for one sequence and key-value head. It walks the sequence's keys in segments of 16 token slots, CHUNK segments at a
    time: scores, online softmax (Milakov & Gimelshein, 2018), values. Four bytes of a query (two bfloat16, or a float)
-   meet 64 bytes of keys (16 tokens) in one instruction; likewise weights and values.
+   meet 64 bytes of keys (16 tokens) in one instruction; the same holds for weights and values.
 
-   What a slot holds that no row may see never enters a sum: its score is replaced, its value is not read. */
+   The contents of a slot that no row may see never enter a sum: its score is replaced, its value is not read. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__) && !defined(__AMX_BF16__)
-#pragma GCC optimize("O3") /* what rows sum up becomes registers only when all loops over them are unrolled */
+#pragma GCC optimize("O3") /* sums of rows stay in registers only if all loops over them are unrolled */
 #endif
 #include "../parts.h"
 #include "../tiles.h"
@@ -31,30 +31,31 @@ typedef struct {
   int low, high;
 } Segment;
 
-/* Up to CHUNK segments that are used together. */
+/* Up to CHUNK segments that are processed together. */
 typedef struct {
   Segment segments[CHUNK];
   int count, end_position;
 } Chunk;
 
-/* A chunk in use, and what comes after it. A piece is the keys or the values of one segment; a chunk's keys are used
-   first, then its values. */
+/* The current chunk and the next data. A piece is the keys or the values of one segment; a chunk's keys are used first,
+   then its values. */
 typedef struct {
   const Chunk *chunk, *after;
   int64_t piece_bytes;
 } Stream;
 
-/* What one task keeps: R rows, their queries, their running maximum and sum, their weighted values. */
+/* State of one task: R rows, their queries, their running maximum and sum, their weighted values. */
 typedef struct {
   uint32_t query[ROWS * MAX_DP];
   float out[ROWS * MAX_DP];
   f32x16 scores[ROWS][CHUNK];
   uint32_t weights[ROWS][CHUNK * LANES];
-  float maximum[ROWS], sum[ROWS]; /* maximum: of scores as they are kept, see unit_of */
+  float maximum[ROWS], sum[ROWS]; /* maximum: of stored scores, see unit_of */
   int position[ROWS];
 } Tile;
 
-/* acc += x * y: `x` 64 bytes of the cache, `y` four bytes for every lane. Two bfloat16 products a lane, or one float's. */
+/* acc += x * y: `x` 64 bytes of the cache, `y` four bytes for every lane. Two bfloat16 products per lane, or one
+   float's. */
 INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
   if (dtype == FLOAT32) return acc + (f32x16)x * as_float(y);
 #if defined(__AVX512BF16__)
@@ -65,7 +66,7 @@ INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
 #endif
 }
 
-/* Scores of `num_rows` rows against `num_columns` segments, whose keys are `keys`; `steps` times four bytes a row. */
+/* Scores of `num_rows` rows against `num_columns` segments, whose keys are `keys`; `steps` times four bytes per row. */
 INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, int num_columns, const char *const *keys,
                        int steps, int dtype) {
   f32x16 even[FUSED_ROWS][2], odd[FUSED_ROWS][2];
@@ -84,10 +85,10 @@ INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, int 
     for (int c = 0; c < num_columns; c++) tile->scores[first_row + r][column + c] = even[r][c] + odd[r][c];
 }
 
-/* Add a segment's values, weighted, to 64 elements of `num_rows` rows. Slots outside [low, high) are not read as numbers. */
+/* Add a segment's values, weighted, to 64 elements of `num_rows` rows. Slots outside [low, high) are not used. */
 INLINE void weigh_rows(f32x16 acc[FUSED_ROWS][4], const Tile *tile, int first_row, int num_rows, int num_vectors,
                        int column, const Segment *segment, int64_t row_bytes, int64_t offset, int dtype) {
-  const int tokens = dtype == BFLOAT16 ? 2 : 1; /* in four bytes */
+  const int tokens = dtype == BFLOAT16 ? 2 : 1; /* in units of four bytes */
   for (int i = segment->low / tokens; i * tokens < segment->high; i++) {
     const char *row = segment->values + i * row_bytes + offset;
     uint32_t seen = 0xffffffffu;
@@ -125,7 +126,7 @@ INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *
   }
 }
 
-/* Take out of a segment's scores what a row must not see. */
+/* Mask the scores of a segment that a row must not see. */
 INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *segment, int window) {
   const int all_new = segment->first_position + LANES - 1 <= tile->position[0];
   const int none_old = !window || segment->first_position > tile->position[num_rows - 1] - window;
@@ -140,22 +141,21 @@ INLINE void mask_scores(Tile *tile, int num_rows, int column, const Segment *seg
   }
 }
 
-/* What a score that is kept is worth, in log2 units: those of a soft cap are kept as parts of it, between -1 and 1; others
-   are not scaled before they are used. */
+/* Unit of a stored score, in log2 units: with a soft cap scores are stored as fractions of it, between -1 and 1; others
+   are unscaled. */
 INLINE float unit_of(const Attention *a) { return (a->soft_cap > 0 ? a->soft_cap : a->scale) * LOG2_E; }
 
-/* Let a chunk's scores approach the soft cap. */
+/* Apply the soft cap to a chunk's scores. */
 INLINE void cap_scores(Tile *tile, int num_rows, int num_segments, const Attention *a) {
   const float factor = a->scale / a->soft_cap;
   for (int r = 0; r < num_rows; r++)
     for (int c = 0; c < num_segments; c++) tile->scores[r][c] = tanh16(tile->scores[r][c] * factor);
 }
 
-/* One row's online softmax over the chunk: scores become weights, what was summed before is scaled down. `scale`:
-   see unit_of. */
+/* One row's online softmax over the chunk: scores become weights, earlier sums are rescaled. `scale`: see unit_of. */
 INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale, int dtype) {
   f32x16 best = tile->scores[r][0];
-  /* A NaN may get lost here: its weight will be one. */
+  /* The maximum may lose a NaN; its weight will be NaN again. */
   for (int c = 1; c < num_segments; c++) best = larger16(best, tile->scores[r][c]);
   const float before = tile->maximum[r], chunk_maximum = greatest16(best);
   const float maximum = chunk_maximum > before ? chunk_maximum : before;
@@ -189,7 +189,7 @@ INLINE void score_segments(Tile *tile, int num_rows, int column, int num_columns
   if (num_rows - r == 1) score_rows(tile, r, 1, column, num_columns, keys, steps, dtype);
 }
 
-/* The piece that comes `ahead` pieces after this one; null where that is not known. */
+/* The piece `ahead` pieces after this one; null if unknown. */
 INLINE const char *piece_after(const Stream *stream, int piece, int ahead) {
   const Chunk *chunk = stream->chunk;
   piece += ahead;
@@ -251,7 +251,7 @@ INLINE void configure_tiles(int num_rows) {
   load_tile_config(&config);
 }
 
-/* Scores of all rows by tiles: 16 slots a segment, 32 elements of a head at a time. */
+/* Scores of all rows with tiles: 16 slots per segment, 32 elements of a head at a time. */
 INLINE void score_chunk_tiles(Tile *tile, const Stream *stream, int DP) {
   const Segment *segments = stream->chunk->segments;
   const int num_segments = stream->chunk->count;
@@ -273,7 +273,7 @@ INLINE void score_chunk_tiles(Tile *tile, const Stream *stream, int DP) {
   }
 }
 
-/* A copy of a segment's values, zero where no row may look: [8, DP, 2]. */
+/* A copy of a segment's values, zero in slots that no row may see: [8, DP, 2]. */
 INLINE const char *seen_values(const Segment *segment, uint32_t *copy, int DP) {
   for (int i = 0; i < LANES / 2; i++) {
     uint32_t seen = 0;
@@ -285,7 +285,7 @@ INLINE const char *seen_values(const Segment *segment, uint32_t *copy, int DP) {
   return (const char *)copy;
 }
 
-/* out += weights * values for all rows by tiles: 64 elements of a head at a time, or what is left of them. */
+/* out += weights * values for all rows with tiles: 64 elements of a head at a time, or the remainder. */
 INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, const Stream *stream, int DP) {
   const int num_segments = stream->chunk->count;
   const int64_t stride = (int64_t)DP * 4;
@@ -323,7 +323,7 @@ INLINE void weigh_chunk_tiles(Tile *tile, const char *const *values, const Strea
 }
 #endif
 
-/* One chunk for all rows of the tile, while what comes after is fetched. */
+/* One chunk for all rows of the tile, while the next data is prefetched. */
 INLINE void attend_chunk(Tile *tile, int num_rows, const Chunk *chunk, const Chunk *after, const Attention *a,
                          int by_tiles, int dtype) {
   const Segment *segments = chunk->segments;
@@ -371,8 +371,8 @@ INLINE void load_rows(Tile *tile, const Attention *a, int s, int g, int first_ro
   memset(tile->out, 0, sizeof(float) * num_rows * a->DP);
 }
 
-/* One over the sum of a row's weights, among them that of its sink; all are worth what they are where the largest score,
-   `maximum` in log2 units, weighs one. */
+/* One over the sum of a row's weights, including its sink's; weights are relative to the largest score, `maximum` in
+   log2 units. */
 INLINE float factor_with_sink(float sum, float maximum, float sink) {
   const float log2_sink = sink * LOG2_E;
   if (log2_sink <= maximum) return 1.0f / (sum + exp2_16(splat(log2_sink - maximum))[0]);
@@ -394,7 +394,7 @@ INLINE void store_rows(const Tile *tile, const Attention *a, int s, int g, int f
   }
 }
 
-/* Sequence s owns the tiles from here on: an upper bound of those before it that needs no sum over sequences. */
+/* Sequence s owns the tiles from here on: an upper bound of those before it that needs no prefix sum. */
 INLINE int first_tile(const Attention *a, int s) {
   return (int)((int64_t)a->query_start_locs[s] * (a->H / a->G) / ROWS) + s;
 }
@@ -411,7 +411,8 @@ INLINE int sequence_of(const Attention *a, int tile) {
   return low;
 }
 
-/* A task: rows `first_row` on of sequence s, key-value head g, and the positions that they see; none if num_rows is 0. */
+/* A task: rows from `first_row` of sequence s, key-value head g, and the positions that they see; none if num_rows is
+   0. */
 typedef struct {
   int s, g, first_row, num_rows, first, end;
 } Task;
@@ -429,7 +430,7 @@ INLINE Task task_at(const Attention *a, int index) {
 }
 
 /* The chunk of a task that begins with the segment of `position`. Chunks end at the same positions for every row of a
-   sequence, so that its bits do not depend on the rows of its task. */
+   sequence, so that its bits do not depend on the other rows of its task. */
 INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype) {
   const int64_t size = dtype == BFLOAT16 ? 2 : 4, plane_bytes = (int64_t)a->P * a->DP * size;
   const int32_t *table = a->block_tables + t->s * a->table_stride;
@@ -450,7 +451,7 @@ INLINE Chunk chunk_at(const Attention *a, const Task *t, int position, int dtype
   return chunk;
 }
 
-/* `next`: the task that comes after; `configured`: the rows that the tiles are set for. */
+/* `next`: the following task; `configured`: the rows that the tiles are configured for. */
 INLINE void attend_task(const Attention *a, const Task *t, const Task *next, int *configured, int dtype) {
   Tile tile;
   load_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
@@ -472,7 +473,7 @@ INLINE void attend_task(const Attention *a, const Task *t, const Task *next, int
   store_rows(&tile, a, t->s, t->g, t->first_row, t->num_rows, dtype);
 }
 
-/* Rows of tokens first to end become zero. */
+/* Set rows of tokens first to end to zero. */
 INLINE void clear(const Attention *a, int64_t first, int64_t end, int64_t size) {
   for (int64_t t = first; t < end; t++) memset(a->out + t * a->out_stride_token * size, 0, a->H * a->D * size);
 }
@@ -505,7 +506,8 @@ void attention_part(const Attention *a, const Team *team, int dtype) {
     attend(a, team, FLOAT32);
 }
 
-/* Ask the kernel for AMX's tile registers, which a process may not use unasked; `allowed` becomes whether it may. */
+/* Request AMX tile registers from the kernel, which a process must do before using them; `allowed` becomes the
+   answer. */
 EXPORT void sluice_allow_tiles(int32_t *allowed) {
 #if HAS_TILES
   const long request_permission = 0x1023, tile_data = 18;
@@ -515,9 +517,9 @@ EXPORT void sluice_allow_tiles(int32_t *allowed) {
 #endif
 }
 
-/* query: [T, H, D], strides in elements; keys, values: the packed cache of layout.py, P slots a block and DP elements a
-   head once padded; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H, D];
-   use_tiles: what sluice_allow_tiles said; soft_cap: 0 for none; sinks: [H], or null. */
+/* query: [T, H, D], strides in elements; keys, values: the packed cache of layout.py, P slots per block and DP elements
+   per head after padding; block_tables: [S, table_stride]; query_start_locs: [S + 1]; context_lens: [S]; out: [T, H,
+   D]; use_tiles: result of sluice_allow_tiles; soft_cap: 0 for none; sinks: [H], or null. */
 EXPORT void sluice_paged_attention(int dtype, const void *query, int64_t query_stride_token, int64_t query_stride_head,
                                    const void *keys, const void *values, const int32_t *block_tables,
                                    int64_t table_stride, const int32_t *query_start_locs, const int32_t *context_lens,

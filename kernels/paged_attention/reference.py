@@ -1,4 +1,4 @@
-"""What paged attention means: loops over sequences, dense attention in float64. Plain layout only."""
+"""Definition of paged attention: loops over sequences, dense attention in float64. Plain layout only."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,8 +6,8 @@
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.fp8 import from_fp8
-from kernels.paged_attention.layout import KVCache
+from sluice.kernels.paged_attention.fp8 import from_fp8
+from sluice.kernels.paged_attention.layout import KVCache
 
 
 def paged_attention_reference(  # noqa: PLR0913 - a kernel's arguments are its tensors
@@ -46,7 +46,7 @@ def gather_context(
     *,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Copy the keys and values that one sequence's new tokens can see, `[K, G, D]` each, K up to `context_len`."""
+    """Copy the keys and values visible to one sequence's new tokens, `[K, G, D]` each, K up to `context_len`."""
     first_seen = max(0, context_len - num_new - sliding_window + 1) if sliding_window else 0
     slots = torch.arange(first_seen, context_len, device=block_table.device)
     blocks = block_table[slots // kv_cache.block_size].long()
@@ -61,27 +61,27 @@ def gather_context(
 def _widened(tensor: Tensor, scales: Tensor | None, at: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     if scales is None:
         return tensor[at].to(dtype)
-    # torch indexes no fp8 on the CPU.
+    # torch cannot index fp8 on the CPU.
     return from_fp8(tensor.view(torch.uint8)[at].view(tensor.dtype), scales[at], dtype)
 
 
 def _scores(query: Tensor, keys: Tensor, *, scale: float, soft_cap: float) -> Tensor:
-    """What each of the last q of K tokens finds in each, `[H, q, K]`."""
+    """Return the scores of the last q of K tokens, `[H, q, K]`."""
     keys = keys.double().repeat_interleave(query.shape[1] // keys.shape[1], dim=1)  # [K, H, D]
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
     return soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
 
 
 def _visible(scores: Tensor, sliding_window: int) -> Tensor:
-    """Which of K tokens each of the last q sees, `[q, K]`."""
+    """Return which of K tokens each of the last q attends to, `[q, K]`."""
     num_new, num_seen = scores.shape[1:]
     positions = torch.arange(num_seen, device=scores.device)
-    ages = positions[num_seen - num_new :, None] - positions  # how many tokens ago
+    ages = positions[num_seen - num_new :, None] - positions  # distance in tokens
     return (ages >= 0) & ((ages < sliding_window) if sliding_window else True)
 
 
 def _weigh(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores `[H, q, K]` and each head's sink, which has no value: `[q, H, D]`."""
+    """Return the softmax of scores `[H, q, K]` with each head's sink, which has no value: `[q, H, D]`."""
     num_heads, num_new, num_seen = scores.shape
     if sinks is not None:
         scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, num_new, 1)], dim=-1)

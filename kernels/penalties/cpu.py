@@ -1,4 +1,4 @@
-"""Biases and penalties in torch's operators: work grows with the entries, not with the vocabulary."""
+"""Biases and penalties with torch operators: work grows with the entries, not with the vocabulary."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,11 +6,11 @@
 import torch
 from torch import Tensor
 
-from kernels.penalties import Penalties
+from sluice.kernels.penalties import Penalties
 
 
 def apply_penalties_cpu(logits: Tensor, penalties: Penalties) -> None:
-    """As `kernels.penalties.apply_penalties`."""
+    """Apply the edits; see `sluice.kernels.penalties.apply_penalties`."""
     at = (penalties.rows.long(), penalties.token_ids.long())
     values = logits[at] + penalties.bias
     values = torch.where(values > 0, values / penalties.repetition, values * penalties.repetition)

@@ -1,13 +1,12 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Biases and penalties in one Triton launch, in the place of a dozen elementwise ones: an entry is one logit, of nobody
-else."""
+"""Biases and penalties in one Triton launch instead of a dozen elementwise ones; each entry edits its own logit."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.penalties import Penalties
+from sluice.kernels.penalties import Penalties
 
 BLOCK = 256
 
@@ -39,7 +38,7 @@ def _penalties_kernel(
     frequency = tl.load(frequency_ptr + entries, mask=inside, other=0.0)
     presence = tl.load(presence_ptr + entries, mask=inside, other=0.0)
 
-    # Each step is rounded as on the CPU (so nothing is fused below): a near tie must not fall otherwise there.
+    # Each step is rounded as on the CPU (so nothing is fused below), so that near ties resolve equally.
     values += bias
     values = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
     values -= frequency * counts + tl.where(counts > 0, presence, 0.0)
@@ -47,7 +46,7 @@ def _penalties_kernel(
 
 
 def apply_penalties_triton(logits: Tensor, penalties: Penalties) -> None:
-    """As `kernels.penalties.apply_penalties`."""
+    """Launch the kernel; see `sluice.kernels.penalties.apply_penalties`."""
     num_entries = penalties.rows.shape[0]
     if num_entries == 0:
         return

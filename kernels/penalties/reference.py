@@ -1,4 +1,4 @@
-"""What biases and penalties mean: a loop over tokens of one row, first the one, then the other."""
+"""Definition of biases and penalties: a loop over the tokens of one row."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def bias_reference(row: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """The logits `row` `[V]` with the bias of each token added, in float64."""
+    """Return the logits `row` `[V]` with the bias of each token added, in float64."""
     result = row.to(torch.float64, copy=True)
     for token, number in bias.items():
         result[token] += number
@@ -24,7 +24,7 @@ def penalties_reference(
     frequency: float = 0.0,
     presence: float = 0.0,
 ) -> Tensor:
-    """The logits `row` `[V]` of a sequence with this prompt and output, penalised, in float64."""
+    """Return the penalised logits `row` `[V]` of a sequence with this prompt and output, in float64."""
     result = row.to(torch.float64, copy=True)
     counts = Counter(output)
     for token in set(prompt) | set(output):

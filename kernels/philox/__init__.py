@@ -1,10 +1,10 @@
-"""Counter-based random bits (Philox4x32-10: Salmon et al., SC 2011), and the Gumbel noise made of them.
+"""Counter-based random bits (Philox4x32-10: Salmon et al., SC 2011), and Gumbel noise made from them.
 
-A number is a function of what it is for, never of when or where it is drawn:
+A number depends on its purpose, never on when or where it is drawn:
 
 - key: the request's 64-bit seed (k0 its low, k1 its high word)
 - c0: token id >> 2; the lane is token id & 3
-- c1: the token's offset in the output (0 for the first that is generated), so that a resumed output goes on equally
+- c1: the token's offset in the output (0 for the first generated token), so that a resumed output continues identically
 - c2: choice << 2 | stream
 - c3: NOISE_VERSION
 """
@@ -14,11 +14,11 @@ from enum import IntEnum
 __all__ = ["NOISE_VERSION", "Stream", "counter_2"]
 
 NOISE_VERSION = 1
-"""Raised when the same key would give other noise: a model's fingerprint contains it."""
+"""Raised when the same key would give different noise: a model's fingerprint contains it."""
 
 
 class Stream(IntEnum):
-    """What the noise is for; streams are independent of each other."""
+    """Purpose of the noise; streams are independent of each other."""
 
     SAMPLE = 0
     DRAFT = 1
@@ -27,5 +27,5 @@ class Stream(IntEnum):
 
 
 def counter_2(choice: int, stream: Stream = Stream.SAMPLE) -> int:
-    """The third counter word, of a choice's index and a stream."""
+    """Return the third counter word of a choice's index and a stream."""
     return choice << 2 | stream

@@ -1,20 +1,20 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Philox4x32-10 and its Gumbel noise as Triton device functions: the words are the reference's, bit by bit."""
+"""Philox4x32-10 and its Gumbel noise as Triton device functions. Words are bitwise identical to the reference's."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.philox import NOISE_VERSION
+from sluice.kernels.philox import NOISE_VERSION
 
 _VERSION = tl.constexpr(NOISE_VERSION)
 
 
 @triton.jit
 def random_words(groups, seed, position, counter_2):
-    """Four random uint32 words for each group of four token ids: lane i is token `4 * group + i`.
+    """Return four random uint32 words per group of four token ids: lane i is token `4 * group + i`.
 
     Args:
         groups: int32, `token_id >> 2`.
@@ -22,7 +22,7 @@ def random_words(groups, seed, position, counter_2):
         position: int32 scalar.
         counter_2: int32 scalar.
     """
-    # Every counter is 32 bits wide: with a wider one `tl.philox` is another generator, silently.
+    # Every counter must be 32 bits wide: with a wider one `tl.philox` silently is a different generator.
     zeros = groups.to(tl.uint32) * 0
     version = zeros + _VERSION
     return tl.philox(
@@ -32,15 +32,15 @@ def random_words(groups, seed, position, counter_2):
 
 @triton.jit
 def gumbel(word):
-    """Gumbel noise -log(-log(1 - v)), v = (word + 1/2) / 2**32, of a uint32 word, float32 and finite.
+    """Return Gumbel noise -log(-log(1 - v)), v = (word + 1/2) / 2**32, of a uint32 word, float32 and finite.
 
-    -log(1 - v) is computed where it is accurate: by its series for small v (the likely winners), else from 1 - v, which
-    is made of the word's complement since float32 cannot hold v near 1.
+    -log(1 - v) is computed accurately: by its series for small v (the likely winners), else from 1 - v, computed from
+    the word's complement since float32 cannot represent v near 1.
     """
     v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     rest = ((4294967295 - word).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = v * (1.0 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6 + v * (1 / 7)))))))
-    # At most the float32 below 1 in v: what is left is never 0.
+    # At most the largest float32 below 1 in v: the remainder is never 0.
     exponential = tl.where(v < 0.0625, series, -tl.log(tl.maximum(rest, 5.9604644775390625e-08)))
     return -tl.log(exponential)
 
@@ -58,7 +58,7 @@ def _random_words_kernel(words_ptr, noise_ptr, V, seed_ptr, position_ptr, counte
 
 
 def random_words_triton(num_tokens: int, seed: Tensor, position: Tensor, counter_2: Tensor) -> tuple[Tensor, Tensor]:
-    """The words `[V]` int64 of token ids 0 … V - 1 and their Gumbel noise `[V]` float32, for tests.
+    """Return the words `[V]` int64 of token ids 0 … V - 1 and their Gumbel noise `[V]` float32, for tests.
 
     Args:
         num_tokens: V.

@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from kernels.philox import NOISE_VERSION
+from sluice.kernels.philox import NOISE_VERSION
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -18,7 +18,7 @@ _MAX_V = 1.0 - 2.0**-24
 def philox4x32_reference(
     counters: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random 32-bit words per counter. All tensors int64 of one shape (or broadcastable), values below 2**32."""
+    """Return four random 32-bit words per counter. All tensors int64, broadcastable, values below 2**32."""
     c0, c1, c2, c3 = counters
     k0, k1 = key
     for _ in range(10):
@@ -30,13 +30,13 @@ def philox4x32_reference(
 
 
 def random_words_reference(token_ids: Tensor, *, seed: int, position: int, counter_2: int) -> Tensor:
-    """The random 32-bit word of each token id, int64, shape of `token_ids` (int64).
+    """Return the random 32-bit word of each token id, int64, shape of `token_ids` (int64).
 
     Args:
         token_ids: any shape.
         seed: unsigned 64-bit.
-        position: offset in the output of the token being drawn.
-        counter_2: choice and stream, from `kernels.philox.counter_2`.
+        position: offset in the output of the token being sampled.
+        counter_2: choice and stream, from `sluice.kernels.philox.counter_2`.
     """
     constants = torch.tensor([position, counter_2, NOISE_VERSION, seed & _MASK, seed >> 32], device=token_ids.device)
     c1, c2, c3, k0, k1 = constants.unbind()
@@ -45,15 +45,15 @@ def random_words_reference(token_ids: Tensor, *, seed: int, position: int, count
 
 
 def gumbel_reference(words: Tensor) -> Tensor:
-    """Gumbel noise `-log(-log(1 - v))`, `v = (word + 1/2) / 2**32`, float32; every value is finite.
+    """Return Gumbel noise `-log(-log(1 - v))`, `v = (word + 1/2) / 2**32`, float32; every value is finite.
 
-    It ends in [-2.82, 22.88]: a token further than the width of that below the largest logit can never win.
+    Its range is [-2.82, 22.88]: a token that is further than its width below the largest logit can never win.
     """
     v = ((words.double() + 0.5) * 2.0**-32).clamp(max=_MAX_V)
     return (-torch.log(-torch.log1p(-v))).float()
 
 
 def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low word of a 32-bit by 32-bit product: int64 wraps, but its bits are right."""
+    """Return the high and low word of a 32-bit by 32-bit product: int64 wraps, but its bits are correct."""
     product = a * b
     return (product >> 32) & _MASK, product & _MASK

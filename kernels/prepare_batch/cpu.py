@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
 
 
 def prepare_batch_cpu(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int) -> PreparedTokens:
-    """As `kernels.prepare_batch.prepare_batch`."""
+    """Compute the tokens; see `sluice.kernels.prepare_batch.prepare_batch`."""
     token_ids, starts = plan.token_ids.numpy(), plan.query_start_locs.numpy()
     num_tokens = int(starts[-1])
-    before = plan.context_lens.numpy() - starts[1:]  # [S]: a token's position less its index
+    before = plan.context_lens.numpy() - starts[1:]  # [S]: a token's position minus its index
     sequences = np.repeat(np.arange(len(before)), starts[1:] - starts[:-1])  # [T]
     of_sequences = np.arange(num_tokens) + before[sequences]
     blocks = plan.block_tables.numpy()[sequences, of_sequences // block_size].astype(np.int64)

@@ -1,13 +1,16 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Ids, positions and slots of a step's tokens in one Triton launch. Reads nothing on the host: fit for a CUDA graph."""
+"""Ids, positions and slots of a step's tokens in one Triton launch.
+
+Reads nothing on the host, so CUDA graphs can capture it.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
 
 BLOCK = 256
 """Tokens that a program writes at once."""
@@ -64,9 +67,9 @@ def _prepare_batch_kernel(
 def prepare_batch_triton(
     plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int
 ) -> PreparedTokens:
-    """As `kernels.prepare_batch.prepare_batch`."""
+    """Launch the kernel; see `sluice.kernels.prepare_batch.prepare_batch`."""
     num_tokens, num_sequences = plan.token_ids.shape[0], plan.context_lens.shape[0]
-    # Each row aligned to 16 bytes as a tensor of its own is: for one that is not, whoever reads it is compiled anew.
+    # Align each row to 16 bytes, as separate tensors are: Triton compiles another kernel for unaligned inputs.
     out = torch.empty(3, num_tokens + num_tokens % 2, dtype=torch.int64, device=plan.token_ids.device)
     if num_tokens > 0:
         _prepare_batch_kernel[(num_sequences + 1,)](

@@ -1,4 +1,4 @@
-"""What preparing a batch means: a loop over sequences and their tokens."""
+"""Definition of preparing a batch: a loop over sequences and their tokens."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,13 +6,13 @@
 import torch
 from torch import Tensor
 
-from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan
 
 
 def prepare_batch_reference(
     plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int
 ) -> PreparedTokens:
-    """Make ids, positions and slots of all tokens, one after another."""
+    """Compute ids, positions and slots of all tokens, one after another."""
     token_ids: list[int] = plan.token_ids.tolist()
     drawn: list[int] = [] if drawn_ids is None else drawn_ids.tolist()
     starts: list[int] = plan.query_start_locs.tolist()

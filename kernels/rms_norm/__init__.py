@@ -1,9 +1,9 @@
-"""RMS normalisation (Zhang & Sennrich, 2019), alone and fused with the residual addition before it."""
+"""RMS normalisation (Zhang & Sennrich, 2019), alone and fused with the preceding residual addition."""
 
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
+from sluice.kernels.checks import check, check_rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -15,8 +15,8 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
         x: `[T, M]`, float32, float16 or bfloat16; rows may be strided, the last dimension is contiguous.
         weight: `[M]`, contiguous, dtype of `x`.
         eps: added to the mean square.
-        weight_offset: 1 where a weight is kept as its distance from 1 (Gemma), which 16 bits could not hold as a sum.
-        out: as `x`; made if None. May be `x` itself.
+        weight_offset: 1 if weights are stored minus 1 (Gemma); 16 bits could not hold the sum.
+        out: as `x`; allocated if None. May be `x` itself.
 
     Returns:
         `out`.
@@ -28,11 +28,11 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
     if x.is_cuda:
-        from kernels.rms_norm.kernel import rms_norm_triton
+        from sluice.kernels.rms_norm.kernel import rms_norm_triton
 
         rms_norm_triton(x, weight, eps=eps, weight_offset=weight_offset, out=out)
     else:
-        from kernels.rms_norm.cpu import rms_norm_cpu
+        from sluice.kernels.rms_norm.cpu import rms_norm_cpu
 
         rms_norm_cpu(x, weight, eps=eps, weight_offset=weight_offset, out=out)
     return out
@@ -50,8 +50,8 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
 ) -> Tensor:
     """Add `x`, or its own RMS norm, to `residual` in place, and return the RMS norm of the sum (as it is stored).
 
-    Where `x` is normalised before it is added, the result of that norm is rounded to the dtype, then the sum, then
-    the result of the second norm: as if the steps were apart, which is transformers' rule for Gemma 2 and 3.
+    If `x` is normalised before it is added, the result of that norm is rounded to the dtype, then the sum, then
+    the result of the second norm: as in separate steps, which is transformers' rule for Gemma 2 and 3.
 
     Args:
         x: `[T, M]`; not changed unless it is `out`.
@@ -59,8 +59,8 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
         weight: `[M]`, contiguous, dtype of `x`.
         eps: added to the mean square, of both norms.
         weight_offset: as of `rms_norm`, of both norms.
-        added_weight: as `weight`, of the norm of `x`. None: `x` is added as it is.
-        out: as `x`; made if None. May be `x` itself, not `residual`.
+        added_weight: as `weight`, of the norm of `x`. None: `x` is added unchanged.
+        out: as `x`; allocated if None. May be `x` itself, not `residual`.
 
     Returns:
         `out`.
@@ -75,13 +75,13 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
     if x.is_cuda:
-        from kernels.rms_norm.kernel import add_rms_norm_triton
+        from sluice.kernels.rms_norm.kernel import add_rms_norm_triton
 
         add_rms_norm_triton(
             x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out
         )
     else:
-        from kernels.rms_norm.cpu import add_rms_norm_cpu
+        from sluice.kernels.rms_norm.cpu import add_rms_norm_cpu
 
         add_rms_norm_cpu(x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out)
     return out

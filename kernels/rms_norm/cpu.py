@@ -1,4 +1,4 @@
-"""RMS normalisation on the CPU: native.c, or torch's operator where there is no library."""
+"""RMS normalisation on the CPU: native.c, or torch's operator without the library."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
@@ -6,7 +6,7 @@
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.native import DTYPE_CODES, native_function
 
 SIGNATURE = ("sluice_rms_norm", "iplplppplllff")
 
@@ -46,7 +46,7 @@ def add_rms_norm_cpu(
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor) -> None:
-    """`rms_norm_cpu` in torch's operators; `x` `[..., M]`."""
+    """Compute `rms_norm_cpu` with torch operators; `x` `[..., M]`."""
     if weight_offset:
         # In 32 bits, so that the sum of weight and offset is not rounded.
         x, weight = x.float(), weight.float() + weight_offset

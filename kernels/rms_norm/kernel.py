@@ -9,7 +9,7 @@ from torch import Tensor
 
 @triton.jit
 def _normalised(x, weight, M, eps):
-    """A row of M float32, zeros beyond, to unit root mean square, then times `weight`."""
+    """Scale a row of M float32, zeros beyond, to unit root mean square, then by `weight`."""
     return x / tl.sqrt(tl.sum(x * x, axis=0) / M + eps) * weight
 
 
@@ -32,7 +32,7 @@ def _rms_norm_kernel(
 ):
     """One program per token: out[t] = x[t] / rms(x[t]) * (weight_offset + weight).
 
-    There x[t] is residual[t] + x[t] if there is one; with HAS_ADDED_NORM, plus the norm of x[t].
+    There x[t] is residual[t] + x[t] if there is a residual; with HAS_ADDED_NORM, residual[t] + norm(x[t]).
     """
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -45,9 +45,9 @@ def _rms_norm_kernel(
         residual = tl.load(residual_ptrs, mask=inside, other=0.0)
         if HAS_ADDED_NORM:
             added_weight = tl.load(added_weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32) + weight_offset
-            # Rounded before it is added, as if the steps were apart.
+            # Rounded before it is added, as in separate steps.
             x = _normalised(x.to(tl.float32), added_weight, M, eps).to(out_ptr.dtype.element_ty)
-        # The norm is of the sum as it is stored, so that the next layer starts from what this one saw.
+        # The norm is of the sum as stored, so that the next layer starts from the same values.
         x = (residual.to(tl.float32) + x.to(tl.float32)).to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptrs, x, mask=inside)
 
@@ -56,7 +56,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor) -> None:
-    """As `kernels.rms_norm.rms_norm`."""
+    """Launch the kernel; see `sluice.kernels.rms_norm.rms_norm`."""
     _launch(x, None, weight, None, eps=eps, weight_offset=weight_offset, out=out)
 
 
@@ -70,7 +70,7 @@ def add_rms_norm_triton(
     added_weight: Tensor | None = None,
     out: Tensor,
 ) -> None:
-    """As `kernels.rms_norm.add_rms_norm`."""
+    """Launch the kernel; see `sluice.kernels.rms_norm.add_rms_norm`."""
     _launch(x, residual, weight, added_weight, eps=eps, weight_offset=weight_offset, out=out)
 
 

@@ -17,7 +17,7 @@ INLINE float mean_square(const void *row, int64_t M, int dtype) {
   return total / M;
 }
 
-/* `has_offset` is a constant: without one nothing is added. */
+/* `has_offset` is a compile-time constant: without an offset nothing is added. */
 INLINE void scale(const void *row, const void *weight, void *out, int64_t M, float factor, float offset, int has_offset,
                   int dtype) {
   int64_t i = 0;
@@ -94,9 +94,9 @@ INLINE void rows(int dtype, const char *x, int64_t x_stride, char *residual, int
   }
 }
 
-/* x, residual, out: [T, M], strides in elements between rows; weight, added_weight: [M]. residual may be null: then x is
-   normalised; else residual becomes residual + x, or residual + the norm of x if added_weight is not null, and that sum,
-   as stored, is. offset is added to weights. out may be x. */
+/* x, residual, out: [T, M], strides in elements between rows; weight, added_weight: [M]. If residual is null, x is
+   normalised. Otherwise residual becomes residual + x, or residual + norm(x) if added_weight is not null, and the sum,
+   as stored, is normalised. offset is added to weights. out may be x. */
 EXPORT void sluice_rms_norm(int dtype, const void *x, int64_t x_stride, void *residual, int64_t residual_stride,
                             const void *weight, const void *added_weight, void *out, int64_t out_stride, int64_t T,
                             int64_t M, float eps, float offset) {

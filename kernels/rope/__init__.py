@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
+from sluice.kernels.checks import check, check_rows
 
 __all__ = ["rope"]
 
 
 def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Rotate the first R of each head's D elements by the angles of its token's position; pass the rest.
+    """Rotate the first R of each head's D elements by the angles of its token's position; copy the rest.
 
     Element i of the first half of R and element i of the second half form a pair.
 
@@ -17,7 +17,7 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, *, out: Tensor | None = 
         x: `[T, N, D]`, float32, float16 or bfloat16; tokens and heads may be strided, D is contiguous.
         positions: `[T]` int64.
         cos_sin: `[P, R]` float32, contiguous: R/2 cosines, then R/2 sines, per position. R is even and at most D.
-        out: as `x`; made if None. May be `x` itself.
+        out: as `x`; allocated if None. May be `x` itself.
 
     Returns:
         `out`.
@@ -33,11 +33,11 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, *, out: Tensor | None = 
     check(out.shape == x.shape and out.dtype == x.dtype, "out must be {} {}", x.shape, x.dtype)
     check_rows("out", out)
     if x.is_cuda:
-        from kernels.rope.kernel import rope_triton
+        from sluice.kernels.rope.kernel import rope_triton
 
         rope_triton(x, positions, cos_sin, out=out)
     else:
-        from kernels.rope.cpu import rope_cpu
+        from sluice.kernels.rope.cpu import rope_cpu
 
         rope_cpu(x, positions, cos_sin, out=out)
     return out

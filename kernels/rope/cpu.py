@@ -1,4 +1,4 @@
-"""Rotary position embedding on the CPU: torch's operators."""
+"""Rotary position embedding on the CPU: torch operators."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Rotary position embedding in Triton: a program rotates a few heads of one token, in place if asked."""
+"""Rotary position embedding in Triton: a program rotates a few heads of one token, optionally in place."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ BLOCK_HEADS = 8
 
 @triton.jit
 def load_angles(cos_sin_ptr, position, pairs, inside, R: tl.constexpr):
-    """Cosines and sines `[1, R / 2]` of `position` from the table `[P, R]`."""
+    """Load cosines and sines `[1, R / 2]` of `position` from the table `[P, R]`."""
     angles_ptr = cos_sin_ptr + position * R
     cos = tl.load(angles_ptr + pairs, mask=inside, other=0.0)
     sin = tl.load(angles_ptr + R // 2 + pairs, mask=inside, other=0.0)
@@ -59,7 +59,7 @@ def _rope_kernel(
 
 
 def rope_triton(x: Tensor, positions: Tensor, cos_sin: Tensor, *, out: Tensor) -> None:
-    """As `kernels.rope.rope`."""
+    """Launch the kernel; see `sluice.kernels.rope.rope`."""
     num_tokens, num_heads, head_size = x.shape
     rotary_size = cos_sin.shape[1]
     if num_tokens == 0 or num_heads == 0:

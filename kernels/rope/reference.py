@@ -1,4 +1,4 @@
-"""What rotary position embedding means. Float32 inside; float64 tensors stay float64."""
+"""Definition of rotary position embedding. Float32 inside; float64 tensors stay float64."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

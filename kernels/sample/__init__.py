@@ -1,11 +1,14 @@
-"""Choose the next token of each sequence: one kept-set rule, then Gumbel-max over the noise of `kernels.philox`.
+"""Sample the next token of each sequence: filter to a kept set, then take the Gumbel-max of its logits.
+
+The noise comes from `sluice.kernels.philox`.
 
 Kept set, in this order, of z = logit / temperature:
 
 1. min-p: z >= z_max + log(min_p);
 2. top-k: the first k in the total order (value descending, token id ascending);
 3. top-p: of those, the shortest prefix in that order whose mass is at least p of theirs. Mass is counted in integers,
-   floor(exp(z - z_max) * 2**30), so that no tiling, splitting or neighbour can change the set. At least one is kept.
+  floor(exp(z - z_max) * 2**30), so that no tiling, splitting or batch composition can change the set. At least one
+  token is kept.
 
 The token is the argmax of z + Gumbel noise over the kept set, the lowest id among equals. Greedy rows (temperature 0)
 take the argmax of the logits, the lowest id among equals.
@@ -18,17 +21,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
+from sluice.kernels.checks import check, check_rows
 
 __all__ = ["MAX_NOISE_SPAN", "SampleOptions", "draws_with", "sample"]
 
 MAX_NOISE_SPAN = 26.01
-"""No token further below the largest z can win, whatever its noise: it need not be drawn."""
+"""A token further than this below the largest z cannot win with any noise, so its noise is not drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """How each row is sampled: tensors `[S]`, contiguous, on the device of the logits."""
+    """Sampling options of each row: tensors `[S]`, contiguous, on the device of the logits."""
 
     temperature: Tensor
     """float32; 0 means greedy."""
@@ -46,10 +49,10 @@ class SampleOptions:
     """int64: the bits of the unsigned 64-bit seed."""
 
     position: Tensor
-    """int32: offset in the output of the token being drawn."""
+    """int32: offset in the output of the token being sampled."""
 
     counter_2: Tensor
-    """int64: choice and stream, as `kernels.philox.counter_2` makes it."""
+    """int64: choice and stream, from `sluice.kernels.philox.counter_2`."""
 
 
 def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None) -> Tensor:
@@ -58,7 +61,7 @@ def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None)
     Args:
         logits: `[S, V]`, float32, float16 or bfloat16; rows may be strided. Not changed.
         options: one entry per row.
-        out: `[S]` int64; made if None.
+        out: `[S]` int64; allocated if None.
 
     Returns:
         `out`: token ids, -1 for a row that has a NaN or +inf, or nothing above -inf.
@@ -73,23 +76,23 @@ def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None)
     out = torch.empty(shape, dtype=torch.int64, device=logits.device) if out is None else out
     check(out.shape == shape and out.dtype == torch.int64, "out must be {} int64", shape)
     if logits.is_cuda:
-        from kernels.sample.kernel import sample_triton
+        from sluice.kernels.sample.kernel import sample_triton
 
         sample_triton(logits, options, out=out)
     else:
-        from kernels.sample.cpu import sample_cpu
+        from sluice.kernels.sample.cpu import sample_cpu
 
         sample_cpu(logits, options, out=out)
     return out
 
 
 def draws_with(options: SampleOptions) -> Callable[[Tensor], Tensor]:
-    """`sample` with the same options, step after step: what can be made once is.
+    """Prepare `sample` with the same options for many steps.
 
-    `options.position` may be written between two calls. What a call returns is valid until the call after the next.
+    `options.position` may be written between two calls. The result of a call is valid until the call after the next.
     """
     if options.temperature.is_cuda:
         return partial(sample, options=options)
-    from kernels.sample.cpu import draws_with_cpu
+    from sluice.kernels.sample.cpu import draws_with_cpu
 
     return draws_with_cpu(options) or partial(sample, options=options)

@@ -1,4 +1,4 @@
-"""Sampling on the CPU: native.c, or torch where there is no library."""
+"""Sampling on the CPU: native.c, or torch without the library."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -10,10 +10,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.native import DTYPE_CODES, native_function
-from kernels.sample import SampleOptions, sample
-from kernels.sample.reference import sample_reference
+from sluice.kernels.checks import check, check_rows
+from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.sample import SampleOptions, sample
+from sluice.kernels.sample.reference import sample_reference
 
 SIGNATURE = ("sluice_sample", "iplppppppppplli")
 _CANDIDATE_PADDING = 16
@@ -42,9 +42,9 @@ def sample_cpu(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
 
 
 def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
-    """As `kernels.sample.draws_with`; None without a library.
+    """Prepare sampling as `sluice.kernels.sample.draws_with`; None without the library.
 
-    Between two steps nothing is in the processor's caches but weights, and each look at a tensor costs microseconds.
+    Between two steps the processor's caches hold only weights, and each tensor access costs microseconds.
     """
     native, num_rows = native_function(*SIGNATURE), options.temperature.shape[0]
     if native is None:
@@ -66,10 +66,10 @@ def draws_with_cpu(options: SampleOptions) -> Callable[[Tensor], Tensor] | None:
 
 
 def _pointers(options: SampleOptions) -> list[int]:
-    """Of what native code reads of `options`, in its order.
+    """Return the pointers of `options` in native order.
 
     Raises:
-        ValueError: one is not what native code would take it for.
+        ValueError: a tensor has the wrong shape or dtype.
     """
     floats = (options.temperature, options.top_p, options.min_p)
     check(all(x.dtype == torch.float32 for x in floats), "temperature, top_p and min_p must be float32")
@@ -82,9 +82,9 @@ def _pointers(options: SampleOptions) -> list[int]:
 
 
 def _scratch(num_threads: int, vocab_size: int) -> Tensor:
-    """Room for every token of a row as a candidate and as two numbers, for each thread of a team.
+    """Return scratch space for every token of a row as a candidate and as two numbers, per thread of a team.
 
-    The caller's own, since two may sample at once; kept for its next call.
+    Each caller has its own, since two may sample at once; kept for its next call.
     """
     size = num_threads * 2 * (vocab_size + _CANDIDATE_PADDING)
     held: Tensor | None = getattr(_of_thread, "scratch", None)

@@ -1,11 +1,11 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Sampling in three Triton launches: where each row's kept set ends, the best token of each block, the best of all.
+"""Sampling in three Triton launches: the cut of each row's kept set, the best token of each block, the best of all.
 
-The kept set is a prefix of the order (value descending, token id ascending), so a row's filters come down to one cut:
-the last kept value, and the last kept id among its equals. The cut is found without sorting, two bits of the value at a
-time (a radix search), over counts for top-k and over integer masses for top-p: sums of integers, so neither tiles nor
-neighbours can move it. Rows without filters leave at once.
+The kept set is a prefix of the order (value descending, token id ascending), so a row's filters reduce to one cut: the
+last kept value, and the last kept id among its equals. The cut is found without sorting, two bits of the value at a
+time (a radix search), over counts for top-k and over integer masses for top-p. These sums of integers depend on neither
+tiles nor batch composition. Rows without filters return at once.
 """
 
 import torch
@@ -13,31 +13,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.philox.kernel import gumbel, random_words
-from kernels.sample import SampleOptions
+from sluice.kernels.philox.kernel import gumbel, random_words
+from sluice.kernels.sample import SampleOptions
 
 VOCAB_BLOCK = 1024
-"""Tokens of one program that draws; a multiple of 4."""
+"""Tokens per sampling program; a multiple of 4."""
 
 SCAN_BLOCK = 4096
 """Tokens that a program searching a cut reads at once."""
 
 _LAST_ID = tl.constexpr(2147483647)
 _NO_KEY = tl.constexpr(8388607)
-"""The key of -inf: with no id at all, everything above it is kept."""
+"""The key of -inf: with an id below all others, everything above -inf is kept."""
 
 _MASS_ONE = tl.constexpr(1073741824.0)
 
 
 @triton.jit
 def _load_logits(row_ptr, offsets, V):
-    """Logits of one row at `offsets`, float32; -inf past the end."""
+    """Load logits of one row at `offsets`, float32; -inf past the end."""
     return tl.load(row_ptr + offsets, mask=offsets < V, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _scale(logits, temperature):
-    """z = logit / temperature, correctly rounded as on the CPU; NaN becomes -inf (its row fails elsewhere)."""
+    """Compute z = logit / temperature, correctly rounded as on the CPU; NaN becomes -inf (its row fails elsewhere)."""
     logits = tl.where(logits == logits, logits, float("-inf"))
     return tl.div_rn(logits, tl.zeros_like(logits) + temperature)
 
@@ -57,13 +57,13 @@ def _is_kept(key, token_id, cut_key, cut_id):
 
 @triton.jit
 def _mass(z, z_max):
-    """What a token counts for in top-p, as an integer: floor(exp(z - z_max) * 2**30)."""
+    """Return a token's integer mass for top-p: floor(exp(z - z_max) * 2**30)."""
     return (tl.exp(z - z_max) * _MASS_ONE).to(tl.int64)
 
 
 @triton.jit
 def _find_cut_key(row_ptr, V, temperature, z_max, cut_key, cut_id, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key at or above which the kept tokens weigh `target` or more, and the weight strictly above it.
+    """Find the largest key at or above which kept tokens weigh `target` or more, and the weight strictly above it.
 
     A token weighs its mass, or 1. The key is 0 if all that is kept (up to `cut_key`, `cut_id`) weighs less. Each pass
     over the row fixes two bits.
@@ -91,7 +91,7 @@ def _find_cut_key(row_ptr, V, temperature, z_max, cut_key, cut_id, target, BY_MA
         weight_one = tl.sum(sum_one, axis=0)
         weight_two = tl.sum(sum_two, axis=0)
         weight_three = tl.sum(sum_three, axis=0)
-        # The higher the key, the less lies at or above it: take the highest digit that still reaches the target.
+        # The weight at or above a key falls as the key rises: take the highest digit that still reaches the target.
         if weight_three >= target:
             found = three
         elif weight_two >= target:
@@ -107,7 +107,7 @@ def _find_cut_key(row_ptr, V, temperature, z_max, cut_key, cut_id, target, BY_MA
 
 @triton.jit
 def _find_cut_id(row_ptr, V, temperature, key_wanted, cut_key, cut_id, count, BLOCK: tl.constexpr):
-    """The id of the `count`-th kept token with this key, in order of id (the last one, if there are fewer)."""
+    """Find the id of the `count`-th kept token with this key, in order of id (the last one, if there are fewer)."""
     found = cut_id * 0 - 1
     seen = count * 0
     for start in range(0, V, BLOCK):
@@ -169,7 +169,7 @@ def _kept_set_kernel(
                 z = _scale(_load_logits(row_ptr, offsets, V), temperature)
                 kept = _is_kept(_key(z), offsets, cut_key, cut_id)
                 masses += tl.where(kept, _mass(z, z_max), 0)
-            # The least integer that is not below top_p * mass: both are exact in float64.
+            # The smallest integer not below top_p * mass: both are exact in float64.
             wanted = top_p.to(tl.float64) * tl.sum(masses, axis=0).to(tl.float64)
             target = wanted.to(tl.int64)
             target = tl.maximum(target + (target.to(tl.float64) < wanted).to(tl.int64), 1)
@@ -258,7 +258,7 @@ def _choose_kernel(
 
 
 def find_kept_sets(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tensor]:
-    """Where each row's kept set ends.
+    """Return the end of each row's kept set.
 
     Returns:
         The key of the last kept value, `[S]` int64 (values in order, as unsigned 32-bit numbers), and the last kept id
@@ -284,7 +284,7 @@ def find_kept_sets(logits: Tensor, options: SampleOptions) -> tuple[Tensor, Tens
 
 
 def sample_triton(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None:
-    """As `kernels.sample.sample`."""
+    """Launch the kernels; see `sluice.kernels.sample.sample`."""
     num_sequences, vocab_size = logits.shape
     if num_sequences == 0:
         return

@@ -1,10 +1,10 @@
-/* One token per row: the kept set, then Gumbel-max, with noise drawn only where it can matter.
+/* One token per row: the kept set, then Gumbel-max, with noise computed only where it can matter.
 
-   The definition is reference.py. What makes this fast without changing a token:
-   - a kept set is a prefix of the order (value down, id up), so it is told by its last member, the cut;
-   - the maxima of every 64 logits, found once, tell which of them need a second look;
+   The definition is reference.py. These shortcuts do not change a token:
+   - a kept set is a prefix of the order (value descending, id ascending), so its last member, the cut, defines it;
+   - the maxima of every 64 logits, computed once, show which blocks need a second look;
    - a token further than NOISE_SPAN below the largest z cannot win, and has no mass;
-   - Gumbel noise falls as its random word grows: a bound by the smallest word of 64 spares nearly all logarithms. */
+   - Gumbel noise falls as its random word grows: a bound by the smallest word of 64 avoids nearly all logarithms. */
 #include "../parts.h"
 
 #define BLOCK 64
@@ -47,7 +47,7 @@ INLINE f32x16 load_logits(const void *logits, int64_t V, int64_t i, int dtype) {
   return x;
 }
 
-/* Fill the maxima; return the largest logit, or NaN if any is. */
+/* Compute the maxima; return the largest logit, or NaN if there is one. */
 INLINE float find_maxima(const Row *row, int dtype) {
   float best = -INFINITY;
   i32x16 has_nan = {0};
@@ -75,7 +75,7 @@ INLINE int64_t first_equal(const Row *row, float value, int dtype) {
   return i;
 }
 
-/* Tokens with z in [low, high), in order of id; returns how many. */
+/* Collect tokens with z in [low, high), in order of id; return their number. */
 INLINE int64_t collect(const Row *row, float low, float high, Candidate *candidates, int dtype) {
   int64_t count = 0;
   for (int64_t i = 0; i < row->V; i += LANES) {
@@ -98,14 +98,14 @@ INLINE void swap(Candidate *a, Candidate *b) {
   *b = c;
 }
 
-/* The middle one of the first, the middle and the last, which makes sorted input the best case instead of the worst. */
+/* The median of the first, the middle and the last, which makes sorted input the best case instead of the worst. */
 INLINE Candidate pivot_of(const Candidate *c, int64_t low, int64_t high) {
   const Candidate a = c[low], b = c[low + (high - 1 - low) / 2], d = c[high - 1];
   if (comes_before(a, b)) return comes_before(b, d) ? b : comes_before(a, d) ? d : a;
   return comes_before(a, d) ? a : comes_before(b, d) ? d : b;
 }
 
-/* Move those of [low, high) that come before `pivot`, then it, to the front; returns where it is. */
+/* Move those of [low, high) that precede `pivot`, then it, to the front; return its position. */
 static int64_t partition(Candidate *c, int64_t low, int64_t high, Candidate pivot) {
   int64_t end = low;
   for (int64_t i = low; i < high; i++)
@@ -118,7 +118,7 @@ static int64_t partition(Candidate *c, int64_t low, int64_t high, Candidate pivo
   return end;
 }
 
-/* Put the first `k` in the order at the front, themselves in no order (Hoare's selection). */
+/* Move the first `k` in the order to the front, themselves unordered (Hoare's selection). */
 static void select_first(Candidate *c, int64_t count, int64_t k) {
   int64_t low = 0, high = count;
   while (high - low > 1) {
@@ -138,8 +138,8 @@ INLINE i32x16 mass16(f32x16 z, float z_max) {
 
 INLINE int64_t mass_of(float z, float z_max) { return mass16(splat(z), z_max)[0]; }
 
-/* Put the shortest prefix in the order at the front whose mass, with `before`, reaches `wanted`; returns its length.
-   Selection again, into the half that the end of the prefix is in, by masses instead of counts. */
+/* Move the shortest prefix in the order whose mass, with `before`, reaches `wanted` to the front; return its length.
+   Selection into the half that contains the end of the prefix, by masses instead of counts. */
 static int64_t select_mass(Candidate *c, int64_t count, float z_max, int64_t before, double wanted) {
   int64_t low = 0, high = count;
   while (high - low > 1) {
@@ -158,7 +158,7 @@ static int64_t select_mass(Candidate *c, int64_t count, float z_max, int64_t bef
   return high;
 }
 
-/* The last in the order of some. */
+/* The last in the order of some candidates. */
 INLINE Candidate last_of(const Candidate *c, int64_t count) {
   Candidate last = c[0];
   for (int64_t i = 1; i < count; i++)
@@ -191,7 +191,7 @@ static float kth_largest(float *x, int64_t count, int64_t k) {
   return x[k - 1];
 }
 
-/* Candidates for the first `k`: all that are at least `bound`, and no less than the k-th largest maximum, which k tokens
+/* Candidates for the first `k`: all that are at least `bound`, and at least the k-th largest maximum, which k tokens
    reach. `scratch`: as many floats as there are maxima. */
 INLINE int64_t collect_first(const Row *row, int64_t k, float bound, float *scratch, Candidate *candidates, int dtype) {
   if (k <= num_maxima(row)) {
@@ -222,7 +222,7 @@ INLINE Candidate cut_by_mass(const Row *row, float z_max, float bound, float p, 
   int64_t before = 0;
   int bin = 0;
   while (bin < NUM_BINS && (double)(before + masses[bin]) < wanted) before += masses[bin++];
-  /* A bin's tokens, collected a little too widely and then exactly by the same arithmetic that filled it. */
+  /* Collect a bin's tokens from a slightly wider range, then exactly by the arithmetic that filled it. */
   const float from = z_max - (bin + 1) / 16.0f - 1e-3f, to = z_max - bin / 16.0f + 1e-3f;
   const int64_t wide = collect(row, fmaxf(low, from), bin ? to : INFINITY, candidates, dtype);
   int64_t count = 0;
@@ -268,13 +268,13 @@ static float gumbel(uint32_t word) {
   return (float)-log(-log1p(-v));
 }
 
-/* At least the noise of `word`, and of every larger one: v >= 2^-(zeros + 1), and noise is at most -log(v). */
+/* An upper bound of the noise of `word` and of every larger one: v >= 2^-(zeros + 1), and noise is at most -log(v). */
 INLINE float gumbel_bound(uint32_t word) {
   const int zeros = word ? __builtin_clz(word) : 32;
   return (float)(zeros + 1) * 0.6931472f + 1e-5f;
 }
 
-/* The best so far. */
+/* The best candidate so far. */
 typedef struct {
   float score;
   int64_t token;
@@ -286,7 +286,7 @@ INLINE void consider(Best *best, float z, int32_t id, uint32_t word) {
   if (score > best->score || (score == best->score && id < best->token)) *best = (Best){score, id};
 }
 
-/* Draw among `count` candidates. */
+/* Sample among `count` candidates. */
 static int64_t draw_candidates(const Candidate *candidates, int64_t count, Key key) {
   Best best = {-INFINITY, -1};
   for (int64_t start = 0; start < count; start += LANES) {
@@ -303,7 +303,7 @@ static int64_t draw_candidates(const Candidate *candidates, int64_t count, Key k
   return best.token;
 }
 
-/* Draw among all tokens from the first in the order to `cut`: the 64 of a block share sixteen counters. */
+/* Sample among all tokens from the first in the order to `cut`: the 64 of a block share sixteen counters. */
 INLINE int64_t draw_until(const Row *row, Candidate cut, Key key, int dtype) {
   const u32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Best best = {-INFINITY, -1};
@@ -347,7 +347,7 @@ INLINE int64_t sample_row(const Row *row, const Options *options, float *scratch
   return draw_until(row, cut, options->key, dtype);
 }
 
-/* Rows and how each is sampled, as sluice_sample has them. */
+/* Rows and their sampling options, as passed to sluice_sample. */
 typedef struct {
   const char *logits;
   int64_t stride;
@@ -383,8 +383,8 @@ static void sample_part(const void *argument, Team *team) {
   }
 }
 
-/* logits: [S, V], `stride` elements between rows; temperature, top_p, min_p, top_k, seed, position, counter_2, out: [S],
-   as kernels/sample/__init__.py says; scratch: [num_threads, 2 * (V + 16)] words of 8 bytes. */
+/* logits: [S, V], `stride` elements between rows; temperature, top_p, min_p, top_k, seed, position, counter_2, out:
+   [S], as in kernels/sample/__init__.py; scratch: [num_threads, 2 * (V + 16)] words of 8 bytes. */
 EXPORT void sluice_sample(int dtype, const void *logits, int64_t stride, const float *temperature, const int32_t *top_k,
                           const float *top_p, const float *min_p, const int64_t *seed, const int32_t *position,
                           const int64_t *counter_2, int64_t *out, void *scratch, int64_t S, int64_t V,

@@ -1,4 +1,4 @@
-"""What sampling means: a loop over rows, a full sort, noise for every token."""
+"""Definition of sampling: a loop over rows, a full sort, noise for every token."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,8 +6,8 @@
 import torch
 from torch import Tensor
 
-from kernels.philox.reference import gumbel_reference, random_words_reference
-from kernels.sample import SampleOptions
+from sluice.kernels.philox.reference import gumbel_reference, random_words_reference
+from sluice.kernels.sample import SampleOptions
 
 _MASS_ONE = 2.0**30
 
@@ -41,7 +41,7 @@ def _sample_row(row: Tensor, options: SampleOptions, s: int) -> int:
 
 
 def kept_set_reference(z: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """Token ids of the kept set of one row of scaled logits `z` `[V]`, in order of value, then id."""
+    """Return token ids of the kept set of one row of scaled logits `z` `[V]`, in order of value, then id."""
     order = torch.sort(z, descending=True, stable=True).indices
     ordered = z[order]
     kept = ordered > -float("inf")

@@ -1,8 +1,8 @@
-"""Logits that approach a cap and never pass it (Gemma 2, arXiv 2408.00118)."""
+"""Soft cap of logits, which approach a limit and never pass it (Gemma 2, arXiv 2408.00118)."""
 
 from torch import Tensor
 
-from kernels.checks import check
+from sluice.kernels.checks import check
 
 __all__ = ["soft_cap"]
 
@@ -10,7 +10,7 @@ __all__ = ["soft_cap"]
 def soft_cap(x: Tensor, *, cap: float) -> Tensor:
     """Change each element of `x` to `cap * tanh(x / cap)`, in place. Float32 inside, rounded once.
 
-    An element's result does not depend on where it is.
+    An element's result does not depend on its position.
 
     Args:
         x: `[R, V]`, float32, float16 or bfloat16, contiguous.
@@ -20,16 +20,16 @@ def soft_cap(x: Tensor, *, cap: float) -> Tensor:
         `x`.
 
     Raises:
-        ValueError: `x` is not contiguous, or `cap` not above 0.
+        ValueError: `x` is not contiguous, or `cap` is not above 0.
     """
     check(cap > 0, "cap must be above 0, got {}", cap)
     check(x.is_contiguous(), "x must be contiguous")
     if x.is_cuda:
-        from kernels.soft_cap.kernel import soft_cap_triton
+        from sluice.kernels.soft_cap.kernel import soft_cap_triton
 
         soft_cap_triton(x, cap=cap)
     else:
-        from kernels.soft_cap.cpu import soft_cap_cpu
+        from sluice.kernels.soft_cap.cpu import soft_cap_cpu
 
         soft_cap_cpu(x, cap=cap)
     return x

@@ -1,11 +1,11 @@
-"""The soft cap on the CPU: native.c, or torch's operators where there is no library."""
+"""The soft cap on the CPU: native.c, or torch operators without the library."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
 from torch import Tensor
 
-from kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.native import DTYPE_CODES, native_function
 
 SIGNATURE = ("sluice_soft_cap", "iplf")
 

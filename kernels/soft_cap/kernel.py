@@ -1,12 +1,12 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""The soft cap in Triton: a block of elements a program."""
+"""The soft cap in Triton: one program per block of elements."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tanh.kernel import tanh
+from sluice.kernels.tanh.kernel import tanh
 
 BLOCK = 1024
 
@@ -18,7 +18,7 @@ def _soft_cap_kernel(
     cap,
     BLOCK: tl.constexpr,
 ):
-    """x = cap * tanh(x / cap)."""
+    """Compute x = cap * tanh(x / cap)."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size
 
@@ -28,7 +28,7 @@ def _soft_cap_kernel(
 
 
 def soft_cap_triton(x: Tensor, *, cap: float) -> None:
-    """As `kernels.soft_cap.soft_cap`."""
+    """Launch the kernel; see `sluice.kernels.soft_cap.soft_cap`."""
     if x.numel() == 0:
         return
     _soft_cap_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, x.numel(), cap, BLOCK=BLOCK)

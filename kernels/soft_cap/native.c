@@ -1,7 +1,7 @@
-/* Logits that approach a cap: cap * tanh(x / cap). */
+/* Soft cap of logits: cap * tanh(x / cap). */
 #include "../parts.h"
 
-/* One body for whole vectors and for what is left, so that an element has the same bits wherever it is. */
+/* One body for whole vectors and the remainder, so that an element has the same bits at any position. */
 INLINE void cap_run(void *x, int64_t first, int64_t end, float cap, int dtype) {
   for (int64_t i = first; i < end; i += LANES) {
     const int count = end - i < LANES ? (int)(end - i) : LANES;

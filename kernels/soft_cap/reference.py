@@ -1,4 +1,4 @@
-"""What a soft cap means. Float32 inside; float64 tensors stay float64."""
+"""Definition of the soft cap. Float32 inside; float64 tensors stay float64."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -8,6 +8,6 @@ from torch import Tensor
 
 
 def soft_cap_reference(x: Tensor, *, cap: float) -> Tensor:
-    """`cap * tanh(x / cap)` of each element."""
+    """Return `cap * tanh(x / cap)` of each element."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (cap * torch.tanh(x.to(wide) / cap)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""tanh as a Triton device function: what a soft cap is made of, of scores and of logits.
+"""tanh as a Triton device function, for the soft caps of scores and logits.
 
 On the CPU it is `tanh16` of native.h.
 """

@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """tanh of each of `x` in float32, to a relative error of 10 * 2**-24 where exp2 and division are good to 2**-22.
+    """Compute tanh in float32, to a relative error of 10 * 2**-24 where exp2 and division are accurate to 2**-22.
 
-    (1 - e) / (1 + e), e = exp(-2 |x|), overflows nowhere but cancels near 0. Below 0.55, where it would lose a bit and
-    more, it is an odd polynomial of degree 9 instead, which is fitted to a relative error of 4e-8.
+    (1 - e) / (1 + e), e = exp(-2 |x|), overflows nowhere but cancels near 0. Below 0.55, where it would lose a bit or
+    more, an odd polynomial of degree 9 is used instead, fitted to a relative error of 4e-8.
     """
     size = tl.abs(x)
     e = tl.exp2(size * -2.8853900817779268)

@@ -1,8 +1,8 @@
-/* The threads that make a step together. They are made once and stay, as OpenMP's do.
+/* A persistent team of threads that run a step together. They are created once and kept, like OpenMP's.
 
-   A thread that went to sleep takes up to a millisecond to wake on a virtual machine, a tenth of a step of few
-   sequences; one that spins takes the core from whoever has work. So a thread that waits spins for a moment, about as
-   long as it takes to sample and to lay out the next step, and then sleeps. */
+   A sleeping thread takes up to a millisecond to wake on a virtual machine, a tenth of a step of few sequences; a
+   spinning thread takes the core from other work. So a waiting thread spins for about as long as it takes to sample and
+   to lay out the next step, and then sleeps. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -19,22 +19,22 @@
 
 #define SPINS 5000
 
-/* What the crew is doing: written by the caller of run_team, who alone holds `is_busy`. */
+/* State of the crew: written by the caller of run_team that holds `is_busy`. */
 typedef struct {
   void (*work)(const void *argument, Team *team);
   const void *argument;
   int count;
 } Task;
 
-/* The caller and its helpers, who each wait at a signal of their own. */
+/* The caller and its helpers, each of which waits at its own signal. */
 static struct {
   pthread_mutex_t is_busy;
-  pid_t process; /* whose threads they are: a fork has none */
+  pid_t process; /* process that owns the threads: a fork has none */
   int num_helpers;
   Task task;
   Meeting meeting;
   Share shares[MAX_THREADS];
-  Signal begun[MAX_THREADS]; /* by helper; the caller's is not used */
+  Signal begun[MAX_THREADS]; /* one per helper; the caller's is unused */
 } crew = {.is_busy = PTHREAD_MUTEX_INITIALIZER};
 
 INLINE void relax(void) {
@@ -43,7 +43,7 @@ INLINE void relax(void) {
 #endif
 }
 
-/* Sleep as long as the signal is the one that was seen, or a little. */
+/* Sleep while the signal has the value that was seen, or for a short time. */
 static void sleep_at(Signal *signal, int seen) {
 #if defined(__linux__)
   __atomic_fetch_add(&signal->sleepers, 1, __ATOMIC_SEQ_CST);
@@ -65,7 +65,7 @@ void await_signal(Signal *signal, int seen) {
   }
 }
 
-/* Who falls asleep is counted before the number is looked at for the last time, so nobody sleeps through this. */
+/* A sleeper is counted before it checks the number for the last time, so no wake-up is missed. */
 void give_signal(Signal *signal) {
   __atomic_fetch_add(&signal->number, 1, __ATOMIC_SEQ_CST);
 #if defined(__linux__)
@@ -74,7 +74,7 @@ void give_signal(Signal *signal) {
 #endif
 }
 
-/* One thread's part of the task; nobody leaves before all are done, and then touches nothing of it. */
+/* One thread's part of the task; no thread leaves before all are done, and then touches nothing of it. */
 static void take_part(int index) {
   const Task task = crew.task;
   Team team = {crew.shares, &crew.meeting, index, task.count, 0};
@@ -91,7 +91,8 @@ static void *help(void *index) {
   return NULL;
 }
 
-/* Have helpers for a team of `count`, or as many as there can be; returns how many threads the team has. */
+/* Make sure there are helpers for a team of `count`, or as many as possible; return the number of threads in the
+   team. */
 static int recruit(int count) {
   if (crew.process != getpid()) {
     crew.num_helpers = 0;
@@ -108,7 +109,7 @@ static int recruit(int count) {
   return count < crew.num_helpers + 1 ? count : crew.num_helpers + 1;
 }
 
-/* Who comes while the crew is busy works alone: what is computed does not depend on the team. */
+/* A caller that finds the crew busy works alone: the result does not depend on the team. */
 void run_team(void (*work)(const void *argument, Team *team), const void *argument, int num_threads) {
   if (num_threads < 2 || pthread_mutex_trylock(&crew.is_busy)) {
     Share share = {.taken = {0, 0}};

@@ -1,13 +1,13 @@
-"""Between the query-key-value product and attention: normalise heads, rotate, store keys and values in their slots."""
+"""Operations between the query-key-value product and attention: normalise heads, rotate, store keys and values."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.checks import check, check_rows
-from kernels.paged_attention.layout import KVCache
-from kernels.rope import check_cos_sin
+from sluice.kernels.checks import check, check_rows
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.rope import check_cos_sin
 
 __all__ = ["HeadNorm", "write_kv"]
 
@@ -22,7 +22,7 @@ class HeadNorm:
     key_weight: Tensor
     eps: float
     weight_offset: float = 0.0
-    """As of `kernels.rms_norm.rms_norm`."""
+    """See `sluice.kernels.rms_norm.rms_norm`."""
 
 
 def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
@@ -35,18 +35,18 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
     head_norm: HeadNorm | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Normalise (if asked) and rotate queries and keys; store keys and values; return the queries.
+    """Normalise (optionally) and rotate queries and keys; store keys and values; return the queries.
 
-    The norm's result is rounded to the dtype before it is rotated, as if the steps were apart.
+    The norm's result is rounded to the dtype before it is rotated, as in separate steps.
 
     Args:
         qkv: `[T, (H + 2 * G) * D]`: query heads, key heads, value heads. Rows may be strided. Not changed.
         positions: `[T]` int64.
         slot_mapping: `[T]` int64, `block_id * block_size + offset`, each at most once; a negative one stores nothing.
-        cos_sin: `[P, R]` float32, as `kernels.rope.rope` takes it.
-        kv_cache: of G key-value heads, dtype of `qkv` or fp8. Nothing but the named slots is written.
-        head_norm: weights of the heads' norm; None where the model has none.
-        out: `[T, H, D]`, contiguous, dtype of `qkv`; made if None.
+        cos_sin: `[P, R]` float32, as for `sluice.kernels.rope.rope`.
+        kv_cache: of G key-value heads, dtype of `qkv` or fp8. Only the given slots are written.
+        head_norm: weights of the heads' norm; None if the model has none.
+        out: `[T, H, D]`, contiguous, dtype of `qkv`; allocated if None.
 
     Returns:
         `out`, the queries.
@@ -67,11 +67,11 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
     check(out.shape == torch.Size(shape) and out.is_contiguous(), "out must be {}, contiguous", shape)
     check(out.dtype == qkv.dtype, "out is {}, qkv {}", out.dtype, qkv.dtype)
     if qkv.is_cuda:
-        from kernels.write_kv.kernel import write_kv_triton
+        from sluice.kernels.write_kv.kernel import write_kv_triton
 
         write_kv_triton(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
     else:
-        from kernels.write_kv.cpu import write_kv_cpu
+        from sluice.kernels.write_kv.cpu import write_kv_cpu
 
         write_kv_cpu(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
     return out

@@ -1,4 +1,4 @@
-"""Heads' norm, rotation and the writing of keys and values on the CPU: native.c for the packed cache, else torch."""
+"""Head norm, rotation and storing of keys and values on the CPU: native.c for the packed cache, otherwise torch."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,12 +6,12 @@
 import torch
 from torch import Tensor
 
-from kernels.native import DTYPE_CODES, native_function
-from kernels.paged_attention.fp8 import to_fp8
-from kernels.paged_attention.layout import KVCache, Layout, padded
-from kernels.rms_norm.cpu import rms_norm_torch
-from kernels.rope.cpu import rope_cpu
-from kernels.write_kv import HeadNorm
+from sluice.kernels.native import DTYPE_CODES, native_function
+from sluice.kernels.paged_attention.fp8 import to_fp8
+from sluice.kernels.paged_attention.layout import KVCache, Layout, padded
+from sluice.kernels.rms_norm.cpu import rms_norm_torch
+from sluice.kernels.rope.cpu import rope_cpu
+from sluice.kernels.write_kv import HeadNorm
 
 SIGNATURE = ("sluice_write_kv", "iplpppppffppp" + "liiiilii")
 
@@ -44,7 +44,7 @@ def _write_native(
     out: Tensor,
 ) -> None:
     native = native_function(*SIGNATURE)
-    assert native is not None, "a packed cache is made only where the library is"
+    assert native is not None, "a packed cache exists only with the native library"
     native(
         DTYPE_CODES[qkv.dtype],
         qkv.data_ptr(),
@@ -80,7 +80,7 @@ def write_kv_torch(
     head_norm: HeadNorm | None,
     out: Tensor,
 ) -> None:
-    """`write_kv_cpu` in torch's operators, for the plain layout."""
+    """Compute `write_kv_cpu` with torch operators, for the plain layout."""
     head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
     heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
     query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)
@@ -104,11 +104,11 @@ def _normalised(heads: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
 
 
 def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
-    """Write heads `[T, G, D]` to their slots, as they are or in fp8."""
+    """Write heads `[T, G, D]` to their slots, unchanged or in fp8."""
     if scales is None:
         cache.flatten(0, 1).index_copy_(0, slots, heads)
         return
     narrow, narrow_scales = to_fp8(heads)
-    # torch indexes no fp8 on the CPU.
+    # torch cannot index fp8 on the CPU.
     cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, narrow.view(torch.uint8))
     scales.flatten(0, 1).index_copy_(0, slots, narrow_scales)

@@ -2,8 +2,8 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Head norm, rotation and the store into the cache in one Triton kernel: queries, keys and values are read once.
 
-A program takes a few heads of one token, whatever they are: queries go to `out`, keys and values from registers to
-their slot. As three kernels the same work costs two more launches and one more trip of queries and keys to memory.
+A program takes a few heads of one token of any kind: queries go to `out`, keys and values from registers to their slot.
+As three kernels the same work costs two more launches and one more round trip of queries and keys to memory.
 """
 
 import torch
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.layout import KVCache
-from kernels.rope.kernel import load_angles
-from kernels.write_kv import HeadNorm
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.rope.kernel import load_angles
+from sluice.kernels.write_kv import HeadNorm
 
 BLOCK_HEADS = 8
 
@@ -23,15 +23,15 @@ _LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def _to_e4m3(x):
-    """The e4m3 nearest to float32 `x`, ties to even, as uint8; larger than 448 becomes 448, NaN stays NaN.
+    """Round float32 `x` to e4m3, ties to even, as uint8; magnitudes above 448 become 448, NaN stays NaN.
 
-    By integers, not by the device's conversion: cards before sm_89 have none, and the interpreter's is wrong.
+    With integers, not the device's conversion: GPUs before sm_89 have none, and the interpreter's is wrong.
     """
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    # Half a unit less one, and one more where the last bit that stays is odd: a carry raises the exponent, as it must.
+    # Half a unit minus one, plus one if the last kept bit is odd; a carry correctly raises the exponent.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # Below 2**-6 the steps are 2**-9, which is what float32 has left beside 2**14.
+    # Below 2**-6 the steps are 2**-9, which is what float32 has left next to 2**14.
     subnormal = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.minimum(tl.where(magnitude < 0x3C800000, subnormal, normal), 0x7E)
     code = tl.where(x == x, code, 0x7F)
@@ -40,14 +40,14 @@ def _to_e4m3(x):
 
 @triton.jit
 def _magnitude(x, inside):
-    """The largest magnitude of each row, infinity if it has a NaN, `[BLOCK_N]`."""
+    """Return the largest magnitude of each row, infinity if it has a NaN, `[BLOCK_N]`."""
     x = x.to(tl.float32)
     return tl.max(tl.where(inside, tl.where(x == x, tl.abs(x), float("inf")), 0.0), axis=1)
 
 
 @triton.jit
 def _load_weight(query_weight_ptr, key_weight_ptr, dims, inside, is_query, weight_offset):
-    """What each head's norm multiplies by at `dims`, `[BLOCK_N, dims]` float32."""
+    """Load the norm factors of each head at `dims`, `[BLOCK_N, dims]` float32."""
     query_weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0)[None, :]
     key_weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0)[None, :]
     return tl.where(is_query, query_weight, key_weight).to(tl.float32) + weight_offset
@@ -89,16 +89,16 @@ def _write_kv_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """One program per (token, block of heads); heads are numbered as they lie in a row of `qkv`."""
+    """One program per (token, block of heads); heads are numbered as in a row of `qkv`."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pairs = tl.arange(0, BLOCK_PAIRS)  # [BLOCK_PAIRS]
-    rest = R + tl.arange(0, BLOCK_REST)  # [BLOCK_REST]: what is not rotated
+    rest = R + tl.arange(0, BLOCK_REST)  # [BLOCK_REST]: elements that are not rotated
     inside = (heads < H + 2 * G)[:, None] & (pairs < R // 2)[None, :]
     inside_rest = (heads < H + 2 * G)[:, None] & (rest < D)[None, :]
     dtype = out_ptr.dtype.element_ty
 
-    # The data first: its way from memory hides that of the position and of the angles, which wait for it.
+    # Load the data first: its latency hides that of the position and of the angles, which depend on it.
     rows = qkv_ptr + token * qkv_stride_token + heads[:, None] * D  # [BLOCK_N, 1]
     raw_first = tl.load(rows + pairs[None, :], mask=inside, other=0.0)
     raw_second = tl.load(rows + R // 2 + pairs[None, :], mask=inside, other=0.0)
@@ -121,7 +121,7 @@ def _write_kv_kernel(
         weight_second = _load_weight(
             query_weight_ptr, key_weight_ptr, R // 2 + pairs, pairs < R // 2, is_query, weight_offset
         )
-        # Rounded before the rotation, as if the steps were apart.
+        # Rounded before the rotation, as in separate steps.
         first = (first / rms * weight_first).to(dtype).to(tl.float32)
         second = (second / rms * weight_second).to(dtype).to(tl.float32)
         if R < D:
@@ -129,7 +129,7 @@ def _write_kv_kernel(
                 passed / rms * _load_weight(query_weight_ptr, key_weight_ptr, rest, rest < D, is_query, weight_offset)
             )
 
-    # Values go as they came, bit by bit.
+    # Values are stored unchanged, bit by bit.
     is_value = (heads >= H + G)[:, None]
     out_first = tl.where(is_value, raw_first, (first * cos - second * sin).to(dtype))
     out_second = tl.where(is_value, raw_second, (second * cos + first * sin).to(dtype))
@@ -144,7 +144,7 @@ def _write_kv_kernel(
     )
     is_query = (heads < H)[:, None]
     # A negative slot stores nothing: it must not wrap round to the cache's last block. One flag per head, since the
-    # interpreter of triton 3.9 makes no mask of a block and a scalar.
+    # interpreter of triton 3.9 cannot combine a block and a scalar into a mask.
     has_slot = (tl.zeros([BLOCK_N], dtype=tl.int64) + slot >= 0)[:, None]
     is_stored_key = (heads >= H)[:, None] & (heads < H + G)[:, None] & has_slot
     is_stored_value = is_value & has_slot
@@ -186,7 +186,7 @@ def write_kv_triton(
     head_norm: HeadNorm | None,
     out: Tensor,
 ) -> None:
-    """As `kernels.write_kv.write_kv`."""
+    """Launch the kernel; see `sluice.kernels.write_kv.write_kv`."""
     num_tokens, num_heads, head_size = out.shape
     num_kv_heads, rotary_size = kv_cache.num_kv_heads, cos_sin.shape[1]
     if num_tokens == 0:

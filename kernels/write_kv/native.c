@@ -3,7 +3,7 @@
 
 #define MAX_D 512
 
-/* `has_offset` is a constant: without one nothing is added. */
+/* `has_offset` is a compile-time constant: without an offset nothing is added. */
 INLINE void scale(float *head, const void *weight, float factor, float offset, int has_offset, int D, int dtype) {
   int d = 0;
   for (; d + LANES <= D; d += LANES) {
@@ -40,7 +40,7 @@ INLINE void load_head(float *restrict head, const void *x, const void *weight, f
   if (weight) normalise(head, weight, eps, offset, D, dtype);
 }
 
-/* A head as it is kept. */
+/* A head as it is stored. */
 INLINE void store_head(void *out, const float *head, int D, int dtype) {
   int d = 0;
   for (; d + LANES <= D; d += LANES) store16(out, d, *(const f32x16 *)(head + d), dtype);
@@ -135,7 +135,7 @@ void write_kv_tokens(const WriteKV *a, int64_t first, int64_t end, int dtype) {
 
 /* qkv: [T, (H + 2 * G) * D], qkv_stride elements between rows; positions, slot_mapping: [T]; cos_sin: [P, R];
    query_weight, key_weight: [D], or both null, to which offset is added; keys, values: the packed cache of
-   kernels/paged_attention/layout.py, P slots a block and DP elements a head once padded; out: [T, H, D]. */
+   kernels/paged_attention/layout.py, P slots per block and DP elements per head after padding; out: [T, H, D]. */
 EXPORT void sluice_write_kv(int dtype, const void *qkv, int64_t qkv_stride, const int64_t *positions,
                             const int64_t *slot_mapping, const float *cos_sin, const void *query_weight,
                             const void *key_weight, float eps, float offset, void *keys, void *values, void *out,

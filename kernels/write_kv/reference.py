@@ -1,15 +1,15 @@
-"""What writing keys and values means: the steps one after another, a loop over slots. Plain layout only."""
+"""Definition of writing keys and values: the steps one after another, a loop over slots. Plain layout only."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from torch import Tensor
 
-from kernels.paged_attention.fp8 import to_fp8
-from kernels.paged_attention.layout import KVCache
-from kernels.rms_norm.reference import rms_norm_reference
-from kernels.rope.reference import rope_reference
-from kernels.write_kv import HeadNorm
+from sluice.kernels.paged_attention.fp8 import to_fp8
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.rms_norm.reference import rms_norm_reference
+from sluice.kernels.rope.reference import rope_reference
+from sluice.kernels.write_kv import HeadNorm
 
 
 def write_kv_reference(
@@ -41,7 +41,7 @@ def write_kv_reference(
 
 
 def _store(slot: Tensor, scales: Tensor | None, at: tuple[int, int], heads: Tensor) -> None:
-    """Write heads `[G, D]` to a slot `[G, D]`, as they are or in fp8."""
+    """Write heads `[G, D]` to a slot `[G, D]`, unchanged or in fp8."""
     if scales is None:
         slot.copy_(heads)
     else:

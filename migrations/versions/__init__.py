@@ -1,1 +1,1 @@
-"""One file for each step; a step that was released is never edited."""
+"""One file per migration; a released migration is never edited."""

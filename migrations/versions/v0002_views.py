@@ -36,10 +36,10 @@ def _views(*, is_sqlite: bool) -> dict[str, str]:
 
 
 def hourly_latency() -> str:
-    """Percentiles by window functions, which both databases have.
+    """Return percentiles by window functions, which both databases have.
 
-    With n values in order, counted from 0, percentile p lies at position p * (n - 1); the value at i weighs
-    max(0, 1 - |i - position|): linear interpolation between the two neighbours.
+    With n values in order, counted from 0, percentile p lies at position p * (n - 1); the value at i weighs max(0, 1 -
+    |i - position|): linear interpolation between the two neighbours.
     """
     samples = " UNION ALL ".join(
         f"SELECT finished_hour_ms AS hour_ms, queue, '{metric}' AS metric, {metric} AS value"
@@ -86,7 +86,7 @@ def _hourly_goodput() -> str:
 
 
 def _iso(ms: str, *, is_sqlite: bool) -> str:
-    """Milliseconds as UTC text, the same on both databases."""
+    """Return milliseconds as UTC text, the same on both databases."""
     if is_sqlite:
         return f"strftime('%Y-%m-%dT%H:%M:%fZ', {ms} / 1000.0, 'unixepoch')"
     return f"""to_char(to_timestamp({ms} / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""

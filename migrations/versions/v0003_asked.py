@@ -1,4 +1,4 @@
-"""What it takes to submit a job again, beside its prompt."""
+"""Columns needed to submit a job again, besides its prompt."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,9 +1,9 @@
-"""Two pages of a large history open by an index: the percentiles of an hour, and the newest jobs of a batch."""
+"""Indexes for two pages of a large history: the percentiles of an hour, and the newest jobs of a batch."""
 
 from alembic import op
 
-from migrations.versions.v0001_tables import HAS_BATCH
-from migrations.versions.v0002_views import METRICS, PERCENTILES, hourly_latency, percentile
+from sluice.migrations.versions.v0001_tables import HAS_BATCH
+from sluice.migrations.versions.v0002_views import METRICS, PERCENTILES, hourly_latency, percentile
 
 revision = "0004"
 down_revision = "0003"
@@ -34,10 +34,10 @@ def replace_hourly_latency(sql: str) -> None:
 
 
 def hourly_latency_by_windows() -> str:
-    """`hourly_latency` as before, without GROUP BY: a condition on a window's partition reaches the table.
+    """Create `hourly_latency` without GROUP BY, so that a condition on a window's partition reaches the table.
 
     SQLite pushes a condition through subqueries with windows, and through a UNION ALL without any, but not through an
-    aggregate over windows. `likely` keeps it from looking for nearly all jobs by their state.
+    aggregate over windows. `likely` stops it from using the state index for nearly all jobs.
     """
     is_done = "likely(state = 'done')" if op.get_bind().dialect.name == "sqlite" else "state = 'done'"
     samples = " UNION ALL ".join(

@@ -1,9 +1,9 @@
-"""The hourly percentiles look at few rows: those beside each percentile, not all of the hour for each."""
+"""Hourly percentiles from the few rows next to each percentile, instead of all of the hour."""
 
 from alembic import op
 
-from migrations.versions.v0002_views import METRICS, PERCENTILES, percentile
-from migrations.versions.v0004_hours import GROUP, hourly_latency_by_windows, replace_hourly_latency
+from sluice.migrations.versions.v0002_views import METRICS, PERCENTILES, percentile
+from sluice.migrations.versions.v0004_hours import GROUP, hourly_latency_by_windows, replace_hourly_latency
 
 revision = "0005"
 down_revision = "0004"
@@ -18,7 +18,7 @@ def downgrade() -> None:
 
 
 def _by_few_rows() -> str:
-    """`hourly_latency` as before, with a single window over all values, and sums over the rows next to a percentile.
+    """Create `hourly_latency` with a single window over all values, and sums over the rows next to a percentile.
 
     One frame for all three functions, so that SQLite sorts and passes once.
     """

@@ -1,1 +1,1 @@
-"""What producer and worker agree on: messages, keys, states, limits, scripts and tables. Knows neither side."""
+"""The contract of producer and worker: messages, keys, states, limits, scripts, calls and tables."""

@@ -1,11 +1,11 @@
-"""Open the history's database: SQLite or PostgreSQL by URL, and see which schema it has. Knows no alembic.
+"""Open the database of the history, SQLite or PostgreSQL by URL, and check its schema.
 
 HistoryError
-├── BadDatabaseUrl     the URL names no database that is known here
-├── HistoryUnreachable the server is away, or refuses this user: try again later
+├── BadDatabaseUrl     the URL names no supported database
+├── HistoryUnreachable the server does not answer, or refuses this user: try again later
 ├── HistoryMissing     there are no tables yet
 ├── SchemaTooOld       `worker migrate` must run first
-└── SchemaTooNew       a newer release has migrated it; this one must be updated
+└── SchemaTooNew       a newer release has migrated it: update this one
 """
 
 import json
@@ -17,21 +17,21 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.event import listen
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from producer.contract.tables import SCHEMA_REVISION
+from sluice.producer.contract.tables import SCHEMA_REVISION
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a connection to SQLite waits for another writer."""
 
 SWITCH_POLL_S = 0.005
 
-# JSON as small as it gets; refuses what JSON has no word for (NaN). One encoder: making one costs more than it does.
+# Compact JSON without NaN. One shared encoder: creating one costs more than encoding.
 _compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
 class HistoryError(Exception):
-    """The history cannot be used; the message says what to do."""
+    """The history cannot be used; the message states what to do."""
 
 
 class BadDatabaseUrl(HistoryError):
@@ -55,7 +55,7 @@ class SchemaTooNew(HistoryError):
 
 
 def database_url(text: str) -> URL:
-    """Read a database URL; `postgres://` and `postgresql://` mean psycopg 3.
+    """Parse a database URL; `postgres://` and `postgresql://` mean psycopg 3.
 
     Raises:
         BadDatabaseUrl: another kind of database, or not a URL.
@@ -91,24 +91,24 @@ def open_database(text: str, *, is_writer: bool = False) -> Engine:
 
 
 def why(error: SQLAlchemyError) -> str:
-    """What the database said, without the statement and its values, which hold people's data."""
+    """Return the error of the database, without the statement and its values, which may hold user data."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     lines = str(cause).strip().splitlines() or [""]
     return f"{type(cause).__name__}: {lines[0]}"[:500].replace("\0", "")
 
 
 def schema_revision(connection: Connection) -> str | None:
-    """The migration that the database is at; None when it has none of our tables."""
+    """Return the migration of the database; None if it has no tables of the history."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
 
 
 def check_schema(connection: Connection) -> None:
-    """Make sure that the tables are those of this release.
+    """Check that the tables are those of this release.
 
     Raises:
-        HistoryMissing, SchemaTooOld, SchemaTooNew: they are not; the message says what to do.
+        HistoryMissing, SchemaTooOld, SchemaTooNew: they are not; the message states what to do.
     """
     found = schema_revision(connection)
     if found is None:
@@ -125,7 +125,7 @@ def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, json_serializer=_compact_json)
 
     def configure(connection: sqlite3.Connection, _record: object) -> None:
-        # The driver would begin transactions by itself, only before a change and without the write lock.
+        # By default, the driver begins transactions itself, only before a change and without the write lock.
         connection.isolation_level = None
         _use_wal(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_writer else 'NORMAL'}")
@@ -139,7 +139,7 @@ def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging; SQLite does not wait by itself where another connection switches just now."""
+    """Switch to write-ahead logging; SQLite does not wait while another connection switches."""
     deadline_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:

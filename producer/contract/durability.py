@@ -1,11 +1,9 @@
-"""How surely an accepted job is kept: what may be asked for, what a server must be like, and how its word is read.
+"""Durability levels, the server settings that they need, and how they are confirmed. No I/O.
 
-    memory      the server has accepted the job; what it survives is up to the server's own settings
-    aof         and the server writes an append-only file
-    fsync       and the job was on the server's disk before submit returned
-    replica:N   the job was in the memory of N replicas before submit returned
-
-Knows no connection: commands go out, replies come back.
+memory      the server has accepted the job; what it survives depends on the server's settings
+aof         and the server writes an append-only file
+fsync       and the job was on the server's disk before submit returned
+replica:N   the job was in the memory of N replicas before submit returned
 """
 
 import re
@@ -14,24 +12,24 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias, cast
 
-from producer.contract.cluster import Each
-from producer.contract.errors import InvalidJob
-from producer.contract.keys import QueueKeys
+from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.routing import ShardReplies
 
 Command: TypeAlias = tuple[str | int, ...]
 
 WAITAOF_SINCE = (7, 2)
-"""Of Redis; Valkey has had it from the beginning and says that it is compatible with this."""
+"""The Redis version; every Valkey has it and reports a compatible version."""
 
 LOOK: tuple[Command, ...] = (("INFO", "persistence"), ("CONFIG", "GET", "*appendfsync*"))
-"""What the server does with its append-only file."""
+"""Commands that read the state of the append-only file."""
 
 FACTS: tuple[Command, ...] = (*LOOK, ("INFO", "server"), ("INFO", "replication"))
-"""All that `keeping_of` reads."""
+"""Commands whose replies `persistence_of` needs."""
 
 
 class Level(StrEnum):
-    """Kinds of durability, from the weakest; `replica` is apart, since it says nothing of disks."""
+    """Kinds of durability, weakest first. `replica` is separate, since it does not concern disks."""
 
     MEMORY = "memory"
     AOF = "aof"
@@ -41,11 +39,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What is asked for."""
+    """A requested durability."""
 
     level: Level
     replicas: int = 0
-    """How many must have the job; for level `replica` alone."""
+    """Replicas that must have the job; only for level `replica`."""
 
     def __str__(self) -> str:
         return f"{self.level}:{self.replicas}" if self.level is Level.REPLICA else str(self.level)
@@ -55,10 +53,10 @@ MEMORY = Durability(Level.MEMORY)
 
 
 def read_durability(text: object) -> Durability:
-    """The durability that a text names.
+    """Parse a durability.
 
     Raises:
-        InvalidJob: it names none.
+        InvalidJob: the text names none.
     """
     level, _, count = text.partition(":") if isinstance(text, str) else ("", "", "")
     if level in (Level.MEMORY, Level.AOF, Level.FSYNC) and text == level:
@@ -69,25 +67,25 @@ def read_durability(text: object) -> Durability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """What a server does to keep what it has accepted."""
+class Persistence:
+    """The persistence and replication settings of a server."""
 
     is_appending: bool
     is_append_failing: bool
-    """The last write to the append-only file went wrong."""
+    """Whether the last write to the append-only file failed."""
 
     appendfsync: str | None
-    """None: this user may not ask."""
+    """None if this user may not read it."""
 
     skips_fsync: bool
-    """`no-appendfsync-on-rewrite`: nothing is synced while the file is rewritten."""
+    """`no-appendfsync-on-rewrite`: whether nothing is synced while the file is rewritten."""
 
     has_waitaof: bool
     replicas: int
-    """In sync now."""
+    """Replicas that are online."""
 
     def objection(self, asked: Durability) -> str | None:
-        """Why this server cannot promise what is asked, and what to do; None: it can."""
+        """Return why this server cannot guarantee a durability and what to do; None if it can."""
         match asked.level:
             case Level.MEMORY:
                 return None
@@ -120,10 +118,10 @@ class Keeping:
         return None
 
 
-def keeping_of(info: Mapping[str, object], config: Mapping[str, str] | None) -> Keeping:
-    """Read INFO (server, persistence and replication), and CONFIG GET where it is allowed."""
+def persistence_of(info: Mapping[str, object], config: Mapping[str, str] | None) -> Persistence:
+    """Parse INFO (server, persistence and replication), and CONFIG GET if it is allowed."""
     version = [int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdigit()]
-    return Keeping(
+    return Persistence(
         is_appending=str(info.get("aof_enabled", "0")) == "1",
         is_append_failing=info.get("aof_last_write_status", "ok") != "ok",
         appendfsync=None if config is None else config.get("appendfsync"),
@@ -133,8 +131,8 @@ def keeping_of(info: Mapping[str, object], config: Mapping[str, str] | None) -> 
     )
 
 
-def keeping_in(replies: Sequence[object]) -> Keeping | None:
-    """Read the replies to `FACTS`, or to `LOOK` alone; None: this user may not ask."""
+def persistence_in(replies: Sequence[object]) -> Persistence | None:
+    """Parse the replies to `FACTS` or to `LOOK`; None if this user may not run INFO."""
     found, config, *rest = replies
     infos = [found, *rest]
     if not all(isinstance(info, bytes) for info in infos):
@@ -142,13 +140,13 @@ def keeping_in(replies: Sequence[object]) -> Keeping | None:
     # A flat reply: name, value, name, value …; an error where CONFIG is not allowed.
     flat = [part.decode() for part in cast("list[bytes]", config)] if isinstance(config, list) else None
     named = None if flat is None else dict(zip(flat[::2], flat[1::2], strict=True))
-    return keeping_of(_lines(b"\n".join(cast("list[bytes]", infos))), named)
+    return persistence_of(_lines(b"\n".join(cast("list[bytes]", infos))), named)
 
 
 def by_shard(replies: Sequence[object]) -> list[list[object]]:
-    """Replies of several shards taken apart: those of each; what all said alike is everyone's."""
-    count = max((len(reply.replies) for reply in replies if isinstance(reply, Each)), default=1)
-    return [[reply.replies[i] if isinstance(reply, Each) else reply for reply in replies] for i in range(count)]
+    """Split replies by shard; a reply that is not per shard counts for every shard."""
+    count = max((len(reply.replies) for reply in replies if isinstance(reply, ShardReplies)), default=1)
+    return [[reply.replies[i] if isinstance(reply, ShardReplies) else reply for reply in replies] for i in range(count)]
 
 
 def _lines(info: bytes) -> dict[str, str]:
@@ -157,8 +155,8 @@ def _lines(info: bytes) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Assurance:
-    """What a submit asks of the server behind its jobs, in the same round trip, and how the answer is read."""
+class DurabilityCheck:
+    """The commands that confirm a submit, sent after its jobs in the same round trip, and their reply parser."""
 
     asked: Durability
     timeout_ms: int = 0
@@ -166,13 +164,13 @@ class Assurance:
 
     @property
     def is_asked(self) -> bool:
-        """Whether anything follows the jobs."""
+        """Whether any command follows the jobs."""
         return self.asked.level is not Level.MEMORY
 
     def commands(self, partitions: Sequence[QueueKeys]) -> tuple[Command, ...]:
-        """What to send after the jobs of these partitions, on the same connection."""
-        # WAIT and WAITAOF look at the last write of their connection. A job that was sent twice, and was there
-        # already, writes nothing: so something is written that changes nothing.
+        """Return the commands to send after the jobs of these partitions, on the same connection."""
+        # WAIT and WAITAOF cover the last write of their connection. A duplicate job writes nothing, so write
+        # something that changes nothing.
         touches: list[Command] = [("HINCRBY", keys.key("counters"), "submitted", 0) for keys in partitions]
         match self.asked.level:
             case Level.MEMORY:
@@ -185,7 +183,7 @@ class Assurance:
                 return (*touches, ("WAIT", self.asked.replicas, self.timeout_ms))
 
     def doubt(self, replies: Sequence[object]) -> str | None:
-        """Why the jobs before these replies may not be as durable as asked; None: they are."""
+        """Return why the jobs before these replies may be less durable than requested; None if they are not."""
         match self.asked.level:
             case Level.MEMORY:
                 return None
@@ -197,15 +195,15 @@ class Assurance:
                 return self._doubt_of_replicas(replies[-1])
 
     def _doubt_of_file(self, replies: Sequence[object]) -> str | None:
-        # Asked again behind the jobs: after a failover, this is another server.
+        # Read again after the jobs: after a failover, this is another server.
         doubts = (self._doubt_of_server(of_one) for of_one in by_shard(replies[: len(LOOK)]))
         return next((doubt for doubt in doubts if doubt is not None), None)
 
     def _doubt_of_server(self, replies: Sequence[object]) -> str | None:
-        keeping = keeping_in(replies)
-        if keeping is None:
+        persistence = persistence_in(replies)
+        if persistence is None:
             return str(replies[0])
-        return replace(keeping, has_waitaof=self.has_waitaof).objection(self.asked)
+        return replace(persistence, has_waitaof=self.has_waitaof).objection(self.asked)
 
     def _doubt_of_disk(self, reply: object) -> str | None:
         if not self.has_waitaof:
@@ -221,5 +219,5 @@ class Assurance:
         return None if reply >= self.asked.replicas else waited
 
 
-NOTHING_ASKED = Assurance(MEMORY)
-"""What level `memory` asks of the server."""
+NOTHING_ASKED = DurabilityCheck(MEMORY)
+"""The check of level `memory`: no commands."""

@@ -1,9 +1,14 @@
-"""What can be wrong with what a producer asks for.
+"""Errors of the contract.
 
 ValueError
-└── InvalidJob           the caller's: nothing was sent
+├── InvalidJob    the caller's: a job asks for something that cannot be sent; nothing was sent
+└── WireError     the sender's: bytes or an id cannot be read
 """
 
 
 class InvalidJob(ValueError):
-    """A job asks for something out of range, too large or of the wrong type; the message names it."""
+    """A value of a job is out of range, too large or of the wrong type; the message names it."""
+
+
+class WireError(ValueError):
+    """The bytes are not a message of a known version, or exceed a limit."""

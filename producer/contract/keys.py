@@ -1,12 +1,13 @@
-"""Every Redis key, built in one place. All keys of a queue's partition share one hash tag."""
+"""Names of all Redis keys. The keys of one partition share a hash tag."""
 
 from dataclasses import dataclass
 from functools import cache
 
-from producer.contract.wire import JobId, split_job_id
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.wire import JobId
 
 RETURNED = "returned"
-"""The reserved class of entries given back, retried or requeued; it is served first."""
+"""The reserved class of returned, retried and requeued entries; it is served first."""
 
 FIXED = (
     "config",
@@ -25,7 +26,7 @@ FIXED = (
     "served",
     "garbage",
 )
-"""Names of the keys that a queue's partition has once; every script declares them, `config` first."""
+"""Names of the keys that a partition has once. Every script declares them, `config` first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class QueueKeys:
         return f"{{{self.queue}:{self.partition}}}"
 
     def key(self, *parts: str | int) -> str:
-        """`<prefix>:<part>:<part>…`."""
+        """Return `<prefix>:<part>:<part>…`."""
         return ":".join([self.prefix, *map(str, parts)])
 
     def fixed(self) -> tuple[str, ...]:
-        """The keys that every script declares."""
+        """Return the keys that every script declares."""
         return _fixed(self.prefix)
 
     @property
     def bell(self) -> str:
-        """Stream where idle workers wait."""
+        """Notification stream, on which idle workers block."""
         return self.key("bell")
 
     @property
@@ -60,27 +61,27 @@ class QueueKeys:
 
     @property
     def callbacks(self) -> str:
-        """Stream of ends that want a webhook."""
+        """Stream of ends for which a webhook is requested."""
         return self.key("callbacks")
 
     def lane(self, priority: int | str, tenant: str) -> str:
-        """Stream of waiting entries of one tenant in one class."""
+        """Return the stream of waiting entries of one tenant in one class."""
         return self.key("lane", priority, tenant)
 
     def job(self, job_id: JobId) -> str:
-        """Hash of one job."""
+        """Return the hash of one job."""
         return self.key("job", *split_job_id(job_id)[1:])
 
     def payload(self, job_id: JobId) -> str:
-        """The prompt."""
+        """Return the key of the prompt."""
         return self.key("payload", *split_job_id(job_id)[1:])
 
     def result(self, job_id: JobId) -> str:
-        """The whole output, until it expires."""
+        """Return the key of the result, which expires."""
         return self.key("result", *split_job_id(job_id)[1:])
 
     def channel(self, job_id: JobId, choice: int = 0) -> str:
-        """Stream of one choice's tokens."""
+        """Return the stream of tokens of one choice."""
         return self.key("channel", *split_job_id(job_id)[1:], choice)
 
 

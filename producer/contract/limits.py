@@ -1,4 +1,4 @@
-"""Every bound of a message, in one place. Checked where a message is made and again where it is read."""
+"""Limits of messages and defaults of queues. Limits are checked when a message is made and when it is read."""
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Encoded prompt of one job."""
@@ -30,8 +30,8 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 MAX_QUEUE_NAME_CHARS = 64
 MAX_TENANT_CHARS = 64
 MAX_JOB_NAME_CHARS = 64
-"""Last part of a job id; drawn, or chosen by the producer."""
-MAX_ERROR_CHARS = 2000
+"""Last part of a job id; random, or chosen by the producer."""
+
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 MAX_PRIORITY = 9
 """Priority classes are 0 (least urgent) to 9."""
@@ -40,10 +40,10 @@ MAX_JOBS_PER_CALL = 256
 """Jobs in one submit or advance."""
 
 MAX_CALL_BYTES = 1024 * 1024
-"""Arguments of one submit or advance; a single larger job travels alone."""
+"""Arguments of one submit or advance; a larger job is sent alone."""
 
-MAX_BITE = 32
-"""Jobs in one pull, reclaim, timers or cancel."""
+SLICE_JOBS = 32
+"""Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
 
 MAX_LANES_PER_PULL = 16
 MAX_SUSPECTS_PER_PULL = 8
@@ -51,26 +51,28 @@ MAX_DEAD_PER_PULL = 4
 
 BEAT_EVERY_S = 1.0
 LIFE_S = 4.0
+"""A heartbeat expires after this long; then the worker counts as dead."""
+
 WORKER_KEPT_S = 3600.0
-"""What an incarnation said about itself is kept this long after its last beat."""
+"""How long the fields of a heartbeat are kept after the last one."""
 
 CHANNEL_TTL_S = 600.0
-"""A channel is kept this long after its job ended; then readers get the rest from the result."""
+"""How long a channel is kept after its job has ended. Later readers use the result."""
 
 EMPTY_CHANNEL_TTL_S = 60.0
-"""A channel without tokens is kept this long: many jobs may be cancelled at once, and each channel takes 4 KB."""
+"""How long a channel without tokens is kept: each takes 4 KB, and many jobs may be cancelled at once."""
 
 RESULT_TTL_S = 86_400.0
 IDEMPOTENCY_TTL_S = 86_400.0
-"""An idempotency key is kept this long after its job ended."""
+"""How long an idempotency key is kept after its job has ended."""
 
 DEAD_SET_MAX = 10_000
 DEAD_TTL_S = 14 * 86_400.0
-"""A failed job is kept whole this long, for a person to look at and requeue."""
+"""How long a failed job is kept in the dead set."""
 
 BELL_MAXLEN = 64
 GARBAGE_MAXLEN = 1000
-"""Foreign entries kept for a person to look at."""
+"""Entries of other programs that are kept for inspection."""
 
 GARBAGE_ENTRY_BYTES = 1024
 
@@ -80,28 +82,28 @@ DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
 DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
 DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_RESERVE_TOKENS = 256
-"""Most output tokens of one choice that are counted in a job's cost."""
+"""Most output tokens of one choice that count towards the cost of a job."""
 
 DEFAULT_MAX_FAILURES = 3
-"""A job that fails with a retryable error this often ends failed; deaths of workers are not counted here."""
+"""Retryable failures after which a job ends failed. Deaths of workers are counted separately."""
 
 FOREIGN_LANE_WAIT_S = 10.0
-"""A job whose lane's key is another program's tries again after this long."""
+"""Delay of a job whose lane has a key of the wrong type."""
 
 SERVED_KEPT = 1000
-"""Tenants whose virtual tokens are kept though they neither wait nor are ahead of others."""
+"""Tenants without waiting jobs whose virtual tokens are kept."""
 
 SUSPECT_WAIT_S = 30.0
-"""A suspect that has waited this long makes the next worker that pulls drain for it."""
+"""After a suspect has waited this long, the next worker that pulls is drained for it."""
 
 MAX_DEATHS_ALONE = 6
-"""A job with which this many workers died while it ran alone is given up, however many others died meanwhile."""
+"""Deaths while a job runs alone after which it fails, even if other workers died in between."""
 
 CHARGE_EVERY_TOKENS = 128
-"""A choice that has written so many more tokens is looked at: has its tenant been charged for them?"""
+"""Tokens of a choice between two checks whether its tenant has been charged for them."""
 
 DEFAULT_AGE_STEP_S = 60.0
-"""Waiting this long lifts a lane by one priority class."""
+"""Waiting time that raises a lane by one priority class."""
 
 STEPS_WITHOUT_DEADLINE = 10
-"""In the order of deadlines, a job without one is due so many steps of ageing after it came."""
+"""In mode deadline, a job without a deadline is due this many steps of ageing after its submit."""

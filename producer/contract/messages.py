@@ -1,17 +1,17 @@
-"""The messages between producer and worker as plain values that check themselves. Knows no bytes and no Redis."""
+"""The messages between producer and worker, as values that validate themselves. No encoding, no I/O."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, NamedTuple, NewType, cast, get_args
+from typing import Literal, NamedTuple, NewType, TypedDict, cast, get_args
 
-from producer.contract import limits
-from producer.contract.errors import InvalidJob
-from producer.contract.states import JobState
+from sluice.producer.contract import limits
+from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.states import JobState
 
 JobId = NewType("JobId", str)
-"""`<partition>.<tenant>.<random>`: keys can be built from the id alone."""
+"""`<partition>.<tenant>.<random>`: the keys of a job follow from its id."""
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 
@@ -20,12 +20,12 @@ _BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
 _MAX_TOKEN_ID = 2**31 - 1
 
 Check = tuple[bool, str]
-"""Whether it holds, and the sentence to say where it does not."""
+"""Whether a rule holds, and the message if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a chat.
+    """One message of a chat.
 
     Raises:
         InvalidJob: the role is unknown, or the content is not text.
@@ -51,10 +51,10 @@ Prompt = str | tuple[Message, ...] | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """How to generate. Names and ranges as in the engine's SamplingParams; checked against `limits`.
+    """How to sample. Names, defaults and ranges are those of the engine's SamplingParams; `limits` bounds sizes.
 
     Raises:
-        InvalidJob: a value is out of its range (a sentence that names it).
+        InvalidJob: a value is out of its range; the message names it.
     """
 
     max_tokens: int = 256
@@ -75,7 +75,7 @@ class JobOptions:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        # Types first: a range cannot be checked on a value of the wrong one.
+        # Types first: a range check needs a value of the right type.
         _raise_first(self._types())
         _raise_first(self._ranges())
 
@@ -139,23 +139,44 @@ class JobOptions:
         yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "each logit_bias must be in [-100, 100]"
 
 
+class SamplingOptions(TypedDict, total=False):
+    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    n: int
+    skip_special_tokens: bool
+
+
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What stays with the job from submit to end; opaque to the scripts.
+    """Options and metadata of a job, from submit to end. Opaque to the scripts.
 
     Raises:
-        InvalidJob: a value is out of its range (a sentence that names it).
+        InvalidJob: a value is out of its range; the message names it.
     """
 
     options: JobOptions = field(default_factory=JobOptions)
     model: str | None = None
-    """The model the producer expects; None takes whatever the queue serves."""
+    """The required model; None accepts the model that the queue serves."""
 
     stream: bool = True
-    """False: the channel gets a checkpoint every 64 tokens or second instead of every step."""
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
 
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     traceparent: str | None = None
@@ -164,7 +185,7 @@ class JobSpec:
     callback_url: str | None = None
     batch: str | None = None
     add_special_tokens: bool = True
-    """Whether a text prompt gets the tokenizer's begin-of-sequence token."""
+    """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt."""
 
     def __post_init__(self) -> None:
         _raise_first(self._checks())
@@ -210,7 +231,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one token: the chosen one's, and (id, log-probability) of the most likely."""
+    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
@@ -218,7 +239,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one job."""
+    """Token counts of one job."""
 
     prompt_tokens: int
     output_tokens: int
@@ -235,25 +256,25 @@ class End:
 
     error: str | None = None
     error_code: str | None = None
-    """A constant word for programs, such as `prompt_too_long` (see docs/operations.md)."""
+    """A constant word for programs, such as `prompt_too_long` (see docs/reference/errors.md)."""
 
     usage: Usage | None = None
 
 
 class ChannelEntry(NamedTuple):
-    """One entry of a channel: what one advance added.
+    """One entry of a channel: the output of one advance.
 
-    A named tuple because one is made per choice and step: write the names.
+    A named tuple, because one is made per choice and step: use field names.
 
-    Its stream id is `<offset after it>-0`; an end's is `<offset>-<1 + requeues>`, and it carries no tokens, only the
-    text that the end releases.
+    Its stream id is `<offset after it>-0`. The id of an end is `<offset>-<1 + requeues>`; an end has no tokens, only
+    the text that it releases.
     """
 
     start: int
     token_ids: tuple[int, ...]
     text: str
     time_ms: int
-    """Wall clock (the server's, as mapped by the worker) when its last token was drawn."""
+    """Wall clock of the server, as estimated by the worker, when its last token was sampled."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     end: End | None = None
@@ -261,7 +282,7 @@ class ChannelEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceResult:
-    """The whole output of one choice."""
+    """The output of one choice."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -271,7 +292,7 @@ class ChoiceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """The whole output of a job, as kept at its result key."""
+    """The output of a job, as stored at its result key."""
 
     choices: tuple[ChoiceResult, ...]
     usage: Usage
@@ -279,13 +300,13 @@ class JobResult:
 
     @property
     def text(self) -> str:
-        """What the first choice says: the whole output where one was asked for."""
+        """The text of the first choice."""
         return self.choices[0].text if self.choices else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What the worker measured of a job, for its history row; times are wall-clock milliseconds of the server."""
+    """Measurements of a job for its history row. Times are wall-clock milliseconds of the server."""
 
     model: str | None = None
     fingerprint: str | None = None
@@ -304,7 +325,7 @@ class JobRecord:
     itl_p99_ms: float | None = None
     itl_max_ms: float | None = None
     exactness: str | None = None
-    """Grade of a resumed job: `undisturbed`, `same_fingerprint`, `other_fingerprint`."""
+    """Exactness of a resumed job: `undisturbed`, `same_fingerprint` or `other_fingerprint`."""
 
 
 EventKind = Literal["submitted", "started", "returned", "ended"]
@@ -312,7 +333,7 @@ EventKind = Literal["submitted", "started", "returned", "ended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEvent:
-    """One change of a job's state on its way to SQL. A higher `version` of the same job wins."""
+    """One change of the state of a job, for SQL. A higher `version` of the same job wins."""
 
     kind: EventKind
     job_id: JobId
@@ -320,20 +341,15 @@ class OutboxEvent:
     at_ms: int
     fields: Mapping[str, bytes | int | None]
     """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
-    prompt (where the history keeps prompts whole) or prompt_to_hash (where it keeps their hash). started: epoch,
-    attempt, incarnation. returned: why, epoch. ended: state, reason, error, error_code, epoch, attempt, incarnation,
-    record (encoded JobRecord, if a worker ended it), result (encoded, where the history keeps results) or result_bytes
-    (its length, where it is too large for an event: read it from its key). A field without a value is absent; text,
-    seeds (decimal) and encoded messages are all bytes."""
-
-
-def option_names() -> tuple[str, ...]:
-    """Every name that JobOptions takes, for a sentence about an unknown one."""
-    return tuple(option.name for option in fields(JobOptions))
+    prompt (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt,
+    incarnation. returned: why, epoch. ended: state, reason, error, error_code, epoch, attempt, incarnation, record
+    (encoded JobRecord, if a worker ended it), result (encoded, if the history keeps results) or result_bytes (its
+    length, if it is too large for an event: read it from its key). A field without a value is absent. Text, seeds
+    (decimal) and encoded messages are bytes."""
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Refuse what no model can read.
+    """Check that a prompt is valid.
 
     Raises:
         InvalidJob: it is empty, not UTF-8, or of the wrong type.
@@ -348,7 +364,7 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a string that can be written as UTF-8."""
+    """Return whether a value is a string that can be encoded as UTF-8."""
     if not isinstance(value, str):
         return False
     try:
@@ -359,41 +375,41 @@ def is_text(value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a whole number (a truth value is not)."""
+    """Return whether a value is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number."""
+    """Return whether a value is a finite number and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def is_token_id(value: object) -> bool:
-    """Whether it can be a token's id: 0 to 2^31 - 1."""
+    """Return whether a value can be a token id: 0 to 2^31 - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKEN_ID
 
 
 def is_listing(value: object, is_item: Callable[[object], bool]) -> bool:
-    """Whether it is a list or tuple of such items (a bare string is not)."""
-    # The cast says only that nothing is known of the items yet.
+    """Return whether a value is a list or tuple of such items; a string is not."""
+    # The cast only states that the items are not checked yet.
     return isinstance(value, (list, tuple)) and all(map(is_item, cast("Sequence[object]", value)))
 
 
 def is_bias(value: object) -> bool:
-    """Whether it maps token ids to numbers."""
-    # The cast says only that nothing is known of keys and values yet.
+    """Return whether a value maps token ids to numbers."""
+    # The cast only states that keys and values are not checked yet.
     return isinstance(value, Mapping) and all(
         is_token_id(key) and is_number(bias) for key, bias in cast("Mapping[object, object]", value).items()
     )
 
 
 def is_mapping(value: object) -> bool:
-    """Whether it is a map, of whatever to whatever."""
+    """Return whether a value is a mapping."""
     return isinstance(value, Mapping)
 
 
 def is_short(value: object, max_chars: int) -> bool:
-    """Whether it is absent, or text of 1 to `max_chars` characters."""
+    """Return whether a value is None, or text of 1 to `max_chars` characters."""
     return value is None or (isinstance(value, str) and is_text(value) and 1 <= len(value) <= max_chars)
 
 

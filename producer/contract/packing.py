@@ -1,7 +1,7 @@
-"""The one place where msgpack is called, with types. Knows no message.
+"""Typed wrappers of msgpack, which is called only here.
 
-The `_script` pair speaks what Redis's Lua library speaks: it does not know msgpack's bin type, so bytes and text go
-out as the same raw strings and come back as bytes.
+The `_script` functions are for Redis's Lua library, which does not support the bin type: bytes and text are packed as
+raw strings and unpacked as bytes.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import msgpack as untyped_msgpack  # pyright: ignore[reportMissingTypeStubs] (it ships none)
 
-msgpack: Any = untyped_msgpack  # Any: so its names are taken at the word of its documentation, by the casts below
+msgpack: Any = untyped_msgpack  # Any: it has no types; the casts below follow its documentation
 
 
 class _Packers(local):
-    """A thread's own packers: kept, because making one costs as much as packing an entry does."""
+    """Packers per thread. They are kept, because creating one costs as much as packing an entry."""
 
     def __init__(self) -> None:
         self.pack = cast("Callable[[object], bytes]", msgpack.Packer().pack)
@@ -45,10 +45,10 @@ def unpack(data: bytes) -> Any:  # noqa: ANN401 (Any: as above)
 
 
 def pack_for_script(value: object) -> bytes:
-    """Pack what a script unpacks: bytes and text alike become raw strings. No integer may exceed 2^53."""
+    """Pack an argument of a script: bytes and text become raw strings. Integers must not exceed 2^53."""
     return _packers.pack_raw(value)
 
 
 def unpack_from_script(data: bytes) -> Any:  # noqa: ANN401 (Any: as above)
-    """Unpack what a script packed: every string comes back as bytes."""
+    """Unpack a reply or event of a script: every string becomes bytes."""
     return msgpack.unpackb(data, raw=True, strict_map_key=False)

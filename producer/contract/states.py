@@ -1,10 +1,10 @@
-"""The states of a job and the ways between them; `docs/job-states.md` draws the same table."""
+"""The states of a job and the transitions between them; `docs/reference/job-states.md` draws the same table."""
 
 from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is. Four of the six are ends."""
+    """The state of a job. Four of the six are terminal."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -15,7 +15,7 @@ class JobState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the job has ended (a failed one may still be requeued by a person)."""
+        """Whether the job has ended. A failed job can still be requeued."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
@@ -29,7 +29,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.EXPIRED: frozenset(),
 }
-"""Ways out of each state; the scripts get this very table.
+"""Successors of each state. The scripts are built with this table.
 
-RUNNING -> QUEUED: given back, owner died, retry. FAILED -> QUEUED: requeued from the dead set.
+RUNNING -> QUEUED: returned by the worker, reclaimed after its death, or retried. FAILED -> QUEUED: requeued.
 """

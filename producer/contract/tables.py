@@ -1,15 +1,15 @@
-"""The history in SQL: one row per job, and what hangs on it. The same tables on SQLite and PostgreSQL.
+"""The tables of the job history, the same on SQLite and PostgreSQL.
 
-Knows no Redis and no engine. `migrations/` builds what is declared here; a test compares the two.
+`migrations/` creates the tables declared here; a test compares the two.
 
-Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). Durations are computed
-by the database from the times, so a row is right in whatever order its parts arrive. No foreign keys: rows stand alone.
+Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). The database computes
+durations from times, so a row is correct in whatever order its parts arrive. There are no foreign keys.
 
     jobs        one row per job, from the moment it is submitted
     attempts    one row per claim of a job by a worker
-    results     what a job said, where the history keeps results
+    results     the outputs of jobs, if the history keeps results
     batches     totals of jobs submitted under one name
-    goodput_limits   limits that the view `hourly_goodput` judges by; rows may be added
+    goodput_limits   limits of the view `hourly_goodput`; you may add rows
 
 The views (`hourly_latency`, `hourly_goodput`, `job_times`, `timeline`, `batch_progress`) are declared for reading only.
 """
@@ -53,7 +53,7 @@ jobs = sa.Table(
     sa.Column("queue", sa.Text, nullable=False),
     sa.Column("partition", sa.Integer, nullable=False),
     sa.Column("tenant", sa.Text, nullable=False),
-    # What the newest event says: the group of columns that moves with `version`.
+    # From the newest event: the group of columns that is updated together with `version`.
     sa.Column("version", sa.BigInteger, nullable=False, comment="of the newest event; raised at each change of state"),
     sa.Column("state", sa.Text, nullable=False, comment="queued, running, done, failed, cancelled or expired"),
     sa.Column("reason", sa.Text, comment="stop or length when done; else why it was cancelled, expired or returned"),
@@ -74,7 +74,7 @@ jobs = sa.Table(
     sa.Column("itl_p99_s", sa.Double),
     sa.Column("itl_max_s", sa.Double),
     sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
-    # What was submitted: written once.
+    # From the submit: written once.
     sa.Column("submitted_ms", Ms),
     sa.Column("priority", sa.Integer),
     sa.Column("choices", sa.Integer, comment="n: completions asked for"),
@@ -91,10 +91,10 @@ jobs = sa.Table(
     sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
     sa.Column("prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"),
     sa.Column("asked", Json, comment="{prompt, spec, digest}: what it takes to submit it again; only with its prompt"),
-    # What any order of events agrees on: the least or the greatest seen.
+    # Independent of the order of events: the least or the greatest value seen.
     sa.Column("pulled_ms", Ms, comment="first pulled by a worker"),
     sa.Column("attempts", sa.Integer, comment="how often it was started"),
-    # The history's own.
+    # Written by the history itself.
     sa.Column("record_error", sa.Text, comment="why parts of this row were refused and cleaned"),
     sa.Column("deleted_ms", Ms, comment="its data was deleted on request; nothing is written here any more"),
     # Computed by the database.
@@ -210,7 +210,7 @@ job_times = sa.Table(
     sa.Column("first_token_at", sa.Text),
     sa.Column("finished_at", sa.Text),
 )
-"""The times of a job for people."""
+"""The times of a job as text."""
 
 timeline = sa.Table(
     "timeline",
@@ -222,7 +222,7 @@ timeline = sa.Table(
     sa.Column("epoch", sa.BigInteger),
     sa.Column("detail", sa.Text),
 )
-"""One row for each thing that happened to a job: select by job_id, order by at_ms."""
+"""One row per event of a job: select by job_id, order by at_ms."""
 
 batch_progress = sa.Table(
     "batch_progress",
@@ -241,4 +241,4 @@ batch_progress = sa.Table(
     sa.Column("first_submitted_ms", Ms),
     sa.Column("last_finished_ms", Ms),
 )
-"""Totals of a batch, counted from its jobs at each reading."""
+"""Totals of a batch, counted from its jobs at each query."""

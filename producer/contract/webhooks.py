@@ -1,8 +1,8 @@
-"""How a webhook is signed, and how its receiver checks it: the scheme of standardwebhooks.com, version 1.
+"""Sign webhooks and verify them, by the scheme of standardwebhooks.com, version 1. No I/O.
 
-Knows no network. Three headers: `webhook-id` (the event's id: the same in every try, so that a receiver can drop what
-it has seen), `webhook-timestamp` (seconds since 1970, of this try) and `webhook-signature` (one `v1,<base64>` for each
-key in use). Signed is `<id>.<timestamp>.<body>` with HMAC-SHA256.
+There are three headers: `webhook-id` (the id of the event, the same in every attempt, so that a receiver can discard
+duplicates), `webhook-timestamp` (seconds since 1970, of this attempt) and `webhook-signature` (one `v1,<base64>` per
+key). The signature is the HMAC-SHA256 of `<id>.<timestamp>.<body>`.
 """
 
 import base64
@@ -15,21 +15,21 @@ from collections.abc import Mapping
 ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
 SECRET_PREFIX = "whsec_"
 TOLERANCE_S = 300
-"""A signature older than this is refused: someone may be playing it again."""
+"""Oldest signature that is accepted, against replay."""
 
 
 class BadSignature(ValueError):
-    """The request was not signed with this secret, or not lately."""
+    """The request was not signed with this secret, or the signature is too old."""
 
 
 def sign(secrets: str, *, event_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The headers of one try.
+    """Return the headers of one attempt.
 
     Args:
-        secrets: One key, or several with spaces between while they are being exchanged; `whsec_<base64>` or plain text.
-        event_id: Has no full stop in it, since those separate what is signed.
-        timestamp_s: Wall clock of this try.
-        body: What is sent.
+        secrets: One key, or several separated by spaces during a rotation; `whsec_<base64>` or plain text.
+        event_id: Id of the event; must not contain a full stop.
+        timestamp_s: Wall clock of this attempt.
+        body: The body, exactly as sent.
     """
     signatures = [f"v1,{_signature(secret, event_id, timestamp_s, body)}" for secret in secrets.split()]
     return {ID_HEADER: event_id, TIMESTAMP_HEADER: str(timestamp_s), SIGNATURE_HEADER: " ".join(signatures)}
@@ -43,14 +43,14 @@ def verify(
     now_s: float | None = None,
     tolerance_s: float = TOLERANCE_S,
 ) -> str:
-    """Check a request that claims to be a webhook; give its event's id, by which repeats are known.
+    """Verify a webhook; returns the id of its event, which identifies duplicates.
 
     Args:
         secrets: As in `sign`; any of them may have signed.
         headers: Of the request; names in any case.
         body: Exactly as received.
-        now_s: Wall clock; now if not given.
-        tolerance_s: How old, or how far ahead, the signature may be.
+        now_s: Wall clock; default: the current time.
+        tolerance_s: Largest difference between timestamp and wall clock.
 
     Raises:
         BadSignature: a header is missing, the time is too far away, or no signature is right.
@@ -81,4 +81,4 @@ def _key(secret: str) -> bytes:
     try:
         return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"a secret that begins with {SECRET_PREFIX} goes on in base64: {error}") from error
+        raise ValueError(f"a secret that begins with {SECRET_PREFIX} must be base64 after it: {error}") from error

@@ -1,21 +1,19 @@
-"""Messages to bytes and back: msgpack, the version first. Knows no Redis and no engine.
+"""Encode messages as bytes and decode them: msgpack, the version first. No I/O.
 
-Every message is an array that begins with the version. A reader takes its own version and all lower ones, refuses newer
-ones, and ignores what follows the fields it knows. Scripts carry these bytes as opaque strings; only `calls.py` packs
-what a script itself unpacks. docs/wire-format.md draws every message.
+Every message is an array that begins with the version. A reader accepts its own version and all lower ones, rejects
+newer ones, and ignores fields after those it knows. For scripts these bytes are opaque; only `calls/` packs what a
+script unpacks. docs/reference/wire-format.md draws every message.
 """
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
-from re import compile as pattern
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from producer.contract import limits
-from producer.contract.errors import InvalidJob
-from producer.contract.messages import (
+from sluice.producer.contract import limits
+from sluice.producer.contract.errors import InvalidJob, WireError
+from sluice.producer.contract.messages import (
     ChannelEntry,
     ChoiceResult,
     End,
@@ -32,10 +30,9 @@ from producer.contract.messages import (
     TokenLogprobs,
     Usage,
     check_prompt,
-    is_text,
 )
-from producer.contract.packing import pack, unpack, unpack_from_script
-from producer.contract.states import JobState
+from sluice.producer.contract.packing import pack, unpack, unpack_from_script
+from sluice.producer.contract.states import JobState
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,50 +66,10 @@ __all__ = [
     "encode_record",
     "encode_result",
     "encode_spec",
-    "new_job_id",
-    "split_job_id",
 ]
 
 WIRE_VERSION = 1
-"""Written first in every message; readers accept this and all lower ones."""
-
-_JOB_ID = pattern(
-    rf"(\d{{1,4}})\.([a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}})\.([A-Za-z0-9_-]{{1,{limits.MAX_JOB_NAME_CHARS}}})"
-)
-_TENANT = pattern(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
-
-
-class WireError(ValueError):
-    """Bytes are not a message of a version that is known here, or break a limit."""
-
-
-# ---------------------------------------------------------------- job ids
-
-
-def new_job_id(tenant: str, partition: int = 0) -> JobId:
-    """Draw a fresh job id (96 random bits).
-
-    Raises:
-        InvalidJob: the tenant's name cannot be part of a key.
-    """
-    if not is_text(tenant) or not _TENANT.fullmatch(tenant):
-        raise InvalidJob(
-            f"a tenant is 1 to {limits.MAX_TENANT_CHARS} lower-case letters, digits, _ and -, got {tenant!r}"
-        )
-    return JobId(f"{partition}.{tenant}.{secrets.token_hex(12)}")
-
-
-def split_job_id(job_id: str) -> tuple[int, str, str]:
-    """Partition, tenant and random part of an id.
-
-    Raises:
-        WireError: not a job id.
-    """
-    match = _JOB_ID.fullmatch(job_id) if is_text(job_id) else None
-    if match is None:
-        raise WireError(f"not a job id: {repr(job_id)[:200]}; it looks like 0.default.1f0c6a")
-    partition, tenant, name = match.groups()
-    return int(partition), tenant, name
+"""The first item of every message. Readers accept this version and all lower ones."""
 
 
 # ---------------------------------------------------------------- prompt
@@ -135,17 +92,17 @@ def _prompt_parts(prompt: Prompt) -> tuple[str, object]:
     if isinstance(prompt, str):
         return "text", prompt
     if isinstance(prompt[0], Message):
-        # check_prompt has seen that one kind fills the whole tuple; the type checker cannot.
+        # check_prompt has verified that all items are of one kind; the type checker cannot see it.
         messages = cast("tuple[Message, ...]", prompt)
         return "chat", [[m.role, m.content] if m.name is None else [m.role, m.content, m.name] for m in messages]
     return "ids", list(prompt)
 
 
 def decode_prompt(data: bytes) -> Prompt:
-    """Read a prompt.
+    """Unpack a prompt.
 
     Raises:
-        WireError: not one of a known version, over a limit, or one that no producer may send.
+        WireError: an unknown version, over a limit, or not a valid prompt.
     """
     _, kind, value, *_ = _open(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
     with _Reading("prompt"):
@@ -154,7 +111,7 @@ def decode_prompt(data: bytes) -> Prompt:
     return prompt
 
 
-def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: as it came off the wire; check_prompt looks at it
+def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked yet; check_prompt does it
     match kind:
         case "text":
             return _str(value)
@@ -170,7 +127,7 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: as it came 
 
 
 def encode_spec(spec: JobSpec) -> bytes:
-    """Pack a job's options and metadata; what has its default value is left out.
+    """Pack the options and metadata of a job; default values are left out.
 
     Raises:
         InvalidJob: it is too large.
@@ -186,10 +143,10 @@ def encode_spec(spec: JobSpec) -> bytes:
 
 
 def decode_spec(data: bytes) -> JobSpec:
-    """Read a job's options and metadata; names that are not known here are ignored.
+    """Unpack the options and metadata of a job; unknown names are ignored.
 
     Raises:
-        WireError: not one of a known version, or a value out of its range.
+        WireError: an unknown version, or a value out of its range.
     """
     values = _open(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
     with _Reading("job spec"):
@@ -218,10 +175,10 @@ def encode_entry(entry: ChannelEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> ChannelEntry:
-    """Read one channel entry.
+    """Unpack one channel entry.
 
     Raises:
-        WireError: not one of a known version.
+        WireError: an unknown version, or not a channel entry.
     """
     message = _open(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
     with _Reading("channel entry"):
@@ -241,7 +198,7 @@ def _end_parts(end: End) -> dict[str, object]:
     return parts if end.usage is None else parts | {"usage": _usage_parts(end.usage)}
 
 
-def _read_end(parts: Mapping[str, Any]) -> End:  # Any: as they came off the wire; checked one by one
+def _read_end(parts: Mapping[str, Any]) -> End:  # Any: not checked yet; each value is checked here
     usage = parts.get("usage")
     return End(
         state=JobState(parts["state"]),
@@ -261,7 +218,7 @@ def _read_usage(parts: Sequence[object]) -> Usage:
 
 
 def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
-    """`[chosen, id, log-probability, id, log-probability …]`: flat, because there is one for every token."""
+    """Return `[chosen, id, log-probability, id, log-probability …]`: flat, because there is one per token."""
     return [logprobs.chosen, *(number for pair in logprobs.top for number in pair)]
 
 
@@ -279,7 +236,7 @@ def _read_token_logprobs(parts: object) -> TokenLogprobs:
 
 
 def encode_result(result: JobResult) -> bytes:
-    """Pack the whole output of a job.
+    """Pack the output of a job.
 
     Raises:
         WireError: it is too large.
@@ -298,10 +255,10 @@ def encode_result(result: JobResult) -> bytes:
 
 
 def decode_result(data: bytes) -> JobResult:
-    """Read the whole output of a job.
+    """Unpack the output of a job.
 
     Raises:
-        WireError: not one of a known version.
+        WireError: an unknown version, or not a result.
     """
     message = _open(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
     with _Reading("result"):
@@ -322,20 +279,20 @@ def decode_result(data: bytes) -> JobResult:
 
 
 def encode_record(record: JobRecord) -> bytes:
-    """Pack what a worker measured of a job; what was not measured is left out."""
+    """Pack the measurements of a job; those not taken are left out."""
     return _packed([WIRE_VERSION, _changed(record)])
 
 
 def decode_record(data: bytes) -> JobRecord:
-    """Read what a worker measured of a job; names that are not known here are ignored.
+    """Unpack the measurements of a job; unknown names are ignored.
 
     Raises:
-        WireError: not one of a known version.
+        WireError: an unknown version, or not a record.
     """
     values = _open(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
     with _Reading("record"):
         known = _known(JobRecord, values)
-        # Any: each value is checked by the function of its field.
+        # Any: each value is checked by the reader of its field.
         measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in known.items()}
         return JobRecord(**measured)
 
@@ -344,7 +301,7 @@ def decode_record(data: bytes) -> JobRecord:
 
 
 def decode_events(data: bytes) -> list[OutboxEvent]:
-    """Read one outbox entry: what one script call changed. Packed by the scripts, so it has no version of its own.
+    """Unpack one outbox entry: the events of one script call. The scripts pack it, without a version.
 
     Raises:
         WireError: not an array of events.
@@ -352,7 +309,7 @@ def decode_events(data: bytes) -> list[OutboxEvent]:
     if len(data) > limits.MAX_EVENTS_BYTES:
         raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")
     with _Reading("list of events"):
-        # Any: each part is checked where it is read.
+        # Any: each part is checked when it is read.
         events = cast("list[list[Any]]", _list(unpack_from_script(data)))
         return [_read_event(*event[:5]) for event in events]
 
@@ -381,7 +338,7 @@ _KINDS: Mapping[bytes, EventKind] = {
 
 
 class _Reading:
-    """Turn whatever goes wrong while a message's fields are read into one kind of error."""
+    """A context that turns every error while the fields of a message are read into a WireError."""
 
     __slots__ = ("_what",)
 
@@ -401,7 +358,7 @@ class _Reading:
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
-def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack knows no types
+def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack is untyped
     """Unpack a message's array and check its version."""
     if len(data) > max_bytes:
         raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are read")
@@ -411,7 +368,7 @@ def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]
         raise WireError(f"not a {what}: {error}") from error
     if not isinstance(message, list) or not message:
         raise WireError(f"not a {what}: it is not an array that begins with a version")
-    items = cast("list[Any]", message)  # Any: msgpack knows no types
+    items = cast("list[Any]", message)  # Any: msgpack is untyped
     version: object = items[0]
     if type(version) is not int or version < 1:
         raise WireError(f"not a {what}: it does not begin with a version")
@@ -456,13 +413,13 @@ def _text_or_none(value: object) -> str | None:
 
 _READERS: Mapping[object, Callable[[object], object]] = {str | None: _str, float | None: _float}
 _RECORD = {field.name: _READERS.get(field.type, _int) for field in fields(JobRecord)}
-"""How each measured value is checked, by its type."""
+"""The reader of each measurement, by its type."""
 
 
 def _known(
     kind: "type[DataclassInstance]", values: Mapping[str, Any]
-) -> dict[str, Any]:  # Any: each value's own type checks it
-    """The values whose names this version knows."""
+) -> dict[str, Any]:  # Any: the dataclass checks each value
+    """Return the values whose names this version knows."""
     return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 
@@ -470,10 +427,10 @@ def _known(
 
 
 def _packed(message: object) -> bytes:
-    """Pack.
+    """Pack a message.
 
     Raises:
-        InvalidJob: text that is not UTF-8, or a number too large to send.
+        InvalidJob: text that is not UTF-8, or a number over 64 bits.
     """
     try:
         return pack(message)
@@ -488,7 +445,7 @@ def _bounded(data: bytes, what: str, max_bytes: int) -> bytes:
 
 
 def _changed(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
-    """The fields that differ from their defaults, so that a message says only what is special about it."""
+    """Return the fields that differ from their defaults."""
     return {
         name: one
         for name, default in _defaults(type(value))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.chat import Chats, Shape, Turn, table_of
-from engine.null_model import NullModelConfig
-from engine.simulation.executor import SimulatedExecutor, VirtualClock
-from engine.simulation.step_time import StepTime
+from benchmarks.engine.chat import Chats, Shape, Turn, table_of
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
+from sluice.engine.simulation.step_time import StepTime
 
 
 @pytest.fixture
@@ -20,9 +20,7 @@ class TestGivenAConversation:
     def test_when_a_turn_follows_then_it_says_all_that_was_said(self, turns: list[Turn]) -> None:
         assert [turn.num_prompt_tokens for turn in turns] == [96, 256, 416]
 
-    def test_when_a_turn_follows_then_only_what_is_new_and_the_answer_s_last_token_are_computed(
-        self, turns: list[Turn]
-    ) -> None:
+    def test_when_a_turn_follows_then_only_new_tokens_and_the_last_one_are_computed(self, turns: list[Turn]) -> None:
         assert [turn.num_computed_tokens for turn in turns] == [96, 1 + 96, 1 + 96]
         assert [turn.ttft_s for turn in turns] == pytest.approx([0.096, 0.097, 0.097])
 

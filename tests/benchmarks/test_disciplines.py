@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.discipline_cases import CASES
-from benchmarks.discipline_runs import CaseResult, table_of
-from benchmarks.disciplines import run, write
-from engine.simulation.figures import Figures
+from benchmarks.disciplines.cases import CASES
+from benchmarks.disciplines.run import run, write
+from benchmarks.disciplines.runs import CaseResult, table_of
+from sluice.engine.simulation.figures import Figures
 
 
 def by_name(result: CaseResult) -> dict[str, Figures]:
@@ -16,14 +16,14 @@ def by_name(result: CaseResult) -> dict[str, Figures]:
 
 
 class TestGivenAQueueThatIsNeverEmpty:
-    def test_when_outputs_differ_in_length_then_fixed_batches_leave_most_places_to_padding(self) -> None:
+    def test_when_outputs_differ_in_length_then_fixed_batches_are_mostly_padding(self) -> None:
         figures = by_name(CASES["utilisation"](0.25))
 
         assert figures["static"].utilisation < 0.5 < figures["continuous"].utilisation
         assert figures["static"].padding > 0.3
         assert figures["continuous"].padding == 0
 
-    def test_when_outputs_are_shorter_than_they_may_be_then_blocks_held_for_the_longest_stay_empty(self) -> None:
+    def test_when_outputs_are_short_then_blocks_held_for_the_longest_stay_empty(self) -> None:
         figures = by_name(CASES["memory"](0.1))
 
         assert figures["continuous"].kv_waste < 0.04 < 0.5 < figures["orca"].kv_waste

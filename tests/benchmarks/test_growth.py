@@ -1,8 +1,10 @@
 """The benchmark of growth: its fit, and one of its parts at toy size."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.growth.curves import Curve
+from benchmarks.growth.curves import Curve, read, save
 from benchmarks.growth.queue import by_queued_jobs, by_streams
 
 
@@ -35,3 +37,23 @@ class TestGivenAServer:
 
         (_, alone), (_, together) = published.points
         assert together < alone
+
+
+class TestGivenMeasuredCurves:
+    def test_when_they_are_saved_then_they_can_be_read_and_drawn_again(self, tmp_path: Path) -> None:
+        curves = [curve(0.5, expected=1.0)]
+        save(curves, tmp_path)
+
+        read_curves = read(tmp_path / "growth.json")
+        save(read_curves, tmp_path / "again")
+
+        assert read_curves[0].exponent == pytest.approx(0.5)
+        assert (tmp_path / "again" / "growth.svg").read_bytes() == (tmp_path / "growth.svg").read_bytes()
+
+    def test_when_they_are_drawn_then_the_file_is_small_and_its_text_is_text(self, tmp_path: Path) -> None:
+        save([curve(0.5, expected=1.0)] * 20, tmp_path)
+
+        svg = (tmp_path / "growth.svg").read_text("utf-8")
+
+        assert svg.count("\n") < 400
+        assert svg.count(">measured: exponent 0.50</text>") == 20

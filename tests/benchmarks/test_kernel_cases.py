@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 import torch
 
-from benchmarks.gpu_report import Line, Report
-from benchmarks.kernel_cases import Agreement, agreement, kept_set_differs, make_options, same_bits
+from benchmarks.gpu.report import Line, Report
+from benchmarks.kernels.cases import Agreement, agreement, kept_set_differs, make_options, same_bits
 
 EXPECTED = torch.linspace(-3, 3, 1001, dtype=torch.float64)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.engine import VOCAB_SIZE
-from benchmarks.profile import Case, bounds_us, measure_roof, print_case
-from engine.model_runner import ModelOptions, ModelRunner, load_model_runner
+from benchmarks.engine.bare import VOCAB_SIZE
+from benchmarks.engine.profile import Case, bounds_us, measure_roof, print_case
+from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
 from tests.oracles.tiny_models import TinyModel
 
 TINY = TinyModel(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality import answer_logits, load, print_row
-from kernels.native import library
+from benchmarks.engine.quality import answer_logits, load, print_row
+from sluice.kernels.native import library
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,7 +38,7 @@ class TestGivenLogits:
 
 
 class TestGivenTheSmallModel:
-    def test_when_an_answer_is_read_then_each_of_its_tokens_has_logits_and_rounding_moves_them_little(self) -> None:
+    def test_when_an_answer_is_read_then_each_token_has_logits_robust_to_rounding(self) -> None:
         question_and_answer = list(range(3, 13))
 
         exact, rounded = (
@@ -54,7 +54,7 @@ class TestGivenTheSmallModel:
             pytest.skip("there is no C compiler")
 
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.quality", "--count", "1"],
+            [sys.executable, "-m", "benchmarks.engine.quality", "--count", "1"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import queue_ours, queue_streams
 from benchmarks.peers import environments
 from benchmarks.peers.environments import Recipe
 from benchmarks.peers.queue_side import QUEUES, RECIPES, RECORD, Bench
-from benchmarks.queue import median
-from benchmarks.queue_figures import Drained
+from benchmarks.queue import ours as queue_ours
+from benchmarks.queue import streams as queue_streams
+from benchmarks.queue.figures import Drained
+from benchmarks.queue.peers import median
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -51,7 +52,7 @@ class TestGivenOurQueue:
 class TestGivenALinkThatDelays:
     def test_when_pieces_are_sent_at_once_then_they_come_later_and_in_order(self, tmp_path: Path) -> None:
         listen, target = tmp_path / "a", tmp_path / "b"
-        command = [sys.executable, "-m", "benchmarks.slow_link", str(listen), str(target), "0.1"]
+        command = [sys.executable, "-m", "benchmarks.queue.slow_link", str(listen), str(target), "0.1"]
         with socket.socket(socket.AF_UNIX) as server, subprocess.Popen(command, cwd=ROOT) as link:
             server.bind(str(target))
             server.listen()
@@ -86,7 +87,7 @@ class TestGivenALedger:
         )
         return Bench(RECIPES["rq"], server)
 
-    def test_when_it_is_read_then_each_execution_of_that_prefix_is_there_and_no_half_record(self, bench: Bench) -> None:
+    def test_when_it_is_read_then_each_execution_of_the_prefix_is_there_and_none_is_cut(self, bench: Bench) -> None:
         assert bench.ran("k") == [("k000000000000001", 5)] * 2
 
     def test_when_a_job_ran_twice_then_it_counts_as_one_that_ran(self, bench: Bench) -> None:
@@ -105,7 +106,7 @@ class TestGivenARecipe:
         assert environments.is_installed(recipe)
         assert not environments.is_installed(replace(recipe, installs=(("something",),)))
 
-    def test_when_a_program_fails_then_its_last_words_are_told(self, tmp_path: Path) -> None:
+    def test_when_a_program_fails_then_its_last_output_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="it broke"):
             environments.ask([sys.executable, "-c", "raise SystemExit('it broke')"], os.environ, tmp_path)
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import trace, trace_engine
-from benchmarks.trace_marks import PROCESS, Marks, Place, Span, events_of
-from benchmarks.trace_picture import bars_of, picture, window_of
+from benchmarks.trace import engine as trace_engine
+from benchmarks.trace import run as trace
+from benchmarks.trace.marks import PROCESS, Marks, Place, Span, events_of
+from benchmarks.trace.picture import bars_of, picture, window_of
 
 
 def double(number: int) -> int:
@@ -55,7 +56,7 @@ class TestGivenTwoClocks:
         (ours,) = [event for event in events if event.get("cat") == "sluice"]
         assert (ours["ts"], ours["dur"], ours["pid"]) == (702.0, 3.0, PROCESS)
 
-    def test_when_the_profiler_did_not_see_the_moment_then_it_is_told(self) -> None:
+    def test_when_the_profiler_did_not_record_the_moment_then_it_is_reported(self) -> None:
         with pytest.raises(ValueError, match="both clocks"):
             trace_engine.merged([], Marks(), zero_ns=0)
 
@@ -72,12 +73,12 @@ def spans(num_steps: int) -> list[Span]:
 
 
 class TestGivenATraceOfSteps:
-    def test_when_a_window_is_chosen_then_it_has_so_many_steps_that_compute_from_the_middle(self) -> None:
+    def test_when_a_window_is_chosen_then_it_has_as_many_steps_from_the_middle(self) -> None:
         bars = bars_of(events_of(spans(5), zero_ns=0), is_cpu=True)
 
         assert window_of(bars, num_steps=3) == (2000.0, 4900.0)
 
-    def test_when_there_are_too_few_then_it_is_told(self) -> None:
+    def test_when_there_are_too_few_then_it_is_reported(self) -> None:
         with pytest.raises(ValueError, match="has 2 steps that compute, not 3"):
             window_of(bars_of(events_of(spans(2), zero_ns=0), is_cpu=True), num_steps=3)
 
@@ -114,6 +115,6 @@ class TestGivenAWholeWorker:
         events = json.loads(out.read_text())["traceEvents"]
         names = {event["name"] for event in events if event.get("cat") == "sluice"}
         assert {place.name for place in trace.PLACES} <= names
-        assert any(event.get("cat") == "cpu_op" for event in events), "torch's own are beside ours"
+        assert any(event.get("cat") == "cpu_op" for event in events), "torch's own are next to ours"
         assert svg.read_text().startswith("<svg")
         assert "3 steps" in capsys.readouterr().out

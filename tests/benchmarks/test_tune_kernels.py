@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_scale import toy_scale
-from benchmarks.tune_kernels import fastest
-from kernels import tuned as table
-from kernels.paged_attention.kernel import AttentionConfig
+from benchmarks.gpu.scale import toy_scale
+from benchmarks.kernels.tune import fastest
+from sluice.kernels import tuned as table
+from sluice.kernels.paged_attention.kernel import AttentionConfig
 
 ROOT = Path(__file__).parent.parent.parent
 RULE, OTHER = AttentionConfig(16, 64, 4, 5), AttentionConfig(32, 32, 4, 3)
@@ -64,10 +64,10 @@ class TestGivenCandidates:
 
 
 class TestGivenNoCard:
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_when_it_runs_at_toy_sizes_then_it_measures_every_kernel(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        command = [sys.executable, "-m", "benchmarks.tune_kernels", "--device", "cpu"]
+        command = [sys.executable, "-m", "benchmarks.kernels.tune", "--device", "cpu"]
 
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

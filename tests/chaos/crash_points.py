@@ -1,23 +1,23 @@
-"""Where a process may die or be cut off, and what jobs ask for meanwhile: the tables that the crash-point tests read.
+"""The tables of the crash-point tests: points where a process may die or lose its connection, and kinds of jobs.
 
-A feature built later adds its row: a round trip to `TRIPS`, a stage to `STAGES`, a kind of job to `KINDS_OF_JOBS`.
+A new feature adds its row: a round trip to `TRIPS`, a stage to `STAGES`, a kind of job to `KINDS_OF_JOBS`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from producer.contract.packing import unpack_from_script
-from producer.contract.scripts import load
-from producer.contract.wire import JobOptions
-from tests.chaos.fault_proxy import Command, Fault, Matches, Moment
+from sluice.producer.contract.packing import unpack_from_script
+from sluice.producer.contract.scripts import load
+from sluice.producer.contract.wire import JobOptions
+from tests.chaos.faults.fault_proxy import Command, Fault, Matches, Moment
 from tests.integration.jobs import Ask
 
 NUM_JOBS = 50
 
 
 class Scene(StrEnum):
-    """What goes on when it happens."""
+    """The situation in which the fault occurs."""
 
     SERVING = "serving"
     """The victim and another worker serve."""
@@ -26,7 +26,7 @@ class Scene(StrEnum):
     """The victim takes jobs that another worker began and gave back."""
 
     LEAVING = "leaving"
-    """The victim was told to hand over what it runs."""
+    """The victim was asked to hand over its jobs."""
 
     RECORDING = "recording"
     """The victim is the recorder."""
@@ -37,13 +37,13 @@ class Scene(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """A round trip of a process, by what travels in it."""
+    """A round trip of a process, recognised by its commands."""
 
     name: str
     matches: Matches
     scene: Scene = Scene.SERVING
     max_nth: int = 3
-    """It goes wrong at one of the first so many."""
+    """The fault occurs at one of the first so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _script(name: str) -> Matches:
 
 
 def _arguments(command: Command) -> Command:
-    """What a script gets besides its keys."""
+    """Return a script's arguments."""
     return command[3 + int(command[2]) :]
 
 
@@ -128,7 +128,7 @@ STAGES: tuple[Stage, ...] = (
 
 
 def all_cases() -> Iterator[Case]:
-    """The whole matrix."""
+    """Yield every case of the matrix."""
     for point in (*TRIPS, *STAGES):
         for moment in Moment:
             for fault in Fault:
@@ -152,7 +152,7 @@ KINDS_OF_JOBS: tuple[JobOptions, ...] = (
 
 
 def asks_of(seed: int) -> list[Ask]:
-    """Fifty jobs of all kinds: streamed or not, of two tenants, of several lengths."""
+    """Return fifty jobs of all kinds: streamed or not, of two tenants, of several lengths."""
     return [
         Ask(
             prompt=f"tell me {number}" * (1 + number % 4),

@@ -1,7 +1,7 @@
-"""Ten times more than a worker can do, for as long as is asked: what memory and latency do. Exit code 1 if not flat.
+"""Offer ten times a worker's capacity for some minutes and measure memory and latency. Exit code 1 if not flat.
 
 python -m tests.chaos.overload --minutes 10
-python -m tests.chaos.overload --minutes 60 --without-sql   what a worker can do, while its SQL server is away
+python -m tests.chaos.overload --minutes 60 --without-sql   a worker's capacity, during an SQL outage
 """
 
 import argparse
@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from producer.client import Producer
-from producer.commands import Receipt
-from producer.contract.calls import QueueSettings
-from producer.contract.database import open_database
-from producer.errors import QueueFull
+from sluice.producer.client import Producer
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.database import open_database
+from sluice.producer.errors import QueueFull
+from sluice.producer.operations.submission import Receipt
 from tests.end_to_end.processes import WorkerProcess, crew
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
@@ -102,7 +102,7 @@ MEMORY: Mapping[str, Of] = {
     "worker": lambda sample: sample.worker_bytes,
     "recorder": lambda sample: sample.recorder_bytes,
 }
-"""In bytes; of processes what is resident."""
+"""In bytes; of processes the resident set."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +145,7 @@ class Overload:
         *,
         until: Callable[[Sample], bool] = lambda _sample: False,
     ) -> list[Sample]:
-        """Look now and then, for so long at most; give what was seen."""
+        """Sample periodically for at most this long; return the samples."""
         seen: list[Sample] = []
         ends_s = time.monotonic() + seconds
         with self.server.client() as client:
@@ -183,7 +183,7 @@ class Overload:
     def waits(self) -> tuple[list[float], int]:
         """Of the flood's jobs that were done: seconds from submit to end, and most others that ended in between.
 
-        The seconds are the machine's; the number is the queue's: nobody waits for more than the queue takes.
+        The seconds are the machine's; the number is the queue's: no job waits for more than the queue takes.
         """
         query = "SELECT submitted_ms, finished_ms FROM jobs WHERE state = 'done' AND output_tokens = :tokens"
         engine = open_database(self.database_url)
@@ -218,9 +218,9 @@ def overloaded(
     factor: float = FACTOR,
     **settings: str,
 ) -> Generator[Overload]:
-    """A worker with a bounded queue, before the flood, which is `factor` times what it can do at best.
+    """Start a worker with a bounded queue; the flood will offer `factor` times its capacity.
 
-    At best: all its places full, each step as short as it may be.
+    Capacity: all sequences running, each step at its minimum duration.
     """
     with ExitStack() as stack:
         server = stack.enter_context(redis_server())
@@ -256,7 +256,7 @@ def readers_that_stop(url: str, job_ids: Sequence[str]) -> Generator[None]:
 
 
 def report(load: Overload) -> tuple[list[str], bool]:
-    """Lines for people, and whether all is as promised."""
+    """Return a readable report, and whether every bound held."""
     (latencies, most_ahead), refusal = load.waits(), load.flood.last_refusal
     p50, p99 = (latencies[int(len(latencies) * share)] for share in (0.5, 0.99))
     offered = load.flood.counts.total()
@@ -275,7 +275,7 @@ def report(load: Overload) -> tuple[list[str], bool]:
 
 
 def overload(minutes: float) -> tuple[list[str], bool]:
-    """Offer ten times what a worker can do, to readers that stop."""
+    """Offer ten times a worker's capacity, with readers that stop reading."""
     with tempfile.TemporaryDirectory(prefix="sluice-") as folder, overloaded(Path(folder)) as load:
         long_one = load.producer.submit("a long one", max_tokens=8000)
         with readers_that_stop(load.server.url, [long_one.id] * READERS):
@@ -298,7 +298,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.without_sql:
         # Only this run needs PostgreSQL.
-        from tests.chaos.without_sql import without_sql
+        from tests.chaos.faults.sql_outage import without_sql
 
         lines, is_well = without_sql(given.minutes * 60)
     else:

@@ -1,4 +1,4 @@
-"""The checker finds nothing in what is sound, and each kind of damage that a hand can do."""
+"""The checker has no findings in a sound queue, and finds each kind of damage."""
 
 import ast
 import json
@@ -14,21 +14,21 @@ import msgpack as untyped_msgpack  # pyright: ignore[reportMissingTypeStubs] (it
 import pytest
 import structlog
 
-from producer.client import Producer
-from producer.contract.states import JobState
-from producer.contract.webhooks import sign
-from producer.contract.wire import JobId
-from tests.chaos.asks import Ask, Intent, JournalWriter, catalogue, write_reference
+from sluice.producer.client import Producer
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.webhooks import sign
+from sluice.producer.contract.wire import JobId
+from sluice.worker.config import LogConfig
+from sluice.worker.log import configure_logs
+from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue, write_reference
 from tests.chaos.checker.audit import Findings, check
 from tests.chaos.checker.deliveries import read_deliveries
 from tests.chaos.checker.evidence import read_journals, read_reference
-from tests.chaos.recording import record_all
+from tests.chaos.faults.recording import record_all
 from tests.end_to_end.processes import ROOT
 from tests.integration.jobs import KEYS, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import redis_server
-from worker.config import LogConfig
-from worker.log import configure_logs
 
 msgpack: Any = untyped_msgpack
 Keys = dict[bytes, tuple[bytes, int]]
@@ -37,7 +37,7 @@ SECRET = "whsec_dGhlIGNoZWNrZXI="
 
 @dataclass(slots=True, eq=False)
 class Drained:
-    """A sound, drained queue with its history and its evidence. A test damages it; the next one gets it anew."""
+    """A sound, drained queue with its history and its evidence. Each test damages a fresh copy."""
 
     client: Any
     folder: Path
@@ -93,9 +93,9 @@ class Drained:
         )
 
     def deliver(self, job_id: str, *, event: str = "evt_1", state: str = "done", **note: object) -> None:
-        """Note a request as a receiver would; `note` changes it."""
-        told = {"id": event, "type": f"job.{state}", "data": {"job_id": job_id, "state": state}}
-        body = json.dumps(told, ensure_ascii=False)
+        """Record a request as a receiver would; `note` changes it."""
+        reported = {"id": event, "type": f"job.{state}", "data": {"job_id": job_id, "state": state}}
+        body = json.dumps(reported, ensure_ascii=False)
         headers = sign(SECRET, event_id=event, timestamp_s=1_800_000_000, body=body.encode())
         usual = {"at_ms": 1_800_000_001_000, "headers": headers, "body": body, "answered": 200}
         with self.deliveries.open("a") as file:
@@ -171,7 +171,7 @@ def repack(data: bytes, change: Callable[[list[Any]], object]) -> bytes:
 
 
 def rewrite_channel(drained: Drained, number: int, change: Callable[[list[tuple[str, list[Any]]]], object]) -> None:
-    """Write a channel anew, with its entries changed; it is kept as long as before."""
+    """Rewrite a channel with changed entries and the same expiry."""
     key = channel(number)
     kept_ms = drained.client.pttl(key)
     entries = [(one.decode(), msgpack.unpackb(fields[b"e"])) for one, fields in drained.client.xrange(key)]
@@ -253,7 +253,7 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "a row counts other tokens": (
         "row", "0.t.job0", lambda d: d.sql("UPDATE jobs SET output_tokens = 3 WHERE id = '0.t.job0'"),
     ),
-    "a row nobody asked for": (
+    "a row of a job that was not submitted": (
         "row", "0.t.job9", lambda d: d.sql("UPDATE jobs SET id = '0.t.job9' WHERE id = '0.t.job0'"),
     ),
     "a stored result is another": (
@@ -281,8 +281,8 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "a callback was signed long ago": (
         "callback", "0.t.job1", lambda d: d.deliver("0.t.job1", at_ms=1_900_000_000_000),
     ),
-    "a callback tells another end": ("callback", "0.t.job1", lambda d: d.deliver("0.t.job1", state="failed")),
-    "a callback that nobody wanted": ("callback", "0.t.job0", lambda d: d.deliver("0.t.job0")),
+    "a callback reports another end": ("callback", "0.t.job1", lambda d: d.deliver("0.t.job1", state="failed")),
+    "a callback that was not requested": ("callback", "0.t.job0", lambda d: d.deliver("0.t.job0")),
     "a callback still waits": (
         "residue", KEYS.key("callbacks"), lambda d: d.client.xadd(KEYS.key("callbacks"), {"kind": "job"}),
     ),
@@ -305,7 +305,7 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
 
 
 class TestGivenADrainedQueue:
-    """Six jobs of every kind, served by one worker, recorded, and nobody left."""
+    """Six jobs of every kind, served by one worker and recorded; all processes have stopped."""
 
     def test_when_nothing_is_damaged_then_nothing_is_found(self, drained: Drained) -> None:
         findings = drained.check()
@@ -361,5 +361,5 @@ class TestGivenTheCheckersOwnCode:
                 elif isinstance(node, ast.ImportFrom):
                     imported.add((node.module or "").split(".")[0])
 
-        assert imported & {"producer", "worker", "engine", "kernels", "migrations"} == set()
+        assert "sluice" not in imported
         assert "redis" in imported

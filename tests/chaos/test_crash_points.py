@@ -17,25 +17,28 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from producer.contract.database import open_database
-from producer.contract.tables import attempts, jobs, results
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.tables import attempts, jobs, results
+from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
+from sluice.worker.callbacks.events import job_event
+from sluice.worker.callbacks.mover import Mover
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.connection.clients import connect
+from sluice.worker.history.migrate import migrate
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
 from tests.chaos.crash_points import NUM_JOBS, Case, Scene, all_cases
-from tests.chaos.fault_proxy import Fault
-from tests.chaos.scenes import CALLBACK_URL, SCENES, Stand, stand
+from tests.chaos.faults.fault_proxy import Fault
+from tests.chaos.scenarios import CALLBACK_URL, SCENES, Stand, stand
 from tests.contract.driving import Queue, check
 from tests.integration.jobs import KEYS, check_every_token_once, check_nothing_is_left, result_of
 from tests.servers import RedisServer
-from worker.callbacks import WEBHOOKS_QUEUE, CallbackSettings, Mover, job_event, rq_queue
-from worker.connections import connect
-from worker.history.writer import HistoryWriter
-from worker.migrate import migrate
-from worker.recorder import Recorder, RecorderSettings
 
 SEED = int(os.environ.get("CRASH_SEED") or secrets.randbelow(10**6))
 CASES = tuple(all_cases())
 NUM_SAMPLED = 3
 CLAIM_AFTER_S = 0.01
-TOLD = {
+REPORTED = {
     "version": "version",
     "attempts": "attempt",
     "submitted_ms": "submitted",
@@ -45,7 +48,7 @@ TOLD = {
     "choices": "choices",
     "prompt_tokens": "prompt",
 }
-"""What a row says that the job's hash says too: column and field."""
+"""Column of a row -> field of the job's hash with the same value."""
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def try_case(server: RedisServer, case: Case, folder: Path, migrated: bytes, seed: int) -> None:
-    """Let it go wrong, and read the books."""
+    """Inject the fault, and check consistency."""
     (folder / "history.db").write_bytes(migrated)
     url = f"sqlite:///{folder / 'history.db'}"
     with stand(server, case, seed=seed, folder=folder, socket=folder / "p.sock", database_url=url) as it:
@@ -87,8 +90,8 @@ def try_case(server: RedisServer, case: Case, folder: Path, migrated: bytes, see
 def check_books(it: Stand) -> None:
     """Channels, results, counters, events, rows and callbacks, each against what was asked."""
     assert len(it.submitted) == NUM_JOBS
-    told = {job_id: it.client.hmget(KEYS.job(job_id), "state", "error_code", "error") for job_id in it.submitted}
-    assert {job_id: why for job_id, why in told.items() if why[0] != b"done"} == {}
+    reported = {job_id: it.client.hmget(KEYS.job(job_id), "state", "error_code", "error") for job_id in it.submitted}
+    assert {job_id: why for job_id, why in reported.items() if why[0] != b"done"} == {}
     check_every_token_once(it.client, it.submitted)
     check_nothing_is_left(it.client)
     if it.case.point.scene is not Scene.RECORDING:
@@ -106,7 +109,7 @@ def check_one_end_each(it: Stand) -> None:
 
 
 def check_rows(it: Stand) -> None:
-    """After another recorder has done what is left: a row for each job and attempt, as the queue tells it."""
+    """After another recorder has finished: a row for each job and attempt, equal to the queue's."""
     engine = open_database(it.database_url, is_writer=True)
     settings = RecorderSettings(name="other", claim_after_s=CLAIM_AFTER_S)
     Recorder(connect(it.server.url, timeout_s=5), HistoryWriter(engine), settings).drain()
@@ -118,17 +121,17 @@ def check_rows(it: Stand) -> None:
     engine.dispose()
     assert set(rows) == set(it.submitted)
     for job_id in it.submitted:
-        told = dict(zip(TOLD, it.client.hmget(KEYS.job(job_id), *TOLD.values()), strict=True))
+        reported = dict(zip(REPORTED, it.client.hmget(KEYS.job(job_id), *REPORTED.values()), strict=True))
         row, result = rows[job_id], result_of(it.client, job_id)
         assert (row.state, row.record_error) == ("done", None)
-        assert {name: str(getattr(row, name)).encode() for name in TOLD} == told, job_id
+        assert {name: str(getattr(row, name)).encode() for name in REPORTED} == reported, job_id
         assert row.output_tokens == sum(len(choice.token_ids) for choice in result.choices)
         assert [choice["text"] for choice in texts[job_id]] == [choice.text for choice in result.choices]
         assert begun[job_id] == row.attempts
 
 
 def check_callbacks(it: Stand) -> None:
-    """After another mover has done what is left: each end is with rq, once."""
+    """After another mover has finished: each end is with rq, once."""
     settings = CallbackSettings(
         redis_url=it.server.url, rq_url=it.server.url, database_url="", name="other", claim_after_s=CLAIM_AFTER_S
     )
@@ -139,9 +142,9 @@ def check_callbacks(it: Stand) -> None:
 
 def _event_ids(it: Stand) -> Generator[str]:
     for job_id in it.submitted:
-        told = it.client.hgetall(KEYS.job(job_id))
-        fields = {"id": job_id, "state": "done", "version": told[b"version"].decode(), "at": told[b"ended"].decode()}
-        event = job_event(KEYS, fields, told[b"spec"])
+        job = it.client.hgetall(KEYS.job(job_id))
+        fields = {"id": job_id, "state": "done", "version": job[b"version"].decode(), "at": job[b"ended"].decode()}
+        event = job_event(KEYS, fields, job[b"spec"])
         assert event is not None
         assert event.url == CALLBACK_URL
         yield event.id
@@ -151,7 +154,7 @@ KEPT_FOR_EVER = {"config", "counters", "served", "bell", "outbox", "callbacks"}
 
 
 def check_no_residue(client: Any) -> None:  # Any: a redis-py client
-    """What stays is the queue's own, or expires; and nothing waits in a stream."""
+    """Remaining keys belong to the queue or expire; no entry is pending in a stream."""
     queue = Queue(client, KEYS)
     for_ever = {name for name in queue.names() if client.pttl(f"{KEYS.prefix}:{name}") < 0}
     assert for_ever <= KEPT_FOR_EVER
@@ -163,7 +166,7 @@ def check_no_residue(client: Any) -> None:  # Any: a redis-py client
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_when_something_goes_wrong_somewhere_then_every_job_ends_once_with_every_token_once(
+def test_when_a_fault_occurs_then_every_job_ends_once_with_every_token_once(
     valkey: RedisServer, migrated: bytes
 ) -> None:
     """A sample of the matrix, another one each time."""

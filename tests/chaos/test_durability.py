@@ -1,6 +1,6 @@
-"""What an acknowledged job survives, at each level of durability, when its server is killed, loses power, is replaced.
+"""What an acknowledged job survives at each durability level: a killed server, a power failure, a failover.
 
-docs/reliability.md has one row for each class here.
+docs/explanation/durability.md has one row for each class here.
 """
 
 import itertools
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from producer import AsyncProducer, Producer, Receipt
-from producer.bulk import BulkRun, BulkSettings
-from producer.commands import CALLS_PER_WAIT, SubmitAnswer
-from producer.contract.limits import MAX_JOBS_PER_CALL
-from producer.errors import DurabilityRefused, LessDurable, ProducerError
-from tests.chaos.power import PowerSupply, powered_server
-from tests.chaos.replicated import Replicated, replicated
+from sluice.producer import AsyncProducer, Producer, Receipt
+from sluice.producer.bulk.run import BulkRun, BulkSettings
+from sluice.producer.contract.limits import MAX_JOBS_PER_CALL
+from sluice.producer.errors import DurabilityRefused, LessDurable, ProducerError
+from sluice.producer.operations.submission import CALLS_PER_WAIT, SubmitAnswer
+from tests.chaos.faults.power_failure import PowerSupply, powered_server
+from tests.chaos.faults.replicated import Replicated, replicated
 from tests.integration.jobs import wait_until
 from tests.servers import FLAVORS, Flavor, RedisServer, binary_of, how_to_get, redis_server
 
@@ -108,7 +108,7 @@ class TestGivenLevelFsync:
 
             assert all(known(power.server.url, receipts))
 
-    def test_when_the_power_fails_amid_a_bulk_submit_then_every_acknowledged_job_is_there(self) -> None:
+    def test_when_power_fails_amid_a_bulk_submit_then_every_acknowledged_job_is_there(self) -> None:
         with powered_server("valkey", *ALWAYS) as power:
             receipts = list[SubmitAnswer]()
 
@@ -125,7 +125,7 @@ class TestGivenLevelFsync:
             assert len(accepted) == len(receipts) >= MAX_JOBS_PER_CALL * CALLS_PER_WAIT
             assert all(known(power.server.url, accepted))
 
-    def test_when_the_server_syncs_once_in_a_second_then_it_is_refused_and_nothing_is_submitted(
+    def test_when_the_server_syncs_every_second_then_it_is_refused_before_submitting(
         self, durable_valkey: RedisServer
     ) -> None:
         with Producer(durable_valkey.url) as producer:
@@ -134,7 +134,7 @@ class TestGivenLevelFsync:
 
             assert producer.queue()[0].waiting_jobs == 0
 
-    def test_when_a_server_that_syncs_once_in_a_second_gives_its_word_then_the_word_comes_before_the_disk(self) -> None:
+    def test_when_fsync_is_everysec_then_waitaof_returns_before_the_data_is_on_disk(self) -> None:
         """Why that is refused although the server has WAITAOF: Valkey 9.1 says yes too early."""
         with powered_server("valkey") as power, power.server.client() as client:
             with Producer(power.server.url) as producer:
@@ -157,7 +157,7 @@ def pair(request: pytest.FixtureRequest) -> Generator[Replicated]:
 class TestGivenLevelReplica:
     @pytest.fixture
     def lagging(self, pair: Replicated) -> Iterator[Replicated]:
-        """The replica is connected, and takes nothing."""
+        """The replica is connected, and receives nothing."""
         pair.stop_replica()
         yield pair
         pair.resume_replica()
@@ -209,12 +209,12 @@ class TestGivenLevelReplica:
         with Producer(pair.primary.url) as producer, refused:
             producer.submit("hello", durability="replica:2")
 
-    def test_when_the_primary_is_demoted_while_a_submit_waits_then_the_submit_is_sent_again(self) -> None:
-        with replicated() as pair, pair.primary.client() as client, ThreadPoolExecutor(1) as beside:
+    def test_when_the_primary_is_demoted_while_a_submit_waits_then_it_is_sent_again(self) -> None:
+        with replicated() as pair, pair.primary.client() as client, ThreadPoolExecutor(1) as other_thread:
             with Producer(pair.primary.url, durability="replica:1") as producer:
                 producer.submit("hello")
                 pair.stop_replica()
-                waiting = beside.submit(producer.submit, "hello")
+                waiting = other_thread.submit(producer.submit, "hello")
                 wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "the submit waits")
                 client.execute_command("REPLICAOF", "127.0.0.1", pair.replica.port)  # the server breaks the wait off
                 client.execute_command("REPLICAOF", "NO", "ONE")
@@ -224,7 +224,7 @@ class TestGivenLevelReplica:
 
             assert known(pair.replica.url, [receipt]) == [True]
 
-    def test_when_the_primary_is_killed_amid_submits_then_the_replica_has_every_acknowledged_job(self) -> None:
+    def test_when_the_primary_is_killed_then_the_replica_has_every_acknowledged_job(self) -> None:
         with replicated() as pair:
             receipts = list[Receipt]()
 
@@ -253,7 +253,7 @@ class until_it_fails:  # noqa: N801  # used as a context manager
             run()
         except ProducerError:
             return
-        except BaseException as error:  # noqa: BLE001  # the test hears of it
+        except BaseException as error:  # noqa: BLE001  # the test raises it
             self._strange.append(error)
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections that break after a call was sent and before its reply came: nothing is lost, nothing happens twice."""
+"""Connections that break between a call and its reply: nothing is lost, nothing is applied twice."""
 
 import random
 import tempfile
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from producer.contract.scripts import load
-from producer.contract.wire import JobOptions
-from tests.chaos.proxies import Cut, cutting_proxy
+from sluice.producer.contract.scripts import load
+from sluice.producer.contract.wire import JobOptions
+from tests.chaos.faults.proxies import Cut, cutting_proxy
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -44,7 +44,7 @@ def cut_each_first(script: str, times: int) -> Cut:
 
 
 def cut_at_random(seed: int, one_in: int) -> Cut:
-    """Lose any reply now and then."""
+    """Lose random replies."""
     dice = random.Random(seed)
     return lambda _data: dice.randrange(one_in) == 0
 
@@ -90,7 +90,7 @@ class TestGivenAWorkerBehindABadConnection:
 
 
 class Swallow:
-    """Swallow one beat, and all that follows it on its connection. Changes: it is armed, and then it is done."""
+    """Drop one heartbeat, and all that follows it on its connection. Mutable: it is armed once."""
 
     def __init__(self) -> None:
         self.is_armed = False
@@ -102,9 +102,9 @@ class Swallow:
 
 
 class TestGivenAConnectionThatStandsAndPassesNothing:
-    """Half-open, as after a firewall forgot it. Another worker waits for a death."""
+    """Half-open, as after a firewall dropped its state. Another worker is ready to reclaim."""
 
-    def test_when_a_beat_is_not_answered_then_the_next_goes_out_anew_before_the_life_ends(
+    def test_when_a_heartbeat_gets_no_reply_then_the_next_is_sent_before_it_expires(
         self, valkey: RedisServer, socket_path: Path
     ) -> None:
         asks = [Ask(options=JobOptions(max_tokens=120), seed=i) for i in range(4)]

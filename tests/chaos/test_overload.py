@@ -1,4 +1,4 @@
-"""More is offered than can be done, readers stop reading, SQL is away: memory is flat, nothing accepted is lost."""
+"""Overload, readers that stop reading, SQL outages: memory is flat, no accepted job is lost."""
 
 import signal
 import socket
@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from producer.aio import AsyncProducer
-from producer.client import Producer
-from producer.commands import Receipt
-from producer.contract.calls import QueueSettings
-from producer.contract.wire import JobOptions
-from producer.errors import QueueFull
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.client import Producer
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.wire import JobOptions
+from sluice.producer.errors import QueueFull
+from sluice.producer.operations.submission import Receipt
 from tests.chaos.checker.queue import FOR_EVER, WORKER_KEPT_MS
+from tests.chaos.faults.recording import record_all
+from tests.chaos.faults.sql_outage import away_for
 from tests.chaos.overload import Overload, overloaded, readers_that_stop, report
-from tests.chaos.recording import record_all
-from tests.chaos.without_sql import away_for
 from tests.end_to_end.processes import crew
 from tests.integration.jobs import KEYS, Ask, num_on_channel, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
@@ -77,9 +77,7 @@ class TestGivenAHistoryThatIsAway:
     @pytest.mark.long
     @pytest.mark.timeout(300)
     @pytest.mark.skipif(not has_postgres(), reason=HOW_TO_GET)
-    def test_when_the_server_is_killed_under_load_and_comes_back_then_every_accepted_job_has_its_row(
-        self, tmp_path: Path
-    ) -> None:
+    def test_when_it_is_killed_under_load_and_returns_then_each_accepted_job_has_a_row(self, tmp_path: Path) -> None:
         with away_for(60, before_s=5, say=lambda _line: None, folder=tmp_path) as made:
             assert made.findings() == []
 
@@ -129,7 +127,7 @@ class TestGivenReadersThatStopReading:
         client: Any = valkey.client()  # redis-py types it in part
         with client:
             before = client.info("clients")["connected_clients"]  # tests before this one may have left some
-            with deaf_readers(valkey, "nothing", 20, block_ms=60_000):
+            with readers_that_never_read(valkey, "nothing", 20, block_ms=60_000):
                 wait_until(lambda: client.info("clients")["blocked_clients"] == 20, "they wait")
 
             # Fast: their reads would block for a minute.
@@ -140,8 +138,8 @@ class TestGivenReadersThatStopReading:
 
 
 @contextmanager
-def deaf_readers(server: RedisServer, channel: str, count: int, *, block_ms: int = 1) -> Generator[None]:
-    """Each asks for all of a channel, and never looks at the answer."""
+def readers_that_never_read(server: RedisServer, channel: str, count: int, *, block_ms: int = 1) -> Generator[None]:
+    """Each requests a whole channel, and never reads the reply."""
     words = ["XREAD", "COUNT", "512", "BLOCK", str(block_ms), "STREAMS", channel, "0-0"]
     request = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
     with ExitStack() as stack:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from producer import AsyncProducer, Producer, Receipt
-from producer.contract.wire import JobId, JobOptions
-from tests.chaos.replicated import Watched, watched
+from sluice.producer import AsyncProducer, Producer, Receipt
+from sluice.producer.contract.wire import JobId, JobOptions
+from tests.chaos.faults.replicated import Watched, watched
 from tests.end_to_end.processes import crew
 from tests.integration.jobs import (
     KEYS,
@@ -29,7 +29,7 @@ from tests.servers import Flavor
 SLOW = "null?step_s=0.02"
 NUM_KEPT, NUM_SAID, NUM_TOKENS = 20, 60, 150
 TAKEOVER_S = 10.0
-"""The Sentinel's half second, its election and its orders, and a worker's next token."""
+"""The Sentinel's detection time, election and failover, and a worker's next token."""
 
 
 @pytest.fixture(params=["valkey", *(pytest.param(one, marks=pytest.mark.long) for one in ("redis-7.0", "redis-6.2"))])
@@ -40,7 +40,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Watched]:
 
 
 class Listener:
-    """A reader on a thread of its own, through the Sentinel. Changes as tokens come."""
+    """A reader on a separate thread, through the Sentinel. Mutable."""
 
     def __init__(self, url: str, job_id: JobId) -> None:
         self.said: tuple[list[int], str] = ([], "")
@@ -56,7 +56,7 @@ class Listener:
                 text += event.text
                 self.said = token_ids, text
 
-    def heard(self) -> tuple[list[int], str]:
+    def received(self) -> tuple[list[int], str]:
         """All that was said, once the job has ended."""
         self._thread.join(20)
         assert not self._thread.is_alive()
@@ -77,9 +77,7 @@ def lose_the_primary(service: Watched, job_ids: list[JobId]) -> list[int]:
 
 
 class TestGivenAReplicaThatIsBehind:
-    def test_when_the_primary_dies_in_mid_job_then_every_token_is_there_once_for_readers_too(
-        self, service: Watched
-    ) -> None:
+    def test_when_the_primary_dies_in_mid_job_then_readers_get_every_token_once(self, service: Watched) -> None:
         asks = [Ask(options=JobOptions(max_tokens=NUM_TOKENS, n=1 + i % 2), seed=i) for i in range(6)]
         replica = service.pair.replica.client()
         with ExitStack() as stack, replica:
@@ -98,12 +96,12 @@ class TestGivenAReplicaThatIsBehind:
             assert max(kept) < NUM_SAID
             assert took_s < TAKEOVER_S
             check_every_token_once(replica, dict(zip(job_ids, asks, strict=True)))
-            assert [listener.heard() for listener in listeners] == [expected_tokens(ask)[0] for ask in asks]
+            assert [listener.received() for listener in listeners] == [expected_tokens(ask)[0] for ask in asks]
             assert {replica.hget(KEYS.job(one), "attempt") for one in job_ids} == {b"1"}, "a failover moves no lease"
             check_nothing_is_left(replica)
 
     @pytest.mark.long
-    def test_when_a_worker_process_dies_with_it_then_another_goes_on_from_what_the_replica_has(
+    def test_when_a_worker_dies_with_it_then_another_continues_from_the_replica(
         self, service: Watched, tmp_path: Path
     ) -> None:
         asks = [Ask(options=JobOptions(max_tokens=NUM_TOKENS), seed=i) for i in range(8)]

@@ -9,14 +9,14 @@ from tests.chaos.soak.run import MEAN_S, SoakSettings, run
 
 
 def means_s(hurry: float) -> dict[str, float]:
-    """Seconds between two harms of a kind."""
+    """Mean seconds between two faults of a kind."""
     means_s = {name: max(0.5, mean_s / hurry) for name, mean_s in MEAN_S.items()}
     # They take seconds to start.
     return {**means_s, "kill -9 of a mover": 8.0, "kill -9 of a sender": 5.0}
 
 
 def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float, life_s: float, hurry: float) -> None:
-    """Run one with short lives and many harms, and show what it was like; pytest prints it where it fails."""
+    """Run a soak with short lives and many faults, and print its report, which pytest shows on failure."""
     settings = SoakSettings(
         seed=secrets.randbelow(10**6),
         folder=folder,
@@ -49,5 +49,5 @@ def test_when_all_goes_wrong_for_a_while_then_an_outside_checker_finds_nothing(t
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_when_it_goes_on_for_longer_then_an_outside_checker_finds_nothing(tmp_path: Path) -> None:
-    # Slower harms: a job whose workers die twice before its next token, while it runs alone, is given up by rights.
+    # Fewer faults: a job whose workers die twice before its next token, while it runs alone, fails by design.
     soak(tmp_path, jobs=3000, kills=60, at_most_s=300, life_s=1.0, hurry=5)

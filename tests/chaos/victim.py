@@ -1,4 +1,4 @@
-"""A process that may be told to go wrong at a stage of its work: what a test kills in a worker's place.
+"""The process under test, with an optional failpoint at a stage of its work.
 
     python -m tests.chaos.victim worker '{"redis_url": …}'
 
@@ -17,19 +17,22 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from engine.block_manager import BlockManager
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModel
-from engine.scheduler import Scheduler
-from tests.chaos.fault_proxy import CLIENT_TIMEOUT_S, Fault, Moment
-from worker import advance, callbacks, recorder
-from worker.config import load_config
-from worker.connections import Client, connect
-from worker.exchange import Exchange
-from worker.history.writer import HistoryAway, HistoryWriter
-from worker.intake import Preparation
-from worker.log import get_log
-from worker.start import start
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModel
+from sluice.engine.scheduling.block_manager import BlockManager
+from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.worker.callbacks.mover import Mover
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.config import load_config
+from sluice.worker.connection.clients import Client, connect
+from sluice.worker.history import recorder
+from sluice.worker.history.writer import HistoryAway, HistoryWriter
+from sluice.worker.jobs import progress as advance
+from sluice.worker.log import get_log
+from sluice.worker.serve.exchange import Exchange
+from sluice.worker.serve.preparation import Preparation
+from sluice.worker.serve.start import start
+from tests.chaos.faults.fault_proxy import CLIENT_TIMEOUT_S, Fault, Moment
 
 STAGES: Mapping[str, tuple[type, str]] = {
     "add": (LLMEngine, "add"),
@@ -47,7 +50,7 @@ STAGE_DEADLINE_S = 0.5
 """A step that takes longer is hung, for the workers under test."""
 
 HUNG_S = 1.5
-"""A stage that is late takes this long: past its deadline and a life, so others take its jobs, and it comes back."""
+"""Duration of a late stage: past its deadline and a lifetime, so others take its jobs before it continues."""
 
 
 class ToldToFail(RuntimeError):
@@ -56,7 +59,7 @@ class ToldToFail(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a victim is told: who it is, and where it goes wrong."""
+    """The arguments of a victim: its role and its failpoint."""
 
     redis_url: str
     real_redis_url: str
@@ -80,7 +83,7 @@ class Order:
 
     @classmethod
     def read(cls, text: str) -> "Order":
-        """Back from its text."""
+        """Parse its text form."""
         order = cls(**json.loads(text))
         return replace(order, moment=Moment(order.moment), fault=Fault(order.fault))
 
@@ -119,7 +122,7 @@ def _happen(order: Order) -> None:
         case Fault.LATE:
             time.sleep(HUNG_S)
         case Fault.ERROR if order.stage == "sql transaction":
-            raise HistoryAway("told to be away")
+            raise HistoryAway("injected outage")
         case Fault.ERROR:
             raise ToldToFail(order.stage)
 
@@ -142,10 +145,10 @@ def _recorder(order: Order) -> int:
 
 def _mover(order: Order) -> int:
     client = _impatient(order.redis_url)
-    settings = callbacks.CallbackSettings(
+    settings = CallbackSettings(
         redis_url=order.redis_url, rq_url=order.redis_url, database_url="", name="victim", block_s=0.05
     )
-    mover = callbacks.Mover(client, _impatient(order.redis_url), settings)
+    mover = Mover(client, _impatient(order.redis_url), settings)
     signal.signal(signal.SIGTERM, lambda _number, _frame: mover.stop())
     get_log().info("mover started")
     mover.run()

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from producer.contract import calls
-from producer.contract.calls import Call, EndCall, LeasedJob, NewJob, Progress, PullReply, QueueSettings
-from producer.contract.keys import QueueKeys
-from producer.contract.packing import unpack_from_script
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import Call, EndCall, LeasedJob, NewJob, Progress, PullReply, QueueSettings
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.packing import unpack_from_script
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import (
     ChannelEntry,
     End,
     JobId,
@@ -163,7 +163,7 @@ class Queue:
         """Write settings."""
         self.run(calls.configure(self.keys, QueueSettings(**settings)))
 
-    def submit(self, *jobs: NewJob) -> list[calls.SubmitAnswer]:
+    def submit(self, *jobs: NewJob) -> list[calls.SubmitReply]:
         """Submit jobs in one call."""
         return self.run(calls.submit(self.keys, jobs))
 
@@ -178,7 +178,7 @@ class Queue:
         self.run(calls.pause(self.keys, is_paused=True))
 
     def resume(self) -> None:
-        """Let pulls go on."""
+        """Resume pulls."""
         self.run(calls.pause(self.keys, is_paused=False))
 
     def cancel(self, *job_ids: JobId, reason: str | None = None) -> list[str]:
@@ -204,7 +204,7 @@ class Queue:
         return self.run(calls.inspect(self.keys))
 
     def fire_timers(self) -> int:
-        """Fire one bite of timers."""
+        """Fire one slice of timers."""
         return self.run(calls.fire_timers(self.keys))[0]
 
     def channel(self, job_id: JobId, choice: int = 0) -> list[tuple[str, ChannelEntry]]:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import redis
 
-from producer.contract import calls, limits
-from producer.contract.calls import Already, Broken, Ok, Replaced, Retried, SendFrom
-from producer.contract.states import JobState
-from producer.contract.wire import ChannelEntry, End, JobId, encode_entry
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import Already, Broken, Ok, Replaced, Retried, SendFrom
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import ChannelEntry, End, JobId, encode_entry
 from tests.contract.driving import Queue, check, ending, new_job, packed, tokens
 
 
@@ -47,9 +47,7 @@ class TestGivenALeasedJob:
         assert worker.advance(tokens(job, start, num_tokens)) == [SendFrom(5)]
         assert len(queue.channel(job_id)) == 1
 
-    def test_when_an_end_comes_with_tokens_that_are_there_then_it_is_sent_again_from_the_offset(
-        self, queue: Queue
-    ) -> None:
+    def test_when_an_end_comes_with_published_tokens_then_it_is_resent_from_the_offset(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
@@ -190,7 +188,7 @@ class TestGivenAnEnd:
 
 
 class TestGivenAFlaggedJob:
-    def test_when_it_advances_then_it_is_told_to_stop_and_its_tokens_are_kept(self, queue: Queue) -> None:
+    def test_when_it_advances_then_the_reply_says_stop_and_its_tokens_are_kept(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
@@ -233,9 +231,7 @@ class TestGivenAZombie:
         assert worker.advance(tokens(new, 2, 1)) == [Ok()]
         check(queue)
 
-    def test_when_the_job_came_back_to_the_same_incarnation_then_its_old_sequence_may_not_write(
-        self, queue: Queue
-    ) -> None:
+    def test_when_the_job_returned_to_its_incarnation_then_its_old_sequence_is_fenced(self, queue: Queue) -> None:
         queue.add("a")
         worker = queue.worker("A")
         old = worker.take()
@@ -246,7 +242,7 @@ class TestGivenAZombie:
         assert worker.advance(tokens(new, 0, 1)) == [Ok()]
         check(queue)
 
-    def test_when_its_job_was_given_back_then_nobody_may_write(self, queue: Queue) -> None:
+    def test_when_its_job_was_given_back_then_it_may_not_write(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
@@ -283,7 +279,7 @@ class TestGivenSeveralChoices:
         assert [len(queue.channel(job_id, c)) for c in range(3)] == [2, 1, 3]
         check(queue)
 
-    def test_when_one_has_ended_and_the_worker_goes_then_the_next_one_is_told(self, queue: Queue) -> None:
+    def test_when_one_has_ended_and_the_worker_goes_then_the_next_one_gets_it(self, queue: Queue) -> None:
         queue.add("a", choices=2)
         worker = queue.worker("A")
         job = worker.take()
@@ -324,7 +320,7 @@ class TestGivenARetryableFailure:
 
         view = queue.view(job_id)
         assert (view.state, view.failures, view.error, view.error_code) == (JobState.QUEUED, 1, "it broke", "broke")
-        assert worker.advance(failure) == [Replaced()], "its lease is over, whoever sends it again"
+        assert worker.advance(failure) == [Replaced()], "its lease is over, from any sender"
         assert worker.pull().jobs == ()
         check(queue)
         queue.pass_time(1000)
@@ -367,7 +363,7 @@ class TestGivenARetryableFailure:
 
 
 class TestGivenKeysOfTheWrongType:
-    def test_when_one_jobs_channel_is_a_string_then_that_job_dies_and_its_mates_go_on(self, queue: Queue) -> None:
+    def test_when_one_jobs_channel_is_a_string_then_that_job_dies_and_its_mates_continue(self, queue: Queue) -> None:
         bad, good = queue.add("bad"), queue.add("good")
         worker = queue.worker("A")
         jobs = {job.id: job for job in worker.pull().jobs}
@@ -382,7 +378,7 @@ class TestGivenKeysOfTheWrongType:
         assert queue.look().dead == 1
         assert queue.lease(bad) is None
 
-    def test_when_one_jobs_hash_is_a_list_then_its_lease_goes_and_its_mates_go_on(self, queue: Queue) -> None:
+    def test_when_one_jobs_hash_is_a_list_then_its_lease_goes_and_its_mates_continue(self, queue: Queue) -> None:
         bad, good = queue.add("bad"), queue.add("good")
         worker = queue.worker("A")
         jobs = {job.id: job for job in worker.pull().jobs}
@@ -397,9 +393,7 @@ class TestGivenKeysOfTheWrongType:
         assert queue.lease(bad) is None
         assert queue.look().running_jobs == 0
 
-    def test_when_another_program_wrote_to_the_channel_then_the_server_refuses_a_second_entry_there(
-        self, queue: Queue
-    ) -> None:
+    def test_when_another_program_wrote_to_the_channel_then_the_server_refuses_the_entry(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()

@@ -1,21 +1,21 @@
-"""Whole batches: cancelled and expired in bites, closed, completed once, in whatever order the last ends come."""
+"""Whole batches: cancelled and expired in slices, closed, completed once, in whatever order the last ends come."""
 
 from collections.abc import Callable
 from itertools import permutations
 
 import pytest
 
-from producer.contract import calls, limits
-from producer.contract.calls import BatchView, Refused
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import BatchView, Refused
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
 
 Act = Callable[[], object]
 
 
 def cancel(queue: Queue, batch: str = "b", reason: str | None = None) -> tuple[int, int, bool]:
-    """One bite."""
+    """One slice."""
     return queue.run(calls.cancel_batch(queue.keys, batch, reason=reason))
 
 
@@ -44,14 +44,12 @@ def members(queue: Queue, batch: str = "b") -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def exported(queue: Queue) -> None:
-    """Every batch is told of, those without a URL too."""
+    """Every completed batch has a callback, those without a URL too."""
     queue.configure(export_batches=True)
 
 
 class TestGivenABatchThatIsCancelled:
-    def test_when_its_jobs_wait_run_and_are_not_due_then_each_ends_or_is_asked_and_others_go_on(
-        self, queue: Queue
-    ) -> None:
+    def test_when_its_jobs_wait_run_or_are_delayed_then_they_alone_are_cancelled(self, queue: Queue) -> None:
         running = queue.add("running", batch="b")
         worker = queue.worker("A")
         job = worker.take()
@@ -78,11 +76,11 @@ class TestGivenABatchThatIsCancelled:
         queue.submit(*[new_job(f"j{i:02}", batch="b") for i in range(80)])
         queue.worker("A").pull(sequences=20)
 
-        bites = [cancel(queue) for _ in range(3)]
+        slices = [cancel(queue) for _ in range(3)]
 
-        assert [bite[2] for bite in bites] == [True, True, False]
-        assert [bite[0] + bite[1] for bite in bites] == [limits.MAX_BITE, limits.MAX_BITE, 16]
-        assert (sum(bite[0] for bite in bites), sum(bite[1] for bite in bites)) == (60, 20)
+        assert [one[2] for one in slices] == [True, True, False]
+        assert [one[0] + one[1] for one in slices] == [limits.SLICE_JOBS, limits.SLICE_JOBS, 16]
+        assert (sum(one[0] for one in slices), sum(one[1] for one in slices)) == (60, 20)
         assert cancel(queue) == (0, 0, False)
         assert set(members(queue).values()) == {1.0}
         check(queue)
@@ -129,7 +127,7 @@ class TestGivenABatchThatIsCancelled:
         assert look(queue, "nobody").is_closed
         assert callbacks(queue) == ["nobody"]
 
-    def test_when_another_programs_key_lists_its_jobs_then_it_is_noted_and_nothing_breaks(self, queue: Queue) -> None:
+    def test_when_a_foreign_key_is_at_its_job_list_then_it_is_noted_as_garbage(self, queue: Queue) -> None:
         queue.client.set(queue.keys.key("members", "b"), "mine")
         job_id = queue.add("a", batch="b")
 
@@ -205,9 +203,7 @@ class TestGivenABatchWithADeadline:
         assert look(queue).expired == 70
         check(queue)
 
-    def test_when_a_failed_job_of_it_is_requeued_after_it_then_the_deadline_does_not_hold_for_that(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_failed_job_is_requeued_after_it_then_the_deadline_does_not_apply(self, queue: Queue) -> None:
         job_id = queue.add("a", batch="b")
         expire(queue, 10)
         worker = queue.worker("A")
@@ -270,7 +266,7 @@ class TestGivenTheLastEndsOfABatch:
         }
 
     @pytest.mark.parametrize("order", list(permutations(("done", "failed", "close", "cancel"))), ids=",".join)
-    def test_when_they_come_in_any_order_and_each_twice_then_one_callback_has_the_right_numbers(
+    def test_when_they_come_in_any_order_and_twice_then_one_callback_has_right_totals(
         self, queue: Queue, order: tuple[str, ...]
     ) -> None:
         for name in ("done", "failed", "waiting"):
@@ -321,7 +317,7 @@ class TestGivenABatchThatIsComplete:
     def urls(self, queue: Queue) -> list[bytes]:
         return [f[b"url"] for _, f in queue.entries(queue.keys.callbacks)]
 
-    def test_when_it_is_closed_again_with_a_url_then_that_is_told_once(self, queue: Queue) -> None:
+    def test_when_it_is_closed_again_with_a_url_then_that_one_gets_it_once(self, queue: Queue) -> None:
         self.complete(queue)
         completed_ms = look(queue).completed_ms
         queue.pass_time(1000)
@@ -332,7 +328,7 @@ class TestGivenABatchThatIsComplete:
         assert [view.completed_ms for view in views] == [completed_ms] * 2
         check(queue)
 
-    def test_when_it_told_one_url_and_is_given_another_then_that_is_told_too(self, queue: Queue) -> None:
+    def test_when_one_url_got_it_and_another_is_given_then_both_get_it(self, queue: Queue) -> None:
         self.complete(queue, "https://x/y")
 
         self.close(queue, "https://x/z")

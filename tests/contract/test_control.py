@@ -2,10 +2,10 @@
 
 import pytest
 
-from producer.contract import calls, limits
-from producer.contract.calls import Accepted, Ok
-from producer.contract.states import JobState
-from producer.contract.wire import End, JobId
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import Accepted, Ok
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End, JobId
 from tests.contract.driving import Queue, check, ending, new_job, short, tokens
 
 
@@ -34,7 +34,7 @@ class TestGivenACancel:
         assert short(queue.worker("A").pull().jobs) == ["b"]
         check(queue)
 
-    def test_when_it_comes_twice_or_too_late_or_for_nothing_then_the_state_reached_is_told(self, queue: Queue) -> None:
+    def test_when_it_is_repeated_or_late_or_unknown_then_the_reply_has_the_state(self, queue: Queue) -> None:
         first, second, third = queue.add("a"), queue.add("b"), queue.add("c")
         worker = queue.worker("A")
         jobs = worker.pull().jobs
@@ -138,7 +138,7 @@ class TestGivenTimers:
             assert queue.state(job_id) is JobState.EXPIRED
         check(queue)
 
-    def test_when_expiry_and_pull_fall_together_then_the_pull_does_not_start_an_expired_job(self, queue: Queue) -> None:
+    def test_when_expiry_and_pull_coincide_then_no_expired_job_is_started(self, queue: Queue) -> None:
         job_id = queue.add("a", ttl_ms=100)
         queue.pass_time(100)
 
@@ -150,7 +150,7 @@ class TestGivenTimers:
         queue.submit(*[new_job(f"j{i}", ttl_ms=10) for i in range(40)])
         queue.pass_time(10)
 
-        assert (queue.fire_timers(), queue.fire_timers(), queue.fire_timers()) == (limits.MAX_BITE, 8, 0)
+        assert (queue.fire_timers(), queue.fire_timers(), queue.fire_timers()) == (limits.SLICE_JOBS, 8, 0)
         assert queue.look().totals["expired"] == 40
         check(queue)
 
@@ -175,7 +175,7 @@ class TestGivenTimers:
 
 
 class TestGivenTheDeadSet:
-    def test_when_a_job_is_requeued_then_its_old_end_goes_and_it_goes_on_after_its_tokens(self, queue: Queue) -> None:
+    def test_when_a_job_is_requeued_then_its_old_end_is_removed_and_it_resumes(self, queue: Queue) -> None:
         (job_id,) = fail(queue, "a")
         assert [i for i, _ in queue.channel(job_id)] == ["2-0", "2-1"]
 
@@ -284,9 +284,9 @@ class TestGivenAPurge:
         worker = queue.worker("A")
         running = worker.pull(sequences=1).jobs[0]
 
-        bites = [queue.run(calls.purge(queue.keys)) for _ in range(3)]
+        slices = [queue.run(calls.purge(queue.keys)) for _ in range(3)]
 
-        assert bites == [(32, True), (32, True), (5, False)]
+        assert slices == [(32, True), (32, True), (5, False)]
         assert queue.look().waiting_jobs == 0
         assert queue.state(running.id) is JobState.RUNNING
         check(queue)
@@ -363,7 +363,7 @@ class TestGivenALook:
 
         assert changes() == before
 
-    def test_when_the_queue_is_looked_at_then_it_tells_what_it_holds(self, queue: Queue) -> None:
+    def test_when_the_queue_is_looked_at_then_its_contents_are_returned(self, queue: Queue) -> None:
         queue.configure(max_job_tokens=500, features=("lora",))
         queue.submit(new_job("a", "one"), new_job("b", "two", priority=3), new_job("c", "two", priority=3))
         fail(queue, "x")
@@ -393,7 +393,7 @@ class TestGivenALook:
 
 
 class TestGivenAPause:
-    def test_when_it_is_on_then_submit_cancel_advance_and_give_back_go_on(self, queue: Queue) -> None:
+    def test_when_it_is_on_then_submit_cancel_advance_and_give_back_continue(self, queue: Queue) -> None:
         queue.submit(new_job("a"), new_job("b"))
         worker = queue.worker("A")
         first, second = worker.pull().jobs

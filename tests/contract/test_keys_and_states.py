@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from producer.contract import scripts
-from producer.contract.keys import FIXED, QueueKeys
-from producer.contract.states import TRANSITIONS, JobState
-from producer.contract.wire import JobId, WireError
+from sluice.producer.contract import scripts
+from sluice.producer.contract.keys import FIXED, QueueKeys
+from sluice.producer.contract.states import TRANSITIONS, JobState
+from sluice.producer.contract.wire import JobId, WireError
 
 
 class TestGivenAQueue:
@@ -46,20 +46,20 @@ class TestGivenTheStates:
 
 class TestGivenTheDocumentation:
     def test_when_its_table_is_read_then_it_is_the_one_that_the_scripts_enforce(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "job-states.md").read_text()
+        page = (Path(__file__).parents[2] / "docs/reference/job-states.md").read_text()
         rows = re.findall(r"^\| (\w+) \| (\w+) \| ", page, re.MULTILINE)
         ways = {(state, to) for state, to in rows if state in set(JobState)}
 
         assert ways == {(str(state), str(to)) for state, ways_out in TRANSITIONS.items() for to in ways_out}
 
     def test_when_its_keys_are_read_then_every_fixed_key_is_there(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
+        page = (Path(__file__).parents[2] / "docs/reference/keys.md").read_text()
 
         assert [name for name in FIXED if f"`P:{name}`" not in page] == []
 
     def test_when_its_scripts_are_listed_then_every_script_is_there(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
-        table = page.split("## 7. Scripts")[1]
+        page = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
+        table = page.split("## Scripts")[1]
         folder = Path(scripts.__file__).parent
 
         assert [path.stem for path in folder.glob("[!l]*.lua") if path.stem not in table] == []

@@ -1,12 +1,12 @@
-"""Decisions "Life", "Reclaim" and the way of a job from one owner to the next."""
+"""Decisions "Lifetime", "Reclaim" and the way of a job from one owner to the next."""
 
 import time
 
 import pytest
 
-from producer.contract import calls, limits
-from producer.contract.calls import Ok, Replaced, SendFrom
-from producer.contract.states import JobState
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import Ok, Replaced, SendFrom
+from sluice.producer.contract.states import JobState
 from tests.contract.driving import Queue, check, ending, new_job, short, tokens
 from tests.servers import RedisServer
 
@@ -14,7 +14,7 @@ LIFE_MS = 4000
 
 
 class TestGivenAWorkerThatBeats:
-    def test_when_it_holds_jobs_then_its_life_is_renewed_and_they_stay_its_own(self, queue: Queue) -> None:
+    def test_when_it_holds_jobs_then_its_lifetime_is_renewed_and_they_stay_its_own(self, queue: Queue) -> None:
         queue.add("a")
         worker, other = queue.worker("A"), queue.worker("B")
         job = worker.take()
@@ -51,7 +51,7 @@ class TestGivenAWorkerThatBeats:
         assert queue.state(second) is JobState.RUNNING
         check(queue)
 
-    def test_when_many_were_never_heard_of_then_each_beat_gives_back_a_bite(self, queue: Queue) -> None:
+    def test_when_many_were_never_received_then_each_beat_gives_back_a_slice(self, queue: Queue) -> None:
         queue.submit(*[new_job(f"j{i}") for i in range(40)])
         worker = queue.worker("A")
         worker.pull()
@@ -63,7 +63,7 @@ class TestGivenAWorkerThatBeats:
         assert queue.look().running_jobs == 0
         check(queue)
 
-    def test_when_a_job_is_flagged_then_it_is_told(self, queue: Queue) -> None:
+    def test_when_a_job_is_flagged_then_the_reply_says_so(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         worker.take()
@@ -71,7 +71,7 @@ class TestGivenAWorkerThatBeats:
 
         assert worker.beat(job_id).stops == ((job_id, JobState.CANCELLED),)
 
-    def test_when_a_flagged_job_was_never_heard_of_then_it_ends(self, queue: Queue) -> None:
+    def test_when_a_flagged_job_was_never_received_then_it_ends(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         worker.take()
@@ -119,9 +119,7 @@ class TestGivenADeadWorker:
         assert dead.advance(tokens(old, 3, 1)) == [Replaced()]
         check(queue)
 
-    def test_when_another_pulls_before_then_it_hears_the_very_moment_at_which_the_life_runs_out(
-        self, queue: Queue
-    ) -> None:
+    def test_when_another_pulls_before_then_its_reply_has_the_time_of_expiry(self, queue: Queue) -> None:
         queue.add("a")
         dead, worker = queue.worker("A"), queue.worker("B")
         dead.beat(dead.take().id)
@@ -133,7 +131,7 @@ class TestGivenADeadWorker:
         queue.pass_time(LIFE_MS - 1500)
         reply = worker.pull()
         assert short(reply.jobs) == ["a"]
-        assert reply.look_again_ms is None, "of its own life it does not hear"
+        assert reply.look_again_ms is None, "the reply does not name its own lifetime"
 
     def test_when_its_jobs_do_not_fit_then_the_other_does_not_ask_again_and_again(self, queue: Queue) -> None:
         queue.add("a")
@@ -144,7 +142,7 @@ class TestGivenADeadWorker:
 
         assert (reply.jobs, reply.look_again_ms) == ((), None)
 
-    def test_when_it_is_not_yet_past_its_life_then_nothing_moves(self, queue: Queue) -> None:
+    def test_when_it_is_not_yet_past_its_lifetime_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
         queue.pass_time(LIFE_MS - 500)
@@ -159,10 +157,8 @@ class TestGivenADeadWorker:
         assert queue.worker("B").pull(may_reclaim=False).jobs == ()
         assert queue.worker("B").pull(number=2).jobs != ()
 
-    def test_when_the_others_pull_was_sent_before_redis_stood_still_then_it_does_not_reclaim(
-        self, queue: Queue
-    ) -> None:
-        """The stall outlasted a life: the pull is served first, and the beats of the healthy lie behind it."""
+    def test_when_a_pull_was_sent_before_redis_stalled_then_it_does_not_reclaim(self, queue: Queue) -> None:
+        """The stall outlasted a lifetime: the pull is served first, and the beats of the healthy lie behind it."""
         job_id = queue.add("a")
         healthy, worker = queue.worker("A"), queue.worker("B")
         healthy.take()
@@ -229,7 +225,7 @@ class TestGivenADeadWorker:
 
         first = worker.pull()
         worker.beat(*[job.id for job in first.jobs])
-        assert (len(first.jobs), first.has_more) == (limits.MAX_BITE, True)
+        assert (len(first.jobs), first.has_more) == (limits.SLICE_JOBS, True)
         assert "A" in {name.removeprefix("held:") for name in queue.names("held:*")}
         assert len(worker.pull().jobs) == 8
         assert queue.names("held:A") == set()
@@ -273,7 +269,7 @@ class TestGivenADeadWorker:
 
     @pytest.mark.parametrize("num_jobs", [0, 1])
     def test_when_all_of_it_was_moved_then_it_takes_nothing_until_it_beats(self, queue: Queue, num_jobs: int) -> None:
-        """Its loop hangs, its exchange still pulls: beat, life over, moved, pull, submit, pull, beat, pull."""
+        """Its loop hangs, its exchange still pulls: beat, lifetime over, moved, pull, submit, pull, beat, pull."""
         silent, worker = queue.worker("A"), queue.worker("B")
         silent.beat()
         for i in range(num_jobs):
@@ -323,8 +319,8 @@ class TestGivenADeadWorker:
         check(queue)
 
 
-class TestGivenAFarewell:
-    def test_when_all_is_handed_back_then_the_incarnation_is_gone_and_jobs_go_on_elsewhere(self, queue: Queue) -> None:
+class TestGivenADeregistration:
+    def test_when_all_is_handed_back_then_the_incarnation_is_gone_and_jobs_move(self, queue: Queue) -> None:
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
@@ -365,9 +361,7 @@ class TestGivenAFarewell:
         assert queue.worker("B").take().id == job_id
         check(queue)
 
-    def test_when_a_pull_or_beat_comes_late_then_it_takes_nothing_for_a_process_that_is_gone(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_pull_or_beat_comes_late_then_it_takes_nothing_for_a_gone_process(self, queue: Queue) -> None:
         """A call that waited somewhere on its way, while the worker repeated it, drained and ended."""
         job_id = queue.add("a")
         worker = queue.worker("A")
@@ -446,7 +440,7 @@ class TestGivenARedisThatWasAway:
         with durable_valkey.client() as client:
             queue = Queue(client)
             worker = queue.worker("B")
-            time.sleep(0.2)  # A's life is over by the clock, though Redis was what was away
+            time.sleep(0.2)  # A's lifetime is over by the clock, though Redis was what was away
 
             assert worker.pull().jobs == ()
             # Its clock an hour on, the server has been up for long enough.
@@ -456,7 +450,7 @@ class TestGivenARedisThatWasAway:
             check(queue)
 
     @pytest.mark.slow
-    def test_when_it_lost_the_last_second_then_the_worker_sends_from_where_the_channel_is(
+    def test_when_it_lost_the_last_second_then_the_worker_resends_from_the_channel_end(
         self, durable_valkey: RedisServer
     ) -> None:
         with durable_valkey.client() as client:

@@ -3,9 +3,9 @@
 import pytest
 from redis.exceptions import ResponseError
 
-from producer.contract import limits
-from producer.contract.calls import Ok
-from producer.contract.states import JobState
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import Ok
+from sluice.producer.contract.states import JobState
 from tests.contract.driving import Queue, check, drain, ending, new_job, short, tokens
 
 
@@ -124,7 +124,7 @@ class TestGivenModeFair:
 
         assert sum(name.startswith("z") for name in first) in (5, 6)
 
-    def test_when_a_tenant_comes_while_nobody_waits_then_it_has_saved_nothing_up_either(self, queue: Queue) -> None:
+    def test_when_a_tenant_comes_while_no_job_waits_then_it_has_saved_nothing_up_either(self, queue: Queue) -> None:
         worker = queue.worker("A")
         queue.submit(*[new_job(f"x{i}", "busy") for i in range(20)])
         worker.pull()
@@ -145,9 +145,7 @@ class TestGivenModeFair:
 
         assert queue.hash_of("served")["t"] == "12"
 
-    def test_when_an_output_is_longer_than_the_reserve_then_it_is_charged_while_it_is_written(
-        self, queue: Queue
-    ) -> None:
+    def test_when_an_output_exceeds_the_reserve_then_it_is_charged_while_it_is_written(self, queue: Queue) -> None:
         queue.configure(reserve_tokens=100)
         worker = queue.worker("A")
         queue.add("a", max_tokens=1000, choices=2)
@@ -166,9 +164,7 @@ class TestGivenModeFair:
         assert served_by(queue, "t") == 10 + 1200
         check(queue)
 
-    def test_when_it_comes_back_amid_a_long_output_then_what_was_charged_is_not_charged_again(
-        self, queue: Queue
-    ) -> None:
+    def test_when_it_comes_back_amid_a_long_output_then_it_is_not_charged_twice(self, queue: Queue) -> None:
         queue.configure(reserve_tokens=100)
         worker = queue.worker("A")
         queue.add("a", max_tokens=1000)
@@ -182,9 +178,7 @@ class TestGivenModeFair:
         worker.advance(ending(job, 300))
         assert served_by(queue, "t") == 10 + 300
 
-    def test_when_what_tenants_were_served_is_a_string_then_a_long_output_waits_and_nothing_of_it_is_written(
-        self, queue: Queue
-    ) -> None:
+    def test_when_the_served_key_is_a_string_then_a_long_output_waits_unwritten(self, queue: Queue) -> None:
         worker = queue.worker("A")
         queue.add("a", max_tokens=1000)
         job = worker.take()
@@ -198,9 +192,7 @@ class TestGivenModeFair:
         queue.client.delete(queue.keys.key("served"))
         assert worker.advance(tokens(job, 0, 300)) == [Ok()]
 
-    def test_when_a_job_fails_and_is_requeued_again_and_again_then_its_tenant_pays_for_its_tokens_once(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_failed_job_is_requeued_often_then_its_tenant_pays_its_tokens_once(self, queue: Queue) -> None:
         worker = queue.worker("A")
         job_id = queue.add("a")
         for at in range(3):
@@ -227,7 +219,7 @@ class TestGivenModeFair:
             queue.fire_timers()
 
         left = queue.hash_of("served")
-        assert limits.SERVED_KEPT - limits.MAX_BITE <= len(left) <= limits.SERVED_KEPT
+        assert limits.SERVED_KEPT - limits.SLICE_JOBS <= len(left) <= limits.SERVED_KEPT
         assert {"waits", ":time"} <= set(left)
         assert all(f"gone{i}" in left for i in range(1201, limits.SERVED_KEPT + 500))
 
@@ -258,7 +250,7 @@ class TestGivenModeDeadline:
 
         assert drain(queue, queue.worker("A")) == ["heavy", "light"]
 
-    def test_when_a_head_has_no_deadline_then_it_is_due_ten_steps_of_ageing_after_it_came(self, queue: Queue) -> None:
+    def test_when_a_head_has_no_deadline_then_it_is_due_ten_ageing_steps_after_arrival(self, queue: Queue) -> None:
         queue.configure(mode="deadline", age_step_ms=1000)
         now = queue.look().server_ms
         queue.add("none", "a")
@@ -298,7 +290,7 @@ class TestGivenAModeThatChanges:
 
         assert drain(queue, worker) == (["first", "second"] if mode == "fifo" else ["second", "first"])
 
-    def test_when_it_becomes_fair_then_nobody_starves(self, queue: Queue) -> None:
+    def test_when_it_becomes_fair_then_no_tenant_starves(self, queue: Queue) -> None:
         queue.configure(mode="fifo")
         queue.submit(*[new_job(f"a{i}", "a") for i in range(10)])
         queue.configure(mode="fair")

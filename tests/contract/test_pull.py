@@ -2,10 +2,10 @@
 
 import pytest
 
-from producer.contract import limits
-from producer.contract.calls import Ok
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import Ok
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, check, ending, new_job, short, tokens
 
 
@@ -47,7 +47,7 @@ class TestGivenWaitingJobs:
 
         first, second = worker.pull(), worker.pull()
 
-        assert (len(first.jobs), first.has_more) == (limits.MAX_BITE, True)
+        assert (len(first.jobs), first.has_more) == (limits.SLICE_JOBS, True)
         assert (len(second.jobs), second.has_more) == (8, False)
 
     def test_when_prompts_are_large_then_the_bite_ends_by_bytes(self, queue: Queue) -> None:
@@ -103,9 +103,7 @@ class TestGivenRoomForSome:
 
         assert queue.worker("A").pull(holds_oversized=True).jobs == ()
 
-    def test_when_a_job_exceeds_the_whole_cache_then_others_may_take_it_and_the_lane_behind_it_waits(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_job_exceeds_the_cache_then_others_may_take_it_and_its_lane_waits(self, queue: Queue) -> None:
         queue.add("huge", "one", prompt_tokens=5000)
         queue.add("behind", "one")
         queue.add("other", "two")
@@ -116,9 +114,7 @@ class TestGivenRoomForSome:
         assert short(queue.worker("B").pull().jobs) == ["huge", "behind"]
         check(queue)
 
-    def test_when_an_estimate_exceeds_what_any_job_may_have_then_it_is_held_and_not_rejected(
-        self, queue: Queue
-    ) -> None:
+    def test_when_an_estimate_exceeds_the_job_limit_then_it_waits_and_is_not_rejected(self, queue: Queue) -> None:
         """An estimate may cause waiting, never rejection: translation counts exactly."""
         queue.configure(max_job_tokens=1000)
         job_id = queue.add("a", prompt_tokens=None, prompt_bytes=40_000)
@@ -209,16 +205,14 @@ class TestGivenALostReply:
 
 
 class TestGivenTheBell:
-    def test_when_a_submit_falls_between_pull_and_wait_then_waiting_from_the_replys_id_hears_it(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_submit_falls_between_pull_and_wait_then_the_wait_is_notified(self, queue: Queue) -> None:
         worker = queue.worker("A")
         bell = worker.pull().bell
         queue.add("a")
 
-        heard = queue.client.xread({queue.keys.bell: bell}, block=1)
+        entries = queue.client.xread({queue.keys.bell: bell}, block=1)
 
-        assert heard
+        assert entries
         assert short(worker.pull().jobs) == ["a"]
 
     def test_when_nothing_became_ready_then_it_is_silent(self, queue: Queue) -> None:
@@ -275,9 +269,7 @@ class TestGivenTheBell:
 
 
 class TestGivenWhatIsNotOurs:
-    def test_when_foreign_entries_stand_on_a_lane_then_they_go_to_the_garbage_and_the_pull_goes_on(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_lane_has_foreign_entries_then_the_pull_moves_them_to_garbage(self, queue: Queue) -> None:
         queue.add("a")
         lane = queue.keys.lane(0, "t")
         queue.client.xadd(lane, {"hello": "x" * 5000})
@@ -303,7 +295,7 @@ class TestGivenWhatIsNotOurs:
         assert queue.worker("B").pull().jobs == ()
         check(queue)
 
-    def test_when_a_stale_entry_comes_before_the_valid_one_then_only_the_valid_one_counts(self, queue: Queue) -> None:
+    def test_when_a_stale_entry_precedes_the_valid_one_then_only_the_valid_one_counts(self, queue: Queue) -> None:
         job_id = queue.add("a")
         fields = {"job": job_id, "prompt": 10, "cost": 30, "choices": 1, "at": 1}
         queue.client.xadd(queue.keys.lane("returned", "t"), fields)
@@ -359,7 +351,7 @@ class TestGivenWhatIsNotOurs:
         assert len(queue.entries(queue.keys.key("garbage"))) == 2
 
 
-class TestGivenAnIncarnationPastItsLife:
+class TestGivenAnIncarnationPastItsLifetime:
     def test_when_it_pulls_then_it_takes_nothing_until_it_beats(self, queue: Queue) -> None:
         worker = queue.worker("A")
         worker.beat()
@@ -370,7 +362,7 @@ class TestGivenAnIncarnationPastItsLife:
         worker.beat()
         assert short(worker.pull().jobs) == ["a"]
 
-    def test_when_it_never_beat_then_its_first_pull_begins_its_life(self, queue: Queue) -> None:
+    def test_when_it_never_beat_then_its_first_pull_begins_its_lifetime(self, queue: Queue) -> None:
         queue.add("a")
 
         queue.worker("A").take()
@@ -379,9 +371,7 @@ class TestGivenAnIncarnationPastItsLife:
 
 
 class TestGivenAJobThatIsHeldAlready:
-    def test_when_it_comes_back_to_the_same_worker_then_the_epoch_tells_the_old_sequence_apart(
-        self, queue: Queue
-    ) -> None:
+    def test_when_it_returns_to_the_same_worker_then_the_epoch_differs(self, queue: Queue) -> None:
         queue.add("a")
         worker = queue.worker("A")
         old = worker.take()

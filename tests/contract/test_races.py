@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from producer.contract import calls, limits
-from producer.contract.calls import Accepted, AdvanceAnswer, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls, limits
+from sluice.producer.contract.calls import (
+    Accepted,
+    AdvanceAnswer,
+    Already,
+    Conflict,
+    Duplicate,
+    LeasedJob,
+    Ok,
+    Replaced,
+)
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, short, tokens
 from tests.servers import RedisServer, redis_server
 
@@ -82,7 +91,7 @@ class Holder:
             self._hear(ending(self.job, self._at, 1, state=self.asked or JobState.DONE))
 
     def beat(self) -> None:
-        """Hear what is asked of the job, or that it is lost."""
+        """Receive what is asked of the job, or that it is lost."""
         if self.job is None:
             return
         self.worker.beat(self.job.id)
@@ -175,7 +184,7 @@ class TestGivenACancelOfAJobThatIsBeingTakenOver:
         assert {("cancelled", JobState.CANCELLED), ("asked", JobState.CANCELLED), ("asked", JobState.DONE)} <= outcomes
 
     def finish(self, queue: Queue, a: Holder, b: Holder) -> None:
-        """Both hear what there is to hear, and a third takes whatever is left."""
+        """Both receive their replies, and a third worker takes what is left."""
         for holder in (a, b):
             holder.beat()
             holder.end()
@@ -216,16 +225,14 @@ class TestGivenExpiryAndAPull:
         for _ in range(10):
             before = queue.look().totals.get("expired", 0)
             taken += short(worker.pull().jobs)
-            assert queue.look().totals["expired"] - before <= 2 * limits.MAX_BITE
+            assert queue.look().totals["expired"] - before <= 2 * limits.SLICE_JOBS
 
         assert taken == ["good"]
         assert queue.look().totals["expired"] == 150
         assert queue.names("timers") == set()
         check(queue)
 
-    def test_when_it_runs_past_its_deadline_then_it_is_asked_and_its_end_on_its_way_stands(
-        self, queues: Iterator[Queue]
-    ) -> None:
+    def test_when_it_runs_past_its_deadline_then_an_end_already_sent_stands(self, queues: Iterator[Queue]) -> None:
         seen: set[JobState] = set()
         for order in orders(("say", "end"), ("fire",)):
             queue = next(queues)
@@ -246,7 +253,7 @@ class TestGivenExpiryAndAPull:
 
 class TestGivenTheSameJobSubmittedAgain:
     @pytest.mark.parametrize("by", ["id", "key"])
-    def test_when_it_comes_anywhere_between_then_there_is_one_job_and_the_state_reached_is_told(
+    def test_when_it_comes_anywhere_between_then_there_is_one_job_and_its_state_in_reply(
         self, queues: Iterator[Queue], by: str
     ) -> None:
         first = new_job("a", idempotency_key="k")
@@ -270,7 +277,7 @@ class TestGivenTheSameJobSubmittedAgain:
             assert queue.state(first.id) is JobState.DONE
             check(queue)
 
-    def test_when_the_job_is_forgotten_then_its_key_still_tells_what_became_of_it_until_its_time(
+    def test_when_the_job_is_forgotten_then_its_key_has_the_final_state_until_it_expires(
         self, one_queue: Queue
     ) -> None:
         queue = one_queue

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-import redis.asyncio
 
-from producer.contract import audit_calls, calls, limits, scripts
-from producer.contract.keys import FIXED, QueueKeys
-from producer.contract.running import no_retry, run_async, run_many, run_many_async
-from producer.contract.scripts import load
-from producer.contract.states import TRANSITIONS, JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls, limits, scripts
+from sluice.producer.contract.calls import audit as audit_calls
+from sluice.producer.contract.keys import FIXED
+from sluice.producer.contract.scripts import load
+from sluice.producer.contract.states import TRANSITIONS, JobState
+from sluice.producer.contract.transport.execution import no_retry, run_many
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, check, ending, new_job, tokens
-from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
@@ -65,10 +63,10 @@ ACTS: dict[str, Act] = {
     "audit_jobs": lambda queue: queue.run(audit_calls.audit_jobs(queue.keys, [JobId("0.t.running")])),
     "audit_lane": lambda queue: queue.run(audit_calls.audit_lane(queue.keys, "0:t", None)),
     "audit_counts": lambda queue: queue.run(audit_calls.audit_counts(queue.keys, [])),
-    "mend_jobs": lambda queue: queue.run(audit_calls.mend_jobs(queue.keys, [JobId("0.t.other")])),
-    "mend_lane": lambda queue: queue.run(audit_calls.mend_lane(queue.keys, "0:t", ["1-1"])),
-    "mend_counters": lambda queue: queue.run(audit_calls.mend_counters(queue.keys, [], audit_calls.Sums())),
-    "tell_again": lambda queue: queue.run(audit_calls.tell_again(queue.keys, [(JobId("0.t.running"), 2)])),
+    "repair_jobs": lambda queue: queue.run(audit_calls.repair_jobs(queue.keys, [JobId("0.t.other")])),
+    "repair_lane": lambda queue: queue.run(audit_calls.repair_lane(queue.keys, "0:t", ["1-1"])),
+    "repair_counters": lambda queue: queue.run(audit_calls.repair_counters(queue.keys, [], audit_calls.Sums())),
+    "republish_events": lambda queue: queue.run(audit_calls.republish_events(queue.keys, [(JobId("0.t.running"), 2)])),
     "restore_prompt": lambda queue: queue.run(audit_calls.restore_prompt(queue.keys, [(JobId("0.t.other"), b"x")])),
 }
 
@@ -157,24 +155,10 @@ class TestGivenAServerThatDoesNotKnowTheScripts:
         assert isinstance(broken, redis.ResponseError)
         assert view == []
 
-    async def test_when_the_client_is_asynchronous_then_it_is_the_same(self, any_redis: RedisServer) -> None:
-        client: Any = redis.asyncio.Redis(unix_socket_path=str(any_redis.socket_path))
-        queue_keys = QueueKeys("q")
-        async with client:
-            (answer,) = await run_async(client, calls.submit(queue_keys, [new_job("a")]))
-            await client.script_flush()
-            again, view = await run_many_async(
-                client, [calls.submit(queue_keys, [new_job("a")]), calls.inspect(queue_keys)]
-            )
-
-        assert isinstance(answer, calls.Accepted)
-        assert [type(one) for one in again] == [calls.Duplicate]
-        assert view.waiting_jobs == 1
-
 
 class TestGivenAClientForScripts:
-    def test_when_it_is_told_not_to_retry_then_it_tries_once(self) -> None:
-        """redis-py repeats commands unless it is told not to; a script must never be repeated unasked."""
+    def test_when_retries_are_disabled_then_it_tries_once(self) -> None:
+        """redis-py repeats commands unless that is disabled; a script must never be repeated unasked."""
         attempts: list[int] = []
 
         def fail() -> None:
@@ -189,7 +173,7 @@ class TestGivenAClientForScripts:
 
 class TestGivenTheSources:
     @pytest.mark.parametrize("name", SCRIPTS)
-    def test_when_a_script_is_read_then_it_begins_with_what_it_does_its_keys_and_its_reply(self, name: str) -> None:
+    def test_when_a_script_is_read_then_its_header_names_effect_keys_and_reply(self, name: str) -> None:
         source = (FOLDER / f"{name}.lua").read_text()
         head = source.split("\n\n")[0]
 
@@ -223,4 +207,4 @@ class TestGivenTheSources:
         assert [command for command in newer if f"'{command}" in text] == []
 
     def test_when_limits_are_read_then_a_bite_is_small(self) -> None:
-        assert (limits.MAX_BITE, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 256, 2**20)
+        assert (limits.SLICE_JOBS, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 256, 2**20)

@@ -3,17 +3,17 @@
 import pytest
 from redis.exceptions import ReadOnlyError
 
-from producer.contract import calls
-from producer.contract.calls import Accepted, Conflict, Duplicate, Refused
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import Accepted, Conflict, Duplicate, Refused
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, check, ending, new_job, short
 
 NUM_BYTES = len(new_job("a").payload) + len(new_job("a").spec)
 
 
 class TestGivenAnEmptyQueue:
-    def test_when_jobs_are_submitted_then_each_is_told_what_is_ahead_on_its_lane(self, queue: Queue) -> None:
+    def test_when_jobs_are_submitted_then_each_reply_has_what_is_ahead_on_its_lane(self, queue: Queue) -> None:
         answers = queue.submit(new_job("a"), new_job("b"), new_job("c", "other"), new_job("d", priority=3))
 
         assert [(a.ahead_jobs, a.ahead_tokens) for a in answers if isinstance(a, Accepted)] == [
@@ -24,9 +24,7 @@ class TestGivenAnEmptyQueue:
         ]
         check(queue)
 
-    def test_when_the_prompt_is_text_then_its_tokens_are_estimated_by_the_queues_bytes_per_token(
-        self, queue: Queue
-    ) -> None:
+    def test_when_the_prompt_is_text_then_tokens_are_estimated_by_bytes_per_token(self, queue: Queue) -> None:
         queue.configure(bytes_per_token=2.5)
 
         job_id = queue.add("a", prompt_tokens=None, prompt_bytes=101)
@@ -174,7 +172,7 @@ class TestGivenBounds:
         assert queue.state(job_id) is JobState.DONE
         assert len(queue.events(job_id)) == 3
 
-    def test_when_callbacks_are_not_taken_then_the_same_bound_holds_and_says_what_must_run(self, queue: Queue) -> None:
+    def test_when_callbacks_are_not_taken_then_the_bound_holds_and_names_what_must_run(self, queue: Queue) -> None:
         queue.configure(max_outbox_entries=3)
         queue.cancel(queue.add("a", wants_callback=True))
         queue.client.delete(queue.keys.outbox)
@@ -188,9 +186,7 @@ class TestGivenBounds:
         assert "1 wait for `worker callbacks`" in refused.message
         assert queue.look().callback_entries == 1
 
-    def test_when_a_job_is_larger_than_any_worker_takes_then_it_alone_is_refused_with_both_numbers(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_job_exceeds_every_worker_then_it_alone_is_refused_with_both_numbers(self, queue: Queue) -> None:
         queue.configure(max_job_tokens=100)
 
         answers = queue.submit(new_job("a", prompt_tokens=81), new_job("b", prompt_tokens=80))
@@ -274,13 +270,13 @@ class TestGivenABatch:
         view = queue.run(calls.inspect_batch(queue.keys, "b"))
         assert (view.done, view.failed, view.completed_ms is not None) == (1, 0, True)
 
-    def test_when_nobody_knows_it_then_it_is_empty(self, queue: Queue) -> None:
+    def test_when_it_is_unknown_then_it_is_empty(self, queue: Queue) -> None:
         assert queue.run(calls.inspect_batch(queue.keys, "none")).total == 0
 
 
 class TestGivenWhatTheHistoryKeeps:
     @pytest.mark.parametrize(("keep", "has_prompt"), [("none", False), ("hash", False), ("full", True)])
-    def test_when_a_job_is_submitted_then_its_event_has_prompt_and_key_only_where_they_are_kept(
+    def test_when_a_job_is_submitted_then_its_event_has_prompt_and_key_only_if_kept(
         self, queue: Queue, keep: str, has_prompt: bool
     ) -> None:
         queue.configure(keep_prompts=keep)

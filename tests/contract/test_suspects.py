@@ -1,13 +1,13 @@
 """Decision "Suspects": a job that kills its workers is found by isolation, and its mates complete."""
 
-from producer.contract import limits
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import limits
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, short, tokens
 
 
 def die(queue: Queue) -> None:
-    """Let every incarnation's life run out."""
+    """Let every incarnation's lifetime expire."""
     queue.pass_time(5000)
 
 
@@ -32,7 +32,7 @@ def deaths(queue: Queue, job_id: JobId) -> list[str]:
 
 
 class TestGivenAFirstDeath:
-    def test_when_another_pulls_then_nobody_is_isolated(self, queue: Queue) -> None:
+    def test_when_another_pulls_then_no_job_is_isolated(self, queue: Queue) -> None:
         queue.submit(new_job("a"), new_job("b"))
         kill(queue, "A")
 
@@ -102,9 +102,7 @@ class TestGivenASecondDeathWithoutProgress:
 
         assert short(queue.worker("C").pull(number=2).jobs) == ["innocent"]
 
-    def test_when_an_empty_worker_pulls_then_it_gets_up_to_eight_and_nothing_else_until_they_end(
-        self, queue: Queue
-    ) -> None:
+    def test_when_an_empty_worker_pulls_then_it_gets_up_to_eight_and_no_other_job(self, queue: Queue) -> None:
         self.two_deaths(queue, 10)
         queue.add("innocent")
         worker = queue.worker("D")
@@ -193,9 +191,7 @@ class TestGivenASecondDeathWithoutProgress:
         assert queue.look().worker_deaths == 2 + 3 * limits.MAX_DEATHS_ALONE
         check(queue)
 
-    def test_when_a_worker_leaves_or_is_seen_dead_twice_then_deaths_are_numbered_all_the_same(
-        self, queue: Queue
-    ) -> None:
+    def test_when_a_worker_leaves_or_is_seen_dead_twice_then_deaths_are_numbered(self, queue: Queue) -> None:
         ids = self.two_deaths(queue)  # and C, which holds nothing, lives
         pass_by(queue, "D")
 
@@ -204,9 +200,7 @@ class TestGivenASecondDeathWithoutProgress:
         assert numbers == [[1, 2], [1, 2]]
         assert queue.look().worker_deaths == 2
 
-    def test_when_somebody_has_damaged_the_count_then_all_jobs_of_the_dead_are_taken_over_all_the_same(
-        self, queue: Queue
-    ) -> None:
+    def test_when_the_count_is_damaged_then_all_jobs_of_the_dead_are_still_reclaimed(self, queue: Queue) -> None:
         for name in ("A", "B"):
             queue.add(f"of {name}".replace(" ", "-"))
             queue.worker(name).pull()
@@ -258,7 +252,7 @@ class TestGivenASuspectThatWaits:
         kill(queue, "A", "B")
         queue.worker("C").pull()
 
-    def test_when_it_has_waited_long_then_the_next_worker_drains_for_it_and_others_go_on(self, queue: Queue) -> None:
+    def test_when_it_has_waited_long_then_the_next_worker_drains_and_others_continue(self, queue: Queue) -> None:
         self.waiting(queue)
         queue.add("innocent")
         first, second = queue.worker("D"), queue.worker("E")
@@ -285,7 +279,7 @@ class TestGivenASuspectThatWaits:
 
         assert second.pull().drain_for_suspects
 
-    def test_when_the_isolator_says_farewell_then_another_becomes_it(self, queue: Queue) -> None:
+    def test_when_the_isolator_deregisters_then_another_becomes_it(self, queue: Queue) -> None:
         self.waiting(queue)
         queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
         first, second = queue.worker("D"), queue.worker("E")
@@ -294,7 +288,7 @@ class TestGivenASuspectThatWaits:
 
         assert second.pull().drain_for_suspects
 
-    def test_when_it_has_waited_little_then_nobody_drains(self, queue: Queue) -> None:
+    def test_when_it_has_waited_little_then_no_worker_drains(self, queue: Queue) -> None:
         self.waiting(queue)
 
         assert not queue.worker("D").pull().drain_for_suspects
@@ -322,14 +316,14 @@ class TestGivenAJobThatKillsAmong64:
 
 
 class TestGivenAJobThatBreaksItsWorkersCleanly:
-    """Each hands its jobs back and says farewell, and a supervisor starts the next."""
+    """Each hands its jobs back and deregisters, and a supervisor starts the next."""
 
-    def test_when_it_happens_again_and_again_then_the_job_is_given_up_and_its_mate_goes_on(self, queue: Queue) -> None:
+    def test_when_it_is_repeated_then_the_job_is_given_up_and_its_mate_continues(self, queue: Queue) -> None:
         queue.submit(new_job("bad"), new_job("good"))
         breaks, at = 0, 0
         while self.state(queue, "bad") != "failed":
             breaks += 1
-            assert breaks <= 8, "it would go on for ever"
+            assert breaks <= 8, "it would never end"
             worker = queue.worker(f"W{breaks}")
             jobs = worker.pull(is_empty=True).jobs
             for good in [job for job in jobs if job.id == "0.t.good"]:

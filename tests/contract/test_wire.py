@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producer.contract import limits
-from producer.contract.errors import InvalidJob
-from producer.contract.packing import pack, pack_for_script
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.producer.contract import limits
+from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.job_ids import new_job_id, split_job_id
+from sluice.producer.contract.packing import pack, pack_for_script
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import (
     ChannelEntry,
     ChoiceResult,
     End,
@@ -38,9 +39,8 @@ from producer.contract.wire import (
     encode_record,
     encode_result,
     encode_spec,
-    new_job_id,
-    split_job_id,
 )
+from tests.examples import examples
 
 DECODERS = [decode_prompt, decode_spec, decode_entry, decode_result, decode_record, decode_events]
 USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
@@ -129,13 +129,13 @@ class TestGivenBytesThatAreNoMessage:
         with pytest.raises(WireError):
             decode(data)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.binary(max_size=200), st.sampled_from(DECODERS))
     def test_when_they_are_any_bytes_then_they_are_read_or_refused(self, data: bytes, decode: Any) -> None:
         with suppress(WireError):
             decode(data)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.data(), st.sampled_from(DECODERS))
     def test_when_they_are_any_values_in_a_frame_then_they_are_read_or_refused(
         self, data: st.DataObject, decode: Any

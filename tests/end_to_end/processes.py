@@ -31,7 +31,7 @@ class WorkerProcess:
         self.log = log
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker", "start", "--redis-url", url],
+                [sys.executable, "-P", "-m", "sluice.worker", "start", "--redis-url", url],
                 cwd=ROOT,
                 env={**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"},
                 stderr=stream,
@@ -39,7 +39,7 @@ class WorkerProcess:
             )
 
     def wait_until_started(self) -> None:
-        """Until it says so in its log."""
+        """Wait until its log has these words."""
         self.wait_for_line("worker started")
 
     def wait_for_line(self, words: str) -> None:
@@ -57,7 +57,7 @@ class WorkerProcess:
 
     @property
     def incarnation(self) -> str:
-        """The beginning of its incarnation, as its log tells it."""
+        """The beginning of its incarnation, from its log."""
         found = re.search(r'"worker_id": "(\w+)"', self.said)
         assert found is not None
         return found[1]

@@ -1,4 +1,4 @@
-"""The demo, run as `make demo` runs it, in a folder of its own."""
+"""The demo, run as `make demo` runs it, in a separate folder."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 class TestGivenTheDemo:
-    def test_when_it_is_run_then_killed_jobs_go_on_and_the_history_has_both_kinds_of_jobs(self, tmp_path: Path) -> None:
+    def test_when_it_is_run_then_killed_jobs_resume_and_the_history_has_both_kinds(self, tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -28,8 +28,8 @@ class TestGivenTheDemo:
         )  # fmt: skip
 
         assert done.returncode == 0, done.stdout + done.stderr
-        assert re.search(r"goes on at token \d+", done.stdout)
-        assert "exit code 0" in done.stdout
+        assert re.search(r"continues at token \d+", done.stdout)
+        assert "exited with code 0" in done.stdout
         # state, jobs, attempts: the long jobs that were killed, and all others. A short one of the three may end just
         # before the kill on a slow machine.
         rows = re.findall(r"│ done +│ (\d+) +│ (\d+) +│", done.stdout)

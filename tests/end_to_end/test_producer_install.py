@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from producer import embedded
+from sluice.producer import embedded
 from tests.servers import RedisServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,9 +34,9 @@ def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 class TestGivenNoConfiguration:
     def test_when_a_job_is_submitted_from_one_process_then_the_next_process_finds_it(self, state: Path) -> None:
-        program = "from producer import Producer; print(Producer().submit('hello').id)"
+        program = "from sluice.producer import Producer; print(Producer().submit('hello').id)"
         submitted = run(sys.executable, "-c", program, SLUICE_STATE_DIR=str(state))
-        look = f"from producer import Producer; print(Producer().status('{submitted.stdout.strip()}').state)"
+        look = f"from sluice.producer import Producer; print(Producer().status('{submitted.stdout.strip()}').state)"
 
         looked = run(sys.executable, "-c", look, SLUICE_STATE_DIR=str(state))
 
@@ -57,14 +57,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestGivenTheBaseDistributionInAFreshEnvironment:
     def test_when_a_job_is_submitted_then_it_is_on_the_queue_and_no_torch_is_there(
         self, python: Path, valkey: RedisServer
     ) -> None:
         program = """
 import importlib.util, sys
-from producer import Producer
+from sluice.producer import Producer
 assert importlib.util.find_spec("torch") is None
 with Producer(sys.argv[1]) as producer:
     print(producer.status(producer.submit("hello")).state)

@@ -1,5 +1,9 @@
-"""Every command and snippet of the README, run as a newcomer would, against one real worker with the small model."""
+"""Every command and snippet of the README and the guide, run as printed against one worker with the small model.
 
+Commands are run once, however often they are printed. `ONLY_PARSED` has those that are checked but not run.
+"""
+
+import ast
 import gzip
 import json
 import os
@@ -17,12 +21,23 @@ import pytest
 import sqlalchemy as sa
 import torch
 
-from producer import embedded
-from producer.client import Producer
+from sluice.producer import embedded
+from sluice.producer.client import Producer
+from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
-README = (ROOT / "README.md").read_text()
+GUIDE = ("start", "web-backend", "bulk", "models", "operations", "gpu", "callbacks", "history")
+PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
+TEXT = "\n".join(path.read_text() for path in PAGES.values())
+"""The README and the guide, in the order in which a new user reads them."""
+
+ONLY_PARSED = {
+    "worker tune ./my-model traffic.jsonl --ttft 1 --tpot 50": "minutes; tests/worker/test_tune.py tests it",
+    "worker start --gpu all --model ./my-model": "needs GPUs",
+}
+"""Commands that are checked for their options only, and why."""
+
 SCRIPTS = Path(sys.executable).parent
 START_TIMEOUT_S = 60.0
 
@@ -33,19 +48,25 @@ pytestmark = [
 
 
 def blocks(language: str) -> list[str]:
-    """The README's code blocks of one language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    """The code blocks of one language, each once; answers that a tool has written are left out."""
+    written = re.sub(r"<!-- generated -->.*?<!-- end -->", "", TEXT, flags=re.DOTALL)
+    return list(dict.fromkeys(re.findall(rf"```{language}\n(.*?)```", written, flags=re.DOTALL)))
 
 
 def commands() -> list[str]:
-    """Every shell command of the README, comments cut."""
+    """Every shell command, each once, comments cut."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [line.split("  #")[0].rstrip().split("    #")[0].strip() for line in lines if line.strip()]
+    return list(dict.fromkeys(line.split("  #")[0].strip() for line in lines if line.strip()))
+
+
+def is_standalone(snippet: str) -> bool:
+    """Whether a snippet of Python runs by itself; the others are parts of a web backend."""
+    return "app." not in snippet and "request." not in snippet
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the README is tried: a folder with its own server, worker and environment."""
+    """Where commands are run: a folder with its own server, worker and environment."""
 
     folder: Path
     environment: dict[str, str]
@@ -61,7 +82,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A fresh state folder with a running worker, started by the README's own command."""
+    """A fresh state folder with a running worker, started by the printed command."""
     if not (SCRIPTS / "worker").exists():
         pytest.skip("needs the distribution's scripts: pip install -e '.[worker,embedded,dev]'")
     folder = tmp_path_factory.mktemp("readme")
@@ -114,7 +135,7 @@ def _is_running_already(here: Place, command: str, _producer: Producer) -> None:
 
 
 def _says_what_it_lacks(here: Place, command: str, _producer: Producer) -> None:
-    """The folder of the README is the reader's own: without it the worker ends at once, with a sentence."""
+    """The model's folder is the reader's own: without it the worker exits with a message."""
     done = here.run(command)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
@@ -133,6 +154,22 @@ def _installs_extras_that_exist(_here: Place, command: str, _producer: Producer)
     declared = (ROOT / "pyproject.toml").read_text()
     for extra in re.findall(r"\[([\w,]+)\]", command)[0].split(","):
         assert re.search(rf"^{extra} = \[", declared, flags=re.MULTILINE), extra
+
+
+def _is_parsed(_here: Place, command: str, _producer: Producer) -> None:
+    assert command in ONLY_PARSED
+    parse(command)
+
+
+def _answers(here: Place, command: str, _producer: Producer) -> None:
+    done = here.run(command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d", done.stdout), "the small model answers sums"
+
+
+def _pauses(here: Place, command: str, producer: Producer) -> None:
+    _succeeds(here, command, producer)
+    _succeeds(here, "producer queues resume", producer)
 
 
 def _submits_a_file(here: Place, command: str, producer: Producer) -> None:
@@ -209,6 +246,7 @@ def _wait_for_row(here: Place, job_id: str) -> None:
 Runner = Callable[[Place, str, Producer], None]
 RUNNERS: dict[str, Runner] = {
     "make ": _is_a_target,
+    **dict.fromkeys(ONLY_PARSED, _is_parsed),
     "pip install ": _installs_extras_that_exist,
     "worker start --cpu": _is_running_already,
     "worker start --gpu": _says_what_it_lacks,
@@ -219,13 +257,15 @@ RUNNERS: dict[str, Runner] = {
     "producer stream": _about_a_done_job,
     "producer result": _about_a_done_job,
     "producer cancel": _cancels,
-    "producer requeue": _requeues,
+    "producer ask": _answers,
+    "producer queues pause": _pauses,
+    "producer requeue JOB_ID": _requeues,
     "producer ": _succeeds,
     "export ": _sets_a_variable,
 }
 
 
-class TestGivenTheReadme:
+class TestGivenTheReadmeAndTheGuide:
     @pytest.mark.parametrize("command", commands())
     def test_when_a_command_is_run_then_it_does_what_it_says(
         self, command: str, place: Place, producer: Producer
@@ -234,7 +274,9 @@ class TestGivenTheReadme:
 
         runner(place, command, producer)
 
-    @pytest.mark.parametrize("snippet", [b for b in blocks("python") if "app." not in b], ids=["sync", "async"])
+    @pytest.mark.parametrize(
+        "snippet", [b for b in blocks("python") if is_standalone(b)], ids=["sync", "async", "durability"]
+    )
     def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
         done = subprocess.run(
             [sys.executable, "-c", snippet], cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
@@ -243,6 +285,14 @@ class TestGivenTheReadme:
 
         assert done.returncode == 0, done.stderr
         assert len(done.stdout) > 5
+
+    def test_when_a_snippet_is_part_of_a_backend_then_it_is_parsed(self) -> None:
+        snippets = [snippet for snippet in blocks("python") if not is_standalone(snippet)]
+
+        for snippet in snippets:
+            compile(snippet, "snippet", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+        assert len(snippets) == 2
 
     def test_when_the_sql_is_run_then_it_answers(self, place: Place, producer: Producer) -> None:
         receipt = producer.submit("Once upon a time", max_tokens=4)
@@ -256,17 +306,10 @@ class TestGivenTheReadme:
 
         assert rows
 
-    def test_when_pages_are_linked_then_they_are_there(self) -> None:
-        targets = re.findall(r"\]\(([^)#]+)\)", README)
-
-        missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
-
-        assert missing == []
-
 
 class TestGivenNoGpu:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-    def test_when_a_gpu_is_asked_for_then_a_sentence_says_so_and_nobody_restarts_it(self, place: Place) -> None:
+    def test_when_a_gpu_is_asked_for_then_the_worker_says_so_and_exits_with_2(self, place: Place) -> None:
         done = place.run("worker start --gpu 0")
 
         assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The example backend over HTTP: uvicorn, a worker process and the embedded server, read as a browser reads them."""
+"""The example backend over HTTP: uvicorn, a worker process and the embedded server, read as by a browser."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from producer import embedded
-from producer.client import Producer
+from sluice.producer import embedded
+from sluice.producer.client import Producer
 from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, crew
 from tests.servers import binary_of, how_to_get
 
@@ -50,12 +50,12 @@ def events_of(response: httpx.Response) -> Iterator[ServerSentEvent]:
 
 
 def text_of(events: list[ServerSentEvent]) -> str:
-    """What a reader has on the screen after these."""
+    """The text of these events."""
     return "".join(str(event.data["text"]) for event in events)
 
 
 def wait_for_address(backend: subprocess.Popen[bytes], log: Path) -> str:
-    """The loopback address that uvicorn chose, from its log."""
+    """Read the loopback address that uvicorn chose from its log."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", log.read_text())) is None:
         assert backend.poll() is None, log.read_text()
@@ -66,20 +66,20 @@ def wait_for_address(backend: subprocess.Popen[bytes], log: Path) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """The running example: a browser's client, a producer beside it, and what the backend logs."""
+    """The running example: a browser's client, a producer next to it, and what the backend logs."""
 
     browser: httpx.Client
     producer: Producer
     log: Path
 
     def submit(self) -> str:
-        """Submit by the example's own endpoint; the job's id."""
-        answer = self.browser.post("/jobs", params={"prompt": "Once upon a time", "max_tokens": MAX_TOKENS})
+        """Submit through the example's endpoint and return the job's id."""
+        answer = self.browser.post("/jobs", json={"prompt": "Once upon a time", "max_tokens": MAX_TOKENS})
         assert answer.status_code == 202, answer.text
         return answer.json()["id"]
 
     def read(self, job_id: str, *, last_event_id: str | None = None, at_most: int = 10_000) -> list[ServerSentEvent]:
-        """Read events, and hang up after so many."""
+        """Read events, and disconnect after `at_most`."""
         headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
         read: list[ServerSentEvent] = []
         with self.browser.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class TestGivenTheExampleBackend:
-    def test_when_a_browser_is_cut_off_and_comes_back_then_it_has_every_token_once(self, site: Site) -> None:
+    def test_when_a_browser_reconnects_then_it_has_received_every_token_once(self, site: Site) -> None:
         job_id = site.submit()
 
         before = site.read(job_id, at_most=CUT_AFTER_EVENTS)
@@ -131,9 +131,7 @@ class TestGivenTheExampleBackend:
         assert [event.data["is_end"] for event in after] == [False] * (len(after) - 1) + [True]
         assert text_of(before + after) == site.producer.result(job_id, timeout_s=30).choices[0].text
 
-    def test_when_a_job_has_ended_then_its_stream_is_read_whole_and_going_on_after_it_gives_no_text(
-        self, site: Site
-    ) -> None:
+    def test_when_a_job_has_ended_then_its_stream_is_whole_and_resuming_gives_no_text(self, site: Site) -> None:
         job_id = site.submit()
         result = site.producer.result(job_id, timeout_s=30)
 
@@ -151,13 +149,25 @@ class TestGivenTheExampleBackend:
         assert answer.status_code == 404
         assert unknown in answer.json()["detail"]
 
-    def test_when_the_place_is_not_one_then_an_event_says_so(self, site: Site) -> None:
+    @pytest.mark.parametrize("job_id", ["nonsense", "0.default."])
+    def test_when_the_id_is_not_one_then_it_is_not_found(self, site: Site, job_id: str) -> None:
+        answer = site.browser.get(f"/jobs/{job_id}/events")
+
+        assert answer.status_code == 404
+
+    def test_when_a_value_is_wrong_then_the_answer_says_which(self, site: Site) -> None:
+        answer = site.browser.post("/jobs", json={"prompt": "Once upon a time", "max_tokens": -1})
+
+        assert answer.status_code == 422
+        assert "max_tokens" in answer.json()["detail"]
+
+    def test_when_the_cursor_is_not_one_then_an_event_says_so(self, site: Site) -> None:
         (event,) = site.read(site.submit(), last_event_id="not-a-place")
 
         assert event.kind == "failed"
         assert "not-a-place" in str(event.data["error"])
 
-    def test_when_browsers_hang_up_then_the_backend_logs_no_error(self, site: Site) -> None:
+    def test_when_browsers_disconnect_then_the_backend_logs_no_error(self, site: Site) -> None:
         site.read(site.submit(), at_most=1)
 
         whole = site.read(site.submit())

@@ -1,4 +1,4 @@
-"""Workers that break: by the model, by a hung step, by a foreign key. What a supervisor hears, and what jobs do."""
+"""Workers that break: by the model, by a hung step, by a foreign key. The exit code, and the fate of jobs."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobOptions
+from sluice.worker.errors import ExitCode
 from tests.end_to_end.processes import Crew, crew
 from tests.integration.jobs import (
     KEYS,
@@ -22,7 +23,6 @@ from tests.integration.jobs import (
     wait_until,
 )
 from tests.servers import RedisServer
-from worker.errors import ExitCode
 
 FAULTY = "null?step_s=0.005&obey_prompts=1"
 GOOD = Ask(options=JobOptions(max_tokens=60))
@@ -43,7 +43,7 @@ def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]
 
 
 class TestGivenAModelThatLosesItsDevice:
-    def test_when_it_happens_then_the_worker_asks_for_a_restart_and_its_jobs_go_on(
+    def test_when_it_happens_then_the_worker_asks_for_a_restart_and_its_jobs_continue(
         self, workers: Crew, client: Any
     ) -> None:
         losing = Ask(prompt="[[lose@20x1]]", options=JobOptions(max_tokens=60))
@@ -66,7 +66,7 @@ class TestGivenAModelThatLosesItsDevice:
         num_starts = 0
         while state_of(client, losing_id) is not JobState.FAILED:
             num_starts += 1
-            assert num_starts <= 6, "it would go on for ever"
+            assert num_starts <= 6, "it would never end"
             assert workers.start_all(1, MODEL=FAULTY)[0].wait() == ExitCode.BROKEN
         workers.start_all(1, MODEL=FAULTY)
         wait_for_ends(client, [good_id])

@@ -1,4 +1,4 @@
-"""Several worker processes under one parent: one is killed, its jobs go on, a new one comes; all leave together."""
+"""Several worker processes under one parent: one is killed, its jobs continue, a new one comes; all leave together."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobOptions
 from tests.end_to_end.processes import Crew, WorkerProcess, crew
 from tests.integration.jobs import (
     KEYS,
@@ -29,7 +29,7 @@ from tests.servers import RedisServer
 @pytest.fixture
 def client(valkey: RedisServer) -> Generator[Any]:
     with valkey.client() as client:
-        # A server refuses reclaim until it has been up for a life; the tests' queue lives an hour later.
+        # A server refuses reclaim until it has been up for a lifetime; the tests' queue lives an hour later.
         client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
         yield client
 
@@ -42,7 +42,7 @@ def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
 
 
 def said_by(log: str, name: str, event: str) -> list[dict[str, Any]]:
-    """The lines of one worker of the fleet that tell of an event."""
+    """Return one worker's log lines of an event."""
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [line for line in lines if (line.get("name"), line["event"]) == (name, event)]
 
@@ -50,7 +50,7 @@ def said_by(log: str, name: str, event: str) -> list[dict[str, Any]]:
 class TestGivenAFleetOfTwoOnTheCpu:
     """Each has jobs in mid-generation, 10 ms a token."""
 
-    def test_when_one_is_killed_then_its_jobs_go_on_a_new_one_comes_and_all_leave_when_told(
+    def test_when_one_is_killed_then_jobs_resume_it_restarts_and_all_stop_on_a_signal(
         self, fleets: Crew, client: Any
     ) -> None:
         fleet = fleets.start(PROCESSES="2", MAX_NUM_SEQS="8", METRICS="true", METRICS_PORT="0")
@@ -70,13 +70,13 @@ class TestGivenAFleetOfTwoOnTheCpu:
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
         assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1, 2}, "only the dead one's moved"
-        assert said_by(fleet.said, "cpu0", "worker process died; starting it again")[0]["exit_code"] == -signal.SIGKILL
+        assert said_by(fleet.said, "cpu0", "worker process died; restarting")[0]["exit_code"] == -signal.SIGKILL
         ports = [said_by(fleet.said, name, "metrics served")[0]["port"] for name in ("cpu0", "cpu1")]
         assert len(set(ports)) == 2
 
         fleet.signal(signal.SIGTERM)
         assert fleet.wait() == 0, fleet.said
-        assert client.zcard(KEYS.key("alive")) == 0, "both said farewell"
+        assert client.zcard(KEYS.key("alive")) == 0, "both deregistered"
 
     def test_when_the_parent_is_killed_then_the_workers_finish_what_they_have_and_go(
         self, fleets: Crew, client: Any
@@ -90,7 +90,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
         fleet.kill()
         wait_for_ends(client, job_ids)
 
-        wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both said farewell")
+        wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both deregistered")
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from producer.contract.wire import JobId, JobOptions
+from sluice.producer.contract.wire import JobId, JobOptions
 from tests.end_to_end.processes import Crew, WorkerProcess, crew
 from tests.integration.jobs import (
     KEYS,
@@ -63,7 +63,7 @@ class TestGivenAWorkerWithItsRecorder:
         worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{path}")[0]
 
         recorder_of(worker).kill()
-        worker.wait_for_line("recorder ended; starting it again")
+        worker.wait_for_line("recorder ended; restarting")
 
         job_ids = submit_all(client, [Ask(options=JobOptions(max_tokens=5))])
         wait_until(lambda: ended(rows_of(path), job_ids), "the row is there")

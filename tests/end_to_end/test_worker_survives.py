@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobOptions
 from tests.end_to_end.processes import Crew, crew
 from tests.integration.jobs import (
     KEYS,
@@ -27,7 +27,7 @@ from tests.servers import RedisServer
 @pytest.fixture
 def client(valkey: RedisServer) -> Generator[Any]:
     with valkey.client() as client:
-        # A server refuses reclaim until it has been up for a life; the tests' queue lives an hour later.
+        # A server refuses reclaim until it has been up for a lifetime; the tests' queue lives an hour later.
         client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
         yield client
 
@@ -60,7 +60,7 @@ class TestGivenTwoWorkers:
         attempts = [int(client.hget(KEYS.job(one), "attempt")) for one in job_ids]
         assert set(attempts) == {1, 2}, "some were the dead worker's, some were not"
 
-    def test_when_one_is_stopped_past_its_life_then_its_late_writes_are_refused(
+    def test_when_one_is_stopped_past_its_lifetime_then_its_late_writes_are_refused(
         self, workers: Crew, client: Any
     ) -> None:
         asks = long_jobs(6, tokens=150)
@@ -78,7 +78,7 @@ class TestGivenTwoWorkers:
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
 
-    def test_when_one_is_told_to_hand_over_then_the_other_goes_on(self, workers: Crew, client: Any) -> None:
+    def test_when_one_must_hand_over_then_the_other_continues(self, workers: Crew, client: Any) -> None:
         asks = long_jobs(8, tokens=100)
         leaver = workers.start_all(1, DRAIN="hand-over")[0]
         job_ids = submit_all(client, asks)
@@ -96,7 +96,7 @@ class TestGivenTwoWorkers:
 class TestGivenOneWorkerWithMoreThanItRuns:
     """Two run, others wait in the queue."""
 
-    def test_when_told_to_stop_then_it_finishes_what_runs_and_leaves_the_rest(self, workers: Crew, client: Any) -> None:
+    def test_when_stopped_then_it_finishes_what_runs_and_leaves_the_rest(self, workers: Crew, client: Any) -> None:
         asks = long_jobs(6, tokens=40)
         worker = workers.start_all(1, MAX_NUM_SEQS="2")[0]
         job_ids = submit_all(client, asks)
@@ -109,12 +109,12 @@ class TestGivenOneWorkerWithMoreThanItRuns:
         assert states[0] is JobState.DONE
         assert states[-1] is JobState.QUEUED
         assert set(states) == {JobState.DONE, JobState.QUEUED}
-        assert client.zcard(KEYS.key("alive")) == 0, "it said farewell"
+        assert client.zcard(KEYS.key("alive")) == 0, "it deregistered"
         workers.start_all(1)
         wait_for_ends(client, job_ids)
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
 
-    def test_when_told_twice_then_it_hands_everything_back_at_once(self, workers: Crew, client: Any) -> None:
+    def test_when_asked_twice_then_it_hands_everything_back_at_once(self, workers: Crew, client: Any) -> None:
         ask = Ask(options=JobOptions(max_tokens=3000))
         worker = workers.start_all(1)[0]
         (job_id,) = submit_all(client, [ask])
@@ -145,7 +145,7 @@ class TestGivenOneWorkerWithMoreThanItRuns:
 
 
 class TestGivenARedisThatGoesAwayForGood:
-    def test_when_told_to_stop_then_the_worker_ends_in_time_all_the_same(
+    def test_when_stopped_then_the_worker_ends_in_time_all_the_same(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
         ask = Ask(options=JobOptions(max_tokens=3000))
@@ -160,7 +160,7 @@ class TestGivenARedisThatGoesAwayForGood:
             worker.signal(signal.SIGTERM)
 
             assert worker.wait() == 0
-            assert "farewell not heard" in worker.said
+            assert "deregistration not answered" in worker.said
 
 
 class TestGivenARedisThatRestarts:

@@ -1,17 +1,17 @@
-"""What the engine's tests start from: small engines, requests, and a model that checks what it is told to compute."""
+"""What the engine's tests start from: small engines, requests, and a model that checks what it computes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from engine.batch import Batch, BlockCopy, Sampled
-from engine.config import EngineConfig
-from engine.executor import Computed, Executor, ModelLimits
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from engine.request import Finish, Request, SamplingParams, TokenDelta
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, BlockCopy, Sampled
+from sluice.engine.config import EngineConfig
+from sluice.engine.executor import Computed, Executor, ModelLimits
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import Finish, Request, SamplingParams, TokenDelta
+from sluice.engine.sequence import Sequence
 from tests.engine.lagging import LaggingExecutor
 
 JUNK = b"ab .\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xff"
@@ -22,7 +22,7 @@ class CheckingModel:
     """A null model with a memory: it keeps what each slot of the cache stands for, and looks before it draws.
 
     A slot stands for a token and everything before it, under the sequence's salt, as keys and values do. A sequence
-    that would attend to a slot with anything else in it is a bug of whoever planned the step.
+    that would attend to a slot with anything else in it is a bug of the scheduler.
     """
 
     lag = 0

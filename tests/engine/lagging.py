@@ -1,17 +1,17 @@
-"""A device that lags by one step, around any executor: what a GPU does that is told of step k+1 before k is over."""
+"""A device that lags by one step, around any executor: a GPU that receives step k+1 before k is over."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.batch import Batch, Sampled
-from engine.executor import Executor, Launched, ModelLimits
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, Sampled
+from sluice.engine.executor import Executor, Launched, ModelLimits
+from sluice.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     # Most of what lags computes with integers, and needs no torch.
-    from engine.model_runner import ModelRunner
+    from sluice.engine.execution.model_runner import ModelRunner
 
 
 class LaggingExecutor:
@@ -87,7 +87,7 @@ class _LaggingStep:
     def run(self, executor: Executor) -> None:
         try:
             self._result = executor.launch(self._batch).collect()
-        except Exception as error:  # noqa: BLE001 - it is told when the step is collected
+        except Exception as error:  # noqa: BLE001 - it is raised when the step is collected
             self._result = error
 
     def collect(self) -> list[Sampled]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.batch import Batch, ScheduledSequence
-from engine.request import SamplingParams
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence
 from tests.engine.given import checking_model, lagging
 
 

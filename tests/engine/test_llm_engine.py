@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
-from engine.request import ChoiceProgress, FinishReason, Request, Room
-from engine.tokenizer import Tokenizer, TokenizerFacts
+from sluice.engine.config import EngineConfig
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import END_OF_SEQUENCE, NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import ChoiceProgress, FinishReason, Request, Room
+from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
     CheckingModel,
@@ -101,7 +101,7 @@ class TestGivenSeveralChoices:
         assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 39
         assert model.num_computed_tokens == 40 + 2 + 3 * 3
 
-    def test_when_one_was_finished_before_then_only_the_others_go_on(self) -> None:
+    def test_when_one_was_finished_before_then_only_the_others_continue(self) -> None:
         asked = request(
             "r",
             num_choices=2,
@@ -126,7 +126,7 @@ class TestGivenAnEndOfSequence:
         assert said.token_ids[-1] == END_OF_SEQUENCE
         assert said.text == bytes(said.token_ids[:-1]).decode()
 
-    def test_when_it_is_ignored_then_the_output_goes_on(self) -> None:
+    def test_when_it_is_ignored_then_the_output_continues(self) -> None:
         said = undisturbed(request("r", max_tokens=50, ignore_eos=True), mean_output_tokens=3)["r", 0]
 
         assert said.finish is not None
@@ -340,7 +340,7 @@ class TestGivenRunningRequests:
 
 
 class ForgetfulModel(CheckingModel):
-    """Keeps which sequences it was told to forget."""
+    """Keeps which sequences it had to forget."""
 
     def __init__(self) -> None:
         super().__init__(NullModelConfig(num_blocks=64, block_size=4))
@@ -352,7 +352,7 @@ class ForgetfulModel(CheckingModel):
 
 
 class TestGivenAnExecutorThatKeepsSomethingForEachSequence:
-    def test_when_sequences_end_in_any_way_then_it_is_told_to_forget_each_once(self) -> None:
+    def test_when_sequences_end_in_any_way_then_it_has_to_forget_each_once(self) -> None:
         model = ForgetfulModel()
         engine = engine_over(model)
         engine.add([request(name, max_tokens=3) for name in ("ends", "aborted", "dropped", "replaced", "replaced")])

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from engine.batch import Batch
-from engine.chaos import ChaoticExecutor, Fault, FaultKind, faults_in
-from engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from engine.request import ChoiceProgress, FinishReason
+from sluice.engine.batch import Batch
+from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import ChoiceProgress, FinishReason
+from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind, faults_in
 from tests.engine.given import engine_over, request, run, undisturbed
 
 
@@ -91,8 +91,8 @@ class TestGivenPromptsThatAskForFaults:
     @pytest.mark.slow
     def test_when_it_asks_for_death_then_the_process_dies(self) -> None:
         code = """
-from engine.chaos import *
-from engine.null_model import NullModel
+from sluice.engine.testing.fault_injection import *
+from sluice.engine.null_model import NullModel
 from tests.engine.given import engine_over, request, run
 engine = engine_over(ChaoticExecutor(NullModel(), [Fault(kind=FaultKind.KILL, at=1)]))
 engine.add([request("r", max_tokens=3)])

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.batch import Batch
-from engine.chaos import ChaoticExecutor, Fault, FaultKind
-from engine.errors import EngineBroken, OutOfMemory
-from engine.executor import Computed, Executor, Launched
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModelConfig
-from engine.request import ChoiceProgress, FinishReason, Request, TokenDelta
+from sluice.engine.batch import Batch
+from sluice.engine.errors import EngineBroken, OutOfMemory
+from sluice.engine.executor import Computed, Executor, Launched
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.request import ChoiceProgress, FinishReason, Request, TokenDelta
+from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind
 from tests.engine.given import (
     CheckingModel,
     Transcripts,
@@ -79,7 +79,7 @@ class TestGivenADeviceThatLags:
         assert said == [[], *([token] for token in alone(asked))]
         assert engine.is_idle
 
-    def test_when_all_end_by_length_then_no_token_is_computed_that_lag_0_would_not_compute(self) -> None:
+    def test_when_all_end_by_length_then_as_many_tokens_are_computed_as_at_lag_0(self) -> None:
         computed: list[int] = []
         for lag in (0, 1):
             model = checking_model()
@@ -108,7 +108,7 @@ class TestGivenADeviceThatLags:
         assert transcripts["r", 2].deltas[0].stats.num_cached_tokens == 39
         assert model.num_computed_tokens == 40 + 2 + 3 * 3
 
-    def test_when_a_step_is_in_flight_then_the_engine_is_not_idle_and_its_tokens_are_not_owed(self) -> None:
+    def test_when_a_step_is_in_flight_then_the_engine_is_busy_and_its_tokens_not_owed(self) -> None:
         engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)), max_waiting_tokens=36)
         engine.add([request("r", b"p" * 100, max_tokens=1)])
 
@@ -132,9 +132,7 @@ class TestGivenADeviceThatLags:
         assert device.num_lagged == 0
 
     @pytest.mark.parametrize("discipline", ["continuous", "prefill-first", "slots", "orca"])
-    def test_when_requests_run_under_any_other_discipline_then_they_say_what_they_say_alone(
-        self, discipline: str
-    ) -> None:
+    def test_when_requests_run_under_any_discipline_then_tokens_are_those_of_a_run_alone(self, discipline: str) -> None:
         device = lagging(checking_model(num_blocks=90, max_model_len=120, mean_output_tokens=9))
         engine = engine_over(device, discipline=discipline, max_num_seqs=3)
         asked = [request(f"r{n}", b"p" * (7 * n + 1), seed=n, max_tokens=30) for n in range(9)]
@@ -153,7 +151,7 @@ class TestGivenALateStop:
         return request("r", PROMPT, max_tokens=30, **ends[kind])
 
     @pytest.mark.parametrize("kind", ["token", "string"])
-    def test_when_it_stops_then_its_late_row_is_thrown_away_and_its_blocks_are_kept_until_then(self, kind: str) -> None:
+    def test_when_it_stops_then_its_late_row_is_discarded_and_its_blocks_freed_after_it(self, kind: str) -> None:
         asked = self.asked(kind)
         model = checking_model()
         engine = engine_over(lagging(model))
@@ -178,7 +176,7 @@ class TestGivenALateStop:
             engine = engine_over(with_lag(lag, checking_model()))
             engine.add([asked])
             run(engine)
-            # One more than was said: the late row computed the last token, but nobody may count on it.
+            # One more than was said: the late row computed the last token, but nothing may rely on it.
             follow_up = request("more", bytes([*PROMPT, *alone(asked), *b"..."]), max_tokens=5)
             engine.add([follow_up])
             transcripts = run(engine)
@@ -211,7 +209,7 @@ class TestGivenAPreemptionInFlight:
         engine.add(asked)
         return engine, {}, {one.id: alone(one) for one in asked}
 
-    def test_when_one_gives_way_then_its_token_in_flight_counts_and_it_goes_on(self) -> None:
+    def test_when_one_gives_way_then_its_token_in_flight_counts_and_it_continues(self) -> None:
         engine, transcripts, expected = self.started()
         num_said = 0
 
@@ -238,7 +236,7 @@ class TestGivenAPreemptionInFlight:
         run_the_rest(engine, transcripts)
         assert tokens(transcripts)["first"] == expected["first"]
 
-    def test_when_its_row_in_flight_is_bad_then_nobody_finds_what_was_computed_of_it(self) -> None:
+    def test_when_its_row_in_flight_is_bad_then_its_blocks_are_not_found(self) -> None:
         _, said = self.until_the_second_gives_way()
         at = len(said["second", 0].token_ids) - 1
 
@@ -274,7 +272,7 @@ class TestGivenACancelInFlight:
             note(transcripts, engine.step())
         return engine, transcripts, {one.id: alone(one) for one in asked}
 
-    def test_when_one_is_aborted_then_it_says_only_its_end_and_its_blocks_are_kept_until_its_row_is_over(self) -> None:
+    def test_when_one_is_aborted_then_only_its_end_is_output_and_blocks_outlast_its_row(self) -> None:
         engine, transcripts, _ = self.started("gone")
         num_used = engine.stats.kv_tokens_used
 
@@ -301,7 +299,7 @@ class TestGivenACancelInFlight:
         assert gone.token_ids == expected["gone"][:3]
         assert (gone.finish is None) == (how == "drop")
 
-    def test_when_one_that_was_dropped_comes_back_then_it_goes_on_where_it_was_said_to_be(self) -> None:
+    def test_when_a_dropped_one_comes_back_then_it_resumes_at_the_stated_offset(self) -> None:
         engine, transcripts, expected = self.started("r")
         asked = request(
             "r",
@@ -320,7 +318,7 @@ class TestGivenACancelInFlight:
 class TestGivenARowThatANewcomerTakes:
     """Slot reuse: nothing that belongs to a row of a batch may go over to the sequence that has it next."""
 
-    def test_when_the_first_row_ends_late_then_the_next_sequence_there_has_its_own_token_seed_and_end(self) -> None:
+    def test_when_a_row_ends_late_then_its_next_sequence_has_its_own_token_seed_and_end(self) -> None:
         device = lagging(checking_model(mean_output_tokens=5))
         engine = engine_over(device, max_num_seqs=2)
         asked = [request(f"r{n}", b"p" * (3 + n % 3), seed=n, max_tokens=12) for n in range(30)]
@@ -328,7 +326,7 @@ class TestGivenARowThatANewcomerTakes:
 
         assert tokens(run(engine)) == {one.id: alone(one, mean_output_tokens=5) for one in asked}
 
-    def test_when_the_same_id_comes_again_in_flight_then_the_newcomer_is_not_fed_the_token_of_the_old_one(self) -> None:
+    def test_when_an_id_is_reused_in_flight_then_the_old_token_is_not_fed_to_the_new_one(self) -> None:
         engine = engine_over(lagging(checking_model()), max_num_seqs=1)
         engine.add([request("r", "the old one", max_tokens=9)])
         engine.step()
@@ -384,7 +382,7 @@ class FlakyModel(CheckingModel):
     def launch(self, batch: Batch) -> Computed:
         self._num_steps += 1
         if self._num_steps in self._failing:
-            raise RuntimeError("told to fail")
+            raise RuntimeError("injected failure")
         return super().launch(batch)
 
 
@@ -404,9 +402,7 @@ class TestGivenAStepThatFailsInFlight:
         return [request(f"r{n}", f"prompt of r{n}", max_tokens=7) for n in range(8)]
 
     @pytest.mark.parametrize("failing", range(1, 8))
-    def test_when_it_is_tried_again_then_the_step_on_top_of_it_is_planned_again_and_nobody_notices(
-        self, failing: int
-    ) -> None:
+    def test_when_it_is_retried_then_the_step_on_top_is_replanned_without_effect(self, failing: int) -> None:
         # What runs after the failing one is the void step on top of it, then the one that failed, again.
         engine = engine_over(lagging(FlakyModel(NullModelConfig(num_blocks=64, block_size=4), failing)))
         engine.add(self.eight())
@@ -437,7 +433,7 @@ class TestGivenAStepThatFailsInFlight:
             assert finish.reason is (FinishReason.ERROR if one.id == "r5" else FinishReason.LENGTH)
             assert transcripts[one.id, 0].token_ids == alone(one)[: 3 if one.id == "r5" else None]
 
-    def test_when_the_culprit_was_aborted_meanwhile_then_nobody_is_blamed(self) -> None:
+    def test_when_the_culprit_was_aborted_meanwhile_then_none_is_blamed(self) -> None:
         model = checking_model()
         device = LaggingExecutor(
             ChaoticExecutor(model, [Fault(kind=FaultKind.FAIL, at=2, request_id="bad")]), scribble=model.scribble
@@ -469,7 +465,7 @@ class TestGivenAStepThatFailsInFlight:
         assert engine.step() == []
         assert engine.is_idle
 
-    def test_when_all_its_rows_are_bad_then_looking_at_the_device_does_not_disturb_who_joined_on_top_of_it(
+    def test_when_all_its_rows_are_bad_then_the_device_check_spares_who_joined_on_top(
         self,
     ) -> None:
         model = checking_model()
@@ -488,7 +484,7 @@ class TestGivenAStepThatFailsInFlight:
         assert transcripts["good", 0].token_ids == alone(good)
         assert engine.stats.num_failed_attempts == 0
 
-    def test_when_it_lacks_memory_then_smaller_ones_are_planned_and_nobody_is_blamed(self) -> None:
+    def test_when_it_lacks_memory_then_smaller_ones_are_planned_and_none_is_blamed(self) -> None:
         device = lagging(CrampedModel(NullModelConfig(num_blocks=64, block_size=4)))
         engine = engine_over(device)
         engine.add(self.eight())
@@ -504,20 +500,20 @@ class TestGivenAStepThatFailsInFlight:
         note(transcripts, engine.step())
         note(transcripts, engine.step())
 
-        with pytest.raises(EngineBroken, match="told to lose"):
+        with pytest.raises(EngineBroken, match="injected loss"):
             engine.step()
 
         engine.check_invariants()
         run_the_rest(engine, transcripts)
         assert tokens(transcripts) == {one.id: alone(one) for one in self.eight()}
 
-    def test_when_the_device_computes_nothing_any_more_then_the_engine_is_broken_and_nobody_is_blamed(self) -> None:
+    def test_when_the_device_computes_nothing_then_the_engine_is_broken_and_no_job_fails(self) -> None:
         model = FlakyModel(NullModelConfig(num_blocks=64, block_size=4), *range(3, 99))
         engine = engine_over(lagging(model))
         engine.add([request(f"r{n}", max_tokens=9) for n in range(3)])
 
         said: list[TokenDelta] = []
-        with pytest.raises(EngineBroken, match="told to fail"):
+        with pytest.raises(EngineBroken, match="injected failure"):
             said += step_until(engine, finishes("r0"))
 
         engine.check_invariants()

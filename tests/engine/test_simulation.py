@@ -2,17 +2,17 @@
 
 import pytest
 
-from engine.batch import Batch, PaddingRow, ScheduledSequence
-from engine.config import DISCIPLINE_NAMES, EngineConfig
-from engine.null_model import NullModelConfig
-from engine.request import SamplingParams
-from engine.sequence import Sequence
-from engine.simulation.arrivals import Arrival, constant, geometric, poisson
-from engine.simulation.capacity import largest_rate
-from engine.simulation.executor import SimulatedExecutor, VirtualClock
-from engine.simulation.figures import Target, summarise
-from engine.simulation.replay import Replay, replay, simulate
-from engine.simulation.step_time import StepTime, StepWork, fit, work_of
+from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
+from sluice.engine.config import DISCIPLINE_NAMES, EngineConfig
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence
+from sluice.engine.simulation.arrivals import Arrival, constant, geometric, poisson
+from sluice.engine.simulation.capacity import largest_rate
+from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
+from sluice.engine.simulation.figures import Target, summarise
+from sluice.engine.simulation.replay import Replay, replay, simulate
+from sluice.engine.simulation.step_time import StepTime, StepWork, fit, work_of
 
 CACHE = NullModelConfig(num_blocks=256, max_model_len=256)
 
@@ -50,7 +50,7 @@ class TestGivenStepsThatWereMeasured:
         for prompt in (0, 32, 200)
     )
 
-    def test_when_a_step_time_is_fitted_then_its_terms_are_found_although_some_steps_were_disturbed(self) -> None:
+    def test_when_a_step_time_is_fitted_then_its_terms_are_found_despite_outliers(self) -> None:
         measured = [(work, self.true.of(work)) for work in self.steps]
         measured[7] = (measured[7][0], measured[7][1] * 3)
 
@@ -83,25 +83,30 @@ class TestGivenArrivalsInVirtualTime:
         first = Arrival(at_s=0.0, num_prompt_tokens=5, num_output_tokens=3)
         second = Arrival(at_s=1.5, num_prompt_tokens=5, num_output_tokens=2)
 
-        served = self.replayed(first, second).served
+        completed = self.replayed(first, second).completed
 
-        assert [one.token_times_s for one in served] == [[1.0, 2.0, 3.0], [3.0, 4.0]]
-        assert (served[1].queue_s, served[1].ttft_s, served[1].tpot_s, served[1].e2e_s) == (0.5, 1.5, 1.0, 2.5)
+        assert [one.token_times_s for one in completed] == [[1.0, 2.0, 3.0], [3.0, 4.0]]
+        assert (completed[1].queue_s, completed[1].ttft_s, completed[1].tpot_s, completed[1].e2e_s) == (
+            0.5,
+            1.5,
+            1.0,
+            2.5,
+        )
 
-    def test_when_nobody_is_there_then_time_passes_until_the_next_comes(self) -> None:
+    def test_when_none_is_there_then_time_passes_until_the_next_comes(self) -> None:
         late = Arrival(at_s=100.0, num_prompt_tokens=5, num_output_tokens=1)
 
         replayed = self.replayed(late)
 
-        assert replayed.served[0].token_times_s == [101.0]
+        assert replayed.completed[0].token_times_s == [101.0]
         assert [step.begin_s for step in replayed.steps] == [100.0]
 
-    def test_when_it_ends_before_what_it_might_have_generated_then_the_blocks_for_that_were_held(self) -> None:
+    def test_when_it_ends_early_then_the_blocks_for_its_maximum_were_held(self) -> None:
         short = Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=2, max_tokens=33)
 
         replayed = self.replayed(short, discipline="orca")
 
-        assert len(replayed.served[0].token_times_s) == 2
+        assert len(replayed.completed[0].token_times_s) == 2
         assert [step.num_held_tokens for step in replayed.steps] == [48, 48]
         assert [step.num_filled_tokens for step in replayed.steps] == [16, 17]
 
@@ -111,7 +116,7 @@ class TestGivenArrivalsInVirtualTime:
 
         replayed = self.replayed(*arrivals, discipline=discipline)
 
-        assert [len(one.token_times_s) for one in replayed.served] == [a.num_output_tokens for a in arrivals]
+        assert [len(one.token_times_s) for one in replayed.completed] == [a.num_output_tokens for a in arrivals]
 
     def test_when_prompts_were_computed_elsewhere_then_they_take_no_time_here(self) -> None:
         clock = VirtualClock()
@@ -120,7 +125,7 @@ class TestGivenArrivalsInVirtualTime:
 
         replayed = replay([arrival], executor, config(), clock)
 
-        assert replayed.served[0].token_times_s == [1.0, 3.0]
+        assert replayed.completed[0].token_times_s == [1.0, 3.0]
 
 
 class TestGivenAReplay:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import (
+from sluice.engine.errors import (
     InvalidSamplingParams,
     PromptEmpty,
     PromptTooLong,
@@ -12,9 +12,9 @@ from engine.errors import (
     RequestTooLarge,
     UnknownToken,
 )
-from engine.executor import ModelLimits
-from engine.request import ChoiceProgress, Request, SamplingParams
-from engine.validation import check_request
+from sluice.engine.executor import ModelLimits
+from sluice.engine.request import ChoiceProgress, Request, SamplingParams
+from sluice.engine.validation import check_request
 
 LIMITS = ModelLimits(max_model_len=20, vocab_size=10, eos_token_ids=frozenset(), num_blocks=4, block_size=4)
 

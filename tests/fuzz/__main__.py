@@ -101,7 +101,7 @@ def memory_mib() -> float:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """A line for the person who watches."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

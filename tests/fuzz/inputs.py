@@ -1,4 +1,4 @@
-"""Inputs that nobody would write: each is a function of (seed, number) alone, so that any of them can be made again."""
+"""Unusual inputs: each is a function of (seed, number) alone, so that any of them can be made again."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes, and may end in nothing but a value or one of its own errors."""
+"""What is fuzzed: each target takes bytes, and may end in nothing but a value or an error of the package."""
 
 import io
 import json
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from producer.bulk_input import LineReader, lines
-from producer.commands import Chunk, Queue, channel_rows
-from producer.contract import cluster
-from producer.contract.packing import pack_for_script
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.producer.bulk.input import LineReader, lines
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.packing import pack_for_script
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport import cluster
+from sluice.producer.contract.wire import (
     ChannelEntry,
     ChoiceResult,
     End,
@@ -36,14 +36,16 @@ from producer.contract.wire import (
     encode_record,
     encode_result,
     encode_spec,
-    split_job_id,
 )
-from producer.errors import BadOffset, InvalidJob, InvalidSetting
-from producer.following import Reader, cursor_at
-from producer.jobs import OPTION_NAMES, Options, template
+from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
+from sluice.producer.jobs import OPTION_NAMES, Options, template
+from sluice.producer.operations.channels import channel_rows
+from sluice.producer.operations.follow import Reader, cursor_at
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.submission import Chunk
+from sluice.worker.history.rows import changes_of
+from sluice.worker.model.translate import read_spec
 from tests.fuzz import inputs
-from worker.history.rows import changes_of
-from worker.translate import read_spec
 
 Make = Callable[[random.Random], bytes]
 
@@ -113,7 +115,7 @@ def _read_file(data: bytes) -> object:
 
 def opened_file_of(data: bytes) -> object:
     """What the bulk reader makes of a file with this in it."""
-    from producer.bulk_input import _plain  # pyright: ignore[reportPrivateUsage]
+    from sluice.producer.bulk.input import _plain  # pyright: ignore[reportPrivateUsage]
 
     return _plain(io.BytesIO(data))
 

@@ -1,4 +1,4 @@
-"""Entries and fields of nobody's making in every key of a queue: scripts answer, say what is wrong, and go on.
+"""Foreign entries and fields in every key of a queue: scripts answer, report the error, and continue.
 
 A person or program with rights on the queue's keys can write anything there. Whatever that is, each script must end in
 a reply or an error reply (never hang, never take the server along), and once the foreign keys are gone, jobs run.
@@ -12,9 +12,9 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from producer.contract import calls
-from producer.contract.calls import Call
-from producer.contract.wire import WireError
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import Call
+from sluice.producer.contract.wire import WireError
 from tests.contract.driving import Queue, ending, new_job
 from tests.fuzz import inputs
 from tests.servers import RedisServer

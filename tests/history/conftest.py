@@ -10,10 +10,10 @@ import structlog
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
-from producer.contract.database import open_database
-from producer.contract.tables import SCHEMA_REVISION
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.tables import SCHEMA_REVISION
+from sluice.worker.history.migrate import migrate
 from tests.postgres import HOW_TO_GET, PostgresServer, has_postgres, postgres_server
-from worker.migrate import migrate
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def _opened(url: str) -> Generator[Engine]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[PostgresServer]:
-    """A running PostgreSQL, shared by all tests; each makes databases of its own."""
+    """A running PostgreSQL, shared by all tests; each makes its databases."""
     if not has_postgres():
         pytest.skip(HOW_TO_GET)
     with postgres_server() as server:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from producer.contract.keys import QueueKeys
-from producer.contract.packing import pack_for_script
-from producer.contract.wire import (
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.packing import pack_for_script
+from sluice.producer.contract.wire import (
     ChoiceResult,
     JobOptions,
     JobRecord,
@@ -48,7 +48,7 @@ def returned(job_id: str, at_ms: int = NOON_MS + 80, version: int = 3, **fields:
 
 
 def ended(job_id: str, at_ms: int = NOON_MS + 1050, version: int = 3, **fields: object) -> Packed:
-    """It reached a terminal state; as of a job of 20 tokens unless told."""
+    """It reached a terminal state; as of a job of 20 tokens unless given."""
     usual: dict[str, object] = {
         "state": b"done", "reason": b"stop", "epoch": 1, "attempt": 1, "incarnation": b"inc-1",
         "record": encode_record(record()),

@@ -1,4 +1,4 @@
-"""Every answer in `docs/history.md` is what its SQL gives, on both databases."""
+"""Every answer in `docs/guide/history.md` is what its SQL gives, on both databases."""
 
 from sqlalchemy.engine import Engine
 

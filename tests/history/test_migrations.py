@@ -15,9 +15,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Engine
 
-import migrations
-from producer.contract import tables
-from producer.contract.database import (
+from sluice import migrations
+from sluice.producer.contract import tables
+from sluice.producer.contract.database import (
     BadDatabaseUrl,
     HistoryMissing,
     HistoryUnreachable,
@@ -26,14 +26,14 @@ from producer.contract.database import (
     check_schema,
     open_database,
 )
-from producer.contract.tables import SCHEMA_REVISION
+from sluice.producer.contract.tables import SCHEMA_REVISION
+from sluice.worker.errors import ExitCode
+from sluice.worker.history.migrate import main, migrate, prepare
+from sluice.worker.history.recorder import RecorderSettings
+from sluice.worker.history.recorder import main as record
 from tests.history import events as e
 from tests.history.test_rows import row, write
 from tests.postgres import PostgresServer
-from worker.errors import ExitCode
-from worker.migrate import main, migrate, prepare
-from worker.recorder import RecorderSettings
-from worker.recorder import main as record
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -81,7 +81,7 @@ class TestGivenADatabaseWithoutTables:
         with empty.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
 
-    def test_when_migrated_then_computed_columns_are_computed_and_views_have_their_columns(self, empty: Engine) -> None:
+    def test_when_migrated_then_computed_columns_and_views_are_complete(self, empty: Engine) -> None:
         migrate(empty)
 
         inspector = sa.inspect(empty)
@@ -90,7 +90,7 @@ class TestGivenADatabaseWithoutTables:
         for view in tables.views.sorted_tables:
             assert [column["name"] for column in inspector.get_columns(view.name)] == list(view.columns.keys())
 
-    def test_when_migrated_step_by_step_up_and_down_then_rows_stay_as_long_as_their_tables(self, empty: Engine) -> None:
+    def test_when_migrated_up_and_down_stepwise_then_rows_live_as_long_as_their_tables(self, empty: Engine) -> None:
         migrate(empty)
         write(empty, [e.submitted("0.a.1")])
 
@@ -168,7 +168,7 @@ class TestGivenAWorkerThatStarts:
 
         engine.dispose()
 
-    def test_when_the_schema_is_newer_then_nobody_touches_it(self, history: Engine) -> None:
+    def test_when_the_schema_is_newer_then_it_stays_as_it_is(self, history: Engine) -> None:
         pretend(history, "9999")
 
         for use in (prepare, migrate, check):
@@ -185,7 +185,7 @@ class TestGivenAWorkerThatStarts:
 class TestGivenADatabaseThatIsAway:
     """Not there, or not ours."""
 
-    def test_when_postgres_does_not_answer_then_it_is_unreachable_and_no_password_is_said(self, tmp_path: Path) -> None:
+    def test_when_postgres_does_not_answer_then_the_error_has_no_password(self, tmp_path: Path) -> None:
         said: list[str] = []
 
         code = main(f"postgresql://me:s3cret@/db?host={tmp_path}", say=said.append)
@@ -218,12 +218,16 @@ def test_the_newest_step_is_the_schema_that_the_tables_name() -> None:
 
 @pytest.mark.slow
 def test_when_installed_as_a_wheel_is_then_the_steps_are_found(tmp_path: Path) -> None:
-    root = Path(migrations.__file__).parents[1]
-    pyproject = tomllib.loads((root / "pyproject.toml").read_text())
-    packages: list[str] = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    for package in sorted({*packages} & {"migrations", "producer", "worker"}):
-        shutil.copytree(root / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
-    program = f"from worker.migrate import main; raise SystemExit(main('sqlite:///{tmp_path}/history.db', say=print))"
+    root = Path(__file__).parents[2]
+    sources: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]["sources"]
+    for folder in ("migrations", "producer", "worker"):
+        installed = tmp_path / "site" / sources[folder]
+        shutil.copytree(root / folder, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "site/sluice/__init__.py").touch()
+    program = "from sluice.worker.history.migrate import main; "
+    program += f"raise SystemExit(main('sqlite:///{tmp_path}/history.db', say=print))"
 
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],

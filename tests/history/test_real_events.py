@@ -7,23 +7,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from producer.contract.states import JobState
-from producer.contract.tables import attempts, jobs, results, timeline
-from producer.contract.wire import (
-    JobId,
-    JobOptions,
-    JobSpec,
-    encode_prompt,
-    encode_record,
-    encode_spec,
-)
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.tables import attempts, jobs, results, timeline
+from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt, encode_record, encode_spec
+from sluice.worker.callbacks.chore_jobs import rq_queue
+from sluice.worker.callbacks.mover import Mover
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue, ending, tokens
 from tests.history import events as e
 from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
-from worker.callbacks import CallbackSettings, Mover, rq_queue
-from worker.history.writer import HistoryWriter
-from worker.recorder import Recorder, RecorderSettings
 
 
 @pytest.fixture
@@ -90,7 +85,7 @@ class TestGivenAJobThatRuns:
         with history.connect() as connection:
             assert connection.execute(sa.select(results.c.choices)).scalar_one()[0]["text"] == "three rivers"
 
-    def test_when_it_is_given_back_and_taken_again_then_both_attempts_are_told(
+    def test_when_it_is_given_back_and_taken_again_then_both_attempts_are_recorded(
         self, valkey: RedisServer, queue: Queue, history: Engine
     ) -> None:
         job_id = queue.add("one")
@@ -112,10 +107,10 @@ class TestGivenAJobThatRuns:
         assert (row(history, job_id).state, row(history, job_id).attempts) == ("done", 2)
         assert [outcome for _, outcome, _ in outcomes(history, job_id)] == ["returned", "done"]
         with history.connect() as connection:
-            told = connection.execute(
+            kinds = connection.execute(
                 sa.select(timeline.c.event).order_by(timeline.c.at_ms, timeline.c.epoch)
             ).scalars()
-            assert list(told) == ["submitted", "pulled", "returned", "pulled", "done"]
+            assert list(kinds) == ["submitted", "pulled", "returned", "pulled", "done"]
 
     def test_when_it_fails_and_is_requeued_then_the_row_follows(
         self, valkey: RedisServer, queue: Queue, history: Engine

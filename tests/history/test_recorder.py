@@ -12,15 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
-from producer.contract.database import open_database
-from producer.contract.keys import QueueKeys
-from producer.contract.tables import batches, jobs
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.tables import batches, jobs
+from sluice.worker.connection.clients import Client, connect
+from sluice.worker.history.recorder import GROUP, Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
 from tests.history import events as e
 from tests.postgres import PostgresServer
 from tests.servers import RedisServer
-from worker.connections import Client, connect
-from worker.history.writer import HistoryWriter
-from worker.recorder import GROUP, Recorder, RecorderSettings
 
 OUTBOX = e.KEYS.outbox
 
@@ -55,7 +55,7 @@ def pending(client: Client) -> int:
 
 @contextmanager
 def running(recorder: Recorder) -> Generator[None]:
-    """The recorder's loop in a thread of its own."""
+    """The recorder's loop in a separate thread."""
     thread = threading.Thread(target=recorder.run)
     thread.start()
     try:
@@ -118,7 +118,7 @@ class TestGivenEventsInTheOutbox:
         assert len(states(sqlite_history)) == 2500
         assert client.xlen(OUTBOX) == 0
 
-    def test_when_an_entry_is_foreign_then_it_goes_to_the_garbage_and_the_rest_is_recorded(
+    def test_when_an_entry_is_foreign_then_it_goes_to_garbage_and_the_rest_is_recorded(
         self, valkey: RedisServer, sqlite_history: Engine
     ) -> None:
         client = client_of(valkey)
@@ -229,14 +229,14 @@ class TestGivenADatabaseThatGoesAway:
             postgres.kill()
             try:
                 add(client, [e.submitted("0.a.2")])
-                until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+                until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
                 add(client, [e.ended("0.a.2")])
             finally:
                 postgres.start()
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
 
         assert states(postgres_history) == {"0.a.1": "queued", "0.a.2": "done"}
-        assert said(log, "history database is away") == said(log, "history database is back") == 1
+        assert said(log, "history database unreachable") == said(log, "history database reachable again") == 1
 
     def test_when_sqlite_is_full_then_rows_wait_until_there_is_room(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
@@ -247,15 +247,17 @@ class TestGivenADatabaseThatGoesAway:
         bound_pages(sqlite_history, spare=5)
 
         with running(first):
-            until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+            until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
             assert client.xlen(OUTBOX) == 1
             bound_pages(sqlite_history, spare=100_000)
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
 
         assert len(states(sqlite_history)) == 50
-        assert "full" in next(entry["error"] for entry in log.entries if entry["event"] == "history database is away")
+        assert "full" in next(
+            entry["error"] for entry in log.entries if entry["event"] == "history database unreachable"
+        )
 
-    def test_when_the_sqlite_file_is_damaged_then_no_row_is_blamed_and_all_are_stored_once_it_is_put_back(
+    def test_when_the_sqlite_file_is_damaged_then_all_rows_are_stored_after_its_repair(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
     ) -> None:
         client = client_of(valkey)
@@ -267,12 +269,12 @@ class TestGivenADatabaseThatGoesAway:
         path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
 
         with running(first):
-            until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+            until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
         sqlite_history.dispose()
 
         assert client.xlen(OUTBOX) == 20
         assert said(log, "row cleaned") == 0
-        assert "malformed" in next(x["error"] for x in log.entries if x["event"] == "history database is away")
+        assert "malformed" in next(x["error"] for x in log.entries if x["event"] == "history database unreachable")
         for leftover in path.parent.glob(f"{path.name}-*"):
             leftover.unlink()
         path.write_bytes(whole)
@@ -288,7 +290,7 @@ class TestGivenADatabaseThatGoesAway:
         try:
             add(client, [e.submitted("0.a.1"), e.submitted("0.a.2")])
             with running(recorder(valkey, history)):
-                until(lambda: said(log, "history database is away") == 1, "the recorder notices")
+                until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
             assert client.xlen(OUTBOX) == 1
         finally:
             with history.begin() as connection:
@@ -315,7 +317,7 @@ class TestGivenADatabaseThatGoesAway:
 
 
 class TestGivenARedisThatGoesAway:
-    """The recorder goes on where it was."""
+    """The recorder resumes at its position."""
 
     def test_when_it_restarts_then_events_after_it_are_recorded_and_it_is_said_once(
         self, durable_valkey: RedisServer, sqlite_history: Engine, log: LogCapture
@@ -324,11 +326,11 @@ class TestGivenARedisThatGoesAway:
         with running(recorder(durable_valkey, sqlite_history)):
             until(lambda: client_of(durable_valkey).exists(OUTBOX) == 1, "the group is there")
             durable_valkey.restart()
-            until(lambda: said(log, "redis is back") == 1, "the recorder is back")
+            until(lambda: said(log, "redis reachable again") == 1, "the recorder is back")
             add(client_of(durable_valkey), [e.submitted("0.a.1")])
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
 
-        assert said(log, "redis is away") == 1
+        assert said(log, "redis unreachable") == 1
 
     def test_when_it_was_emptied_then_the_group_is_made_again(
         self, valkey: RedisServer, sqlite_history: Engine
@@ -345,7 +347,7 @@ class TestGivenARedisThatGoesAway:
 class TestGivenTwoPartitionsOfWhichOneFails:
     """Another program's key lies where its outbox should be."""
 
-    def test_when_the_other_is_well_then_it_goes_on_and_the_one_is_told_of_once_and_comes_back(
+    def test_when_one_outbox_fails_then_the_other_continues_and_it_is_logged_once(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
     ) -> None:
         client, ill = client_of(valkey), QueueKeys(e.QUEUE, 1).outbox
@@ -355,11 +357,11 @@ class TestGivenTwoPartitionsOfWhichOneFails:
             for number in range(20):
                 add(client, [e.submitted(f"0.a.{number}")])
                 until(lambda: client.xlen(OUTBOX) == 0, "the well one is recorded")
-            assert [entry["key"] for entry in log.entries if entry["event"] == "redis is away"] == [ill]
-            assert said(log, "redis is back") == 0
+            assert [entry["key"] for entry in log.entries if entry["event"] == "redis unreachable"] == [ill]
+            assert said(log, "redis reachable again") == 0
             client.delete(ill)
             client.xadd(ill, {"e": e.pack([e.submitted("1.a.1")])})
-            until(lambda: said(log, "redis is back") == 1, "the ill one is back")
+            until(lambda: said(log, "redis reachable again") == 1, "the ill one is back")
             until(lambda: client.xlen(ill) == 0, "and is recorded")
 
         assert len(states(sqlite_history)) == 21
@@ -383,7 +385,7 @@ class TestGivenARedisThatIsFull:
 
 
 class TestGivenRowsThatSqlRefuses:
-    """Bad values in good company."""
+    """Bad values among good ones."""
 
     @pytest.mark.parametrize(
         "bad",
@@ -414,7 +416,7 @@ class TestGivenRowsThatSqlRefuses:
         assert client.xlen(OUTBOX) == 0
 
     @pytest.mark.parametrize("version", [2**64 - 1, -1])
-    def test_when_no_script_writes_such_a_version_then_it_is_kept_as_foreign_and_holds_up_nothing(
+    def test_when_no_script_writes_such_a_version_then_it_is_foreign_and_blocks_nothing(
         self, valkey: RedisServer, history: Engine, version: int
     ) -> None:
         client = client_of(valkey)
@@ -452,7 +454,7 @@ class TestGivenABatch:
     """Jobs submitted under one name."""
 
     def counters(self, history: Engine) -> tuple[object, ...]:
-        """What the batches table says of the one batch."""
+        """The row of the one batch."""
         columns = (batches.c.jobs, batches.c.queued, batches.c.done, batches.c.failed, batches.c.completed_ms)
         with history.connect() as connection:
             return tuple(connection.execute(sa.select(*columns)).one())

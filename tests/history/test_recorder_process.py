@@ -11,15 +11,15 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from producer.contract.tables import jobs
+from sluice.producer.contract.tables import jobs
+from sluice.worker.connection.clients import Client
 from tests.history import events as e
 from tests.history.test_recorder import OUTBOX, add, client_of, pending, states, until
 from tests.servers import RedisServer
-from worker.connections import Client
 
 PROGRAM = """
 import json, sys
-from worker.recorder import RecorderSettings, main
+from sluice.worker.history.recorder import RecorderSettings, main
 given = json.loads(sys.argv[1])
 code = main(redis_url=given["redis"], database_url=given["database"], until_eof=given["until_eof"],
             settings=RecorderSettings(queue=given["queue"], name="r1", block_s=0.1))
@@ -33,7 +33,7 @@ sys.exit(code)
 def recorder_process(
     valkey: RedisServer, database_url: str, *, until_eof: bool = False
 ) -> Generator["subprocess.Popen[str]"]:
-    """A recorder of its own process; its standard input is a pipe to this one."""
+    """A recorder in a separate process; its standard input is a pipe to this one."""
     given = {"redis": valkey.url, "database": database_url, "queue": e.QUEUE, "until_eof": until_eof}
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
@@ -56,7 +56,7 @@ def is_read(client: Client) -> bool:
 
 
 class TestGivenARecorderProcess:
-    """Beside a real Valkey and a real database."""
+    """Alongside a real Valkey and a real database."""
 
     def test_when_killed_again_and_again_then_every_job_has_its_row(
         self, valkey: RedisServer, history_url: str, history: Engine

@@ -3,17 +3,17 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
+from sluice.producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
+from sluice.worker.history.retention import SLICE_JOBS, erase_prompts_before, forget_before
 from tests.history import events as e
 from tests.history.test_rows import write
-from worker.retention import BITE_JOBS, erase_prompts_before, forget_before
 
 DAY_MS = 24 * HOUR_MS
 NOW = e.NOON_MS + 10 * DAY_MS
 
 
 def no_pause(_: float) -> None:
-    """Go on at once."""
+    """Continue at once."""
 
 
 def ran(job_id: str, at_ms: int, **fields: object) -> list[e.Packed]:
@@ -52,9 +52,9 @@ class TestGivenOldAndNewJobs:
         assert ids_in(history, batches.c.id) == ["new", "waiting"]
 
     def test_when_there_are_more_than_a_bite_then_all_go(self, sqlite_history: Engine) -> None:
-        write(sqlite_history, [event for n in range(BITE_JOBS + 5) for event in ran(f"0.a.{n}", e.NOON_MS)])
+        write(sqlite_history, [event for n in range(SLICE_JOBS + 5) for event in ran(f"0.a.{n}", e.NOON_MS)])
 
-        assert forget_before(sqlite_history, NOW, pause=no_pause) == BITE_JOBS + 5
+        assert forget_before(sqlite_history, NOW, pause=no_pause) == SLICE_JOBS + 5
 
     def test_when_prompts_are_erased_then_their_hashes_stay(self, history: Engine) -> None:
         write(history, [*ran("0.a.old", e.NOON_MS), *ran("0.a.new", NOW)])

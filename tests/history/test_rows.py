@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
-from producer.contract.tables import attempts, jobs, results
+from sluice.producer.contract.tables import attempts, jobs, results
+from sluice.worker.history.rows import KeepPrompts, changes_of
+from sluice.worker.history.writer import HistoryWriter
 from tests.history import events as e
-from worker.history.rows import KeepPrompts, changes_of
-from worker.history.writer import HistoryWriter
 
 JOB = "0.acme.k3j9x2"
 
@@ -142,7 +142,7 @@ class TestGivenAJobWhoseFirstOwnerDied:
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(data=st.data())
-    def test_when_events_come_in_any_order_any_number_of_times_then_the_rows_are_the_same(
+    def test_when_events_come_in_any_order_and_repeated_then_the_rows_are_the_same(
         self, history: Engine, data: st.DataObject
     ) -> None:
         job_id = f"0.acme.{data.draw(st.uuids())}"

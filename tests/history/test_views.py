@@ -7,8 +7,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
-from producer.contract.tables import HOUR_MS, batch_progress, hourly_goodput, hourly_latency, job_times, jobs, timeline
-from producer.contract.wire import encode_record
+from sluice.producer.contract.tables import (
+    HOUR_MS,
+    batch_progress,
+    hourly_goodput,
+    hourly_latency,
+    job_times,
+    jobs,
+    timeline,
+)
+from sluice.producer.contract.wire import encode_record
 from tests.history import events as e
 from tests.history.test_rows import write
 

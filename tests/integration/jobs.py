@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModel, NullModelConfig, NullTokenizer
-from engine.request import Request, TokenDelta
-from producer.contract.calls import Accepted, NewJob, submit
-from producer.contract.keys import QueueKeys
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.engine.config import EngineConfig
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import Request, TokenDelta
+from sluice.producer.contract.calls import Accepted, NewJob, submit
+from sluice.producer.contract.job_ids import new_job_id
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import (
     ChannelEntry,
     JobId,
     JobOptions,
@@ -29,9 +30,8 @@ from producer.contract.wire import (
     decode_result,
     encode_prompt,
     encode_spec,
-    new_job_id,
 )
-from worker.translate import sampling_of
+from sluice.worker.model.translate import sampling_of
 
 KEYS = QueueKeys("default")
 PATIENCE_S = 20.0
@@ -39,7 +39,7 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a test asks for."""
+    """A job to submit."""
 
     prompt: Prompt = "tell me"
     options: JobOptions = field(default_factory=JobOptions)
@@ -81,7 +81,7 @@ def submit_all(client: Any, asks: list[Ask], *, keys: QueueKeys = KEYS) -> list[
 
 
 def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tuple[list[int], str]]:
-    """(tokens, text) of each choice, as an undisturbed engine says them."""
+    """Return (tokens, text) of each choice, from an engine without faults."""
     engine = LLMEngine(NullModel(config), NullTokenizer(), EngineConfig())
     prompt = NullTokenizer().encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
     request = Request(
@@ -155,7 +155,7 @@ def result_of(client: Any, job_id: JobId, *, keys: QueueKeys = KEYS) -> JobResul
 
 
 def check_every_token_once(client: Any, asks: dict[JobId, Ask], *, keys: QueueKeys = KEYS) -> None:
-    """Each job is done; its channels and its result have exactly the undisturbed tokens and text."""
+    """Check that each job is done, and that channels and result equal the output of an engine without faults."""
     for job_id, ask in asks.items():
         assert state_of(client, job_id, keys=keys) is JobState.DONE, job_id
         result = result_of(client, job_id, keys=keys)

@@ -1,25 +1,25 @@
-"""What a scrape shows of a queue: all its partitions together."""
+"""Metrics of a queue's depth: all its partitions together."""
 
 import urllib.error
 import urllib.request
 
-from producer.contract import calls
-from producer.contract.keys import QueueKeys
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
+from sluice.worker.connection.clients import connect
+from sluice.worker.serve.metrics import Depth
+from sluice.worker.serve.status_reporter import QUEUE_VIEW_AGE_S, QueueDepth
 from tests.contract.driving import Queue, ending
 from tests.integration.jobs import wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer, free_port, redis_server
-from worker.about import QUEUE_VIEW_AGE_S, QueueDepth
-from worker.connections import connect
-from worker.metrics import Depth
 
 PARTITIONS = tuple(QueueKeys("q", number) for number in range(3))
 
 
 class TestGivenAQueueInPartitions:
-    def test_when_jobs_wait_in_some_then_they_are_summed_and_the_oldest_of_all_is_told(
+    def test_when_jobs_wait_in_some_then_their_sum_and_the_oldest_of_all_are_exported(
         self, valkey: RedisServer
     ) -> None:
         now_s = [10.0]
@@ -57,7 +57,7 @@ class TestGivenAQueueInPartitions:
 
 
 class TestGivenAWorkerWhoseRedisGoesAway:
-    def test_when_scraped_then_the_outage_is_counted_and_the_queue_is_told_of_again_afterwards(self) -> None:
+    def test_when_scraped_then_the_outage_is_counted_and_depth_returns_afterwards(self) -> None:
         port = free_port()
         with (
             redis_server("valkey") as server,
@@ -68,11 +68,11 @@ class TestGivenAWorkerWhoseRedisGoesAway:
             server.kill()
             wait_until(lambda: scrape(port)["sluice_redis_outages_total"] == 1, "the outage is counted")
             server.start()
-            wait_until(lambda: "sluice_queue_outbox" in scrape(port), "the queue is told of again")
+            wait_until(lambda: "sluice_queue_outbox" in scrape(port), "the queue is exported again")
 
 
 def scrape(port: int) -> dict[str, float]:
-    """The values of /metrics without labels; none while nobody listens."""
+    """Return the values of /metrics without labels; none while no server listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
             lines = reply.read().decode().splitlines()

@@ -1,4 +1,4 @@
-"""A worker with a real model whose device is lost amid jobs: it says so, hands them back, and asks to be replaced."""
+"""A worker with a real model that loses its device: it logs it, hands its jobs back, and asks for a restart."""
 
 import io
 import json
@@ -8,19 +8,19 @@ from typing import Any
 import structlog
 import torch
 
-import worker
-from engine.batch_tensors import BatchTensors
-from engine.model_runner import ModelRunner
-from kernels.paged_attention import KVCache
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions
+from sluice import worker
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.paged_attention import KVCache
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobOptions
+from sluice.worker.config import LogConfig
+from sluice.worker.errors import ExitCode
+from sluice.worker.log import configure_logs
+from sluice.worker.model.load import LoadedModel
 from tests.integration.jobs import KEYS, Ask, num_on_channel, result_of, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
-from worker.config import LogConfig
-from worker.errors import ExitCode
-from worker.log import configure_logs
-from worker.serving import Served
 
 MODEL: dict[str, Any] = {  # options go where they belong
     "model__path": str(Path(worker.__file__).parent / "small_model"),
@@ -31,8 +31,8 @@ ASKS = [Ask(prompt=f"Count to {n}.", options=JobOptions(max_tokens=60, ignore_eo
 STEPS_TO_LIVE = 25
 
 
-def dying(served: Served) -> Served:
-    """The same model on a device that is lost after some steps, as torch tells it."""
+def dying(served: LoadedModel) -> LoadedModel:
+    """The same model on a device that raises torch's error of a lost device after some steps."""
     runner = served.executor
     assert isinstance(runner, ModelRunner)
     compute, num_steps = runner.decoder.forward, 0
@@ -49,7 +49,7 @@ def dying(served: Served) -> Served:
 
 
 class TestGivenAWorkerAmidJobs:
-    def test_when_its_device_is_lost_then_its_jobs_are_handed_back_and_go_on_elsewhere_as_if_nothing_had_been(
+    def test_when_its_device_is_lost_then_its_jobs_are_handed_back_and_resume_elsewhere(
         self, valkey: RedisServer
     ) -> None:
         said = io.StringIO()
@@ -79,4 +79,4 @@ class TestGivenAWorkerAmidJobs:
         lines = [json.loads(line) for line in said.getvalue().splitlines()]
         (line,) = [line for line in lines if line["event"] == "worker broken"]
         assert line["error"].startswith("the device is lost: AcceleratorError: CUDA error: uncorrectable ECC error")
-        assert "Take this GPU out of service" in line["error"]
+        assert "The GPU is faulty. Take it out of service" in line["error"]

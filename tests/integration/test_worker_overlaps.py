@@ -1,4 +1,4 @@
-"""A worker whose device lags by one step: what it publishes, what it hands over, what it gives up."""
+"""A worker whose device lags by one step: publishing, handover, cancellation."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullTokenizer
-from producer.contract.calls import cancel
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions
+from sluice.engine.config import EngineConfig
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullTokenizer
+from sluice.producer.contract.calls import cancel
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import JobOptions
+from sluice.worker.model.load import LoadedModel
 from tests.engine.lagging import LaggingExecutor
 from tests.integration.jobs import (
     KEYS,
@@ -28,12 +29,11 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
-from worker.serving import Served
 
 SLOW = "null?step_s=0.005"
 
 
-def late(served: Served) -> Served:
+def late(served: LoadedModel) -> LoadedModel:
     """The same model, on a device that lags."""
     executor = LaggingExecutor(served.executor)
     return replace(served, executor=executor, engine=LLMEngine(executor, NullTokenizer(), EngineConfig()))
@@ -66,7 +66,7 @@ class TestGivenADeviceThatLags:
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(client)
 
-    def test_when_it_hands_a_job_over_in_flight_then_the_next_one_goes_on_where_it_was_published(
+    def test_when_it_hands_over_a_job_in_flight_then_the_next_resumes_at_the_offset(
         self, valkey: RedisServer, client: Any
     ) -> None:
         ask = Ask(options=JobOptions(max_tokens=100, n=2), seed=5)
@@ -93,7 +93,7 @@ class TestGivenADeviceThatLags:
         check_every_token_once(client, {job_id: ask})
         check_nothing_is_left(client)
 
-    def test_when_a_job_is_cancelled_in_flight_then_it_ends_so_and_another_one_is_not_disturbed(
+    def test_when_a_job_is_cancelled_in_flight_then_no_other_is_disturbed(
         self, valkey: RedisServer, client: Any
     ) -> None:
         other = Ask(options=JobOptions(max_tokens=80), seed=7)

@@ -1,4 +1,4 @@
-"""What keeps a worker from starting: one sentence that says what to do, an exit code, no traceback, no secret."""
+"""Errors at a worker's start: one sentence with the remedy, an exit code, no traceback, no secret."""
 
 import sqlite3
 import time
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from producer.contract.calls import QueueSettings, configure
-from producer.contract.keys import QueueKeys
-from producer.contract.running import run
+from sluice.producer.contract.calls import QueueSettings, configure
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.cli import main
+from sluice.worker.errors import ExitCode
 from tests.servers import RedisServer, redis_server
-from worker.cli import main
-from worker.errors import ExitCode
 
 
 def invoke(*arguments: str, **environ: str) -> Result:
@@ -33,14 +33,14 @@ def guarded() -> Generator[RedisServer]:
 
 
 class TestGivenWrongSettings:
-    def test_when_started_then_every_problem_is_told(self) -> None:
+    def test_when_started_then_every_problem_is_reported(self) -> None:
         result = invoke("start", "--redis-url", "localhost", "--block-size", "many", SLUICE_NUM_BLOKS="3")
 
         assert result.exit_code == ExitCode.MISUSED
         for words in ("--redis-url", "--block-size: expected tokens as a whole number", "SLUICE_NUM_BLOKS"):
             assert words in result.output
 
-    def test_when_engine_settings_contradict_each_other_then_it_is_told(self, valkey: RedisServer) -> None:
+    def test_when_engine_settings_contradict_each_other_then_it_is_reported(self, valkey: RedisServer) -> None:
         result = invoke(
             "start",
             "--model",
@@ -122,7 +122,7 @@ class TestGivenAModelThatIsNotThere:
         )
 
         assert result.exit_code == ExitCode.MISUSED
-        assert "nobody/nothing is no folder here" in result.output
+        assert "nobody/nothing is not a folder on this host" in result.output
 
     def test_when_its_folder_is_empty_then_it_is_said(self, valkey: RedisServer, tmp_path: Path) -> None:
         result = invoke("start", "--redis-url", valkey.url, "--model", str(tmp_path))
@@ -155,7 +155,7 @@ class TestGivenAWellServer:
             "Valkey 9",
             "noeviction",
             "ms a round trip",
-            "will be made at the first start",
+            "will be created at the first start",
             "cpu,",
             "compiler",
         ):
@@ -168,7 +168,7 @@ class TestGivenAWellServer:
 
 
 class TestGivenAServerThatSyncsAtEachWrite:
-    def test_when_the_doctor_looks_then_all_its_disk_can_promise_is_possible_and_replicas_are_not(
+    def test_when_the_doctor_runs_then_disk_levels_are_possible_and_replicas_are_not(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
         with durable_valkey.client() as client:
@@ -196,7 +196,7 @@ class TestGivenAServerThatSyncsAtEachWrite:
 
 class TestGivenAQueueWhoseClockATestHasMoved:
     @pytest.mark.parametrize("name", ["test_clock_ms", "test_clock_offset_ms"])
-    def test_when_the_doctor_looks_then_it_is_a_problem_in_whichever_partition_and_gone_once_removed(
+    def test_when_the_doctor_runs_then_it_is_a_problem_in_any_partition_until_removed(
         self, durable_valkey: RedisServer, tmp_path: Path, name: str
     ) -> None:
         with durable_valkey.client() as client:

@@ -1,12 +1,13 @@
-"""Jobs that go on: after a worker that left, under another model, over a channel or a second of Redis that was lost."""
+"""Resumed jobs: after a worker that left, under another model, over a channel or a second of Redis that was lost."""
 
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from producer.contract.states import JobState
-from producer.contract.wire import JobId, JobOptions, decode_entry
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId, JobOptions, decode_entry
+from sluice.worker.jobs import progress as advance
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -23,7 +24,6 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import RunningWorker, running_worker
 from tests.servers import RedisServer, redis_server
-from worker import advance
 
 SLOW = "null?step_s=0.005"
 LONG = Ask(options=JobOptions(max_tokens=100, n=2), seed=5)
@@ -46,7 +46,7 @@ def leave_in_the_middle(url: str, client: Any, ask: Ask = LONG, *, model: str = 
 
 
 class TestGivenAJobThatAnotherWorkerBegan:
-    def test_when_the_same_model_goes_on_then_nobody_sees_the_seam(self, valkey: RedisServer, client: Any) -> None:
+    def test_when_the_same_model_resumes_then_the_output_has_no_seam(self, valkey: RedisServer, client: Any) -> None:
         job_id = leave_in_the_middle(valkey.url, client)
 
         with running_worker(valkey.url, model__path=SLOW):
@@ -54,7 +54,7 @@ class TestGivenAJobThatAnotherWorkerBegan:
 
         check_every_token_once(client, {job_id: LONG})
 
-    def test_when_nobody_streams_it_then_checkpoints_are_enough(self, valkey: RedisServer, client: Any) -> None:
+    def test_when_no_reader_streams_it_then_checkpoints_are_enough(self, valkey: RedisServer, client: Any) -> None:
         ask = Ask(options=JobOptions(max_tokens=300), stream=False)
         with running_worker(valkey.url, model__path=SLOW, drain__mode="hand-over"):
             (job_id,) = submit_all(client, [ask])
@@ -105,7 +105,7 @@ class TestGivenAJobThatAnotherWorkerBegan:
 
 
 class TestGivenAJobOfWhichOneChoiceHadEnded:
-    """The other goes on under another worker, which must not say the first one's end again."""
+    """Another worker resumes the other choice, and must not publish the first one's end again."""
 
     def test_when_another_worker_goes_on_then_each_choice_has_its_tokens_and_one_end(
         self, valkey: RedisServer, client: Any
@@ -192,7 +192,7 @@ class TestGivenARedisThatLosesItsLastSeconds:
             job_ids = submit_all(client, asks)
             wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
             with copied_aside(server, client):
-                # What the copy holds is what the server will come back with: fewer tokens than it acknowledges below.
+                # The server will restart with this copy: fewer tokens than it acknowledges below.
                 assert all(num_on_channel(client, one) < 40 for one in job_ids)
                 wait_until(lambda: all(num_on_channel(client, one) >= 40 for one in job_ids), "they speak on")
                 server.kill()

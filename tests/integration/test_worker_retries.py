@@ -1,4 +1,4 @@
-"""Errors that are worth another try: the job comes back after its back-off and goes on at its next token."""
+"""Retryable errors: the job returns after its backoff and resumes at its next token."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from producer.contract import calls
-from producer.contract.calls import JobView, QueueSettings
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import JobId, JobOptions
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import JobView, QueueSettings
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import JobId, JobOptions
+from sluice.worker.model.load import LoadedModel
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -23,7 +24,6 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
-from worker.serving import Served
 
 FAULTY = "null?obey_prompts=1"
 
@@ -35,7 +35,7 @@ def client(valkey: RedisServer) -> Generator[Any]:  # Any: redis-py's clients sh
 
 
 def view_of(client: Any, job_id: JobId) -> JobView:
-    """What the queue says of a job that it knows."""
+    """Return the view of a job that the queue must have."""
     (view,) = run(client, calls.status(KEYS, [job_id]))
     assert view is not None
     return view
@@ -63,7 +63,7 @@ class TestGivenAStepThatFailsOnOneJob:
             view = wait_for_failures(client, job_id, 1)
 
             assert (view.state, view.attempt, view.error_code) == (JobState.QUEUED, 1, "engine_error")
-            assert view.error == "the model failed on this request: RuntimeError: told to fail"
+            assert view.error == "the model failed on this request: RuntimeError: injected failure"
             assert [entry.end for entry in read_channel(client, job_id)][-1] is None, "its readers wait"
             assert view.published == (5,)
             let_pass(client, 1000)
@@ -73,7 +73,7 @@ class TestGivenAStepThatFailsOnOneJob:
             check_every_token_once(client, {job_id: ask})
         check_nothing_is_left(client)
 
-    def test_when_it_never_goes_well_then_it_fails_with_its_last_error_after_the_tries_there_are(
+    def test_when_every_try_fails_then_the_job_fails_with_its_last_error(
         self, valkey: RedisServer, client: Any
     ) -> None:
         run(client, calls.configure(KEYS, QueueSettings(max_failures=3)))
@@ -96,7 +96,7 @@ class TestGivenAStepThatFailsOnOneJob:
     def test_when_it_is_one_choice_of_three_then_each_token_of_each_is_there_once(
         self, valkey: RedisServer, client: Any
     ) -> None:
-        # Three times with the others and once alone: the first choice fails, and the others go on without it.
+        # Three times with the others and once alone: the first choice fails, and the others continue without it.
         ask = Ask(prompt="[[fail@6x4]]", options=JobOptions(max_tokens=20, n=3))
         with running_worker(valkey.url, model__path=FAULTY):
             (job_id,) = submit_all(client, [ask])
@@ -138,7 +138,7 @@ class TestGivenAPromptThatBreaksTheTokenizer:
     def test_when_it_is_prepared_then_it_alone_goes_back_and_fails_in_the_end(
         self, valkey: RedisServer, client: Any, error: BaseException
     ) -> None:
-        def breaking(served: Served) -> Served:
+        def breaking(served: LoadedModel) -> LoadedModel:
             def encode(text: str, *, add_special_tokens: bool) -> list[int]:
                 if "bad" in text:
                     raise error

@@ -1,15 +1,15 @@
-"""A worker on a real server: what is submitted is generated, published, ended; in every way a job can be asked for."""
+"""A worker on a real server: every kind of job is generated, published and ended."""
 
 import time
 from typing import Any
 
 import pytest
 
-from producer.contract.calls import cancel, pause
-from producer.contract.keys import QueueKeys
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import JobOptions, Message
+from sluice.producer.contract.calls import cancel, pause
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import JobOptions, Message
 from tests.integration.jobs import (
     KEYS,
     Ask,

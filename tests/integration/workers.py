@@ -5,12 +5,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from worker.config import load_config
-from worker.connections import Connections
-from worker.daemon import Daemon
-from worker.errors import ExitCode
-from worker.serving import Served, load
-from worker.start import build
+from sluice.worker.config import load_config
+from sluice.worker.connection.clients import Connections
+from sluice.worker.errors import ExitCode
+from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.serve.daemon import Daemon
+from sluice.worker.serve.start import build
 
 FAST: dict[str, object] = {
     "model.path": "null",
@@ -25,12 +25,13 @@ FAST: dict[str, object] = {
 class RunningWorker:
     """A daemon on a thread. Changes: it can be asked to stop."""
 
-    def __init__(self, url: str, flags: dict[str, object], change: Callable[[Served], Served]) -> None:
+    def __init__(self, url: str, flags: dict[str, object], change: Callable[[LoadedModel], LoadedModel]) -> None:
         config = load_config({}, flags={"redis.url": url, **FAST, **flags})
         self.incarnation = uuid4().hex
+        self._connections = Connections(url, timeout_s=config.redis.timeout_s)
         self.daemon: Daemon = build(
             config,
-            Connections(url, timeout_s=config.redis.timeout_s),
+            self._connections,
             change(load(config)),
             self.incarnation,
         )
@@ -39,10 +40,13 @@ class RunningWorker:
         self._thread.start()
 
     def _run(self) -> None:
-        self.exit_code = self.daemon.run()
+        try:
+            self.exit_code = self.daemon.run()
+        finally:
+            self._connections.stop()
 
     def stop(self) -> ExitCode | None:
-        """Ask for a drain, and wait for the end."""
+        """Drain the worker, and wait until it ends."""
         self.daemon.stop()
         self._thread.join(30)
         return self.exit_code
@@ -54,7 +58,7 @@ class RunningWorker:
 
 @contextmanager
 def running_worker(
-    url: str, *, change: Callable[[Served], Served] = lambda served: served, **flags: object
+    url: str, *, change: Callable[[LoadedModel], LoadedModel] = lambda served: served, **flags: object
 ) -> Generator[RunningWorker]:
     """A worker that is drained at the end; flags by `section__name`; `change` has the model that it loaded."""
     worker = RunningWorker(url, {name.replace("__", "."): value for name, value in flags.items()}, change)

@@ -7,15 +7,15 @@ from tempfile import gettempdir
 
 import pytest
 
-from kernels import tiles
-from kernels.gated_activation import cpu as gated_activation_cpu
-from kernels.linear import native as linear_native
-from kernels.native import declare, load_library
-from kernels.paged_attention import cpu as paged_attention_cpu
-from kernels.rms_norm import cpu as rms_norm_cpu
-from kernels.sample import cpu as sample_cpu
-from kernels.soft_cap import cpu as soft_cap_cpu
-from kernels.write_kv import cpu as write_kv_cpu
+from sluice.kernels import tiles
+from sluice.kernels.gated_activation import cpu as gated_activation_cpu
+from sluice.kernels.linear import native as linear_native
+from sluice.kernels.native import declare, load_library
+from sluice.kernels.paged_attention import cpu as paged_attention_cpu
+from sluice.kernels.rms_norm import cpu as rms_norm_cpu
+from sluice.kernels.sample import cpu as sample_cpu
+from sluice.kernels.soft_cap import cpu as soft_cap_cpu
+from sluice.kernels.write_kv import cpu as write_kv_cpu
 
 MODULES = (
     tiles,
@@ -47,13 +47,17 @@ def _no_native(_name: str, _arguments: str) -> None:
     return None
 
 
-@pytest.fixture(params=["torch", "native", *NEEDED_FLAGS])
+OTHERS = [pytest.param(march, marks=() if march == "x86-64-v3" else pytest.mark.long) for march in NEEDED_FLAGS]
+"""The fast suite has this machine's own instruction set and the oldest one; each takes seconds to build."""
+
+
+@pytest.fixture(params=["torch", "native", *OTHERS])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The path that the kernels take in this test."""
     return _take(request.param, monkeypatch)
 
 
-@pytest.fixture(params=["native", *NEEDED_FLAGS])
+@pytest.fixture(params=["native", *OTHERS])
 def native_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As `path`, for what only a library can do."""
     return _take(request.param, monkeypatch)

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.block_copies import NUM_GUARDS, copies_rightly
-from kernels.copy_blocks import block_runs, copy_blocks
-from kernels.paged_attention import FP8, KVCache
-from kernels.paged_attention.layout import allocate_packed, allocate_plain
+from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly
+from sluice.kernels.copy_blocks import block_runs, copy_blocks
+from sluice.kernels.paged_attention import FP8, KVCache
+from sluice.kernels.paged_attention.layout import allocate_packed, allocate_plain
 
 NUM_BLOCKS = 9
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def pairs_of_blocks(draw: st.DrawFn) -> list[tuple[int, int]]:
 class TestGivenCachesOfTwoLayers:
     @settings(max_examples=20, deadline=None)
     @given(pairs=pairs_of_blocks())
-    def test_when_blocks_are_copied_then_all_layers_hold_the_bits_of_the_sources_and_no_other_is_touched(
+    def test_when_blocks_are_copied_then_all_layers_match_and_no_other_block_changes(
         self, kind: str, pairs: list[tuple[int, int]]
     ) -> None:
         assert copies_rightly(copy, [cache_of(kind), cache_of(kind)], pairs)
@@ -85,5 +85,5 @@ class TestGivenCachesThatDoNotFit:
     def test_when_a_block_is_scattered_then_it_says_so(self) -> None:
         cache = cache_of("plain float32")
 
-        with pytest.raises(ValueError, match="one run of memory"):
+        with pytest.raises(ValueError, match="contiguous"):
             block_runs([replace(cache, keys=cache.keys[:, :, :, ::2])])

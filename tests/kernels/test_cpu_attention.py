@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
-from kernels.paged_attention.layout import Layout, unpacked
-from kernels.paged_attention.reference import paged_attention_reference
-from kernels.write_kv import HeadNorm, write_kv
-from kernels.write_kv.reference import write_kv_reference
+from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
+from sluice.kernels.paged_attention.layout import Layout, unpacked
+from sluice.kernels.paged_attention.reference import paged_attention_reference
+from sluice.kernels.write_kv import HeadNorm, write_kv
+from sluice.kernels.write_kv.reference import write_kv_reference
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -223,7 +223,7 @@ class TestGivenAMixedBatch:
         torch.testing.assert_close(actual.double(), attend_reference(given, case), rtol=tolerance, atol=tolerance)
 
 
-def check_company(case: Case) -> None:
+def check_batch_invariance(case: Case) -> None:
     """Each sequence alone has the bits that it has among the others."""
     given = make(case)
     together = attend(given, case)
@@ -245,7 +245,7 @@ class TestGivenTheSameSequenceInOtherBatches:
     @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
     def test_when_it_has_neighbours_then_its_bits_do_not_change(self, dtype: torch.dtype) -> None:
         case = Case(lengths=MIXED, dtype=dtype)
-        check_company(case)
+        check_batch_invariance(case)
 
 
 def sinks_of(num_heads: int) -> tuple[float, ...]:
@@ -290,7 +290,7 @@ class TestGivenASoftCapOrSinks:
         self, soft_cap: float, has_sinks: bool, dtype: torch.dtype
     ) -> None:
         case = Case(lengths=MIXED, soft_cap=soft_cap, sinks=sinks_of(6) if has_sinks else None, dtype=dtype)
-        check_company(case)
+        check_batch_invariance(case)
 
     def test_when_a_context_is_empty_or_rows_are_padding_then_they_become_zero(
         self, soft_cap: float, has_sinks: bool, dtype: torch.dtype

@@ -6,14 +6,14 @@
 import pytest
 import torch
 
-from benchmarks.kernel_cases import added_norm_agreement, norm_agreement, soft_cap_agreement
-from kernels.gated_activation import Activation, gated_activation
-from kernels.gated_activation.reference import gated_activation_reference
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
-from kernels.rope import rope
-from kernels.rope.reference import rope_reference
-from kernels.soft_cap import soft_cap
+from benchmarks.kernels.cases import added_norm_agreement, norm_agreement, soft_cap_agreement
+from sluice.kernels.gated_activation import Activation, gated_activation
+from sluice.kernels.gated_activation.reference import gated_activation_reference
+from sluice.kernels.rms_norm import add_rms_norm, rms_norm
+from sluice.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
+from sluice.kernels.rope import rope
+from sluice.kernels.rope.reference import rope_reference
+from sluice.kernels.soft_cap import soft_cap
 
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)]
 NAN = float("nan")
@@ -34,7 +34,7 @@ def rows(num_rows: int, size: int, dtype: torch.dtype, *, seed: int = 0) -> torc
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=str)
 class TestGivenRowsInAWiderBuffer:
     @pytest.mark.parametrize("offset", [0.0, 1.0])
-    def test_when_they_are_normalised_then_they_equal_the_reference_and_nothing_else_changes(
+    def test_when_they_are_normalised_then_only_they_change_and_equal_the_reference(
         self, num_rows: int, size: int, dtype: torch.dtype, tolerance: float, offset: float
     ) -> None:
         x, out = rows(num_rows, size, dtype), rows(num_rows, size, dtype, seed=1)

@@ -6,13 +6,13 @@
 import pytest
 import torch
 
-from kernels.gated_activation import Activation
-from kernels.gated_activation.reference import gated_activation_reference
-from kernels.linear import onednn, pack_linear
-from kernels.linear.cpu import PackedLinear
-from kernels.linear.int8 import quantized
-from kernels.linear.native import Epilogue, NativeLinear
-from kernels.linear.reference import linear_reference
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.reference import gated_activation_reference
+from sluice.kernels.linear import onednn, pack_linear
+from sluice.kernels.linear.cpu import PackedLinear
+from sluice.kernels.linear.int8 import quantized
+from sluice.kernels.linear.native import Epilogue, NativeLinear
+from sluice.kernels.linear.reference import linear_reference
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -64,7 +64,7 @@ class TestGivenANativeProduct:
         exact = _exact(x, weight, is_int8=is_int8) + bias.double()
         torch.testing.assert_close(actual.double(), exact, rtol=2**-8, atol=2**-12)
 
-    def test_when_rows_are_rounded_to_int8_then_each_element_is_off_by_half_a_step_at_most(self) -> None:
+    def test_when_rows_are_rounded_to_int8_then_each_element_is_off_by_half_a_step(self) -> None:
         x, _, _ = _tensors(40, (64, 128), torch.bfloat16)
         unit = torch.eye(128, dtype=torch.bfloat16)
 

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from kernels.philox import Stream, counter_2
-from kernels.philox.reference import gumbel_reference, philox4x32_reference, random_words_reference
-from kernels.sample import MAX_NOISE_SPAN
+from sluice.kernels.philox import Stream, counter_2
+from sluice.kernels.philox.reference import gumbel_reference, philox4x32_reference, random_words_reference
+from sluice.kernels.sample import MAX_NOISE_SPAN
 
 # From the test vectors of Random123 (Salmon et al., 2011): counter, key, words.
 KNOWN_ANSWERS = [

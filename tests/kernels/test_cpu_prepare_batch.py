@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.prepare_batch import PADDING, StepPlan, prepare_batch
-from kernels.prepare_batch.reference import prepare_batch_reference
+from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
+from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 
 NUM_DRAWN = 4
 TOKEN = st.one_of(st.integers(0, 99), st.integers(-NUM_DRAWN, -1), st.just(PADDING))

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.philox import counter_2
-from kernels.sample import SampleOptions, draws_with, sample
-from kernels.sample.reference import kept_set_reference, sample_reference
+from sluice.kernels.philox import counter_2
+from sluice.kernels.sample import SampleOptions, draws_with, sample
+from sluice.kernels.sample.reference import kept_set_reference, sample_reference
 
 NAN, INF = float("nan"), float("inf")
 
@@ -96,7 +96,7 @@ class TestGivenRowsWithEveryFilter:
         alone = [int(sample(logits[i : i + 1], options_of([row]))) for i, row in enumerate(FILTERS)]
         assert alone == together
 
-    def test_when_the_same_rows_are_sampled_step_after_step_then_tokens_equal_the_reference(self) -> None:
+    def test_when_rows_are_sampled_step_after_step_then_tokens_equal_the_reference(self) -> None:
         options = options_of([replace(row, seed=i) for i, row in enumerate(FILTERS)])
         draw = draws_with(options)
         before: tuple[Tensor, list[int]] | None = None

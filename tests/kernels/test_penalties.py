@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.penalties import NO_BIAS, Penalties, apply_penalties
-from kernels.penalties.reference import bias_reference, penalties_reference
+from sluice.kernels.penalties import NO_BIAS, Penalties, apply_penalties
+from sluice.kernels.penalties.reference import bias_reference, penalties_reference
 
 VOCAB_SIZE = 20
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30)

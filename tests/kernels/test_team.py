@@ -1,4 +1,4 @@
-"""The threads that make a step: however many there are, whoever else needs them, and in a process that was forked."""
+"""The threads that make a step: however many there are, who else needs them, and in a process that was forked."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.native import library
-from kernels.sample import SampleOptions, sample
+from sluice.kernels.native import library
+from sluice.kernels.sample import SampleOptions, sample
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_two_callers_at_once_do_not_touch_each_other() -> None:
 
 FORKED = """
 import os, torch
-from kernels.sample import sample
+from sluice.kernels.sample import sample
 from tests.kernels.test_team import greedy
 logits = torch.randn(64, 1000)
 expected, options, out = sample(logits, greedy(64)), greedy(64), torch.zeros(64, dtype=torch.int64)

@@ -41,7 +41,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of one launch."""
+    """The outcome of one launch."""
 
     name: str
     registers: int

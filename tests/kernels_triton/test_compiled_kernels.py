@@ -6,21 +6,22 @@
 import pytest
 import torch
 
-from benchmarks.block_copies import copy_by_kernel
-from benchmarks.kernel_cases import generator_on, make_options, make_penalties
-from kernels.gated_activation.kernel import gated_activation_triton
-from kernels.linear.kernel import int8_product_triton, widen_triton
-from kernels.paged_attention.fp8 import FP8
-from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
-from kernels.penalties.kernel import apply_penalties_triton
-from kernels.prepare_batch import StepPlan
-from kernels.prepare_batch.kernel import prepare_batch_triton
-from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
-from kernels.rope.kernel import rope_triton
-from kernels.sample.kernel import sample_triton
-from kernels.soft_cap.kernel import soft_cap_triton
-from kernels.write_kv import HeadNorm
-from kernels.write_kv.kernel import write_kv_triton
+from benchmarks.gpu.checks.block_copies import copy_by_kernel
+from benchmarks.kernels.cases import generator_on, make_options, make_penalties
+from sluice.kernels.gated_activation.kernel import gated_activation_triton
+from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
+from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.penalties.kernel import apply_penalties_triton
+from sluice.kernels.prepare_batch import StepPlan
+from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
+from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rope.kernel import rope_triton
+from sluice.kernels.sample.kernel import sample_triton
+from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.write_kv import HeadNorm
+from sluice.kernels.write_kv.kernel import write_kv_triton
+from tests.grids import cross_section
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
 
 RUNS_COMPILED = True
@@ -104,8 +105,10 @@ class TestGivenPagedAttention:
             )
         )
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize(("head_size", "max_query_len"), [(64, 1), (128, 1), (256, 1), (128, 500), (256, 500)])
+    @pytest.mark.parametrize(
+        ("head_size", "max_query_len", "dtype"),
+        cross_section([(64, 1), (128, 1), (256, 1), (128, 500), (256, 500)], [torch.bfloat16, torch.float16]),
+    )
     def test_when_the_cache_is_in_fp8_then_it_fits_and_reads_ahead(
         self, dtype: torch.dtype, head_size: int, max_query_len: int
     ) -> None:
@@ -117,10 +120,9 @@ class TestGivenPagedAttention:
         assert "cp.async" in compiled[0].ptx
         assert "e4m3" in compiled[0].ptx
 
-    @pytest.mark.parametrize("sliding_window", [0, 4096])
-    @pytest.mark.parametrize("is_fp8", [False, True])
     @pytest.mark.parametrize(
-        ("head_size", "max_query_len"), [(64, 1), (128, 1), (256, 1), (256, 16), (128, 500), (256, 500)]
+        ("head_size", "max_query_len", "is_fp8", "sliding_window"),
+        cross_section([(64, 1), (128, 1), (256, 1), (256, 16), (128, 500), (256, 500)], [False, True], [0, 4096]),
     )
     def test_when_there_are_a_soft_cap_and_sinks_then_it_fits(
         self, head_size: int, max_query_len: int, is_fp8: bool, sliding_window: int
@@ -236,7 +238,7 @@ class TestGivenTheOtherKernels:
         check_fits(compiled)
 
     @pytest.mark.parametrize(("block_size", "head_size", "is_aligned"), [(16, 128, True), (5, 3, False)])
-    def test_when_block_copies_are_compiled_then_they_fit_and_move_the_widest_words_that_addresses_allow(
+    def test_when_block_copies_are_compiled_then_they_move_the_widest_aligned_words(
         self, block_size: int, head_size: int, is_aligned: bool
     ) -> None:
         caches = [allocate_cuda(3, block_size, 1, head_size, dtype=torch.float16, device=torch.device("cpu"))]

@@ -6,10 +6,10 @@
 import pytest
 import torch
 
-from benchmarks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
-from kernels.paged_attention import FP8, KVCache
-from kernels.paged_attention.kernel import allocate_cuda
-from kernels.paged_attention.layout import allocate_packed, allocate_plain
+from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
+from sluice.kernels.paged_attention import FP8, KVCache
+from sluice.kernels.paged_attention.kernel import allocate_cuda
+from sluice.kernels.paged_attention.layout import allocate_packed, allocate_plain
 from tests.kernels_triton.devices import DEVICES
 
 NUM_BLOCKS = 6
@@ -31,7 +31,7 @@ class TestGivenCachesOfRandomBits:
         [(1, 1, 1, 1), (3, 5, 1, 3), (2, 3, 2, 24), (2, 16, 8, 128)],
     )
     @pytest.mark.parametrize("pairs", [[(0, 1), (0, 4), (5, 3)], []])
-    def test_when_blocks_are_copied_then_all_layers_hold_the_bits_of_the_sources_and_no_other_is_touched(
+    def test_when_blocks_are_copied_then_all_layers_match_and_no_other_block_changes(
         self,
         device: str,
         dtype: torch.dtype,
@@ -67,7 +67,7 @@ class TestGivenOtherLayouts:
 
 class TestGivenAPoolOfMoreThanTwoToThe31Bytes:
     def test_when_a_block_lies_beyond_then_its_address_does_not_wrap(self) -> None:
-        # Pages that nobody writes take no memory.
+        # Pages that are never written take no memory.
         cache = allocate_plain(2**31 // 4096 + 4, 1, 8, 128, dtype=torch.float32, device=torch.device("cpu"))
         source, destination = cache.num_blocks - 1, 3
         cache.keys[source], cache.values[source] = 1.5, -2.5

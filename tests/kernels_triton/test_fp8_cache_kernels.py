@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.kernel_cases import (
+from benchmarks.kernels.cases import (
     AttentionCase,
     AttentionInputs,
     attention_agreement,
@@ -27,12 +27,13 @@ from benchmarks.kernel_cases import (
     same_bits,
     sinks_of,
 )
-from kernels.paged_attention import kernel
-from kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
-from kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
-from kernels.paged_attention.layout import KVCache
-from kernels.write_kv import HeadNorm
-from kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
+from sluice.kernels.paged_attention import kernel
+from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.write_kv import HeadNorm
+from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
+from tests.grids import cross_section
 from tests.kernels_triton.devices import DEVICES
 
 
@@ -89,7 +90,7 @@ class TestGivenHeads:
         assert torch.allclose(found.abs().amax(dim=-1), largest[..., 0], rtol=1e-6)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-    def test_when_an_element_is_not_finite_then_its_head_stands_for_nan_and_no_other_does(self, value: float) -> None:
+    def test_when_an_element_is_not_finite_then_only_its_head_reads_as_nan(self, value: float) -> None:
         heads = torch.ones(2, 2, 8)
         heads[1, 0, 3] = value
 
@@ -203,12 +204,19 @@ class TestGivenACacheInFp8:
         assert attention_agreement(inputs, out).holds
         assert not out[-2:].any()
 
-    @pytest.mark.parametrize(("soft_cap", "has_sinks"), [(2.0, False), (0.0, True), (2.0, True)])
     @pytest.mark.parametrize(
-        ("query_lens", "context_lens", "window"),
-        [([1, 1, 1], [1, 17, 200], 0), ([1, 1], [100, 64], 33), ([20, 1, 5], [50, 70, 5], 0), ([18, 1], [60, 50], 16)],
+        ("soft_cap", "has_sinks", "query_lens", "context_lens", "window", "head_size"),
+        cross_section(
+            [(2.0, False), (0.0, True), (2.0, True)],
+            [
+                ([1, 1, 1], [1, 17, 200], 0),
+                ([1, 1], [100, 64], 33),
+                ([20, 1, 5], [50, 70, 5], 0),
+                ([18, 1], [60, 50], 16),
+            ],
+            [24, 64, 256],
+        ),
     )
-    @pytest.mark.parametrize("head_size", [24, 64, 256])
     def test_when_there_is_a_soft_cap_or_a_sink_then_it_sees_what_the_cache_stands_for(
         self,
         device: str,

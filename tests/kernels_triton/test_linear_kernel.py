@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import agreement, generator_on, product_agreement, random_tensor, same_bits
-from kernels.linear import cuda
-from kernels.linear.cuda import Int8Linear, pack_linear_cuda
-from kernels.linear.int8 import dequantized, quantized
-from kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
+from benchmarks.kernels.cases import agreement, generator_on, product_agreement, random_tensor, same_bits
+from sluice.kernels.linear import cuda
+from sluice.kernels.linear.cuda import Int8Linear, pack_linear_cuda
+from sluice.kernels.linear.int8 import dequantized, quantized
+from sluice.kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
 from tests.kernels_triton.devices import DEVICES
 
 SPLIT = ProductConfig(block_n=16, block_k=16, num_parts=3, num_warps=4, num_stages=2)
@@ -65,7 +65,7 @@ class TestGivenAWeightInInt8:
     ) -> None:
         generator = generator_on(device)
         weight, scales = narrow_weight(out_size, in_size, generator)
-        # A slice of a wider buffer: what lies beside a row is not read.
+        # A slice of a wider buffer: what lies next to a row is not read.
         x = random_tensor(num_tokens, in_size + 3, dtype=dtype, generator=generator)
         x[:, in_size:] = float("nan")
         bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None

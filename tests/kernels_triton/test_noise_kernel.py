@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.philox.kernel import gumbel, random_words_triton
-from kernels.philox.reference import gumbel_reference, random_words_reference
+from sluice.kernels.philox.kernel import gumbel, random_words_triton
+from sluice.kernels.philox.reference import gumbel_reference, random_words_reference
 from tests.kernels_triton.devices import DEVICES
 
 ONE_DTYPE = [DEVICES[0], DEVICES[2]]

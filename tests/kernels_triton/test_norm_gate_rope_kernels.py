@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from benchmarks.kernel_cases import (
+from benchmarks.kernels.cases import (
     added_norm_agreement,
     gate_agreement,
     generator_on,
@@ -17,12 +17,12 @@ from benchmarks.kernel_cases import (
     same_bits,
     soft_cap_agreement,
 )
-from kernels.gated_activation import Activation
-from kernels.gated_activation.kernel import gated_activation_triton
-from kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
-from kernels.rms_norm.reference import rms_norm_reference
-from kernels.rope.kernel import rope_triton
-from kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated_activation_triton
+from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rms_norm.reference import rms_norm_reference
+from sluice.kernels.rope.kernel import rope_triton
+from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from tests.kernels_triton.devices import DEVICES
 
 EPS = 1e-6
@@ -79,11 +79,11 @@ class TestGivenRows:
         # Which norm is added, the rounded one or the exact one, no tolerance shows; the bits do.
         assert dtype == torch.float32 or num_tokens == 0 or float((residual == expected).double().mean()) > 0.98
 
-    def test_when_a_weight_is_kept_as_its_distance_from_one_then_their_sum_is_not_rounded(
+    def test_when_a_weight_is_stored_as_an_offset_from_one_then_the_sum_is_not_rounded(
         self, device: str, dtype: torch.dtype
     ) -> None:
         x = random_tensor(2, 60, dtype=dtype, generator=generator_on(device))
-        weight = torch.full((60,), 2.0**-14, dtype=dtype, device=device)  # lost beside 1 in 16 bits
+        weight = torch.full((60,), 2.0**-14, dtype=dtype, device=device)  # lost next to 1 in 16 bits
         out = torch.empty(2, 60, dtype=torch.float32, device=device)
 
         rms_norm_triton(x, weight, eps=EPS, weight_offset=1.0, out=out)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import (
+from benchmarks.kernels.cases import (
     AttentionCase,
     AttentionInputs,
     attention_agreement,
@@ -22,9 +22,10 @@ from benchmarks.kernel_cases import (
     same_bits,
     sinks_of,
 )
-from kernels.paged_attention import kernel
-from kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
-from kernels.paged_attention.layout import KVCache, Layout
+from sluice.kernels.paged_attention import kernel
+from sluice.kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
+from sluice.kernels.paged_attention.layout import KVCache, Layout
+from tests.grids import cross_section, fast_only
 from tests.kernels_triton.devices import DEVICES, ON_CPU
 
 SEGMENT = 64
@@ -66,7 +67,7 @@ def case_with(
     )
 
 
-EXTRAS = {"soft cap": (2.0, False), "sinks": (0.0, True), "both": (2.0, True)}
+CAP_ALONE, SINKS_ALONE, BOTH = EXTRAS = (2.0, False), (0.0, True), (2.0, True)
 """The soft cap, and whether there are sinks. Most scores here are below two, some above: the cap bends them well."""
 
 
@@ -282,10 +283,10 @@ class TestGivenAMixedBatch:
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
-@pytest.mark.parametrize(("soft_cap", "has_sinks"), EXTRAS.values(), ids=EXTRAS)
 class TestGivenASoftCapOrSinks:
-    @pytest.mark.parametrize("window", [0, 1, 16, 100])
-    @pytest.mark.parametrize("block_size", [8, 16])
+    @pytest.mark.parametrize(
+        ("soft_cap", "has_sinks", "window", "block_size"), cross_section(EXTRAS, [0, 1, 16, 100], [8, 16])
+    )
     def test_when_decodes_are_split_or_not_then_every_row_agrees(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, window: int, block_size: int
     ) -> None:
@@ -297,7 +298,7 @@ class TestGivenASoftCapOrSinks:
 
         assert attention_agreement(inputs, out).holds
 
-    @pytest.mark.parametrize("window", [0, 1, 16, 40])
+    @pytest.mark.parametrize(("soft_cap", "has_sinks", "window"), cross_section(EXTRAS, [0, 1, 16, 40]))
     def test_when_prompts_and_decodes_are_mixed_then_every_row_agrees(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, window: int
     ) -> None:
@@ -306,10 +307,9 @@ class TestGivenASoftCapOrSinks:
 
         assert attention_agreement(inputs, attend(inputs)).holds
 
-    @pytest.mark.parametrize("query_lens", [[1, 1, 1], [25, 1, 9]])
     @pytest.mark.parametrize(
-        ("num_heads", "num_kv_heads", "head_size"),
-        [(3, 1, 64), (7, 1, 80), (4, 2, 128), (4, 2, 256)],
+        ("soft_cap", "has_sinks", "num_heads", "num_kv_heads", "head_size", "query_lens"),
+        cross_section(EXTRAS, [(3, 1, 64), (7, 1, 80), (4, 2, 128), (4, 2, 256)], [[1, 1, 1], [25, 1, 9]]),
     )
     def test_when_heads_share_keys_in_any_number_then_each_has_its_own_sink(
         self,
@@ -331,7 +331,7 @@ class TestGivenASoftCapOrSinks:
 
         assert attention_agreement(inputs, out).holds
 
-    @pytest.mark.parametrize("query_lens", [[1, 1], [30, 1]])
+    @pytest.mark.parametrize(("soft_cap", "has_sinks", "query_lens"), cross_section(EXTRAS, [[1, 1], [30, 1]]))
     def test_when_rows_are_padding_then_they_become_zeros(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool, query_lens: list[int]
     ) -> None:
@@ -344,6 +344,7 @@ class TestGivenASoftCapOrSinks:
         assert attention_agreement(inputs, out).holds
         assert torch.equal(out[-6:], torch.zeros_like(out[-6:]))
 
+    @pytest.mark.parametrize(("soft_cap", "has_sinks"), fast_only([BOTH], [CAP_ALONE, SINKS_ALONE]))
     def test_when_others_join_or_the_batch_is_permuted_then_a_row_keeps_its_bits(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
     ) -> None:
@@ -363,6 +364,7 @@ class TestGivenASoftCapOrSinks:
         assert same_bits(together[order], moved)
         assert same_bits(together[1:2], apart)
 
+    @pytest.mark.parametrize(("soft_cap", "has_sinks"), fast_only([BOTH], [CAP_ALONE, SINKS_ALONE]))
     def test_when_a_segment_is_of_the_usual_size_then_what_crosses_it_agrees(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
     ) -> None:
@@ -373,8 +375,10 @@ class TestGivenASoftCapOrSinks:
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenASoftCap:
-    @pytest.mark.parametrize("soft_cap", [1e-20, 0.01, 5.0, 50.0, 1e4, 1e20])
-    @pytest.mark.parametrize("query_lens", [[1, 1, 1], [20, 1, 3]])
+    @pytest.mark.parametrize(
+        ("soft_cap", "query_lens"),
+        cross_section([1e-20, 0.01, 5.0, 50.0, 1e4, 1e20], [[1, 1, 1], [20, 1, 3]]),
+    )
     def test_when_scores_are_far_beyond_it_or_far_below_then_they_agree(
         self, device: str, dtype: torch.dtype, soft_cap: float, query_lens: list[int]
     ) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernel_cases import generator_on, make_penalties, penalties_agreement, random_tensor, same_bits
-from kernels.penalties import NO_BIAS
-from kernels.penalties.cpu import apply_penalties_cpu
-from kernels.penalties.kernel import BLOCK, apply_penalties_triton
+from benchmarks.kernels.cases import generator_on, make_penalties, penalties_agreement, random_tensor, same_bits
+from sluice.kernels.penalties import NO_BIAS
+from sluice.kernels.penalties.cpu import apply_penalties_cpu
+from sluice.kernels.penalties.kernel import BLOCK, apply_penalties_triton
 from tests.kernels_triton.devices import DEVICES
 
 
@@ -24,7 +24,7 @@ class TestGivenLogits:
         self, device: str, dtype: torch.dtype, num_rows: int, vocab_size: int, per_row: int
     ) -> None:
         generator = generator_on(device)
-        # Rows of a wider buffer: what lies beside them must stay NaN.
+        # Rows of a wider buffer: what lies next to them must stay NaN.
         wide = random_tensor(num_rows, vocab_size + 3, dtype=dtype, generator=generator, spread=3)
         wide[:, vocab_size:] = float("nan")
         logits = wide[:, :vocab_size].clone()

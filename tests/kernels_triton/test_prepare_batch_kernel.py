@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import NO_BLOCK
-from kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
-from kernels.prepare_batch.cpu import prepare_batch_cpu
-from kernels.prepare_batch.kernel import prepare_batch_triton
-from kernels.prepare_batch.reference import prepare_batch_reference
+from benchmarks.kernels.cases import NO_BLOCK
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
+from sluice.kernels.prepare_batch.cpu import prepare_batch_cpu
+from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
+from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 from tests.kernels_triton.devices import DEVICES
 
 Prepare = Callable[..., PreparedTokens]
@@ -112,7 +112,7 @@ class TestGivenAPlan:
         assert prepare(plan, None, block_size=4, spare_slot=0).input_ids.tolist() == [7, 0, 9]
 
     @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
-    def test_when_tokens_are_odd_in_number_then_every_row_is_aligned_so_that_nothing_is_compiled_anew(
+    def test_when_the_number_of_tokens_is_odd_then_rows_stay_aligned(
         self, device: str, prepare: Prepare, num_tokens: int
     ) -> None:
         found = prepare(plan_of([num_tokens], [9], 4, device), drawn(2, device), block_size=4, spare_slot=0)

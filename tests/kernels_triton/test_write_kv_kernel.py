@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import WriteInputs, generator_on, make_write, same_bits, write_agreement
-from kernels.paged_attention.kernel import allocate_cuda
-from kernels.paged_attention.layout import KVCache
-from kernels.write_kv.kernel import write_kv_triton
-from kernels.write_kv.reference import write_kv_reference
+from benchmarks.kernels.cases import WriteInputs, generator_on, make_write, same_bits, write_agreement
+from sluice.kernels.paged_attention.kernel import allocate_cuda
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.write_kv.kernel import write_kv_triton
+from sluice.kernels.write_kv.reference import write_kv_reference
 from tests.kernels_triton.devices import DEVICES
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.model_runner import ModelOptions, load_model_runner
-from engine.null_model import NullTokenizer
-from engine.request import Request, TokenDelta, TokenLogprobs
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullTokenizer
+from sluice.engine.request import Request, TokenDelta, TokenLogprobs
 from tests.engine.lagging import on_late_device
 
 

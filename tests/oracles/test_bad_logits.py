@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.request import Request, SamplingParams
+from sluice.engine.request import Request, SamplingParams
 from tests.oracles.engines import DISTURBED, run
 from tests.oracles.tiny_models import TINY_MODELS
 

@@ -8,13 +8,13 @@ from unittest.mock import patch
 
 import pytest
 
-from engine import model_runner
-from engine.config import EngineConfig
-from engine.llm_engine import LLMEngine
-from engine.model_runner import ModelOptions, load_model_runner
-from engine.null_model import NullTokenizer
-from engine.request import Request, SamplingParams
-from kernels.copy_blocks import copy_blocks
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution import model_runner
+from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullTokenizer
+from sluice.engine.request import Request, SamplingParams
+from sluice.kernels.copy_blocks import copy_blocks
 from tests.oracles.engines import Outcome
 from tests.oracles.tiny_models import TINY_MODELS
 
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def requests() -> list[Request]:
-    """Prompts that go on differently from the middle of a block, one from within the shared part, one with choices."""
+    """Prompts that differ from the middle of a block, one from within the shared part, one with choices."""
     tails = [(5, 6), (8,), (50,) * 9, (), (5, 6)]
     return [
         Request(

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledSequence
-from engine.batch_tensors import BatchLayout
-from engine.kv_cache import make_caches
-from engine.loader import open_model_folder
-from engine.models.config import parse_config
-from engine.models.decoder import Decoder
-from engine.models.load import WeightForm, load_decoder
-from engine.request import SamplingParams
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.execution.kv_cache import make_caches
+from sluice.engine.execution.layout import BatchLayout
+from sluice.engine.models.config import parse_config
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
 CPU = torch.device("cpu")

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledSequence
-from engine.batch_tensors import BatchLayout
-from engine.kv_cache import make_caches
-from engine.loader import open_model_folder
-from engine.models.config import parse_config
-from engine.models.decoder import Decoder
-from engine.models.load import WeightForm, load_decoder
-from engine.request import SamplingParams
-from engine.sequence import Sequence as Tokens
-from kernels.linear import cpu as linear_cpu
-from kernels.native import library
-from kernels.paged_attention import FP8, KVCache
-from kernels.write_kv import HeadNorm
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.execution.kv_cache import make_caches
+from sluice.engine.execution.layout import BatchLayout
+from sluice.engine.models.config import parse_config
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import open_model_folder
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence as Tokens
+from sluice.kernels.linear import cpu as linear_cpu
+from sluice.kernels.native import library
+from sluice.kernels.paged_attention import FP8, KVCache
+from sluice.kernels.write_kv import HeadNorm
 from tests.oracles.tiny_models import GEMMA2, GEMMA3, TinyModel
 
 CPU = torch.device("cpu")
@@ -162,7 +162,7 @@ def test_a_token_has_the_same_bits_in_a_prefill_in_chunks_as_a_decode_and_alone(
     assert torch.equal(torch.cat(alone), expected)
 
 
-def test_steps_that_come_in_the_memory_of_earlier_ones_are_computed_as_if_they_were_the_first(decoder: Decoder) -> None:
+def test_steps_in_reused_memory_equal_first_steps(decoder: Decoder) -> None:
     """One layout serves all steps: a step may bring back its tensors with other numbers, or others of another size."""
     _, first, second, *_ = sequences()
     others = [caches_of(decoder) for _ in range(2)]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.request import Request, SamplingParams
+from sluice.engine.request import Request, SamplingParams
 from tests.oracles.engines import DISTURBED, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 

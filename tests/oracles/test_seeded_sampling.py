@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from engine.request import ChoiceProgress, Request, SamplingParams
+from sluice.engine.request import ChoiceProgress, Request, SamplingParams
 from tests.oracles.engines import CALM, DISTURBED, Outcome, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS
 
@@ -30,7 +30,7 @@ PARAMS = {
 LOGPROB_BOUND = 2e-5
 """In fp32: a product of matrices sums in another order when it has other rows, as a prefill of what decodes made has.
 
-Seen: 4.1e-6 at most, resumed or in company; they are hardly ever equal to the last bit.
+Seen: 4.1e-6 at most, resumed or in a batch; they are hardly ever equal to the last bit.
 """
 
 
@@ -56,7 +56,7 @@ def folder() -> Path:
 
 @cache
 def alone() -> Outcome:
-    """Each request in an engine of its own."""
+    """Each request in a separate engine."""
     outcome = Outcome()
     for request in requests():
         single = run(folder(), [request])
@@ -66,7 +66,7 @@ def alone() -> Outcome:
 
 
 @pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
-def test_tokens_are_the_same_in_any_company(setting: Setting) -> None:
+def test_tokens_are_the_same_in_any_batch(setting: Setting) -> None:
     outcome = run(folder(), requests(), setting)
 
     assert outcome.token_ids == alone().token_ids
@@ -87,7 +87,7 @@ def check_logprobs(outcome: Outcome, cut: int = 0) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 15])
-def test_tokens_go_on_where_an_earlier_attempt_stopped(cut: int) -> None:
+def test_tokens_resume_where_an_earlier_attempt_stopped(cut: int) -> None:
     resumed = [
         replace(
             request,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from producer import Producer
-from producer.contract.database import open_database
+from sluice.producer import Producer
+from sluice.producer.contract.database import open_database
+from sluice.worker.history.migrate import migrate
 from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
-from worker.migrate import migrate
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def _postgres_url() -> Generator[str]:
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def history_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A migrated history on each database in turn; tests in it use ids of their own."""
+    """A migrated history on each database in turn; each test uses other ids."""
     if request.param == "postgres":
         url = str(request.getfixturevalue("_postgres_url"))
     else:

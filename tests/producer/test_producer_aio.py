@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from producer import AsyncProducer, Receipt, StreamEvent
-from producer.contract.states import JobState
-from producer.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound, ResultTimeout
+from sluice.producer import AsyncProducer, Receipt, StreamEvent
+from sluice.producer.contract.states import JobState
+from sluice.producer.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound, ResultTimeout
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
@@ -119,7 +119,7 @@ class TestGivenManyReaders:
 
         assert texts == ["abc", "bc"]
 
-    async def test_when_one_is_cancelled_then_the_others_go_on(
+    async def test_when_one_is_cancelled_then_the_others_continue(
         self, aproducer: AsyncProducer, worker: HandWorker
     ) -> None:
         receipt = await aproducer.submit("hello")
@@ -135,7 +135,7 @@ class TestGivenManyReaders:
         assert leaving.cancelled()
         assert events[-1].end is not None
 
-    async def test_when_the_connection_breaks_then_they_go_on(
+    async def test_when_the_connection_breaks_then_they_continue(
         self, aproducer: AsyncProducer, worker: HandWorker, redis_client: Any
     ) -> None:
         receipt = await aproducer.submit("hello")
@@ -150,7 +150,7 @@ class TestGivenManyReaders:
 
         assert [token for event in events for token in event.token_ids] == [0, 1, 2, 3, 4]
 
-    async def test_when_it_takes_too_long_then_it_says_that_the_job_goes_on(self, aproducer: AsyncProducer) -> None:
+    async def test_when_it_takes_too_long_then_it_says_that_the_job_continues(self, aproducer: AsyncProducer) -> None:
         receipt = await aproducer.submit("hello")
 
         with pytest.raises(ResultTimeout):
@@ -168,8 +168,8 @@ class TestGivenACallThatIsCancelled:
         asking = asyncio.create_task(aproducer.status(receipt))
         for _ in range(num_turns):
             await asyncio.sleep(0)
-        is_told = asking.cancel()
+        is_cancelled = asking.cancel()
         await asyncio.wait([asking], timeout=5)
 
-        assert asking.cancelled() == is_told
+        assert asking.cancelled() == is_cancelled
         assert (await aproducer.queue())[0].waiting_jobs == 1

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from producer import AsyncProducer, Producer, Receipt
-from producer.cli import main
-from producer.contract.database import open_database
-from producer.contract.states import JobState
-from producer.contract.tables import jobs
-from producer.contract.wire import decode_prompt
+from sluice.producer import AsyncProducer, Producer, Receipt
+from sluice.producer.cli.main import main
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.tables import jobs
+from sluice.producer.contract.wire import decode_prompt
+from sluice.producer.operations import submission
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
@@ -163,7 +164,7 @@ class TestGivenJobsInTheQueue:
         assert deleted.code == 1
         assert "the history was not changed" in deleted.err
 
-    def test_when_dead_ones_are_requeued_by_a_filter_then_they_are_shown_first_and_go_with_yes(
+    def test_when_dead_jobs_are_requeued_by_filter_then_they_are_listed_and_confirmed(
         self, run: Run, producer: Producer, worker: HandWorker
     ) -> None:
         ids = [producer.submit(prompt, tenant="acme").id for prompt in ("a", "b")]
@@ -277,7 +278,7 @@ class TestGivenAFile:
             assert label in said.out
         assert "n/a" not in said.out
 
-    def test_when_it_is_submitted_again_then_nothing_is_submitted_twice_unless_deliberately(
+    def test_when_it_is_submitted_again_then_nothing_is_submitted_twice_by_default(
         self, run: Run, producer: Producer, tmp_path: Path
     ) -> None:
         write_lines(tmp_path / "in.jsonl", {"prompt": "same"}, {"prompt": "same"}, {"prompt": "other"})
@@ -337,9 +338,10 @@ class TestGivenAFile:
         assert "2 lines are bad and nothing was submitted" in said.err
         assert producer.queue()[0].waiting_jobs == 0
 
-    def test_when_the_queue_is_full_then_it_waits_and_goes_on(
-        self, run: Run, valkey: RedisServer, producer: Producer, tmp_path: Path
+    def test_when_the_queue_is_full_then_it_waits_and_continues(
+        self, run: Run, valkey: RedisServer, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(submission, "UNKNOWN_WAIT_S", 0.5)
         run("queues", "set", "--max-waiting-jobs", "20")
         write_lines(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(50)))
 
@@ -415,7 +417,7 @@ class TestGivenAMisuse:
         assert "Traceback" not in said.err
         assert "opensesame" not in said.err
 
-    def test_when_help_is_asked_for_then_every_command_explains_itself_and_the_codes_are_listed(self, run: Run) -> None:
+    def test_when_help_is_asked_for_then_commands_and_exit_codes_are_described(self, run: Run) -> None:
         commands = [[], ["ask"], ["submit"], ["stream"], ["result"], ["cancel"], ["requeue"], ["delete"], ["jobs"],
                     ["jobs", "list"], ["jobs", "show"], ["jobs", "latency"], ["queues"], ["queues", "list"],
                     ["queues", "show"], ["queues", "pause"], ["queues", "resume"], ["queues", "purge"],
@@ -444,7 +446,7 @@ class TestGivenAProcessOfItsOwn:
     def test_when_ctrl_c_is_pressed_while_asking_then_the_job_is_cancelled(
         self, environ: dict[str, str], producer: Producer, worker: HandWorker
     ) -> None:
-        command = [sys.executable, "-c", "from producer.cli import main; main()", "ask", "hello"]
+        command = [sys.executable, "-c", "from sluice.producer.cli.main import main; main()", "ask", "hello"]
         with subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_hear_ctrl_c
         ) as asking:
@@ -471,7 +473,9 @@ class TestGivenAProcessOfItsOwn:
         [leased] = worker.pull()
         worker.say(leased, list(range(50_000)), "x" * 200_000)
         worker.say(leased, [1], "y", end=JobState.DONE)
-        command = f"{sys.executable} -c 'from producer.cli import main; main()' stream {receipt.id} | head -c 5"
+        command = (
+            f"{sys.executable} -c 'from sluice.producer.cli.main import main; main()' stream {receipt.id} | head -c 5"
+        )
 
         ended = subprocess.run(command, shell=True, env=environ, capture_output=True, check=False, timeout=30)
 
@@ -487,7 +491,7 @@ def seconds_of(*names):
         __import__(name)
     return time.process_time() - begin
 libraries = seconds_of("redis.asyncio", "click", "rich.console", "msgpack")
-ours = seconds_of("producer.client", "producer.cli", "producer.aio")
+ours = seconds_of("sluice.producer.client", "sluice.producer.cli.main", "sluice.producer.aio")
 heavy = {"torch", "transformers", "alembic", "rq", "numpy", "tokenizers", "sqlalchemy"} & set(sys.modules)
 print(ours / libraries, sorted(heavy))
 """
@@ -500,7 +504,7 @@ print(ours / libraries, sorted(heavy))
 
 
 class TestGivenAHistory:
-    """Rows as a recorder writes them, beside the queue."""
+    """Rows as a recorder writes them, next to the queue."""
 
     @pytest.fixture
     def job_id(self, sqlite_url: str, producer: Producer, worker: HandWorker, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from producer import Producer, Receipt, StreamEvent, job
-from producer.contract.calls import QueueSettings
-from producer.contract.states import JobState
-from producer.contract.wire import ChannelEntry, JobId, Message, decode_prompt, encode_entry
-from producer.errors import (
+from sluice.producer import Producer, Receipt, StreamEvent, job
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import ChannelEntry, JobId, Message, decode_prompt, encode_entry
+from sluice.producer.errors import (
     BadOffset,
     ChannelExpired,
     IdempotencyConflict,
@@ -27,7 +27,7 @@ from producer.errors import (
     ResultExpired,
     ResultTimeout,
 )
-from producer.following import Cursor
+from sluice.producer.operations.follow import Cursor
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
@@ -137,7 +137,7 @@ class TestGivenAnEmptyQueue:
 
 
 class TestGivenManyJobs:
-    def test_when_they_are_submitted_then_answers_come_in_order_and_bad_ones_stand_in_their_place(
+    def test_when_they_are_submitted_then_answers_and_errors_are_in_order(
         self, producer: Producer, worker: HandWorker
     ) -> None:
         prompts: list[Any] = [f"prompt {i}" for i in range(700)]
@@ -249,7 +249,7 @@ class TestGivenARunningJob:
         assert rest[-1].end is not None
 
     @pytest.mark.parametrize("place", [2, "2", "2:2", Cursor(2, 2)], ids=str)
-    def test_when_a_reader_comes_back_then_it_goes_on_where_it_was(
+    def test_when_a_reader_comes_back_then_it_resumes_where_it_was(
         self, producer: Producer, worker: HandWorker, running: Any, place: Any
     ) -> None:
         worker.say(running, [4], "d", end=JobState.DONE)
@@ -276,7 +276,7 @@ class TestGivenARunningJob:
         with pytest.raises(BadOffset, match="choices 0 to 0"):
             list(producer.stream(running.id, choice=1))
 
-    def test_when_the_place_lies_within_an_event_then_a_cursor_is_exact_and_a_bare_offset_is_refused(
+    def test_when_the_place_is_within_an_event_then_a_bare_offset_is_refused(
         self, producer: Producer, worker: HandWorker, running: Any
     ) -> None:
         worker.say(running, [], "", end=JobState.DONE)
@@ -288,7 +288,7 @@ class TestGivenARunningJob:
         with pytest.raises(BadOffset, match="between two events"):
             list(producer.stream(running.id, 1))
 
-    def test_when_its_result_is_awaited_too_briefly_then_it_says_that_the_job_goes_on(
+    def test_when_its_result_is_awaited_too_briefly_then_it_says_that_the_job_continues(
         self, producer: Producer, running: Any
     ) -> None:
         begin_s = time.monotonic()
@@ -320,7 +320,7 @@ class TestGivenARunningJob:
         assert found[0][0] == "abcxxxxx"
         assert found[0][1] - ended_s < 1
 
-    def test_when_it_is_cancelled_then_the_worker_is_asked_and_its_end_carries_what_there_is(
+    def test_when_it_is_cancelled_then_the_worker_ends_it_with_the_tokens_so_far(
         self, producer: Producer, worker: HandWorker, running: Any
     ) -> None:
         asked = producer.cancel(running.id, reason="no longer needed")
@@ -338,7 +338,7 @@ class TestGivenARunningJob:
     ) -> None:
         events = producer.stream(running.id)
         seen = [next(events), next(events)]
-        worker.farewell([running])
+        worker.deregister([running])
         other = HandWorker(redis_client, incarnation="other", outputs=worker.outputs)
         [leased] = other.pull()
         other.say(leased, [4], "d", end=JobState.DONE)
@@ -349,7 +349,7 @@ class TestGivenARunningJob:
         assert tokens_of(seen) == [1, 2, 3, 4]
         assert text_of(seen) == "abcd"
 
-    def test_when_the_server_lost_its_last_second_and_entries_come_anew_with_other_bounds_then_no_token_comes_twice(
+    def test_when_entries_are_resent_with_other_bounds_then_no_token_comes_twice(
         self, producer: Producer, worker: HandWorker, running: Any, redis_client: Any
     ) -> None:
         worker.say(running, [4, 5], "de")
@@ -388,7 +388,7 @@ class TestGivenAWaitingJob:
 
         assert producer.cancel_many([*ids, UNKNOWN]) == ["cancelled"] * 100 + ["unknown"]
 
-    def test_when_the_queue_is_paused_then_workers_get_nothing_until_it_goes_on(
+    def test_when_the_queue_is_paused_then_workers_get_nothing_until_it_is_resumed(
         self, producer: Producer, worker: HandWorker
     ) -> None:
         producer.submit("hello")
@@ -430,7 +430,7 @@ class TestGivenAFailedJob:
         assert end is not None
         assert (end.state, end.error, end.error_code) == (JobState.FAILED, "the model fell over", "nan_logits")
 
-    def test_when_it_is_requeued_then_it_goes_on_and_readers_at_its_end_see_the_rest(
+    def test_when_it_is_requeued_then_it_continues_and_readers_at_its_end_see_the_rest(
         self, producer: Producer, worker: HandWorker, failed: Any
     ) -> None:
         assert producer.requeue([failed.id, UNKNOWN]) == [True, False]
@@ -486,7 +486,7 @@ class TestGivenAnEndedJobWhoseChannelHasExpired:
     def test_when_it_is_read_after_its_end_then_nothing_comes(self, producer: Producer, ended: Any) -> None:
         assert list(producer.stream(ended.id, "3:4:end")) == []
 
-    def test_when_it_is_read_from_a_bare_offset_then_the_text_cannot_be_cut_and_it_says_so(
+    def test_when_it_is_read_from_a_bare_offset_then_uncut_text_is_refused(
         self, producer: Producer, ended: Any
     ) -> None:
         with pytest.raises(ChannelExpired, match="cursor"):
@@ -504,7 +504,7 @@ class TestGivenAnEndedJobWhoseChannelHasExpired:
 
 
 class TestGivenAJobWithChoices:
-    def test_when_they_are_generated_then_each_has_its_own_channel_and_the_result_has_all(
+    def test_when_they_are_generated_then_each_has_a_channel_and_the_result_has_all(
         self, producer: Producer, worker: HandWorker
     ) -> None:
         receipt = producer.submit("hello", n=3)

@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from producer import AsyncProducer, Producer
-from producer.contract import limits
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
-from producer.control import BatchCancelled, DeadFilter
-from producer.errors import BatchNotFound, InvalidJob, QueueRefused
+from sluice.producer import AsyncProducer, Producer
+from sluice.producer.contract import limits
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import BatchNotFound, InvalidJob, QueueRefused
+from sluice.producer.operations.batches import BatchCancelled
+from sluice.producer.operations.dead import DeadFilter
 from tests.contract.driving import Queue, check, ending, new_job
 from tests.servers import RedisServer
 
@@ -76,7 +77,7 @@ class TestGivenADeadSet:
         assert [(job.id, job.published) for job in jobs] == [(one, (1,)) for one in meant]
         check(queue)
 
-    def test_when_it_is_at_its_bound_of_ten_thousand_then_all_of_it_is_found_once_and_goes_back(
+    def test_when_it_holds_ten_thousand_then_all_are_listed_once_and_requeued(
         self, queue: Queue, producer: Producer
     ) -> None:
         # One more than it holds: the oldest has made room.
@@ -96,7 +97,7 @@ class TestGivenADeadSet:
     def test_when_many_failed_in_the_same_millisecond_then_pages_lose_none(
         self, queue: Queue, producer: Producer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("producer.control.DEAD_PER_PAGE", 3)
+        monkeypatch.setattr("sluice.producer.operations.dead.DEAD_PER_PAGE", 3)
         ids = [*fail(queue, *[f"a{i}" for i in range(8)])]
         queue.pass_time(1)
         ids += fail(queue, "b", "c")

@@ -1,14 +1,14 @@
-"""What a client says of durability before it sends anything, and what the `producer` command makes of it."""
+"""What a client reports of durability before it sends anything, and how the `producer` command shows it."""
 
 from pathlib import Path
 
 import pytest
 
-from producer import AsyncProducer, Producer
-from producer.cli import main
-from producer.contract.calls import QueueSettings
-from producer.contract.durability import Durability, Level, read_durability
-from producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, LessDurable
+from sluice.producer import AsyncProducer, Producer
+from sluice.producer.cli.main import main
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.durability import Durability, Level, read_durability
+from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, LessDurable
 from tests.servers import RedisServer
 
 

@@ -1,4 +1,4 @@
-"""The embedded server: a real one, found or started, whoever comes first."""
+"""The embedded server: a real one, found or started, by one process or several."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import redis
 
-from producer import embedded
-from producer.embedded import Embedded
-from producer.errors import EmbeddedServerError
+from sluice.producer import embedded
+from sluice.producer.embedded import Embedded
+from sluice.producer.errors import EmbeddedServerError
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ class TestGivenNoServerYet:
         program = f"""
 import time
 from pathlib import Path
-from producer import embedded
+from sluice.producer import embedded
 embedded.ensure(Path({str(folder)!r}))
 print("up", flush=True)
 time.sleep(60)

@@ -9,13 +9,13 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from producer.contract.database import open_database
-from producer.contract.states import JobState
-from producer.contract.tables import attempts, jobs, results
-from producer.contract.wire import JobId
-from producer.errors import HistoryUnavailable
-from producer.history import Forgotten, History, JobFilter
-from producer.summary import percentile
+from sluice.producer.bulk.summary import percentile
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.tables import attempts, jobs, results
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.history.queries import Forgotten, History, JobFilter
 
 NOON_MS = 1_800_000_000_000
 

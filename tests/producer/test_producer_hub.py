@@ -5,25 +5,30 @@ import time
 
 import pytest
 
-from producer import AsyncProducer
-from producer.commands import Ask, Reply
-from producer.contract.states import JobState
-from producer.hub import LIVELY_S, MAX_UNSEEN_S, Hub
+from sluice.producer import AsyncProducer
+from sluice.producer.contract.states import JobState
+from sluice.producer.operations.operation import Ask, Reply
+from sluice.producer.transport import hub
+from sluice.producer.transport.hub import MAX_UNSEEN_S, Hub
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
+LIVELY_S = 0.4
+"""Shorter than in production: the test lasts four times as long."""
+
 
 class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
-    async def test_when_they_have_been_silent_for_long_then_most_reads_leave_them_out_and_their_token_still_comes_soon(
+    async def test_when_some_were_silent_for_long_then_most_reads_omit_them(
         self, valkey: RedisServer, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(hub, "LIVELY_S", LIVELY_S)
         asked: list[int] = []
 
         async with AsyncProducer(valkey.url) as producer:
             receipts = [await producer.submit(f"prompt {number}") for number in range(20)]
             leased = worker.pull(1000)
             talking, silent = leased[0], leased[1]
-            heard_s: list[float] = []
+            received_s: list[float] = []
             send = producer._link.ask_blocking  # pyright: ignore[reportPrivateUsage] (what each read asks for)
 
             async def counted(ask: Ask) -> list[Reply]:
@@ -34,7 +39,7 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
 
             async def listen(number: int) -> None:
                 async for _ in producer.stream(receipts[number]):
-                    heard_s.append(time.monotonic())
+                    received_s.append(time.monotonic())
 
             readers = [asyncio.create_task(listen(number)) for number in range(20)]
             for number in range(150):
@@ -43,7 +48,7 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
                     asked.clear()
                 await asyncio.sleep(2 * LIVELY_S / 75)
             sizes, all_of_them = list(asked), max(asked)
-            heard_s.clear()
+            received_s.clear()
             said_s = time.monotonic()
             worker.say(silent, [1], "a", end=JobState.DONE)
             await asyncio.wait_for(readers[1], 5)
@@ -53,4 +58,4 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
 
         assert len(sizes) > 30
         assert sum(sizes) / len(sizes) < 0.7 * all_of_them
-        assert heard_s[0] - said_s < MAX_UNSEEN_S
+        assert received_s[0] - said_s < MAX_UNSEEN_S

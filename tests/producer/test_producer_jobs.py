@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.contract.calls import NewJob
-from producer.contract.wire import JobId, Message, decode_prompt, decode_spec, split_job_id
-from producer.errors import InvalidJob, ProducerError
-from producer.jobs import Job, Options, Workshop, job, only_prompt, partition_of, template
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.wire import JobId, Message, decode_prompt, decode_spec
+from sluice.producer.errors import InvalidJob, ProducerError
+from sluice.producer.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
 
 
 def made(prompt: Any = "hello", **options: Any) -> NewJob:  # Any: tests hand over what is wrong, too
@@ -146,7 +147,7 @@ class TestGivenTheSameQuestionTwice:
         assert one.seed != two.seed
         assert one.digest == two.digest
 
-    def test_when_only_the_trace_or_the_way_of_tokens_differs_then_the_digest_is_the_same(self) -> None:
+    def test_when_only_trace_or_streaming_differs_then_the_digest_is_the_same(self) -> None:
         assert made(traceparent="00-1-2-01").digest == made(stream=False).digest == made().digest
 
     @pytest.mark.parametrize(
@@ -179,26 +180,26 @@ class TestGivenPartitions:
         assert min(counts) > 400
 
 
-class TestGivenAWorkshop:
+class TestGivenAJobEncoder:
     def test_when_a_job_has_options_of_its_own_then_they_come_on_top_of_the_shared(self) -> None:
-        workshop = Workshop(Options(max_tokens=5, tenant="acme"), partitions=1)
+        encoder = JobEncoder(Options(max_tokens=5, tenant="acme"), partitions=1)
 
-        own, _ = workshop.prepare(job("hi", max_tokens=6))
+        own, _ = encoder.prepare(job("hi", max_tokens=6))
 
         assert isinstance(own, NewJob)
         assert (own.max_tokens, split_job_id(own.id)[1]) == (6, "acme")
 
     def test_when_one_is_wrong_then_its_error_stands_in_its_place(self) -> None:
-        workshop = Workshop(Options(), partitions=1)
+        encoder = JobEncoder(Options(), partitions=1)
 
-        answers = [workshop.prepare(item)[0] for item in ("good", "", Job("bad", Options(top_p=9)))]
+        answers = [encoder.prepare(item)[0] for item in ("good", "", Job("bad", Options(top_p=9)))]
 
         assert [type(answer) for answer in answers] == [NewJob, InvalidJob, InvalidJob]
 
     def test_when_the_caller_chose_the_id_then_it_is_kept_and_said(self) -> None:
         chosen = JobId("0.default.mine")
 
-        new, is_chosen = Workshop(Options(), partitions=1).prepare(job("hi", job_id=chosen))
+        new, is_chosen = JobEncoder(Options(), partitions=1).prepare(job("hi", job_id=chosen))
 
         assert isinstance(new, NewJob)
         assert (new.id, is_chosen) == (chosen, True)

@@ -1,4 +1,4 @@
-"""What a client hears when the server is not there, is not ours, refuses, or goes away and comes back."""
+"""What a client gets when the server is not there, is not ours, refuses, or goes away and comes back."""
 
 import contextlib
 import shutil
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from producer import AsyncProducer, Producer, Receipt
-from producer.contract.states import JobState
-from producer.errors import AccessDenied, NotAQueue, ProducerError, QueueFull, QueueRefused, QueueUnreachable
+from sluice.producer import AsyncProducer, Producer, Receipt
+from sluice.producer.contract.states import JobState
+from sluice.producer.errors import AccessDenied, NotAQueue, ProducerError, QueueFull, QueueRefused, QueueUnreachable
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, binary_of, free_port, how_to_get, redis_server
 
@@ -35,9 +35,7 @@ class TestGivenNoServer:
             "redis+sentinel://:opensesame@127.0.0.1:{port}/service",
         ],
     )
-    def test_when_anything_is_asked_then_it_fails_at_once_and_names_the_address_without_the_secret(
-        self, url: str
-    ) -> None:
+    def test_when_any_call_is_made_then_the_error_has_the_address_and_not_the_secret(self, url: str) -> None:
         begin_s = time.monotonic()
 
         with Producer(url.format(port=free_port())) as producer, pytest.raises(QueueUnreachable) as caught:
@@ -120,7 +118,7 @@ class TestGivenAServerWithoutMemory:
 
 
 class TestGivenAnotherProgramsKey:
-    def test_when_a_key_of_the_queue_holds_something_else_then_it_is_refused_with_the_reason(
+    def test_when_a_key_of_the_queue_is_foreign_then_it_is_refused_with_the_reason(
         self, valkey: RedisServer, redis_client: Any
     ) -> None:
         redis_client.set("{default:0}:outbox", "not ours")
@@ -146,7 +144,7 @@ class TestGivenConnectionsThatBreak:
         assert not [receipt for receipt in receipts if receipt.is_duplicate]
         assert producer.queue()[0].waiting_jobs == 5000
 
-    def test_when_it_breaks_between_events_then_the_stream_goes_on(
+    def test_when_it_breaks_between_events_then_the_stream_continues(
         self, producer: Producer, worker: HandWorker, redis_client: Any
     ) -> None:
         receipt = producer.submit("hello")
@@ -171,9 +169,23 @@ class TestGivenConnectionsThatBreak:
         assert [type(answer) for answer in answers] == [Receipt] * 2000
         assert producer.queue()[0].waiting_jobs == 2002
 
+    async def test_when_scripts_are_forgotten_then_an_asyncio_client_sends_them_again(
+        self, valkey: RedisServer, redis_client: Any
+    ) -> None:
+        async with AsyncProducer(valkey.url) as producer:
+            await producer.submit("hello")
+            redis_client.script_flush()
+            await producer.submit("hello")
+            redis_client.script_flush()
+
+            answers = [answer async for answer in producer.submit_many(["hello"] * 2000)]
+
+            assert [type(answer) for answer in answers] == [Receipt] * 2000
+            assert (await producer.queue())[0].waiting_jobs == 2002
+
 
 class TestGivenAServerThatCrashesAndComesBack:
-    def test_when_a_stream_and_a_submit_are_under_way_then_both_go_on(self, durable_valkey: RedisServer) -> None:
+    def test_when_a_stream_and_a_submit_are_under_way_then_both_continue(self, durable_valkey: RedisServer) -> None:
         with admin_of(durable_valkey) as client, Producer(durable_valkey.url) as producer:
             worker = HandWorker(client)
             receipt = producer.submit("hello")

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from producer import config
-from producer.commands import Queue
-from producer.errors import InvalidJob, InvalidSetting
-from producer.links import Link, LinkSettings
+from sluice.producer import config
+from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.producer.operations.queue import Queue
+from sluice.producer.transport.links import Link
+from sluice.producer.transport.retries import LinkSettings
 
 # What may stand in a password without being escaped.
 secrets = st.text(alphabet="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP0123456789-._~", min_size=8, max_size=30)
@@ -43,7 +44,7 @@ class TestGivenTheStateFolder:
     def test_when_the_state_home_is_set_then_it_is_in_there(self, tmp_path: Path) -> None:
         assert config.state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "sluice"
 
-    def test_when_the_state_home_is_relative_then_it_is_ignored_as_the_specification_says(self) -> None:
+    def test_when_the_state_home_is_relative_then_it_is_ignored_as_xdg_specifies(self) -> None:
         assert config.state_dir({"XDG_STATE_HOME": "here"}) == Path("~/.local/state/sluice").expanduser()
 
     def test_when_ours_is_set_then_it_is_taken_as_it_is(self, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
-from producer.contract.calls import (
+from sluice.producer.contract.calls import (
     Beat,
     EndCall,
     LeasedJob,
@@ -18,10 +18,10 @@ from producer.contract.calls import (
     give_back,
     pull,
 )
-from producer.contract.keys import QueueKeys
-from producer.contract.running import run
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import (
     ChannelEntry,
     ChoiceResult,
     End,
@@ -136,7 +136,7 @@ class HandWorker:
                 self.say(job, [100 + i], f"w{i} ", choice=choice)
             self.say(job, [], "", choice=choice, end=JobState.DONE)
 
-    def farewell(self, jobs: Sequence[LeasedJob]) -> None:
+    def deregister(self, jobs: Sequence[LeasedJob]) -> None:
         """Give jobs back and go."""
         returned = [Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
         run(self.client, give_back(self.keys, self.incarnation, returned, farewell=True))

@@ -1,12 +1,12 @@
-"""Any history of holding, growing, publishing and releasing keeps the books balanced and the cache truthful."""
+"""Any sequence of allocations, growth, publishing and releases keeps counts consistent and the cache correct."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_manager import BlockManager, blocks_needed
-from engine.request import SamplingParams
-from engine.sequence import Sequence
+from sluice.engine.request import SamplingParams
+from sluice.engine.scheduling.block_manager import BlockManager, blocks_needed
+from sluice.engine.sequence import Sequence
 
 BLOCK_SIZE = 3
 NUM_BLOCKS = 7
@@ -80,7 +80,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.sequences))
     @rule(data=st.data())
     def fail_after_writing(self, data: st.DataObject) -> None:
-        """A step whose results nobody may use: it will be tried again, or not."""
+        """A step whose results may not be used: it may be retried."""
         sequence = data.draw(st.sampled_from(self.sequences))
         self.copy(sequence)
         for position in range(sequence.num_computed_tokens, sequence.num_tokens):
@@ -121,17 +121,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def blocks_to_read(sequence: Sequence) -> list[int]:
         """Its blocks, with the source in the place of a copy that is not made."""
         blocks = list(sequence.block_table)
-        if sequence.copied_from is not None:
-            blocks[sequence.num_computed_tokens // BLOCK_SIZE] = sequence.copied_from
+        if sequence.cow_source is not None:
+            blocks[sequence.num_computed_tokens // BLOCK_SIZE] = sequence.cow_source
         return blocks
 
     def copy(self, sequence: Sequence) -> None:
-        """What a step begins with: it may be made, fail, and be made again."""
-        if sequence.copied_from is None:
+        """The copies at the start of a step: they may be made, fail, and be made again."""
+        if sequence.cow_source is None:
             return
         destination = sequence.block_table[sequence.num_computed_tokens // BLOCK_SIZE]
         for offset in range(BLOCK_SIZE):
-            found = self.contents.get(sequence.copied_from * BLOCK_SIZE + offset, ("never written", ()))
+            found = self.contents.get(sequence.cow_source * BLOCK_SIZE + offset, ("never written", ()))
             self.contents[destination * BLOCK_SIZE + offset] = found
 
     @staticmethod

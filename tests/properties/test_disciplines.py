@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import DISCIPLINE_NAMES
-from engine.request import Request
+from sluice.engine.config import DISCIPLINE_NAMES
+from sluice.engine.request import Request
 from tests.engine.given import Transcripts, checking_model, engine_over, note, request, undisturbed
 
 prompts = st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=7)

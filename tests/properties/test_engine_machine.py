@@ -1,4 +1,4 @@
-"""Requests that come, go, fail, are resumed and preempted in any order say what they would say undisturbed."""
+"""Requests that are added, aborted, failed, resumed and preempted in any order have their reference output."""
 
 from typing import Any, cast
 
@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.batch import Batch
-from engine.executor import Computed
-from engine.llm_engine import LLMEngine
-from engine.null_model import NullModelConfig
-from engine.request import ChoiceProgress, FinishReason, Request
+from sluice.engine.batch import Batch
+from sluice.engine.executor import Computed
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.request import ChoiceProgress, FinishReason, Request
 from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, lagging, note, request, undisturbed
 
 NUM_SLOTS = 60
@@ -36,7 +36,7 @@ def samplings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class FlakyModel(CheckingModel):
-    """Fails the next attempts at more than one sequence when it is told to, before or after it has written."""
+    """Fails the next attempts at more than one sequence on request, before or after it has written."""
 
     num_failures = 0
     is_late = False
@@ -46,7 +46,7 @@ class FlakyModel(CheckingModel):
             self.num_failures -= 1
             if self.is_late:
                 super().launch(batch)
-            raise RuntimeError("told to fail")
+            raise RuntimeError("injected failure")
         return super().launch(batch)
 
 
@@ -124,7 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.asked))
     @rule(data=st.data(), is_known=st.booleans())
     def resume(self, data: st.DataObject, is_known: bool) -> None:
-        """It was taken away, and comes back with what was said of it so far."""
+        """It was dropped, and returns with its published tokens."""
         request_id = data.draw(st.sampled_from(sorted(set(self.asked) - self.aborted) or ["none"]))
         asked = self.asked.get(request_id)
         if asked is None or not self.is_open(asked):

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from producer.contract import limits
-from producer.contract.calls import LeasedJob, NewJob, Progress
-from producer.contract.wire import JobId
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import LeasedJob, NewJob, Progress
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer
 
@@ -56,7 +56,7 @@ class SlottedWorker:
     running: list[Running] = field(default_factory=list[Running])
 
     def tick(self, dice: random.Random) -> Counter[str]:
-        """Take what fits, generate for a tick, and end what is over; returns the tokens of each tenant."""
+        """Pull what fits, generate for a tick, and end finished jobs; return the tokens of each tenant."""
         if len(self.running) < SLOTS:
             for leased in self.worker.pull(sequences=SLOTS - len(self.running)).jobs:
                 most = int(leased.id.rpartition("x")[2])
@@ -76,13 +76,13 @@ class SlottedWorker:
         return done
 
     def publish(self, one: Running) -> Progress:
-        """What it has written since the last time."""
+        """Return the tokens generated since the last call."""
         start, one.published = one.published, one.written
         return tokens(one.leased, start, one.published - start)
 
 
 def a_job(tenant: str, number: int, max_tokens: int, **changes: int) -> NewJob:
-    """One whose name tells the most that it may write."""
+    """Add a job whose name holds its `max_tokens`."""
     return new_job(f"j{number}x{max_tokens}", tenant, max_tokens=max_tokens, **changes)
 
 
@@ -139,7 +139,7 @@ class TestGivenATenantThatFloods:
         [{"flood": 1.0, "calm": 1.0}, {"flood": 1.0, "calm": 3.0}, {"flood": 2.0, "calm": 1.0, "third": 0.5}],
         ids=str,
     )
-    def test_when_others_have_work_for_ten_seconds_then_each_gets_its_share_of_the_tokens_within_two_percent(
+    def test_when_others_have_work_for_ten_seconds_then_shares_are_within_two_percent(
         self, valkey: RedisServer, weights: Mapping[str, float]
     ) -> None:
         seed = random.SystemRandom().randrange(10**6)
@@ -154,7 +154,7 @@ class TestGivenATenantThatFloods:
         got = serve(queue, crew, dict.fromkeys(weights, MAX_TOKENS), dice, WINDOW_MS)
 
         # A job that ends within a tick leaves its slot empty until the next one: half a tick of nine.
-        assert got.total() > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "nobody was idle"
+        assert got.total() > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "no worker was idle"
         check_shares(got, weights)
         check(queue)
 
@@ -170,9 +170,7 @@ class TestGivenOutputsFarBeyondTheReserve:
         return random.Random(seed), queue, [SlottedWorker(queue.worker(f"w{i}"), tokens_per_s) for i in range(2)]
 
     @pytest.mark.slow
-    def test_when_a_tenant_has_some_that_outlast_the_ten_seconds_then_they_count_and_it_gets_no_more_than_its_share(
-        self, valkey: RedisServer
-    ) -> None:
+    def test_when_a_tenant_s_jobs_outlast_the_window_then_it_gets_at_most_its_share(self, valkey: RedisServer) -> None:
         dice, queue, crew = self.given(valkey, TOKENS_PER_S)
         outlasting = round(TOKENS_PER_S * WINDOW_MS / 1000) * 10
         queue.submit(a_job("long", -1, outlasting), a_job("long", -2, outlasting))
@@ -183,9 +181,7 @@ class TestGivenOutputsFarBeyondTheReserve:
         check(queue)
 
     @pytest.mark.slow
-    def test_when_all_of_a_tenant_s_are_thirty_times_as_long_then_each_has_its_share_of_the_tokens(
-        self, valkey: RedisServer
-    ) -> None:
+    def test_when_a_tenant_s_jobs_are_thirty_times_as_long_then_shares_still_hold(self, valkey: RedisServer) -> None:
         dice, queue, crew = self.given(valkey, 10 * TOKENS_PER_S)
         length = 30 * self.RESERVE
         serve(queue, crew, {"long": length}, dice, 1000)
@@ -222,7 +218,7 @@ class TestGivenJobsOfManyClasses:
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(jobs=arrivals(), data=st.data())
-    def test_when_they_come_and_are_pulled_then_none_is_overtaken_by_one_that_came_too_late_for_its_class(
+    def test_when_they_are_pulled_then_none_is_overtaken_beyond_its_class_s_lead(
         self, valkey: RedisServer, mode: str, jobs: list[tuple[int, int, str]], data: st.DataObject
     ) -> None:
         queue = fresh(valkey)
@@ -318,7 +314,7 @@ class TestGivenATenantThatIsAheadAndNewcomersWithoutEnd:
                 break
             worker.advance(ending(leased, 0, 2 if is_early else 20))
             served += 12 if is_early else self.COST
-            # Beside its lead: what each may have been charged and not yet used when it is looked at.
+            # Besides its lead: what each may have been charged and not yet used when it is looked at.
             assert served <= (at_once + 1) * (ahead + 2 * self.COST), (served, ahead, at_once)
         queue.client.close()
 
@@ -333,7 +329,7 @@ class TestGivenJobsWithDeadlinesWithoutEnd:
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(data=st.data(), ms_per_token=st.sampled_from((0, 5)))
-    def test_when_one_without_a_deadline_waits_then_for_none_that_is_due_later_than_ten_steps_after_it(
+    def test_when_one_has_no_deadline_then_it_waits_for_none_due_ten_steps_after_it(
         self, valkey: RedisServer, data: st.DataObject, ms_per_token: int
     ) -> None:
         queue, numbers = fresh(valkey), count()

@@ -1,4 +1,4 @@
-"""Whatever arrives and whenever: budgets hold, each token is computed once, nobody starves."""
+"""For any arrivals: budgets hold, each token is computed once, no sequence starves."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Sampled
-from engine.config import DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
-from engine.executor import ModelLimits
-from engine.policies import make_policy
-from engine.request import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from sluice.engine.batch import Batch, Sampled
+from sluice.engine.config import DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
+from sluice.engine.executor import ModelLimits
+from sluice.engine.request import SamplingParams
+from sluice.engine.scheduling.policies import make_policy
+from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.sequence import Sequence
+from tests.examples import examples
 
 BLOCK_SIZE = 3
 WINDOW_STEPS = 2
@@ -118,7 +119,7 @@ class Run:
             gathering_s = self.scheduler.gathering_s
             batch = self.scheduler.schedule()
             is_idle = batch.is_empty and not self.in_flight
-            assert (is_idle and bool(waited)) == (gathering_s > 0), "somebody waits and nobody runs"
+            assert (is_idle and bool(waited)) == (gathering_s > 0), "some wait and none runs"
             watch(batch, waited)
             self.launch(batch)
             while len(self.in_flight) > (0 if batch.is_empty else self.lag):
@@ -135,7 +136,7 @@ class Run:
         self.in_flight.append(batch)
 
     def lack_memory(self, batch: Batch) -> None:
-        """What was launched on top of it is void too."""
+        """The step launched on top of it is discarded too."""
         self.scheduler.land(batch)
         while self.in_flight:
             self.scheduler.land(self.in_flight.popleft())
@@ -165,8 +166,8 @@ def smallest_cache(planned: list[Arrival]) -> int:
 
 
 @given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1), st.frozensets(st.integers(0, 30), max_size=4))
-@settings(max_examples=300, deadline=None)
-def test_budgets_hold_and_nobody_overtakes(
+@settings(max_examples=examples(300), deadline=None)
+def test_budgets_hold_and_none_overtakes(
     config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int, shortages: frozenset[int]
 ) -> None:
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag, shortages=shortages)
@@ -187,7 +188,7 @@ def test_budgets_hold_and_nobody_overtakes(
 
 
 @given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
     config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int
 ) -> None:
@@ -197,13 +198,13 @@ def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
 
     for sequence in run.sequences:
         computed = [run.num_computed[sequence.id, position] for position in range(sequence.num_tokens - 1)]
-        # One that gave way with its last token in flight has no further life.
+        # One that gave way with its last token in flight is not computed again.
         last_life = max((max(lives, default=0) for lives in computed), default=0)
         assert last_life >= sequence.num_preemptions - run.lag
         for lives in computed:
-            assert len(lives) == len(set(lives)), "computed twice in one life"
+            assert len(lives) == len(set(lives)), "computed twice between preemptions"
             if not config.enable_prefix_caching:
-                assert last_life in lives, "never computed in the last life"
+                assert last_life in lives, "never computed since the last preemption"
 
 
 @given(
@@ -212,7 +213,7 @@ def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
     st.integers(0, 12),
     st.integers(0, 1),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_first_come_first_served_ends_within_the_time_of_those_before(
     config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int
 ) -> None:
@@ -228,11 +229,11 @@ def test_first_come_first_served_ends_within_the_time_of_those_before(
 
 
 @given(configs(("fcfs",), ("prefill-first",)), arrivals, st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_decodes_stand_still_for_no_more_steps_than_the_prompts_of_all_take(
     config: EngineConfig, planned: list[Arrival], num_more_blocks: int
 ) -> None:
-    """The bound of the one discipline under which the first in the order may stand still."""
+    """The bound of the discipline under which the first in the order may wait."""
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
 
     run.to_the_end()
@@ -243,7 +244,7 @@ def test_decodes_stand_still_for_no_more_steps_than_the_prompts_of_all_take(
 
 
 @given(arrivals, st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
     planned: list[Arrival], num_more_blocks: int
 ) -> None:
@@ -268,7 +269,7 @@ def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
 @pytest.mark.parametrize("discipline", DISCIPLINE_NAMES)
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_stream_of_newcomers_starves_nobody(policy: str, discipline: str, lag: int) -> None:
+def test_a_stream_of_newcomers_starves_none(policy: str, discipline: str, lag: int) -> None:
     """Newcomers of the highest priority arrive for ever, faster than they are served."""
     newcomers = [Arrival(n // 2, 6, 6, 3, 1) for n in range(200)]
     config = EngineConfig(

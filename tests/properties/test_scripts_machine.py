@@ -1,7 +1,7 @@
-"""Any interleaving of the scripts' calls keeps to a small model: states, owners, offsets, answers; all books balance.
+"""Any interleaving of script calls agrees with a small model: states, owners, offsets, replies, counters.
 
 The model knows nothing of lanes, timers' order or what fits: where the queue may choose, it only checks that the choice
-was allowed. Replies are lost and doubled, workers die and come back, the clock jumps.
+was allowed. Replies are lost and duplicated, workers die and return, the clock jumps.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from producer.contract import calls
-from producer.contract.calls import Accepted, Already, Conflict, Duplicate, LeasedJob, Ok, Replaced, Retried, SendFrom
-from producer.contract.states import TRANSITIONS, JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import (
+    Accepted,
+    Already,
+    Conflict,
+    Duplicate,
+    LeasedJob,
+    Ok,
+    Replaced,
+    Retried,
+    SendFrom,
+)
+from sluice.producer.contract.states import TRANSITIONS, JobState
+from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer, binary_of, how_to_get, redis_server
 
@@ -187,7 +197,7 @@ class ScriptsMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(worker.number for worker in self.workers.values()))
     @rule(name=st.sampled_from(WORKERS))
     def repeat_the_pull(self, name: str) -> None:
-        """Its reply was lost: what it brought and is still this worker's comes again, and nothing else."""
+        """After a lost reply, the same pull returns the jobs that are still this worker's, and nothing else."""
         worker = self.workers[name]
         stored = self.queue.hash_of("worker", name).get("pull")
         if stored is None or int(stored) != worker.number or self.is_paused:
@@ -342,7 +352,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         self.leases.append((name, leased))
 
     def _settle_the_dead(self, dead: set[str]) -> None:
-        """A job of a dead worker may have become a suspect, been given up, or ended as it was asked."""
+        """A job of a dead worker may have become a suspect, failed, or ended as it was asked."""
         for job_id, job in self.jobs.items():
             if job.state is JobState.RUNNING and job.owner in dead:
                 view = self.queue.view(job_id)

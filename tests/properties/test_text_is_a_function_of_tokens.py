@@ -6,14 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from engine.batch import Sampled
-from engine.detokenizer import Detokenizer, WindowDetokenizer
-from engine.executor import ModelLimits
-from engine.output import ChoiceOutput
-from engine.request import Finish, FinishReason, Request, SamplingParams, TokenDelta
-from engine.sequence import Sequence
-from engine.tokenizer import Tokenizer, TokenizerFacts
+from sluice.engine.batch import Sampled
+from sluice.engine.executor import ModelLimits
+from sluice.engine.request import Finish, FinishReason, Request, SamplingParams, TokenDelta
+from sluice.engine.sequence import Sequence
+from sluice.engine.text.detokenizer import Detokenizer, WindowDetokenizer
+from sluice.engine.text.output import ChoiceOutput
+from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
+from tests.examples import examples
 
 
 @cache
@@ -42,7 +43,7 @@ def streamed(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
 
 
 @given(outputs(EXACT), st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_pieces_together_are_what_all_tokens_decode_to(output: tuple[Tokenizer, list[int]], skips: bool) -> None:
     tokenizer, token_ids = output
 
@@ -52,7 +53,7 @@ def test_pieces_together_are_what_all_tokens_decode_to(output: tuple[Tokenizer, 
 
 
 @given(outputs(("byte-level",)), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_character_is_shown_before_it_is_sure(output: tuple[Tokenizer, list[int]], skips: bool) -> None:
     """What is visible after k tokens is a prefix of whatever those k tokens and any others decode to."""
     tokenizer, token_ids = output
@@ -70,7 +71,7 @@ def test_no_character_is_shown_before_it_is_sure(output: tuple[Tokenizer, list[i
 
 
 @given(st.lists(st.sampled_from(["a", " b", "é", "€ ", "日本", "\n", "😀"]), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_windows_show_what_bytes_show_where_the_text_is_sound(parts: list[str]) -> None:
     tokenizer = tokenizer_of("byte-level")
     token_ids = tokenizer.encode("".join(parts))
@@ -81,7 +82,7 @@ def test_windows_show_what_bytes_show_where_the_text_is_sound(parts: list[str]) 
 
 
 @given(st.lists(st.integers(0, 4), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_windows_add_up_for_a_decoder_of_another_kind(token_ids: list[int]) -> None:
     tokenizer = tokenizer_of("other")
     # A text may begin with more tokens without text than a window holds: then a space is lost.
@@ -113,7 +114,7 @@ def stopped_outputs(draw: st.DrawFn) -> tuple[Tokenizer, list[int], tuple[str, .
 
 
 @given(stopped_outputs(), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_steps_may_cut_the_tokens_anywhere(
     case: tuple[Tokenizer, list[int], tuple[str, ...], int], data: st.DataObject
 ) -> None:
@@ -137,7 +138,7 @@ def test_steps_may_cut_the_tokens_anywhere(
 
 
 @given(stopped_outputs(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_replay_goes_on_where_the_text_was(
     case: tuple[Tokenizer, list[int], tuple[str, ...], int], data: st.DataObject
 ) -> None:
@@ -159,7 +160,7 @@ def test_a_replay_goes_on_where_the_text_was(
 
 
 @given(stopped_outputs())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_the_text_ends_where_reading_it_slowly_would_end_it(
     case: tuple[Tokenizer, list[int], tuple[str, ...], int],
 ) -> None:

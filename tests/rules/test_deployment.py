@@ -1,4 +1,4 @@
-"""What is deployed says only what the programs understand: compose.yaml, the Dockerfile and the systemd units."""
+"""Deployment files use only commands and settings that exist: compose.yaml, the Dockerfile, the systemd units."""
 
 import json
 import re
@@ -12,8 +12,8 @@ import click
 import pytest
 import yaml
 
-from worker.cli import main
-from worker.config import load_config
+from sluice.worker.cli import main
+from sluice.worker.config import load_config
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
@@ -60,7 +60,7 @@ def _is(line: str, key: str) -> bool:
 
 
 def environment_in(unit: Path) -> dict[str, str]:
-    """What the unit sets itself."""
+    """Return the environment that the unit sets."""
     pairs = [pair for value in values_of(unit, "Environment") for pair in shlex.split(value)]
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
@@ -82,7 +82,7 @@ class TestGivenComposeYaml:
         assert config.redis.url is not None
         assert config.history.database_url is not None
 
-    def test_when_the_worker_starts_then_its_model_is_the_mounted_folder_or_what_is_asked_for(self) -> None:
+    def test_when_the_worker_starts_then_its_model_is_the_mounted_or_the_given_one(self) -> None:
         worker = SERVICES["worker"]
         model = load_config(environment_of("worker")).model.path
 
@@ -90,7 +90,7 @@ class TestGivenComposeYaml:
         assert model in [volume.split(":")[1] for volume in worker["volumes"]]
         assert "--model" not in worker["command"]
 
-    def test_when_metrics_are_published_then_they_are_served_beyond_the_container_s_loopback(self) -> None:
+    def test_when_metrics_are_published_then_they_are_served_beyond_loopback(self) -> None:
         metrics = load_config(environment_of("worker")).metrics
         published = [port.split(":") for port in SERVICES["worker"]["ports"]]
 
@@ -142,7 +142,7 @@ class TestGivenTheUnits:
     @pytest.mark.parametrize("unit", UNITS, ids=name_of)
     def test_when_systemd_reads_a_unit_then_it_finds_nothing_wrong(self, unit: Path, tmp_path: Path) -> None:
         (command,) = values_of(unit, "ExecStart")
-        # It wants the program to be there; everything else stands as it is deployed.
+        # systemd-analyze requires the program to exist; the rest of the unit is unchanged.
         here = tmp_path / unit.name
         here.write_text(unit.read_text().replace(shlex.split(command)[0], shutil.which("true") or "/bin/true"))
 

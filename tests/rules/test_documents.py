@@ -1,42 +1,127 @@
-"""What the documents say of the code is still so: the loop, the codes of errors, the settings."""
+"""The documents agree with the code: the loop, error codes, settings, commands, paths, figures, links."""
 
 import ast
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
-from engine import errors
-from engine.errors import RequestRejected
-from producer.bulk_output import CALLERS_CODES
-from worker.config import READ_ELSEWHERE, SETTINGS
-from worker.translate import code_of
+import click
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS
+from sluice.engine import errors
+from sluice.engine.errors import RequestRejected
+from sluice.producer.bulk.output import CALLERS_CODES
+from sluice.worker.cli import main as worker
+from sluice.worker.config import READ_ELSEWHERE, SETTINGS
+from sluice.worker.model.translate import code_of
+from tests.rules.commands import parse
+from tools.settings_page import PAGE, page
 
 ROOT = Path(__file__).parent.parent.parent
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text()
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOR_USERS = [README, *sorted((ROOT / "docs" / "guide").glob("*.md")), *sorted((ROOT / "docs/reference").glob("*.md"))]
+NO_COMMANDS = {"worker broken", "worker COMMAND --help"}
+"""Text between backquotes that begins like a command and is none: a log line, a placeholder."""
+
+FOLDERS = "benchmarks|deploy|engine|kernels|migrations|producer|tools|worker"
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAX_PICTURE_BYTES = 40_000
+MAX_PROSE = 120
+"""Characters of a line outside tables and code."""
 
 
 def loop_of_the_daemon() -> list[str]:
     """The statements of the worker's loop, in order."""
-    tree = ast.parse((ROOT / "worker" / "daemon.py").read_text())
+    tree = ast.parse((ROOT / "worker/serve/daemon.py").read_text())
     (loop,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "_loop"]
     (cycle,) = [node for node in loop.body if isinstance(node, ast.While)]
     return [ast.unparse(statement) for statement in cycle.body]
+
+
+def name_of(path: Path) -> str:
+    """A page's path, for the test's id."""
+    return str(path.relative_to(ROOT))
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def is_broken(document: Path, link: str) -> bool:
+    """Whether a link inside the repository leads nowhere."""
+    target, _, anchor = link.partition("#")
+    path = document.parent / target if target else document
+    if "://" in link or not anchor or path.suffix != ".md":
+        return "://" not in link and not path.exists()
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if path.exists() else []
+    return anchor not in map(anchor_of, headings)
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths between backquotes that are not in the repository; `{a,b}` and `*` stand for one name or more."""
+    named = set(re.findall(rf"`((?:{FOLDERS})/[^`\s]*)`", text))
+    return [path for path in sorted(named) if not any(ROOT.glob(re.sub(r"\{[^}]*\}", "*", path.rstrip("/"))))]
+
+
+def unknown_targets(text: str) -> set[str]:
+    """The targets of `make` that the Makefile does not have, in prose between backquotes or at a line's begin."""
+    return set(re.findall(r"(?:`|^)make ([a-z][a-z-]*)", text, re.MULTILINE)) - TARGETS
+
+
+def unknown_benchmarks(text: str) -> set[str]:
+    """The names after `python -m benchmarks` that are none of a benchmark."""
+    return set(re.findall(r"python -m benchmarks\s+([a-z][a-z-]*)", text)) - set(BENCHMARKS)
+
+
+def long_lines(text: str) -> Iterator[str]:
+    """The lines of prose that are too long: not of tables, code, pictures or what a tool writes."""
+    is_code = False
+    for line in re.sub(r"<!-- generated -->.*?<!-- end -->", "", text, flags=re.DOTALL).splitlines():
+        is_fence = line.lstrip().startswith("```")
+        is_code ^= is_fence
+        if len(line) > MAX_PROSE and not (is_code or is_fence or line.lstrip().startswith(("|", "!["))):
+            yield line
 
 
 class TestGivenTheArchitecture:
     def test_when_it_shows_the_loop_then_it_is_the_one_that_runs(self) -> None:
         (shown,) = re.findall(r"while not stopping:\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
 
-        assert [line.strip() for line in shown.splitlines() if line.strip()] == loop_of_the_daemon()
+        lines = [line.removeprefix("    ") for line in shown.splitlines() if line.strip()]
+        assert lines == [line for statement in loop_of_the_daemon() for line in statement.splitlines()]
 
 
-class TestGivenTheOperationsPage:
+class TestGivenTheErrorsPage:
     def test_when_the_engine_rejects_a_request_then_its_code_is_in_the_table(self) -> None:
         kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestRejected)]
 
         codes = {code_of(kind("")) for kind in kinds} | CALLERS_CODES
 
-        assert [code for code in sorted(codes) if f"`{code}`" not in OPERATIONS] == []
+        assert [code for code in sorted(codes) if f"`{code}`" not in ERRORS] == []
+
+
+class TestGivenTheSettingsPage:
+    def test_when_a_setting_is_declared_then_the_page_has_its_names_and_default(self) -> None:
+        def cells(text: str) -> list[list[str]]:
+            return [line.split(" | ")[:4] for line in text.splitlines() if line.startswith("| `SLUICE_")]
+
+        written = PAGE.read_text()
+
+        assert cells(written) == cells(page(written)), "run `python -m tools.settings_page` to write the page"
+
+    def test_when_it_names_a_flag_then_a_command_has_it(self) -> None:
+        options = [p for command in worker.commands.values() for p in command.params if isinstance(p, click.Option)]
+        known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+
+        named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
+
+        assert named - known == set()
 
 
 class TestGivenEveryDocument:
@@ -46,3 +131,99 @@ class TestGivenEveryDocument:
         named = {name for page in DOCUMENTS for name in re.findall(r"\bSLUICE_[A-Z_]+[A-Z]", page.read_text())}
 
         assert named - known == set()
+
+    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    def test_when_it_links_to_a_page_or_a_heading_then_it_is_there(self, document: Path) -> None:
+        links = re.findall(r"\]\(([^)\s]+)\)", document.read_text())
+
+        assert [link for link in links if is_broken(document, link)] == []
+
+    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    def test_when_it_names_a_test_then_the_file_exists(self, document: Path) -> None:
+        named = set(re.findall(r"\btests/[\w/]+\.py\b", document.read_text()))
+
+        assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+    @pytest.mark.parametrize("document", FOR_USERS, ids=name_of)
+    def test_when_it_names_a_command_then_its_options_are_known(self, document: Path) -> None:
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        named = {" ".join(span.split()) for span in re.findall(r"`((?:worker|producer)\s[^`]+)`", text)} - NO_COMMANDS
+
+        for command in named:
+            parse(command)
+
+    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    def test_when_it_names_a_path_then_the_path_exists(self, document: Path) -> None:
+        assert missing_paths(document.read_text()) == []
+
+    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    def test_when_it_names_a_target_or_a_benchmark_then_there_is_one(self, document: Path) -> None:
+        text = document.read_text()
+
+        assert unknown_targets(text) | unknown_benchmarks(text) == set()
+
+    @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+    def test_when_its_prose_is_measured_then_lines_are_short(self, document: Path) -> None:
+        assert list(long_lines(document.read_text())) == []
+
+
+class TestGivenEverySource:
+    def test_when_it_names_a_page_then_the_page_exists(self) -> None:
+        folders = ("benchmarks", "engine", "kernels", "migrations", "producer", "tests", "tools", "worker")
+        sources = [path for folder in folders for kind in ("*.py", "*.lua") for path in (ROOT / folder).rglob(kind)]
+
+        named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())}
+
+        assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
+class TestGivenThePictures:
+    def test_when_the_readme_has_a_table_of_engines_then_the_chart_has_its_figures(self) -> None:
+        data = json.loads((ROOT / "docs/images/compared-engines.json").read_text())
+        table = README.read_text().split("| sequences at once |")[1].split("\n\n")[0].replace("*", "")
+        rows = [[int(cell) for cell in line.split("|")[2:6]] for line in table.splitlines()[2:]]
+
+        chart = (ROOT / "docs/images/compared-engines.svg").read_text()
+
+        assert rows == [row["tokens_per_s"] for row in data["rows"]]
+        assert [f for row in rows for f in row if f">{f}</text>" not in chart] == []
+
+    @pytest.mark.parametrize("name", ["demo.svg", "compared-engines.svg"])
+    def test_when_a_picture_is_read_then_it_is_small_and_has_text(self, name: str) -> None:
+        picture = (ROOT / "docs" / "images" / name).read_text()
+
+        words = "".join(ElementTree.fromstring(picture).itertext())
+
+        assert len(picture.encode()) < MAX_PICTURE_BYTES
+        assert "Sluice" in words or "every token received once, in order" in words
+
+
+class TestGivenATextWithMistakes:
+    """So that the tests above can fail."""
+
+    def test_when_a_path_is_missing_then_it_is_found(self) -> None:
+        text = "`worker/cli.py`, `worker/{serve,jobs}`, `engine/no_such.py`, `kernels/no_such/`"
+
+        assert missing_paths(text) == ["engine/no_such.py", "kernels/no_such/"]
+
+    def test_when_a_target_or_a_benchmark_is_unknown_then_it_is_found(self) -> None:
+        text = (
+            "`make test` and `make tset`\nmake chekc  # all\n`python -m benchmarks\nqueue`, `python -m benchmarks quue`"
+        )
+
+        assert unknown_targets(text) == {"tset", "chekc"}
+        assert unknown_benchmarks(text) == {"quue"}
+
+    def test_when_a_line_is_long_then_only_prose_counts(self) -> None:
+        long = "word " * 30
+
+        assert list(long_lines(f"short\n{long}\n| {long} |\n```\n{long}\n```\n- {long}")) == [long, f"- {long}"]
+
+
+class TestGivenACommandThatThereIsNot:
+    """So that the tests above can fail."""
+
+    @pytest.mark.parametrize("command", ["worker start --modle x", "producer jobs shwo", "producer submit --wiat f"])
+    def test_when_it_is_parsed_then_it_is_a_misuse(self, command: str) -> None:
+        with pytest.raises(click.UsageError):
+            parse(command)

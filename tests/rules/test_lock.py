@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 LOCK = Path(__file__).parent.parent.parent / "constraints.txt"
-TOOLS = {"pip", "setuptools", "wheel", "sluice"}
+TOOLS = {"pip", "setuptools", "wheel", "sluice-llm"}
 """What makes the environment, and ourselves."""
 
 
@@ -40,7 +40,7 @@ def needed(name: str, extras: set[str]) -> set[str]:
 
 
 def test_everything_that_is_installed_is_locked_at_its_version() -> None:
-    ours = needed("sluice", {"worker", "embedded", "dev"})
+    ours = needed("sluice-llm", {"worker", "embedded", "dev"})
     installed = {str(canonicalize_name(one.name)): one.version for one in distributions()}
     lock = locked()
 
@@ -54,6 +54,6 @@ def test_everything_that_is_installed_is_locked_at_its_version() -> None:
 
 
 def test_every_direct_dependency_is_locked() -> None:
-    direct = {str(canonicalize_name(Requirement(line).name)) for line in distribution("sluice").requires or []}
+    direct = {str(canonicalize_name(Requirement(line).name)) for line in distribution("sluice-llm").requires or []}
 
     assert direct - set(locked()) == set()

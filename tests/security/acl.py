@@ -1,11 +1,11 @@
-"""The ACL rules that docs/security.md gives people to copy, set on a real server."""
+"""The ACL rules that docs/explanation/security.md gives people to copy, set on a real server."""
 
 import re
 from pathlib import Path
 
 from tests.servers import Flavor, RedisServer
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "security.md"
+PAGE = Path(__file__).parent.parent.parent / "docs/explanation/security.md"
 QUEUE = "chat"
 PASSWORD = "letmein"
 

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: an authority, and what it signed; and a server that asks for them."""
+"""Certificates for tests, made by openssl: an authority, its certificates, and a server that requires them."""
 
 import shutil
 import subprocess
@@ -41,7 +41,7 @@ class Authority:
 
 
 def make_authority(folder: Path) -> Authority:
-    """A new authority, trusted by nobody yet."""
+    """Make a new certificate authority."""
     folder.mkdir()
     own = Identity(folder / "ca.pem", folder / "ca.key")
     _openssl("req", "-x509", *_NEW_KEY, "-days", "2", "-subj", "/CN=ca", "-keyout", own.key, "-out", own.certificate)
@@ -53,7 +53,7 @@ def _openssl(*arguments: str | Path) -> None:
 
 
 def url_of(port: int, trusted: Authority | None, own: Identity | None) -> str:
-    """A rediss:// URL with what the client trusts and shows."""
+    """Return a rediss:// URL with the client's trusted authority and certificate."""
     files: dict[str, Path] = {}
     if trusted:
         files["ssl_ca_certs"] = trusted.own.certificate

@@ -1,4 +1,4 @@
-"""What each user of docs/security.md can do on each server, and what it cannot."""
+"""What each user of docs/explanation/security.md can do on each server, and what it cannot."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from producer import Producer
-from producer.contract.calls import QueueSettings
-from producer.errors import AccessDenied, ProducerError, QueueFull, QueueRefused
+from sluice.producer import Producer
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.errors import AccessDenied, ProducerError, QueueFull, QueueRefused
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer
@@ -80,9 +80,7 @@ class TestGivenASubmitOnlyUser:
         with Producer(guarded.url, queue=QUEUE) as owner:
             assert [owner.status(receipt).state for receipt in receipts] == ["queued"] * len(ways)
 
-    def test_when_the_queue_is_full_then_it_hears_so_though_it_may_not_look_at_the_workers(
-        self, guarded: RedisServer
-    ) -> None:
+    def test_when_the_queue_is_full_then_the_refusal_needs_no_access_to_workers(self, guarded: RedisServer) -> None:
         with Producer(guarded.url, queue=QUEUE) as owner:
             owner.configure(QueueSettings(max_waiting_jobs=1))
             owner.submit("hello", tenant="acme")

@@ -1,4 +1,4 @@
-"""Whoever can write to rq's Redis cannot make our rq workers run anything but our chores."""
+"""A client with write access to rq's Redis cannot make our rq workers run anything but our tasks."""
 
 import json
 import os
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.history.receiver import receiver
-from tests.history.test_callbacks import settings_for, work
+from sluice.worker.callbacks import chores
+from sluice.worker.callbacks.chore_jobs import CHORES, WEBHOOKS_QUEUE
+from tests.history.callbacks.receiver import receiver
+from tests.history.callbacks.test_callbacks import settings_for, work
 from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
-from worker.callbacks import WEBHOOKS_QUEUE
 
 CREATED = "2026-01-01T00:00:00.000000Z"
 
@@ -41,7 +42,7 @@ def call(function: str, *arguments: object, instance: object = None) -> bytes:
 
 
 def state_of_evil(client: Any) -> str:  # Any: as above
-    """What rq says became of the job."""
+    """Return rq's final state of the job."""
     return client.hget("rq:job:evil", "status").decode()
 
 
@@ -62,7 +63,10 @@ class TestGivenAForeignJobInRqsQueue:
         pickle.loads(bomb)
         assert made.exists()
 
-    @pytest.mark.parametrize("function", ["os.mkdir", "worker.chores.Path.mkdir", "worker.chores.open_database"])
+    @pytest.mark.parametrize(
+        "function",
+        ["os.mkdir", "sluice.worker.callbacks.chores.Path.mkdir", "sluice.worker.callbacks.chores.open_database"],
+    )
     def test_when_it_names_another_function_then_that_is_not_called(
         self, valkey: RedisServer, tmp_path: Path, function: str
     ) -> None:
@@ -74,7 +78,7 @@ class TestGivenAForeignJobInRqsQueue:
         assert not made.exists()
         assert state_of_evil(client) == "failed"
 
-    def test_when_it_names_callbacks_and_addresses_then_nobody_is_called(
+    def test_when_it_names_callbacks_and_addresses_then_no_call_is_made(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         client, log = client_of(valkey), tmp_path / "log"
@@ -84,7 +88,7 @@ class TestGivenAForeignJobInRqsQueue:
             touch = dict.fromkeys(names, f"{__name__}.note")
             os.environ["SLUICE_TEST_NOTE"] = str(log)
             try:
-                put(client, call("worker.chores.retain", None, None), webhooks=address, **touch)
+                put(client, call("sluice.worker.callbacks.chores.retain", None, None), webhooks=address, **touch)
                 work(client, settings_for(valkey))
             finally:
                 del os.environ["SLUICE_TEST_NOTE"]
@@ -97,11 +101,40 @@ class TestGivenAForeignJobInRqsQueue:
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         client, made = client_of(valkey), tmp_path / "made"
-        put(client, call("worker.chores.export", "q", "b", str(made)))
+        put(client, call("sluice.worker.callbacks.chores.export", "q", "b", str(made)))
 
         work(client, settings_for(valkey, export_folder=str(tmp_path / "exports")))
 
         assert not made.exists()
+
+
+class TestGivenAChoreThatAnOlderReleaseQueued:
+    """Release 0.1 had the chores in the module `worker.chores`."""
+
+    def test_when_it_is_a_webhook_then_it_is_delivered(self, valkey: RedisServer) -> None:
+        client = client_of(valkey)
+        with receiver() as hook:
+            put(client, call("worker.chores.deliver_webhook", hook.url, "evt_1", "{}"))
+
+            work(client, settings_for(valkey))
+
+            assert state_of_evil(client) == "finished"
+            assert [body for _, body in hook.got] == [b"{}"]
+
+    @pytest.mark.parametrize("chore", ["export", "retain"])
+    def test_when_it_is_another_chore_then_it_is_todays(self, chore: str) -> None:
+        assert CHORES[f"worker.chores.{chore}"] is getattr(chores, chore)
+
+    def test_when_the_old_module_has_no_such_chore_then_nothing_is_called(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        client, made = client_of(valkey), tmp_path / "made"
+        put(client, call("worker.chores.Path.mkdir", str(made)))
+
+        work(client, settings_for(valkey))
+
+        assert not made.exists()
+        assert state_of_evil(client) == "failed"
 
 
 def note(*_arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Passwords in URLs and keys that sign are told to nobody: not to logs, sentences, rows, other processes or users."""
+"""Passwords in URLs and signing keys do not appear in logs, messages, rows, process lists or files of other users."""
 
 import os
 import stat
@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from producer import Producer
-from producer.journal import Journal
+from sluice.producer import Producer
+from sluice.producer.bulk.journal import Journal
 from tests.end_to_end.processes import ROOT, crew
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
@@ -49,7 +49,7 @@ def said_by(command: tuple[str, ...], **settings: str) -> str:
     usual = {"SLUICE_MODEL": "null", "SLUICE_REDIS_PATIENCE_S": "0.2", "OMP_NUM_THREADS": "1"}
     secret = {"SLUICE_CALLBACKS_SECRET": PASSWORD} if command[1] == "callbacks" else {}
     process = subprocess.Popen(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-P", "-m", f"sluice.{command[0]}", *command[1:]],
         cwd=ROOT, env={**environ, **usual, **secret, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -64,7 +64,7 @@ def said_by(command: tuple[str, ...], **settings: str) -> str:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 class TestGivenUrlsWithPasswords:
     @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS.keys())
-    def test_when_the_server_cannot_be_used_then_no_command_tells_them(
+    def test_when_the_server_cannot_be_used_then_no_command_prints_them(
         self, command: tuple[str, ...], server: str, tmp_path: Path
     ) -> None:
         said = said_by(command, SLUICE_REDIS_URL=server, SLUICE_DATABASE_URL=f"sqlite:///{tmp_path}/h.db")
@@ -72,7 +72,7 @@ class TestGivenUrlsWithPasswords:
         assert PASSWORD not in said
 
     @pytest.mark.parametrize("database", DATABASES.values(), ids=DATABASES.keys())
-    def test_when_the_database_cannot_be_used_then_no_command_tells_them(
+    def test_when_the_database_cannot_be_used_then_no_command_prints_them(
         self, command: tuple[str, ...], database: str, valkey: RedisServer
     ) -> None:
         said = said_by(command, SLUICE_REDIS_URL=valkey.url, SLUICE_DATABASE_URL=database)
@@ -81,7 +81,7 @@ class TestGivenUrlsWithPasswords:
 
 
 class TestGivenAServerWithAPassword:
-    def test_when_a_worker_runs_then_neither_its_log_nor_the_process_list_nor_the_history_has_it(
+    def test_when_a_worker_runs_then_logs_process_list_and_history_do_not_have_it(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         with valkey.client() as client:

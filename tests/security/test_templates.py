@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from producer.contract.wire import Message
-from worker.chat import compile_template
-from worker.errors import JobRejected
+from sluice.producer.contract.wire import Message
+from sluice.worker.errors import JobRejected
+from sluice.worker.model.chat_template import compile_template
 
 CHAT = [Message(role="user", content="{{ 7 * 7 }} {% include '/etc/passwd' %}")]
 

@@ -1,4 +1,4 @@
-"""TLS with client certificates against a real server: who is let in, and what the others are told."""
+"""TLS with client certificates against a real server: accepted clients, and the errors of the others."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from producer import AsyncProducer, Producer
-from producer.errors import CertificateRefused, InvalidSetting
+from sluice.producer import AsyncProducer, Producer
+from sluice.producer.errors import CertificateRefused, InvalidSetting
+from sluice.worker.connection.clients import connect
+from sluice.worker.connection.server_checks import wait_until_usable
+from sluice.worker.errors import ConfigError, WorkerError
+from sluice.worker.log import get_log
 from tests.end_to_end.processes import crew
 from tests.integration.workers import running_worker
 from tests.security.certificates import Authority, has_tls, make_authority, tls_server, url_of
-from worker.connections import connect
-from worker.errors import ConfigError, WorkerError
-from worker.log import get_log
-from worker.server import wait_until_usable
 
 pytestmark = pytest.mark.skipif(not has_tls(), reason="needs openssl and a redis-server built with TLS")
 
@@ -64,14 +64,14 @@ class TestGivenACertificateThatIsAccepted:
 
 class TestGivenACertificateThatIsNot:
     @wrong
-    def test_when_a_producer_submits_then_it_is_told_which_files_to_check(
+    def test_when_a_producer_submits_then_the_error_names_the_files_to_check(
         self, guarded: Guarded, way: Callable[[Guarded], str]
     ) -> None:
         with Producer(way(guarded)) as producer, pytest.raises(CertificateRefused, match="ssl_certfile"):
             producer.submit("hello")
 
     @wrong
-    async def test_when_an_async_producer_submits_then_it_is_told_the_same(
+    async def test_when_an_async_producer_submits_then_the_error_is_the_same(
         self, guarded: Guarded, way: Callable[[Guarded], str]
     ) -> None:
         async with AsyncProducer(way(guarded)) as producer:
@@ -84,7 +84,7 @@ class TestGivenACertificateThatIsNot:
     ) -> None:
         url = way(guarded)
 
-        # Without a certificate the server may hang up before it says why: then the worker tries for its patience.
+        # Without a certificate the server may disconnect without a reason: then the worker retries until its timeout.
         with pytest.raises(WorkerError, match="ssl_certfile"):
             wait_until_usable(connect(url, timeout_s=5), url, patience_s=0.3, log=get_log())
 

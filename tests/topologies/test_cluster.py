@@ -9,14 +9,28 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from engine.request import Request
-from producer import AsyncProducer, Producer, Receipt
-from producer.contract.calls import LeasedJob
-from producer.contract.database import open_database
-from producer.contract.keys import QueueKeys
-from producer.contract.states import JobState
-from producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
-from producer.errors import InvalidSetting
+from sluice.engine.request import Request
+from sluice.producer import AsyncProducer, Producer, Receipt
+from sluice.producer.contract.calls import LeasedJob
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
+from sluice.producer.errors import InvalidSetting
+from sluice.worker.audit.command import AuditOptions, run_audit
+from sluice.worker.audit.findings import Kind
+from sluice.worker.config import load_config
+from sluice.worker.connection.clients import connect
+from sluice.worker.errors import ConfigError
+from sluice.worker.history.migrate import migrate
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.jobs.leases import Leases
+from sluice.worker.model.translate import Translator
+from sluice.worker.processes.sidecars import run_callbacks
+from sluice.worker.serve.give_back import ReturnQueue
+from sluice.worker.serve.preparation import Preparation
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
 from tests.contract.driving import Queue
 from tests.end_to_end.processes import crew
@@ -32,22 +46,9 @@ from tests.integration.jobs import (
     wait_for_ends,
     wait_until,
 )
-from tests.integration.test_exchange_turns import ROOM, Running
+from tests.integration.test_exchange_rounds import ROOM, Running
 from tests.integration.workers import running_worker
 from tests.servers import Flavor, RedisServer, binary_of, how_to_get, redis_server
-from worker.audit.command import Asked, run_audit
-from worker.audit.findings import Kind
-from worker.beside import run_callbacks
-from worker.config import load_config
-from worker.connections import connect
-from worker.errors import ConfigError
-from worker.giving_back import GivingBack
-from worker.history.writer import HistoryWriter
-from worker.intake import Asides, Preparation
-from worker.leases import HeldJob
-from worker.migrate import migrate
-from worker.recorder import Recorder, RecorderSettings
-from worker.translate import Translator
 
 PARTITIONS = 3
 
@@ -93,9 +94,7 @@ def queue(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Partitio
 
 
 class TestGivenAQueueOverThreeShards:
-    def test_when_a_worker_serves_it_then_each_shard_holds_its_part_and_every_token_is_there_once(
-        self, queue: Partitioned
-    ) -> None:
+    def test_when_a_worker_serves_it_then_every_shard_has_jobs_and_no_token_is_lost(self, queue: Partitioned) -> None:
         with running_worker(queue.cluster.url, **queue.settings()):
             jobs = queue.submit(Ask(options=JobOptions(max_tokens=20, ignore_eos=True)), 4)
             queue.check(jobs)
@@ -139,9 +138,7 @@ class TestGivenAQueueOverThreeShards:
 
 
 class TestGivenAShardWithoutAFile:
-    def test_when_a_job_on_it_shall_be_in_the_file_then_that_is_doubted_wherever_it_stands(
-        self, queue: Partitioned
-    ) -> None:
+    def test_when_its_file_is_off_then_no_submit_with_durability_aof_is_confirmed(self, queue: Partitioned) -> None:
         for keys in queue.keys:
             with (
                 queue.cluster.shard_of(keys).client() as shard,
@@ -160,13 +157,11 @@ class TestGivenAShardWithoutAFile:
 
 
 class TestGivenAShardThatStandsStill:
-    """It keeps its connections: only a time-out tells that it is away."""
+    """It keeps its connections: only a timeout reveals the outage."""
 
     STEP_S, TIMEOUT_S = 0.01, 1.0
 
-    def test_when_jobs_run_on_the_others_then_it_costs_them_one_time_out_and_its_own_go_on_when_it_returns(
-        self, queue: Partitioned
-    ) -> None:
+    def test_when_other_shards_serve_then_they_lose_one_timeout_and_its_jobs_resume(self, queue: Partitioned) -> None:
         beats = {"beat__every_s": 1.0, "beat__life_s": 4.0}
         model = f"null?step_s={self.STEP_S}"
         settings = queue.settings(model__path=model, redis__timeout_s=self.TIMEOUT_S, **beats)
@@ -192,20 +187,18 @@ class TestGivenAShardThatStandsStill:
             for keys, asked in jobs.items():
                 assert {int(queue.client.hget(keys.job(job_id), "attempt")) for job_id in asked} == {1}
 
-    def test_when_a_job_of_it_is_to_be_resumed_then_the_others_are_prepared_before_it_and_it_when_it_returns(
-        self, queue: Partitioned
-    ) -> None:
-        common = replace(Running(queue.cluster.url).common, partitions=tuple(queue.keys))
+    def test_when_one_of_its_jobs_resumes_then_others_start_first_and_it_after_return(self, queue: Partitioned) -> None:
+        context = replace(Running(queue.cluster.url).context, partitions=tuple(queue.keys))
         jobs = [_resumed(keys) for keys in queue.keys]
         for job in jobs:
-            common.leases.take(job.keys, 1, [job])
+            context.leases.take(job.keys, 1, [job])
         translator = Translator(encode=_encode, template=None, validate=lambda _: None, model="m")
-        asides = Asides(ended=lambda _: None, waits=lambda _: None)
-        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), common, translator, asides)
+        returns = ReturnQueue(connect(queue.cluster.url, timeout_s=0.5), context)
+        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), context, translator, returns)
         taken: list[Request] = []
 
         def ready() -> list[str]:
-            taken.extend(common.mailbox.take_requests(ROOM, wait_s=0))
+            taken.extend(context.mailbox.take_requests(ROOM, wait_s=0))
             return [request.id for request in taken]
 
         shard = queue.cluster.shard_of(jobs[0].keys)
@@ -219,26 +212,24 @@ class TestGivenAShardThatStandsStill:
 
         wait_until(lambda: len(ready()) == 3, "so is the first")
         assert set(ready()[:2]) == {job.request_id for job in jobs[1:]}
-        common.absences.stop()
+        context.unavailable.stop()
         preparation.stop()
 
-    def test_when_jobs_are_handed_back_then_those_of_the_others_are_and_its_own_once_it_returns(
-        self, queue: Partitioned
-    ) -> None:
-        common = replace(Running(queue.cluster.url).common, partitions=tuple(queue.keys))
+    def test_when_jobs_are_handed_back_then_its_own_follow_once_it_returns(self, queue: Partitioned) -> None:
+        context = replace(Running(queue.cluster.url).context, partitions=tuple(queue.keys))
         for keys in queue.keys:
             submit_all(queue.client, [Ask()], keys=keys)
-            leased = Queue(queue.client, keys).worker(common.incarnation).take()
-            common.leases.take(keys, 1, [HeldJob(leased=leased, keys=keys, spec=None)])
-        still, *well = common.leases.all()
-        giving_back = GivingBack(connect(queue.cluster.url, timeout_s=0.5), common)
+            leased = Queue(queue.client, keys).worker(context.incarnation).take()
+            context.leases.take(keys, 1, [context.leases.new_job(leased, keys, None)])
+        still, *well = context.leases.all()
+        returns = ReturnQueue(connect(queue.cluster.url, timeout_s=0.5), context)
 
         shard = queue.cluster.shard_of(still.keys)
         shard.freeze()
         try:
-            giving_back.ask_for_unstarted()
-            giving_back.turn()
-            assert common.leases.all() == [still]
+            returns.add_unstarted()
+            returns.turn()
+            assert context.leases.all() == [still]
             for job in well:
                 with queue.cluster.shard_of(job.keys).client() as client:
                     assert state_of(client, job.id, keys=job.keys) is JobState.QUEUED
@@ -246,12 +237,12 @@ class TestGivenAShardThatStandsStill:
             shard.thaw()
 
         def is_drained() -> bool:
-            giving_back.turn()
-            return not common.leases.all()
+            returns.turn()
+            return not context.leases.all()
 
         wait_until(is_drained, "the last goes back")
         assert state_of(queue.client, still.id, keys=still.keys) is JobState.QUEUED
-        common.absences.stop()
+        context.unavailable.stop()
 
     def _gaps_s(self, queue: Partitioned, keys: QueueKeys, job_id: JobId) -> list[float]:
         """Between one entry of a job and the next, once it has ended: what is said meanwhile becomes one entry."""
@@ -271,11 +262,11 @@ def _resumed(keys: QueueKeys) -> HeldJob:
         seed=1, choices=1, submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(3,),
         ended=(False,), fingerprint=None, was_reclaimed=False, fits=True,
     )  # fmt: skip
-    return HeldJob(leased=leased, keys=keys, spec=JobSpec())
+    return Leases().new_job(leased, keys, JobSpec())
 
 
 class TestGivenAWorkerProcessWithItsRecorder:
-    def test_when_a_shard_is_killed_in_mid_job_and_returns_then_the_others_go_on_and_nothing_is_lost(
+    def test_when_a_shard_is_killed_and_returns_then_others_continue_and_nothing_is_lost(
         self, queue: Partitioned, tmp_path: Path
     ) -> None:
         history = tmp_path / "history.db"
@@ -293,10 +284,10 @@ class TestGivenAWorkerProcessWithItsRecorder:
             shard.kill()
             for keys in well:
                 with queue.cluster.shard_of(keys).client() as other:
-                    # Who is slow to look finds them at their end.
+                    # A slow reader finds them at their end.
                     spoken = partial(_least_spoken, other, keys, jobs[keys])
                     goal = min(spoken() + 20, 300)
-                    wait_until(lambda spoken=spoken, goal=goal: spoken() >= goal, "its jobs go on")
+                    wait_until(lambda spoken=spoken, goal=goal: spoken() >= goal, "its jobs resume")
                     new = submit_all(other, [Ask(options=JobOptions(max_tokens=5))], keys=keys)
                     wait_for_ends(other, new, keys=keys)
             shard.start()
@@ -340,13 +331,15 @@ class TestGivenAHistory:
         flags = {"redis.url": queue.cluster.url, "history.database_url": url, "queue.name": queue.name}
         config = load_config({}, flags={**flags, "queue.partitions": PARTITIONS})
 
-        report = run_audit(config, {}, Asked(pause_s=0, history_s=0))
+        report = run_audit(config, {}, AuditOptions(pause_s=0, history_s=0))
         assert (report.findings, report.hashes["queued"]) == ([], 2 * PARTITIONS)
 
         keys = queue.keys[-1]
         lost = next(iter(jobs[keys]))
         queue.client.delete(keys.job(lost))
-        found = {(one.kind, one.subject) for one in run_audit(config, {}, Asked(pause_s=0, history_s=0)).findings}
+        found = {
+            (one.kind, one.subject) for one in run_audit(config, {}, AuditOptions(pause_s=0, history_s=0)).findings
+        }
         assert (Kind.FORGOTTEN, lost) in found
 
 
@@ -383,7 +376,7 @@ def _move_slot(cluster: Cluster, keys: QueueKeys) -> RedisServer:
 
 
 class TestGivenWebhooksAndACluster:
-    def test_when_rq_would_have_to_use_it_then_callbacks_do_not_start_and_name_the_setting(self) -> None:
+    def test_when_rq_would_use_it_then_callbacks_do_not_start_and_name_the_setting(self) -> None:
         config = load_config({}, flags={"redis.url": "redis+cluster://127.0.0.1:1"})
 
         with pytest.raises(ConfigError, match="SLUICE_CALLBACKS_REDIS_URL"):

@@ -1,11 +1,11 @@
-"""Settings: one tree from defaults, file, environment and flags, with every problem told at once."""
+"""Settings: one tree from defaults, file, environment and flags, with every problem reported at once."""
 
 from pathlib import Path
 
 import pytest
 
-from worker.config import SETTINGS, load_config
-from worker.errors import ConfigError, ExitCode
+from sluice.worker.config import SETTINGS, load_config
+from sluice.worker.errors import ConfigError, ExitCode
 
 
 class TestGivenNothing:
@@ -67,7 +67,7 @@ class TestGivenManyMistakes:
             assert name in message
         assert caught.value.exit_code == ExitCode.MISUSED
 
-    def test_when_values_contradict_each_other_then_the_name_that_was_used_is_told(self) -> None:
+    def test_when_values_contradict_each_other_then_the_name_that_was_used_is_reported(self) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config({"SLUICE_BEAT_EVERY_S": "2", "SLUICE_NUM_BLOCKS": "0"}, flags={"redis.url": "localhost:6379"})
 
@@ -93,7 +93,7 @@ class TestGivenManyMistakes:
         assert caught.value.problems == (f"SLUICE_QUANTIZATION: {problem}",)
 
     def test_when_a_cache_in_fp8_is_asked_on_a_cpu_then_it_is_refused_and_on_a_gpu_taken(self) -> None:
-        with pytest.raises(ConfigError, match="SLUICE_KV_CACHE_DTYPE: fp8 is for a GPU"):
+        with pytest.raises(ConfigError, match="SLUICE_KV_CACHE_DTYPE: fp8 needs a GPU"):
             load_config({"SLUICE_KV_CACHE_DTYPE": "fp8"})
 
         taken = load_config({"SLUICE_KV_CACHE_DTYPE": "fp8", "SLUICE_DEVICE": "cuda:0"})
@@ -105,7 +105,7 @@ class TestGivenManyMistakes:
 
         assert found.model.quantization == "int8"
 
-    def test_when_the_file_is_not_toml_then_it_is_told(self, tmp_path: Path) -> None:
+    def test_when_the_file_is_not_toml_then_it_is_reported(self, tmp_path: Path) -> None:
         file = tmp_path / "sluice.toml"
         file.write_text("queue = [")
 
@@ -127,7 +127,7 @@ class TestGivenSecrets:
 
         assert "hunter" not in repr(config)
 
-    def test_when_a_wrong_url_is_told_then_its_password_is_not(self) -> None:
+    def test_when_a_wrong_url_is_reported_then_its_password_is_not(self) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config({"SLUICE_REDIS_URL": "http://user:hunter2@host"})
 

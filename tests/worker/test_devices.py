@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from worker import devices
-from worker.devices import devices_of, is_device, is_several, num_gpus
-from worker.errors import ConfigError
+from sluice.worker import devices
+from sluice.worker.devices import devices_of, is_device, is_several, num_gpus
+from sluice.worker.errors import ConfigError
 
 
 class TestGivenNamesOfDevices:
@@ -29,7 +29,7 @@ class TestGivenNamesOfDevices:
     @pytest.mark.parametrize(
         "name", ["gpu", "cuda:", "cuda:one", "cuda:0,", "cuda:,1", "cuda:all,1", "cpu:0", "CUDA:0"]
     )
-    def test_when_it_names_none_then_it_is_told(self, name: str) -> None:
+    def test_when_it_names_none_then_it_is_reported(self, name: str) -> None:
         assert not is_device(name)
 
     @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ class TestGivenNamesOfDevices:
 
 class TestGivenAHostWithoutGpus:
     @pytest.mark.parametrize(
-        ("said", "told"),
+        ("said", "expected"),
         [
             ((0, "0 \n", ""), "there is no GPU (0 found; this torch is built without CUDA)"),
             ((0, "0 12.9\n", ""), "there is no GPU (0 found): run on --cpu"),
             ((1, "", "Traceback\nModuleNotFoundError: No module named 'torch'\n"), "No module named 'torch'"),
         ],
     )
-    def test_when_all_are_asked_for_then_the_operator_is_told_why_not(
-        self, monkeypatch: pytest.MonkeyPatch, said: tuple[int, str, str], told: str
+    def test_when_all_are_asked_for_then_the_operator_learns_why_not(
+        self, monkeypatch: pytest.MonkeyPatch, said: tuple[int, str, str], expected: str
     ) -> None:
         def answer(arguments: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:
             return subprocess.CompletedProcess(arguments, *said)
@@ -59,4 +59,4 @@ class TestGivenAHostWithoutGpus:
         with pytest.raises(ConfigError) as caught:
             num_gpus()
 
-        assert told in str(caught.value)
+        assert expected in str(caught.value)

@@ -5,11 +5,12 @@ import json
 
 import pytest
 import structlog
+from redis.exceptions import ResponseError
 
-from producer.contract.running import MAX_DELAY_S
-from worker.config import LogConfig
-from worker.health import MAX_STRANGE_REPLIES, Patience, RedisHealth, ResponseError
-from worker.log import configure_logs, get_log
+from sluice.producer.contract.transport.backoff import MAX_DELAY_S
+from sluice.worker.config import LogConfig
+from sluice.worker.connection.availability import MAX_UNEXPECTED_REPLIES, RedisHealth, RetryPolicy
+from sluice.worker.log import configure_logs, get_log
 
 
 class Terminal(io.StringIO):
@@ -71,24 +72,24 @@ class TestGivenRedisThatBreaksAndHeals:
         assert health.is_well
 
     def test_when_it_stays_away_then_each_wait_is_longer_up_to_a_second(self) -> None:
-        patience = Patience()
+        retries = RetryPolicy()
 
-        waits = [patience.after(ConnectionError("gone")) for _ in range(100)]
+        waits = [retries.delay_after(ConnectionError("gone")) for _ in range(100)]
 
         assert waits == sorted(waits)
         assert waits[-1] == MAX_DELAY_S
 
     def test_when_it_answers_with_errors_of_our_making_then_we_give_up(self) -> None:
-        patience = Patience()
-        for _ in range(MAX_STRANGE_REPLIES - 1):
-            patience.after(ResponseError("ERR bad call"))
+        retries = RetryPolicy()
+        for _ in range(MAX_UNEXPECTED_REPLIES - 1):
+            retries.delay_after(ResponseError("ERR bad call"))
 
         with pytest.raises(ResponseError, match="bad call"):
-            patience.after(ResponseError("ERR bad call"))
+            retries.delay_after(ResponseError("ERR bad call"))
 
     @pytest.mark.parametrize("word", ["LOADING", "READONLY", "MISCONF", "OOM", "NOAUTH"])
     def test_when_it_says_that_it_cannot_serve_now_then_we_do_not(self, word: str) -> None:
-        patience = Patience()
+        retries = RetryPolicy()
 
-        for _ in range(3 * MAX_STRANGE_REPLIES):
-            patience.after(ResponseError(f"{word} try later"))
+        for _ in range(3 * MAX_UNEXPECTED_REPLIES):
+            retries.delay_after(ResponseError(f"{word} try later"))

@@ -9,23 +9,23 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from engine.batch import Batch
-from engine.config import EngineConfig
-from engine.executor import Computed
-from engine.null_model import NullModelConfig
-from engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
-from engine.simulation.executor import SimulatedExecutor, VirtualClock
-from engine.simulation.figures import Target
-from engine.simulation.step_time import StepTime
-from producer.contract import tables
-from producer.contract.database import open_database
-from worker.cli import main
-from worker.config import WorkerConfig, load_config
-from worker.errors import ConfigError, ExitCode, NotReady
-from worker.migrate import prepare
-from worker.settings_search import Choice, Found, Model, search
-from worker.traffic import read_history, read_traffic
-from worker.tune import current_choice, report_of, start_command
+from sluice.engine.batch import Batch
+from sluice.engine.config import EngineConfig
+from sluice.engine.executor import Computed
+from sluice.engine.null_model import NullModelConfig
+from sluice.engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
+from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
+from sluice.engine.simulation.figures import Target
+from sluice.engine.simulation.step_time import StepTime
+from sluice.producer.contract import tables
+from sluice.producer.contract.database import open_database
+from sluice.worker.cli import main
+from sluice.worker.config import WorkerConfig, load_config
+from sluice.worker.errors import ConfigError, ExitCode, NotReady
+from sluice.worker.history.migrate import prepare
+from sluice.worker.tune.command import current_choice, report_of, start_command
+from sluice.worker.tune.search import Choice, Model, SearchResult, search
+from sluice.worker.tune.traffic import read_history, read_traffic
 
 CHATS_AND_LONG_PROMPTS = merged(
     poisson(8.0, 24, constant(16), constant(30)), poisson(1.0, 3, constant(1500), constant(5))
@@ -48,7 +48,7 @@ def model(step_time: StepTime, *, num_tokens: int = 32768, discipline: str = "co
 class TestGivenPromptsThatStallDecodes:
     """A token of a prompt costs 0.2 ms: 1,500 of them at once hold everybody up for 0.3 s."""
 
-    found: Found = search(
+    found: SearchResult = search(
         model(StepTime(fixed_s=5e-3, token_s=2e-4)), CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS
     )
 
@@ -108,7 +108,7 @@ class TestGivenAMachineThatIsBusy:
 
         report = report_of(search(busy, lone, target, DEFAULTS), "continuous", target)
 
-        assert ("Tune on a quiet one" in report) == warns
+        assert ("so the machine was busy" in report) == warns
 
 
 class TestGivenAChoice:
@@ -117,12 +117,12 @@ class TestGivenAChoice:
     choice = Choice(max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=64, block_size=32)
 
     def started(self, command: str) -> WorkerConfig:
-        """What `worker start` is told by it."""
+        """The settings that it gives `worker start`."""
         words = shlex.split(command)
         start = main.commands["start"]
-        told = start.make_context("start", words[2:]).params
-        device = {"model.device": told["gpu"] or "cpu"}
-        flags = {name.replace("__", "."): value for name, value in told.items() if "__" in name and value is not None}
+        params = start.make_context("start", words[2:]).params
+        device = {"model.device": params["gpu"] or "cpu"}
+        flags = {name.replace("__", "."): value for name, value in params.items() if "__" in name and value is not None}
         return load_config({}, flags=flags | device)
 
     def test_when_settings_were_given_then_the_command_gives_them_too(self) -> None:
@@ -147,7 +147,7 @@ class TestGivenAChoice:
             config.batching, max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=64
         )
 
-    def test_when_a_gpu_and_blocks_were_given_then_the_cache_is_as_large_as_the_one_measured(self) -> None:
+    def test_when_a_gpu_and_blocks_are_given_then_the_cache_has_the_measured_size(self) -> None:
         config = load_config({}, flags={"model.path": "m", "model.device": "cuda:1", "model.num_blocks": "100"})
 
         started = self.started(start_command(config, self.choice))
@@ -169,7 +169,7 @@ class TestGivenAMachineThatServesAll:
     LONE = tuple(Arrival(at_s=float(n), num_prompt_tokens=16, num_output_tokens=4) for n in range(12))
     TARGET = Target(ttft_s=1.0, tpot_s=1.0)
 
-    def found(self, current: Choice) -> Found:
+    def found(self, current: Choice) -> SearchResult:
         return search(model(StepTime(fixed_s=1e-3)), self.LONE, self.TARGET, current)
 
     def test_when_all_choices_are_alike_then_the_least_is_asked_for(self) -> None:
@@ -180,7 +180,7 @@ class TestGivenAMachineThatServesAll:
 
         assert found.best == found.current
         report = report_of(found, "continuous", self.TARGET)
-        assert report.endswith("nothing better was found than the current settings:")
+        assert report.endswith("no choice was better than the current settings:")
         assert "recommended" not in report
 
 
@@ -205,14 +205,14 @@ class TestGivenAFileOfTraffic:
         assert arrivals[0].at_s == 0
         assert 8 < arrivals[-1].at_s < 10
 
-    def test_when_lines_are_wrong_then_each_is_told(self, tmp_path: Path) -> None:
+    def test_when_lines_are_wrong_then_each_is_reported(self, tmp_path: Path) -> None:
         wrong = [{"prompt_tokens": 0, "output_tokens": 2}, {"prompt_tokens": 3}, {"model": "x"}, [1, 2], 7]
 
         with pytest.raises(ConfigError) as caught:
             self.read(tmp_path, *wrong)
 
-        told = [problem.split(":", 1)[1] for problem in caught.value.problems]
-        assert told == [
+        problems = [problem.split(":", 1)[1] for problem in caught.value.problems]
+        assert problems == [
             "1: prompt_tokens must be 1 or more, got 0",
             "2: output_tokens is missing",
             "3: model is none of at_s, prompt, prompt_tokens, output_tokens, max_tokens",
@@ -220,7 +220,7 @@ class TestGivenAFileOfTraffic:
             "5: must be an object, got 7",
         ]
 
-    def test_when_only_some_lines_say_when_then_that_is_told(self, tmp_path: Path) -> None:
+    def test_when_only_some_lines_say_when_then_that_is_reported(self, tmp_path: Path) -> None:
         timed = {"at_s": 1, "prompt_tokens": 3, "output_tokens": 2}
 
         with pytest.raises(ConfigError, match="at_s is on 1 of 2 lines"):
@@ -270,7 +270,7 @@ class TestGivenAHistory:
 
 
 class TestGivenSettings:
-    def test_when_they_are_told_then_they_are_what_is_measured_beside_the_best(self) -> None:
+    def test_when_they_are_listed_then_they_are_measured_next_to_the_best(self) -> None:
         environ = {
             "SLUICE_MAX_NUM_SEQS": "200", "SLUICE_MAX_NUM_BATCHED_TOKENS": "300", "SLUICE_BLOCK_SIZE": "32",
             "SLUICE_LONG_PREFILL_TOKEN_THRESHOLD": "90",

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
-from worker.cli import main
-from worker.config import SETTINGS
-from worker.errors import ExitCode
+from sluice.worker.cli import main
+from sluice.worker.config import SETTINGS
+from sluice.worker.errors import ExitCode
 
 
 def flags_of(command: str) -> set[str]:
@@ -33,9 +33,7 @@ class TestGivenTheCommands:
         assert "hunter2" not in result.output
 
     @pytest.mark.parametrize("command", ["start", "doctor"])
-    def test_when_a_worker_s_commands_are_asked_then_they_have_all_that_a_worker_reads_and_no_more(
-        self, command: str
-    ) -> None:
+    def test_when_commands_are_listed_then_they_have_exactly_the_worker_s_options(self, command: str) -> None:
         flags = flags_of(command)
 
         assert flags_in("redis", "queue", "batching", "beat", "drain", "metrics", "log") <= flags

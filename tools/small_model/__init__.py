@@ -1,1 +1,1 @@
-"""How the small model that ships in `worker/small_model` is made: corpus, tokenizer, training, measurement."""
+"""Creation of the small model in `worker/small_model`: corpus, tokenizer, training, measurement."""

@@ -1,4 +1,4 @@
-"""Sums, differences, products and quotients of small numbers; of two digits, worked out tens and ones apart."""
+"""Sums, differences, products and quotients of small numbers; two-digit ones computed by tens and ones."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 
 
 def _calculation(rng: random.Random, task: str, terms: tuple[int, str, int], steps: str) -> Example:
-    """Ask for `terms` in one of the wordings; `steps` is what stands right of the first equals sign."""
+    """Ask for `terms` in one of the wordings; `steps` is the text after the first equals sign."""
     a, sign, b = terms
     ordered = sorted((a, b)) if sign in "+*" else [a, b]
     prompt = one_of(rng, (*_WORDINGS, _COMMANDS[sign]), a=a, b=b, sign=sign, word=_SPOKEN[sign])
     example = Example(
         kind=Kind.ARITHMETIC,
         task=task,
-        # A table is learned by heart: an entry never seen cannot be known, so there the wording is held out.
+        # A table is memorised: an unseen entry cannot be known, so the wording is held out there.
         key=prompt if task in _BY_HEART else f"{ordered[0]}{sign}{ordered[1]}",
         prompt=prompt,
         answer=f"{a} {sign} {b} = {steps}.",
@@ -53,7 +53,7 @@ def _calculation(rng: random.Random, task: str, terms: tuple[int, str, int], ste
 
 
 def sum_in_steps(a: int, b: int) -> str:
-    """Work `a + b` out, tens and ones apart where both have both; `b` may be negative.
+    """Compute `a + b`, by tens and ones if both have both; `b` may be negative.
 
     A small model learns two tables of ten by ten and how to join them, not ten thousand sums.
     """
@@ -83,7 +83,7 @@ def _multiply(rng: random.Random) -> Example:
 
 
 def product_in_steps(a: int, b: int) -> str:
-    """Work `a * b` out for a digit `b`: tens and ones apart, then their sum."""
+    """Compute `a * b` for a digit `b`: tens and ones separately, then their sum."""
     tens, ones = a - a % 10, a % 10
     return f"{tens} * {b} + {ones} * {b} = {tens * b} + {ones * b} = {a * b}"
 

@@ -1,7 +1,7 @@
 """The corpus: an endless, seeded stream of examples, balanced between the kinds.
 
-The same seed gives the same examples on every machine. A tenth of all questions is held out by what they ask
-(`is_held_out`): training never sees it, the test asks only it.
+The same seed gives the same examples on every machine. A tenth of all questions is held out by content (`is_held_out`):
+training never sees it, and tests ask nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TASKS: dict[Kind, Tasks] = {
 
 
 def examples(kind: Kind, *, seed: int, held_out: bool) -> Iterator[Example]:
-    """Yield examples of one kind without end: trained ones, worded carelessly at times, or held-out ones."""
+    """Yield examples of one kind without end: training ones, sometimes worded carelessly, or held-out ones."""
     rng = random.Random(f"{kind}|{seed}|{held_out}")
     while True:
         example = draw_from(TASKS[kind], rng, held_out=held_out)
@@ -32,7 +32,7 @@ def examples(kind: Kind, *, seed: int, held_out: bool) -> Iterator[Example]:
 
 
 def as_typed(rng: random.Random, example: Example) -> Example:
-    """Return the example as a person may type it: at times without capital or final mark, or with a please."""
+    """Return the example as a person may type it: sometimes without capital or final mark, or with a please."""
     prompt = example.prompt
     if example.is_plain or example.kind is Kind.TALK:
         return example

@@ -1,6 +1,6 @@
-"""Examples as training rows: token ids, which of them are learned, and where they stand.
+"""Examples as training rows: token ids, which of them are learned, and their positions.
 
-Only answers are learned. Documents are packed into rows of a few widths, kept apart by a mask.
+Only answers are learned. Documents are packed into rows of a few widths, separated by a mask.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DocumentMaker:
         return Document(token_ids=token_ids, is_learned=is_learned, positions=list(range(len(token_ids))))
 
     def completion(self, example: Example) -> Document:
-        """Make a text that goes on where the prompt ends."""
+        """Make a text that continues where the prompt ends."""
         start = [self._special[BOS], *self._encode(example.prompt)]
         rest = [*self._encode(example.answer), self._special[END]]
         return Document(
@@ -86,7 +86,7 @@ class DocumentMaker:
         )
 
     def worksheet(self, lines: Sequence[Example]) -> Document:
-        """Make a text of plain examples, one a line: the densest way to show many calculations."""
+        """Make a text of plain examples, one per line: the densest form for many calculations."""
         token_ids, is_learned = [self._special[BOS]], [False]
         for line in lines:
             for text, learned in ((line.prompt, False), (line.answer, True), ("\n", False)):
@@ -110,8 +110,8 @@ class DocumentMaker:
 def without_middle(rng: random.Random, document: Document, *, prompt_len: int) -> Document:
     """Keep the prompt and a stretch of a long answer, at their true positions.
 
-    The end of a long answer depends on its prompt thousands of tokens before; this teaches the distance at the price
-    of a short document. The first tokens after the gap are not learned: nothing says which they are.
+    The end of a long answer depends on its prompt thousands of tokens before; this teaches the distance at the cost of
+    a short document. The first tokens after the gap are not learned: they cannot be predicted.
     """
     tail = rng.randint(24, _LONGEST_TAIL)
     head = min(prompt_len + rng.randint(0, 12), len(document))
@@ -186,7 +186,7 @@ class Packer:
         self._buffers: dict[int, list[Document]] = {width: [] for width in ROWS}
 
     def step(self) -> list[Rows]:
-        """Return what one optimiser step learns from: a batch of the narrowest rows and every other that is full."""
+        """Return the data of one optimiser step: a batch of the narrowest rows and every other full batch."""
         narrowest = min(ROWS)
         while not self._is_full(narrowest):
             document = next(self._documents)
@@ -197,7 +197,7 @@ class Packer:
         return sum(map(len, self._buffers[width])) >= 1.05 * width * ROWS[width]
 
     def _pack(self, width: int) -> Rows:
-        """Fill the rows, longest documents first; what does not fit stays for the next batch."""
+        """Fill the rows, longest documents first; the rest stays for the next batch."""
         rows: list[list[Document]] = [[] for _ in range(ROWS[width])]
         room = [width] * len(rows)
         left: list[Document] = []

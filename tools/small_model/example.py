@@ -1,4 +1,4 @@
-"""What the corpus is made of: a prompt with an answer that is right, and a way to tell whether another answer is right.
+"""Building blocks of the corpus: a prompt with a correct answer, and a check of other answers.
 
 Knows nothing of tokens: see `documents.py` for how examples become training rows.
 """
@@ -33,10 +33,10 @@ class Example:
 
     kind: Kind
     task: str
-    """What is asked within the kind, such as `add`."""
+    """Task within the kind, such as `add`."""
 
     key: str
-    """What is asked, without the wording where the wording is not the point. Examples are held out by this."""
+    """Content of the question, without its wording if that does not matter. Examples are held out by this."""
 
     prompt: str
     answer: str
@@ -45,10 +45,10 @@ class Example:
     """The answer continues the prompt, without chat turns."""
 
     judge: Callable[[str], bool] | None = None
-    """Says whether an answer is right where more than one is."""
+    """Checks an answer if more than one is correct."""
 
     def is_right(self, text: str) -> bool:
-        """Say whether `text`, without special tokens, answers the prompt."""
+        """Whether `text`, without special tokens, answers the prompt."""
         if self.judge is not None:
             return self.judge(text)
         return text.strip() == self.answer.strip()
@@ -60,7 +60,7 @@ Tasks = dict[str, tuple[float, Draw]]
 
 
 def is_held_out(example: Example) -> bool:
-    """Say whether the example belongs to the tenth that is never trained on."""
+    """Whether the example belongs to the tenth that is never trained on."""
     digest = hashlib.blake2b(f"{example.kind}|{example.task}|{example.key}".encode(), digest_size=2).digest()
     return int.from_bytes(digest, "big") % 10 == 0
 

@@ -1,4 +1,4 @@
-"""Requests for JSON, whose answers must parse to exactly the value that was described."""
+"""Requests for JSON, whose answers must parse to exactly the described value."""
 
 from __future__ import annotations
 

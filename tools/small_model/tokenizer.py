@@ -1,6 +1,6 @@
 """The tokenizer of the small model, its special tokens and its chat template.
 
-Byte-level BPE. Each digit is a token of its own, so that numbers are made of the same ten tokens everywhere; a comma
+Byte-level BPE. Each digit is a separate token, so that numbers are made of the same ten tokens everywhere; a comma
 and space before a digit are one token, so that counting to a thousand fits into the context.
 """
 

@@ -170,7 +170,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="Where the model goes.")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="Go on with this model and its tokenizer.")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="Continue with this model and its tokenizer.")
     parser.add_argument("--minutes", type=float, default=45, help="Time to train (default %(default)s).")
     parser.add_argument("--matrix-lr", type=float, default=5e-3, help="Peak rate of Muon (default %(default)s).")
     parser.add_argument("--vector-lr", type=float, default=5e-3, help="Peak rate of AdamW (default %(default)s).")

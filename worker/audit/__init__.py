@@ -1,5 +1,5 @@
-"""`worker audit`: does the sum come out? Read `auditor.Auditor.audit` first.
+"""The command `worker audit`: compares the queue, the history and a producer's journal. Read `Auditor.audit` first.
 
-Two looks at the queue, the history and a producer's journal, while all go on; what both looks see is a disagreement.
-`findings` knows what a disagreement is, the `_side` modules read one source each, `repair` mends, `report` shows.
+It makes two passes on the live queue. What both passes see is a disagreement. `findings` defines disagreements, each
+`_side` module reads one source, `repair` repairs, and `report` formats.
 """

@@ -1,4 +1,4 @@
-"""The audit: look, wait, look again. Read `Auditor.audit` first. Knows no command line."""
+"""The audit in two passes. Read `Auditor.audit` first. Knows no command line."""
 
 import time
 from collections import Counter
@@ -6,18 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from producer.contract.audit_calls import Counts, Picture
-from producer.contract.wire import JobId
-from worker.audit.findings import Finding, Kind, Known, is_confirmed, with_history, with_journal, within_queue
-from worker.audit.history_side import HistorySide
-from worker.audit.queue_side import QueueSide, in_bites
+from sluice.producer.contract.calls.audit import Counts, Picture
+from sluice.producer.contract.wire import JobId
+from sluice.worker.audit.findings import (
+    Finding,
+    HistoryRow,
+    Kind,
+    is_confirmed,
+    with_history,
+    with_journal,
+    within_queue,
+)
+from sluice.worker.audit.history_side import HistorySide
+from sluice.worker.audit.queue_side import QueueSide, in_slices
 
 MAX_KEPT = 10_000
-"""Findings that are kept whole; what is beyond them is only counted, and found by the next run."""
+"""Maximum number of findings to keep. More are only counted; a second run finds them."""
 
 POLL_S = 0.05
 RETENTION_SLACK_MS = 2 * 3_600_000
-"""Retention works by the hour."""
+"""Margin for retention, which works by the hour."""
 
 _NEED_HISTORY = frozenset(
     {Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL, Kind.LOST_OR_DELETED}
@@ -27,7 +35,7 @@ _MISPLACED = frozenset(
     {
         Kind.QUEUED_NOWHERE,
         Kind.QUEUED_TWICE,
-        Kind.RUNNING_FOR_NOBODY,
+        Kind.RUNNING_WITHOUT_OWNER,
         Kind.RUNNING_BUT_WAITING,
         Kind.ENDED_BUT_WAITING,
         Kind.NO_SUCH_JOB,
@@ -35,18 +43,18 @@ _MISPLACED = frozenset(
         Kind.FOREIGN_KEY,
     }
 )
-Found = dict[tuple[str, str], Finding]
+Suspicions = dict[tuple[str, str], Finding]
 JournalIds = Callable[[int], Iterable[JobId]]
-"""Acknowledged jobs of a partition, each time anew."""
+"""Iterates over the acknowledged jobs of a partition; may be called repeatedly."""
 
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """What came out. Changes while it is made, and when things are repaired."""
+    """The result of an audit. Changes during the audit and the repair."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     num_more: int = 0
-    """Beyond those that are kept."""
+    """Findings beyond those that are kept."""
 
     counters: Counter[str] = field(default_factory=Counter[str])
     hashes: Counter[str] = field(default_factory=Counter[str])
@@ -54,25 +62,25 @@ class Report:
     num_journal: int | None = None
     notes: list[str] = field(default_factory=list[str])
     done: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    """What a repair did, by the finding's key."""
+    """What the repair did, by the finding's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long to wait for what."""
+class AuditTiming:
+    """Waits of an audit, and the retention of the history."""
 
     pause_s: float = 2.0
-    """Between the two looks."""
+    """Pause between the two passes."""
 
     history_s: float = 30.0
-    """For the recorder to write what the first look saw."""
+    """Maximum wait for the recorder to write what the first pass saw."""
 
     retention_ms: float | None = None
-    """Rows of jobs that ended longer ago are not expected in the history."""
+    """Age of ended jobs whose rows may be deleted."""
 
     @property
     def has_retention(self) -> bool:
-        """Whether rows are deleted at all."""
+        """Whether rows are deleted."""
         return self.retention_ms is not None
 
 
@@ -84,39 +92,42 @@ class Auditor:
         sides: Sequence[QueueSide],
         history: HistorySide | None,
         journal: JournalIds | None,
-        patience: Patience,
+        timing: AuditTiming,
     ) -> None:
         self._sides = sides
         self._history = history
         self._journal = journal
-        self._patience = patience
+        self._timing = timing
 
     def audit(self) -> Report:
-        """Compare all sources, twice; what both looks say is in the report.
+        """Compare all sources twice, and report what both passes see.
 
         Raises:
             redis.RedisError, sqlalchemy.exc.SQLAlchemyError: a source does not answer.
         """
         report = Report()
-        first = {side.keys.partition: self._look(side, report) for side in self._sides}
+        first = {side.keys.partition: self._first_pass(side, report) for side in self._sides}
         marks = [(side, side.counts().stamp) for side in self._sides]
-        time.sleep(self._patience.pause_s)
+        time.sleep(self._timing.pause_s)
         behind = self._wait_for_history(marks)
         for side in self._sides:
             suspected = first[side.keys.partition]
             if side.keys.partition in behind:
                 suspected = {key: one for key, one in suspected.items() if one.kind not in _NEED_HISTORY}
                 report.findings.append(behind[side.keys.partition])
-            report.findings += _without_consequences(list(self._look_again(side, suspected)))
+            report.findings += _without_consequences(list(self._second_pass(side, suspected)))
         report.history = None if self._history is None else self._history.totals()
         return report
 
-    # ------------------------------------------------------------ the first look
+    # ------------------------------------------------------------ the first pass
 
-    def _look(self, side: QueueSide, report: Report) -> Found:
-        found: Found = {}
+    def _first_pass(self, side: QueueSide, report: Report) -> Suspicions:
+        found: Suspicions = {}
         for finding in chain(
-            self._jobs_there(side, report), self._spoken_of(side), self._known_elsewhere(side, report), _places(side)
+            self._existing_jobs(side, report),
+            self._referenced(side),
+            self._known_elsewhere(side, report),
+            _places(side),
         ):
             if len(found) < MAX_KEPT:
                 found[finding.key] = finding
@@ -125,46 +136,44 @@ class Auditor:
         _add_counters(report, side.counts())
         return found
 
-    def _jobs_there(self, side: QueueSide, report: Report) -> Iterator[Finding]:
-        for ids in in_bites(side.job_ids()):
+    def _existing_jobs(self, side: QueueSide, report: Report) -> Iterator[Finding]:
+        for ids in in_slices(side.job_ids()):
             pictures = list(side.pictures(ids))
             known = self._known(ids)
             for picture in pictures:
                 report.hashes[picture.state or "foreign"] += picture.trouble != "unknown"
-                yield from self._judged(picture, known)
+                yield from self._judge(picture, known)
 
-    def _spoken_of(self, side: QueueSide) -> Iterator[Finding]:
-        """Jobs without a hash that something speaks of; the others have been looked at."""
-        for picture in side.pictures(side.spoken_of()):
+    def _referenced(self, side: QueueSide) -> Iterator[Finding]:
+        """Yield findings on jobs without a hash that leases or sets refer to."""
+        for picture in side.pictures(side.referenced_jobs()):
             if picture.state is None:
                 yield from within_queue(picture)
 
     def _known_elsewhere(self, side: QueueSide, report: Report) -> Iterator[Finding]:
         partition = side.keys.partition
         if self._history is not None:
-            for ids in in_bites(self._history.open_jobs(partition)):
+            for ids in in_slices(self._history.open_jobs(partition)):
                 yield from self._unknown_here(side, ids)
         if self._journal is not None and self._history is not None:
             report.num_journal = report.num_journal or 0
-            for ids in in_bites(self._journal(partition)):
+            for ids in in_slices(self._journal(partition)):
                 report.num_journal += len(ids)
                 yield from self._unknown_here(side, ids)
 
     def _unknown_here(self, side: QueueSide, ids: Sequence[JobId]) -> Iterator[Finding]:
-        """What the history knew as open, or the journal as acknowledged, when it named these ids."""
+        """Yield findings on those of the ids, open in the history or acknowledged in the journal, that have no hash."""
         unknown = side.unknown(list(ids))
         known = self._known(unknown)
         for picture in side.pictures(unknown):
             yield from self._elsewhere(picture, known.get(picture.id))
 
-    def _elsewhere(self, picture: Picture, known: Known | None) -> Iterator[Finding]:
-        finding = with_history(picture, known) or with_journal(
-            picture, known, has_retention=self._patience.has_retention
-        )
+    def _elsewhere(self, picture: Picture, known: HistoryRow | None) -> Iterator[Finding]:
+        finding = with_history(picture, known) or with_journal(picture, known, has_retention=self._timing.has_retention)
         if finding is not None:
             yield finding
 
-    def _judged(self, picture: Picture, known: Mapping[JobId, Known]) -> Iterator[Finding]:
+    def _judge(self, picture: Picture, known: Mapping[JobId, HistoryRow]) -> Iterator[Finding]:
         yield from within_queue(picture)
         if self._history is not None and not self._is_past_retention(picture):
             finding = with_history(picture, known.get(picture.id))
@@ -172,19 +181,19 @@ class Auditor:
                 yield finding
 
     def _is_past_retention(self, picture: Picture) -> bool:
-        keep_ms = self._patience.retention_ms
+        keep_ms = self._timing.retention_ms
         if keep_ms is None or picture.ended_ms is None:
             return False
         return picture.seen_ms - picture.ended_ms > keep_ms - RETENTION_SLACK_MS
 
-    def _known(self, ids: Sequence[JobId]) -> Mapping[JobId, Known]:
+    def _known(self, ids: Sequence[JobId]) -> Mapping[JobId, HistoryRow]:
         return {} if self._history is None else self._history.known(ids)
 
-    # ------------------------------------------------------------ between the looks
+    # ------------------------------------------------------------ between the passes
 
     def _wait_for_history(self, marks: Sequence[tuple[QueueSide, str]]) -> dict[int, Finding]:
-        """Until everything up to the marks is recorded; a finding for each partition where it is not in time."""
-        until_s = time.monotonic() + self._patience.history_s
+        """Wait until everything up to the marks is recorded. Return a finding for each partition that is late."""
+        until_s = time.monotonic() + self._timing.history_s
         late: dict[int, Finding] = {}
         for side, mark in marks if self._history is not None else ():
             while _is_before(oldest := side.oldest_event(), mark) and time.monotonic() < until_s:
@@ -193,12 +202,12 @@ class Auditor:
                 late[side.keys.partition] = _behind(side, oldest)
         return late
 
-    # ------------------------------------------------------------ the second look
+    # ------------------------------------------------------------ the second pass
 
-    def _look_again(self, side: QueueSide, suspected: Found) -> Iterator[Finding]:
+    def _second_pass(self, side: QueueSide, suspected: Suspicions) -> Iterator[Finding]:
         jobs = [one for one in suspected.values() if one.job_id is not None]
-        for bite in in_bites(jobs):
-            yield from self._jobs_again(side, bite)
+        for job_slice in in_slices(jobs):
+            yield from self._jobs_again(side, job_slice)
         if any(one.kind in _OF_PARTITION for one in suspected.values()):
             for second in _places(side):
                 first = suspected.get(second.key)
@@ -218,7 +227,7 @@ class Auditor:
 
 
 def _without_consequences(findings: list[Finding]) -> list[Finding]:
-    """Counters say nothing of their own while jobs are at the wrong place; a repair counts anew in any case."""
+    """Drop findings on counters while jobs are misplaced, since they follow from these; a repair recounts anyway."""
     is_misplaced = any(one.kind in _MISPLACED for one in findings)
     return [one for one in findings if not (is_misplaced and one.kind in (Kind.COUNTER, Kind.EQUATION))]
 

@@ -1,24 +1,24 @@
-"""What a disagreement is: judges what each source says of one job. Plain values; no I/O here."""
+"""Disagreements between the sources about one job, lane or counter. Plain values; no I/O."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from producer.contract import limits
-from producer.contract.audit_calls import Picture
-from producer.contract.states import JobState
-from producer.contract.wire import JobId
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls.audit import Picture
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """Kinds of disagreements."""
 
     QUEUED_NOWHERE = "queued_nowhere"
     QUEUED_TWICE = "queued_twice"
     QUEUED_BUT_LEASED = "queued_but_leased"
     NEVER_DUE = "never_due"
     PROMPT_GONE = "prompt_gone"
-    RUNNING_FOR_NOBODY = "running_for_nobody"
+    RUNNING_WITHOUT_OWNER = "running_for_nobody"
     RUNNING_BUT_WAITING = "running_but_waiting"
     ENDED_BUT_LEASED = "ended_but_leased"
     ENDED_BUT_WAITING = "ended_but_waiting"
@@ -38,43 +38,43 @@ class Kind(StrEnum):
     HISTORY_BEHIND = "history_behind"
 
 
-MENDS = "`worker audit --repair`"
+REPAIR = "`worker audit --repair`"
 WHAT_TO_DO: dict[Kind, str] = {
-    Kind.QUEUED_NOWHERE: f"{MENDS} puts it back on its lane",
-    Kind.QUEUED_TWICE: f"{MENDS} leaves it one place",
-    Kind.QUEUED_BUT_LEASED: f"{MENDS} lets the lease go",
-    Kind.NEVER_DUE: f"{MENDS} puts it on its lane",
-    Kind.PROMPT_GONE: f"{MENDS} restores it from the history (with prompts) or --file; else it fails when pulled",
-    Kind.RUNNING_FOR_NOBODY: f"{MENDS} returns it to the queue; it goes on at its next token",
-    Kind.RUNNING_BUT_WAITING: f"{MENDS} takes it out of the waiting",
-    Kind.ENDED_BUT_LEASED: f"{MENDS} forgets the lease",
-    Kind.ENDED_BUT_WAITING: f"{MENDS} takes it out of the waiting",
-    Kind.DEAD_BUT_NOT_FAILED: f"{MENDS} takes it out of the dead set",
-    Kind.NO_SUCH_JOB: f"{MENDS} forgets what speaks of it; if history or journal know the job, re-adds it",
-    Kind.FOREIGN_KEY: "something else wrote this key: look at it, delete it, then run this again",
-    Kind.ENTRY_WITHOUT_JOB: f"{MENDS} takes the entry off the lane",
-    Kind.LANE_UNLISTED: f"no pull finds what waits there: {MENDS} lists it again",
-    Kind.COUNTER: f"{MENDS} counts anew",
-    Kind.EQUATION: f"{MENDS} counts anew",
-    Kind.NOT_IN_HISTORY: f"{MENDS} tells the history again",
-    Kind.HISTORY_DIFFERS: f"{MENDS} tells the history again",
-    Kind.QUEUE_WENT_BACK: f"Redis lost its latest writes: {MENDS} tells the history where an open job is now; one that "
-    "had ended there runs again, with the same seed, unless you cancel it",
-    Kind.FORGOTTEN: f"{MENDS} re-adds it, from the history (with prompts) or from its --file",
-    Kind.UNKNOWN_TO_ALL: f"{MENDS} --file FILE re-adds it",
-    Kind.LOST_OR_DELETED: "retention may have deleted its row after it ended, so no repair runs it again: where its "
-    "output is missing, submit that line again",
-    Kind.HISTORY_BEHIND: "start `worker record` (see its log), then run this again: rows could not be compared",
+    Kind.QUEUED_NOWHERE: f"{REPAIR} puts it back on its lane",
+    Kind.QUEUED_TWICE: f"{REPAIR} removes all places but one",
+    Kind.QUEUED_BUT_LEASED: f"{REPAIR} releases the lease",
+    Kind.NEVER_DUE: f"{REPAIR} puts it on its lane",
+    Kind.PROMPT_GONE: f"{REPAIR} restores it from a history with prompts or --file; else it fails when pulled",
+    Kind.RUNNING_WITHOUT_OWNER: f"{REPAIR} returns it to the queue; it resumes at its next token",
+    Kind.RUNNING_BUT_WAITING: f"{REPAIR} removes it from the waiting jobs",
+    Kind.ENDED_BUT_LEASED: f"{REPAIR} deletes the lease",
+    Kind.ENDED_BUT_WAITING: f"{REPAIR} removes it from the waiting jobs",
+    Kind.DEAD_BUT_NOT_FAILED: f"{REPAIR} removes it from the dead set",
+    Kind.NO_SUCH_JOB: f"{REPAIR} deletes references to it, and submits it again if the history or journal has it",
+    Kind.FOREIGN_KEY: "another program wrote this key: check it, delete it, then run the audit again",
+    Kind.ENTRY_WITHOUT_JOB: f"{REPAIR} removes the entry from the lane",
+    Kind.LANE_UNLISTED: f"pulls do not find its jobs: {REPAIR} lists it again",
+    Kind.COUNTER: f"{REPAIR} recounts",
+    Kind.EQUATION: f"{REPAIR} recounts",
+    Kind.NOT_IN_HISTORY: f"{REPAIR} republishes its events",
+    Kind.HISTORY_DIFFERS: f"{REPAIR} republishes its events",
+    Kind.QUEUE_WENT_BACK: f"Redis lost its latest writes: {REPAIR} republishes the events of open jobs. A job that had "
+    "ended in the history runs again, with the same seed, unless you cancel it",
+    Kind.FORGOTTEN: f"{REPAIR} submits it again, from a history with prompts or from --file",
+    Kind.UNKNOWN_TO_ALL: f"{REPAIR} --file FILE submits it again",
+    Kind.LOST_OR_DELETED: "retention may have deleted its row after it ended, so it is not repaired: if its output is "
+    "missing, submit the line again",
+    Kind.HISTORY_BEHIND: "rows could not be compared: start `worker record`, check its log, then run the audit again",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One disagreement: what each side says of one job, lane or counter."""
+    """One disagreement: the state of one job, lane or counter in each source."""
 
     kind: Kind
     subject: str
-    """Job id, or what else it is about."""
+    """Job id, lane entry or counter."""
 
     queue: str | None = None
     history: str | None = None
@@ -84,44 +84,44 @@ class Finding:
     lane: str | None = None
     entry: str | None = None
     version: int = 0
-    """What the other side must have reached at the second look."""
+    """Version that the other source must have reached at the second pass."""
 
     drift: int = 0
-    """Of a counter: how much it says too much. It stays the same while jobs come and go."""
+    """Excess of a counter over what it counts. A real error stays the same while jobs come and go."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """The same at both looks."""
+        """Identifies the finding in both passes."""
         return self.kind, self.subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What the history says of one job."""
+class HistoryRow:
+    """The history's row of one job."""
 
     state: JobState
     version: int
     is_deleted: bool = False
-    """On request: nothing is written of it any more."""
+    """Deleted on request; the history accepts no more events of it."""
 
     def __str__(self) -> str:
         return f"{self.state} (version {self.version})"
 
 
-def told(picture: Picture) -> str:
-    """What the queue says of a job, in a few words."""
+def describe(picture: Picture) -> str:
+    """Describe a job's state in the queue."""
     if picture.state is None:
         return "unknown" if picture.trouble == "unknown" else f"key is foreign ({picture.trouble})"
     return f"{picture.state} (version {picture.version})"
 
 
-# ---------------------------------------------------------------- the queue with itself
+# ---------------------------------------------------------------- within the queue
 
 
 def within_queue(picture: Picture) -> Iterator[Finding]:
-    """Where a job's own keys, and what speaks of it, disagree."""
+    """Yield disagreements among a job's keys and the structures that refer to it."""
     for kind, detail in _within(picture):
-        queue = f"{told(picture)}, {detail}"
+        queue = f"{describe(picture)}, {detail}"
         yield Finding(kind=kind, subject=picture.id, job_id=picture.id, queue=queue, partition=_partition(picture.id))
 
 
@@ -142,14 +142,14 @@ def _of_no_job(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.FOREIGN_KEY, f"its hash is {picture.trouble}"
         return
     is_dead = picture.dead_ms is not None and picture.seen_ms - picture.dead_ms < limits.DEAD_TTL_S * 1000
-    spoken = {
+    references = {
         "has a lease": picture.owner is not None,
         "is among the suspects": picture.is_suspect,
         "is among the delayed": picture.is_delayed,
         "is in the dead set": is_dead,
     }
-    if any(spoken.values()):
-        yield Kind.NO_SUCH_JOB, "but " + " and ".join(what for what, is_so in spoken.items() if is_so)
+    if any(references.values()):
+        yield Kind.NO_SUCH_JOB, "but " + " and ".join(what for what, is_so in references.items() if is_so)
 
 
 def _of_queued(picture: Picture) -> Iterator[tuple[Kind, str]]:
@@ -168,22 +168,22 @@ def _of_queued(picture: Picture) -> Iterator[tuple[Kind, str]]:
 
 def _of_running(picture: Picture) -> Iterator[tuple[Kind, str]]:
     if not picture.owner:
-        yield Kind.RUNNING_FOR_NOBODY, "no lease" if picture.owner is None else "its lease was given back"
+        yield Kind.RUNNING_WITHOUT_OWNER, "no lease" if picture.owner is None else "its lease was given back"
     elif not picture.is_held:
-        yield Kind.RUNNING_FOR_NOBODY, f"its owner {picture.owner} does not hold it"
+        yield Kind.RUNNING_WITHOUT_OWNER, f"its owner {picture.owner} does not hold it"
     elif not picture.is_owner_listed:
-        yield Kind.RUNNING_FOR_NOBODY, f"its owner {picture.owner} is not known"
+        yield Kind.RUNNING_WITHOUT_OWNER, f"its owner {picture.owner} is not known"
     elif picture.lease_epoch != picture.epoch:
-        yield Kind.RUNNING_FOR_NOBODY, f"its lease has epoch {picture.lease_epoch}, the job {picture.epoch}"
+        yield Kind.RUNNING_WITHOUT_OWNER, f"its lease has epoch {picture.lease_epoch}, the job {picture.epoch}"
     if picture.is_delayed or picture.is_suspect:
         yield Kind.RUNNING_BUT_WAITING, _places(picture)
     if not picture.has_payload:
-        yield Kind.PROMPT_GONE, "no payload: no other worker could go on"
+        yield Kind.PROMPT_GONE, "no payload: no other worker could resume"
 
 
 def _of_ended(picture: Picture) -> Iterator[tuple[Kind, str]]:
     if picture.owner is not None:
-        yield Kind.ENDED_BUT_LEASED, f"lease of {picture.owner or 'nobody'}"
+        yield Kind.ENDED_BUT_LEASED, f"lease of {picture.owner or 'no worker'}"
     if picture.is_delayed or picture.is_suspect:
         yield Kind.ENDED_BUT_WAITING, _places(picture)
     if picture.dead_ms is not None and picture.state is not JobState.FAILED:
@@ -203,11 +203,11 @@ def _partition(job_id: JobId) -> int:
     return int(job_id.partition(".")[0])
 
 
-# ---------------------------------------------------------------- the queue with the history
+# ---------------------------------------------------------------- between the queue and the history
 
 
-def with_history(picture: Picture, known: Known | None) -> Finding | None:
-    """Where queue and history disagree about a job; what is on its way is told from it by the second look."""
+def with_history(picture: Picture, known: HistoryRow | None) -> Finding | None:
+    """Return the disagreement of queue and history about a job. The second pass rules out events in transit."""
     if known is not None and known.is_deleted:
         return None
     if picture.state is None:
@@ -222,27 +222,30 @@ def with_history(picture: Picture, known: Known | None) -> Finding | None:
     return None
 
 
-def _unknown_to_queue(picture: Picture, known: Known | None) -> Finding | None:
-    """An ended job is forgotten in time, as it should be."""
+def _unknown_to_queue(picture: Picture, known: HistoryRow | None) -> Finding | None:
+    """Return a finding unless the job has ended, because ended jobs expire from the queue."""
     if known is None or known.state.is_terminal:
         return None
     return _between(Kind.FORGOTTEN, picture, known, version=0)
 
 
-def _between(kind: Kind, picture: Picture, known: Known | None, *, version: int) -> Finding:
+def _between(kind: Kind, picture: Picture, known: HistoryRow | None, *, version: int) -> Finding:
     return Finding(
         kind=kind,
         subject=picture.id,
         job_id=picture.id,
         partition=_partition(picture.id),
-        queue=told(picture),
+        queue=describe(picture),
         history="no row" if known is None else str(known),
         version=version,
     )
 
 
-def with_journal(picture: Picture, known: Known | None, *, has_retention: bool) -> Finding | None:
-    """An acknowledged job that nobody knows. A journal has no times: with retention it may have ended long ago."""
+def with_journal(picture: Picture, known: HistoryRow | None, *, has_retention: bool) -> Finding | None:
+    """Return a finding for an acknowledged job without hash and row.
+
+    With retention, the job may have ended long ago and lost its row: a journal has no times.
+    """
     if picture.trouble != "unknown" or known is not None:
         return None
     return Finding(
@@ -256,11 +259,11 @@ def with_journal(picture: Picture, known: Known | None, *, has_retention: bool) 
     )
 
 
-def is_confirmed(first: Finding, second: Finding, picture: Picture | None, known: Known | None) -> bool:
-    """Whether the second look says the same: what is only on its way has arrived by then.
+def is_confirmed(first: Finding, second: Finding, picture: Picture | None, known: HistoryRow | None) -> bool:
+    """Return whether the second pass confirms a finding, which rules out events in transit.
 
-    Between the looks, everything that the first one saw in the queue was recorded (or `HISTORY_BEHIND` says that it
-    was not). So the history must have reached the version seen then, and the queue never goes back behind the history.
+    Between the passes, everything that the first pass saw in the queue was recorded, unless there is a
+    `HISTORY_BEHIND`. So the history must have reached the version seen then, and the queue never falls behind it.
     """
     match first.kind:
         case Kind.NOT_IN_HISTORY:

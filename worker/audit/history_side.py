@@ -1,4 +1,4 @@
-"""What the history says of jobs: read only, in pages. Knows no Redis."""
+"""Read jobs from the history, in pages. Knows no Redis."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
-from producer.contract.states import JobState
-from producer.contract.tables import jobs
-from producer.contract.wire import JobId
-from worker.audit.findings import Known
-from worker.audit.queue_side import in_bites
-from worker.errors import ConfigError, NotReady
+from sluice.producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.tables import jobs
+from sluice.producer.contract.wire import JobId
+from sluice.worker.audit.findings import HistoryRow
+from sluice.worker.audit.queue_side import in_slices
+from sluice.worker.errors import ConfigError, NotReady
 
 OPEN_STATES = (JobState.QUEUED, JobState.RUNNING)
 ROWS_AT_ONCE = 500
@@ -26,19 +26,19 @@ class HistorySide:
         self.engine = engine
         self._queue = queue
 
-    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, Known]:
-        """What it says of these jobs."""
-        found: dict[JobId, Known] = {}
-        for ids in in_bites(job_ids, ROWS_AT_ONCE):
+    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, HistoryRow]:
+        """Return the rows of these jobs."""
+        found: dict[JobId, HistoryRow] = {}
+        for ids in in_slices(job_ids, ROWS_AT_ONCE):
             query = sa.select(jobs.c.id, jobs.c.state, jobs.c.version, jobs.c.deleted_ms).where(jobs.c.id.in_(ids))
             with self.engine.connect() as connection:
                 for job_id, state, version, deleted_ms in connection.execute(query.where(jobs.c.queue == self._queue)):
                     is_deleted = deleted_ms is not None
-                    found[JobId(job_id)] = Known(state=JobState(state), version=version, is_deleted=is_deleted)
+                    found[JobId(job_id)] = HistoryRow(state=JobState(state), version=version, is_deleted=is_deleted)
         return found
 
     def open_jobs(self, partition: int) -> Iterator[JobId]:
-        """Jobs that are queued or running, as far as it knows."""
+        """Iterate over the jobs that are queued or running in the history."""
         query = sa.select(jobs.c.id).where(
             jobs.c.queue == self._queue,
             jobs.c.partition == partition,
@@ -50,7 +50,7 @@ class HistorySide:
             yield from (JobId(job_id) for (job_id,) in rows)
 
     def totals(self) -> Mapping[str, int]:
-        """Jobs by state."""
+        """Count jobs by state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.queue == self._queue).group_by(jobs.c.state)
         with self.engine.connect() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
@@ -58,10 +58,10 @@ class HistorySide:
 
 @contextmanager
 def opened_history(url: str, queue: str) -> Generator[HistorySide]:
-    """The history behind a URL.
+    """Open the history at a URL.
 
     Raises:
-        ConfigError: there is none, or it is not of this release.
+        ConfigError: there is none, or its schema does not match this release.
         NotReady: the database does not answer.
     """
     engine = _opened(url)
@@ -74,7 +74,7 @@ def opened_history(url: str, queue: str) -> Generator[HistorySide]:
     except HistoryError as error:
         raise ConfigError([str(error)]) from error
     except SQLAlchemyError as error:
-        raise NotReady(f"the history's database does not do as asked: {why(error)}") from error
+        raise NotReady(f"the history's database failed: {why(error)}") from error
     finally:
         engine.dispose()
 

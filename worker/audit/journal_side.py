@@ -1,36 +1,37 @@
-"""A producer's journal of acknowledged ids, and the bulk file it is of: read line by line. Knows no server."""
+"""Read a producer's journal of acknowledged ids and its bulk file, line by line. Knows no server."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from producer.bulk_input import Line, LineReader, lines, opened
-from producer.bulk_jobs import Drawing, LineJobs, drawing_of
-from producer.contract.calls import NewJob
-from producer.contract.wire import JobId, WireError, split_job_id
-from producer.errors import InvalidJob, InvalidSetting
-from producer.journal import ASKED, RUN
-from worker.errors import ConfigError
+from sluice.producer.bulk.input import Line, LineReader, lines, opened
+from sluice.producer.bulk.jobs import BulkSpec, LineJobs, bulk_spec_of
+from sluice.producer.bulk.journal import ASKED, RUN
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.wire import JobId, WireError
+from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.worker.errors import ConfigError
 
 
 @dataclass(slots=True, eq=False)
 class JournalFile:
-    """One journal. Changes: it counts what it cannot read."""
+    """One journal. Changes as it counts lines that it cannot read."""
 
     path: Path
-    runs: Mapping[int, Drawing]
-    """How lines became jobs, for each run that says so."""
+    runs: Mapping[int, BulkSpec]
+    """How lines became jobs, for each run that recorded it."""
 
     num_nameless: int = 0
-    """Lines of an older release, which name no tenant."""
+    """Number of lines of an older release, which have no tenant."""
 
     @staticmethod
     def opened(path: Path) -> "JournalFile":
-        """Read what it says of its runs.
+        """Read the runs of a journal.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the journal cannot be read.
         """
         try:
             return JournalFile(path, dict(_runs(path)))
@@ -38,7 +39,7 @@ class JournalFile:
             raise ConfigError([f"the journal cannot be read: {error}"]) from error
 
     def ids(self, partition: int) -> Iterator[JobId]:
-        """Every acknowledged job of a partition, of all runs."""
+        """Iterate over the acknowledged jobs of a partition, of all runs."""
         self.num_nameless = 0
         with self.path.open() as file:
             for line in file:
@@ -58,7 +59,7 @@ def _partition_of(text: str) -> int | None:
         return None
 
 
-def _runs(path: Path) -> Iterator[tuple[int, Drawing]]:
+def _runs(path: Path) -> Iterator[tuple[int, BulkSpec]]:
     run = 0
     with path.open() as file:
         for line in file:
@@ -66,32 +67,32 @@ def _runs(path: Path) -> Iterator[tuple[int, Drawing]]:
                 run = int(line[len(RUN) :])
             elif line.startswith(ASKED):
                 try:
-                    yield run, drawing_of(json.loads(line[len(ASKED) :]))
+                    yield run, bulk_spec_of(json.loads(line[len(ASKED) :]))
                 except (KeyError, TypeError, ValueError):
-                    continue  # torn by a crash; the next run of the command writes it again
+                    continue  # truncated by a crash; the next run writes it again
 
 
 @dataclass(frozen=True, slots=True)
 class FileJobs:
-    """The jobs of a bulk file, drawn again as the journal says that they were."""
+    """The jobs of a bulk file, made again as in the journal's runs."""
 
     path: Path
     journal: JournalFile
 
     def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """See `LostJobs`; one pass over the file for each run of the journal."""
+        """Yield jobs, as in `LostJobs`. Reads the file once per run of the journal."""
         wanted = set(job_ids)
-        for run, drawing in self.journal.runs.items():
-            for job in self._drawn(run, drawing) if wanted else ():
+        for run, spec in self.journal.runs.items():
+            for job in self._jobs_of(run, spec) if wanted else ():
                 if job.id in wanted:
                     wanted.discard(job.id)
                     yield job.id, job
         for job_id in wanted:
             yield job_id, f"no line of {self.path.name} becomes this job"
 
-    def _drawn(self, run: int, drawing: Drawing) -> Iterator[NewJob]:
-        reader = LineReader(endpoint=drawing.endpoint, model=drawing.model, defaults=drawing.defaults)
-        made = LineJobs(drawing, run=run)
+    def _jobs_of(self, run: int, spec: BulkSpec) -> Iterator[NewJob]:
+        reader = LineReader(endpoint=spec.endpoint, model=spec.model, defaults=spec.defaults)
+        made = LineJobs(spec, run=run)
         try:
             with opened(str(self.path)) as file:
                 for line in (reader.read(number, text) for number, text in lines(file)):
@@ -102,7 +103,7 @@ class FileJobs:
 
 
 def _job(made: LineJobs, line: Line) -> NewJob | None:
-    """A bad line was none when it was submitted, either."""
+    """Make the job of a line; None for an invalid line, which was never submitted."""
     try:
         return made.job(line)
     except InvalidJob:

@@ -1,4 +1,4 @@
-"""Jobs to submit again, as they were: from the rows of a history that keeps prompts. Knows no Redis."""
+"""Rebuild lost jobs as they were submitted, from a history that keeps prompts. Knows no Redis."""
 
 import base64
 import json
@@ -10,34 +10,34 @@ from typing import Any, Protocol, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 
-from producer.contract import limits
-from producer.contract.calls import NewJob
-from producer.contract.tables import jobs
-from producer.contract.wire import JobId, Message, Prompt, decode_spec, encode_prompt
-from worker.audit.queue_side import in_bites
-from worker.clock import wall_ms
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.tables import jobs
+from sluice.producer.contract.wire import JobId, Message, Prompt, decode_spec, encode_prompt
+from sluice.worker.audit.queue_side import in_slices
+from sluice.worker.clock import wall_ms
 
 JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 
 
 class LostJobs(Protocol):
-    """Where jobs can be had again."""
+    """A source of lost jobs."""
 
     def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """Each job as it was submitted, or a sentence why it cannot be had; one that is not known here is left out."""
+        """Yield each known job as it was submitted, or the reason why it cannot be rebuilt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryJobs:
-    """The jobs of a history. Its times are points in time, so that what a job had left to wait goes on."""
+    """The jobs of a history. Its times are absolute, so a rebuilt job keeps its remaining delay and time to live."""
 
     engine: Engine
     queue: str
 
     def jobs(self, job_ids: Sequence[JobId]) -> Iterator[tuple[JobId, NewJob | str]]:
-        """See `LostJobs`."""
-        for ids in in_bites(job_ids, limits.MAX_BITE):
+        """Yield jobs, as in `LostJobs`."""
+        for ids in in_slices(job_ids, limits.SLICE_JOBS):
             query = sa.select(jobs).where(jobs.c.id.in_(ids), jobs.c.queue == self.queue)
             with self.engine.connect() as connection:
                 rows = connection.execute(query).all()
@@ -48,7 +48,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
     if row.prompt is None or row.asked is None:
         return "the history does not keep its prompt (keep_prompts is not full, or it was erased)"
     if sha256(row.prompt.encode()).hexdigest() != row.prompt_sha256:
-        return "the history's prompt is not the one that was submitted: the database did not take it as it was"
+        return "the history's prompt differs from the submitted one: the database refused it, and it was cleaned"
     asked: Mapping[str, str] = row.asked
     prompt = _prompt(row.prompt, asked["prompt"])
     spec = base64.b64decode(asked["spec"])
@@ -73,7 +73,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
 
 
 def _prompt(text: str, kind: str) -> Prompt:
-    """As it was before `worker.history.rows` wrote it as text."""
+    """Restore a prompt from the text that `sluice.worker.history.rows` wrote."""
     if kind == "text":
         return text
     parts: list[Any] = json.loads(text)
@@ -81,7 +81,7 @@ def _prompt(text: str, kind: str) -> Prompt:
 
 
 def _num_bytes(prompt: Prompt) -> int:
-    """Of its text, as a producer counts it; token ids are counted exactly."""
+    """Count the bytes of a prompt's text as a producer does; 0 for token ids."""
     if isinstance(prompt, str):
         return len(prompt.encode())
     return sum(

@@ -1,4 +1,4 @@
-"""What a partition holds, read in bites: no command here takes longer than a pull does. Knows no SQL."""
+"""Read a partition in slices, so that no command blocks the server longer than a pull does. Knows no SQL."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from producer.contract.audit_calls import (
-    AUDIT_BITE,
+from sluice.producer.contract.calls.audit import (
+    AUDIT_SLICE_JOBS,
     Counts,
     LaneView,
     Picture,
@@ -17,42 +17,43 @@ from producer.contract.audit_calls import (
     audit_jobs,
     audit_lane,
 )
-from producer.contract.keys import QueueKeys
-from producer.contract.running import run, run_many
-from producer.contract.wire import JobId, WireError, split_job_id
-from worker.audit.findings import Finding, Kind
-from worker.connections import Client
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run, run_many
+from sluice.producer.contract.wire import JobId, WireError
+from sluice.worker.audit.findings import Finding, Kind
+from sluice.worker.connection.clients import Client
 
 Item = TypeVar("Item")
 
-BITES_AT_ONCE = 16
-"""Looks in one round trip; others are served between them."""
+SLICES_AT_ONCE = 16
+"""Slices in one round trip. The server serves other clients between them."""
 
-READ_AT_ONCE = AUDIT_BITE * BITES_AT_ONCE
+READ_AT_ONCE = AUDIT_SLICE_JOBS * SLICES_AT_ONCE
 
 
-def in_bites(items: Iterable[Item], size: int = READ_AT_ONCE) -> Iterator[list[Item]]:
-    """The items in lists of at most `size`."""
+def in_slices(items: Iterable[Item], size: int = READ_AT_ONCE) -> Iterator[list[Item]]:
+    """Yield the items in lists of at most `size`."""
     rest = iter(items)
-    while bite := list(islice(rest, size)):
-        yield bite
+    while part := list(islice(rest, size)):
+        yield part
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What all that waits adds up to. Changes as it is walked."""
+    """Sums over all waiting jobs. Changes as they are read."""
 
     tokens: int = 0
     bytes: int = 0
 
     def add(self, picture: Picture) -> None:
-        """One more job that waits."""
+        """Add a waiting job."""
         self.tokens += picture.cost
         self.bytes += picture.bytes
 
 
 class QueueSide:
-    """One partition. Changes: it remembers the lanes that it has seen."""
+    """One partition. Changes as it notes the lanes that it sees."""
 
     def __init__(self, client: Client, keys: QueueKeys) -> None:
         self.keys = keys
@@ -63,7 +64,7 @@ class QueueSide:
     # ------------------------------------------------------------ jobs
 
     def job_ids(self) -> Iterator[JobId]:
-        """Every job that has a hash (one that comes or goes meanwhile may be among them); notes the lanes it passes."""
+        """Iterate over jobs with a hash, possibly including concurrent changes, and note the lanes on the way."""
         start = len(self.keys.prefix) + 1
         pattern = re.sub(r"([\\*?\[\]])", r"\\\1", self.keys.prefix) + ":*"
         for key in self._client.scan_iter(match=pattern, count=500):
@@ -73,8 +74,8 @@ class QueueSide:
             elif kind == "job" and (job_id := self._job_id(rest.replace(":", "."))):
                 yield job_id
 
-    def spoken_of(self) -> Iterator[JobId]:
-        """Jobs that have a lease, are not due, suspects or dead: whether or not they have a hash."""
+    def referenced_jobs(self) -> Iterator[JobId]:
+        """Iterate over jobs in the leases and in the delayed, suspect and dead sets, with or without a hash."""
         for name, read in (("leases", "hscan_iter"), ("delayed", "zscan_iter"), ("suspects", "zscan_iter")):
             yield from self._members(name, read)
         yield from self._members("dead", "zscan_iter")
@@ -94,25 +95,25 @@ class QueueSide:
         return JobId(text)
 
     def pictures(self, job_ids: Iterable[JobId]) -> Iterator[Picture]:
-        """What the queue says of each job, each at one instant."""
-        for ids in in_bites(job_ids):
-            calls = [audit_jobs(self.keys, bite) for bite in in_bites(ids, AUDIT_BITE)]
+        """Yield the state of each job, each read atomically."""
+        for ids in in_slices(job_ids):
+            calls = [audit_jobs(self.keys, job_slice) for job_slice in in_slices(ids, AUDIT_SLICE_JOBS)]
             for answer in run_many(self._client, calls):
                 if isinstance(answer, Exception):
                     raise answer
                 yield from cast("list[Picture]", answer)
 
     def unknown(self, job_ids: list[JobId]) -> list[JobId]:
-        """Those of them that have no hash: cheaper than pictures of all."""
+        """Return the jobs that have no hash. Cheaper than `pictures`."""
         pipeline = self._client.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.execute_command("EXISTS", self.keys.job(job_id))
         return [job_id for job_id, is_there in zip(job_ids, pipeline.execute(), strict=True) if not is_there]
 
-    # ------------------------------------------------------------ what waits
+    # ------------------------------------------------------------ waiting jobs
 
     def walk_waiting(self) -> Iterator[Finding]:
-        """Every entry of every lane, looked at with its job; adds up what waits where nothing changes meanwhile."""
+        """Check every entry of every lane against its job, and sum waiting jobs if nothing changes meanwhile."""
         self.lanes |= {name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))}
         before, waiting = self.counts(), Waiting()
         sums: list[tuple[str, str, int]] = []
@@ -163,16 +164,16 @@ class QueueSide:
     # ------------------------------------------------------------ counters
 
     def counts(self) -> Counts:
-        """The counters beside what they count."""
+        """Read the counters together with what they count."""
         return run(self._client, audit_counts(self.keys, sorted(self.lanes)))
 
     def oldest_event(self) -> str | None:
-        """The first entry of the outbox: all before it is recorded; None where all is."""
+        """Return the id of the oldest unrecorded event; None if all are recorded."""
         first: list[Any] = self._client.xrange(self.keys.outbox, "-", "+", 1)
         return first[0][0].decode() if first else None
 
     def wrong_counts(self, counts: Counts) -> Iterator[Finding]:
-        """Counters of jobs that differ from what is there, and the sum that must come out."""
+        """Yield findings on counters that differ from what they count, and on the sum of all states."""
         stated = counts.counters
         for name, there in (("waiting_jobs", counts.waiting_jobs), ("running_jobs", counts.running_jobs)):
             if stated.get(name, 0) != there:

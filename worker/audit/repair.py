@@ -1,19 +1,25 @@
-"""Mend what an audit found. Every change is a script's that looks again before it writes. Knows no SQL."""
+"""Repair what an audit found. Every change is a script that checks again before it writes. Knows no SQL."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from producer.contract import limits
-from producer.contract.audit_calls import mend_counters, mend_jobs, mend_lane, restore_prompt, tell_again
-from producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitAnswer, submit
-from producer.contract.running import run
-from producer.contract.wire import JobId
-from worker.audit.auditor import Report
-from worker.audit.findings import Finding, Kind
-from worker.audit.history_side import HistorySide
-from worker.audit.lost_jobs import LostJobs
-from worker.audit.queue_side import QueueSide, in_bites
-from worker.connections import Client
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitReply, submit
+from sluice.producer.contract.calls.audit import (
+    repair_counters,
+    repair_jobs,
+    repair_lane,
+    republish_events,
+    restore_prompt,
+)
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import JobId
+from sluice.worker.audit.auditor import Report
+from sluice.worker.audit.findings import Finding, Kind
+from sluice.worker.audit.history_side import HistorySide
+from sluice.worker.audit.lost_jobs import LostJobs
+from sluice.worker.audit.queue_side import QueueSide, in_slices
+from sluice.worker.connection.clients import Client
 
 _LOST = frozenset({Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL})
 _OF_JOBS = frozenset(
@@ -22,7 +28,7 @@ _OF_JOBS = frozenset(
         Kind.QUEUED_TWICE,
         Kind.QUEUED_BUT_LEASED,
         Kind.NEVER_DUE,
-        Kind.RUNNING_FOR_NOBODY,
+        Kind.RUNNING_WITHOUT_OWNER,
         Kind.RUNNING_BUT_WAITING,
         Kind.ENDED_BUT_LEASED,
         Kind.ENDED_BUT_WAITING,
@@ -31,11 +37,11 @@ _OF_JOBS = frozenset(
     }
 )
 _OF_COUNTERS = frozenset({Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
-_UNTOLD = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.QUEUE_WENT_BACK})
+_UNRECORDED = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.QUEUE_WENT_BACK})
 
 
 class Repair:
-    """Mends one queue after one audit; says in the report what was done about each finding."""
+    """Repairs one queue after an audit, and notes in the report what it did about each finding."""
 
     def __init__(
         self, client: Client, history: HistorySide | None, sources: Sequence[LostJobs], report: Report
@@ -45,19 +51,19 @@ class Repair:
         self._sources = sources
         self._report = report
 
-    def mend(self, side: QueueSide) -> None:
-        """Mend what was found in one partition, in an order in which no step spoils the next."""
+    def repair(self, side: QueueSide) -> None:
+        """Repair one partition, in an order in which no step undoes another."""
         mine = [one for one in self._report.findings if one.partition == side.keys.partition]
-        self._mend_jobs(side, [one for one in mine if one.kind in _OF_JOBS])
-        self._mend_lanes(side, [one for one in mine if one.kind is Kind.ENTRY_WITHOUT_JOB])
-        self._add_again(side, [one for one in mine if one.kind in _LOST])
+        self._repair_jobs(side, [one for one in mine if one.kind in _OF_JOBS])
+        self._repair_lanes(side, [one for one in mine if one.kind is Kind.ENTRY_WITHOUT_JOB])
+        self._submit_again(side, [one for one in mine if one.kind in _LOST])
         for finding in mine:
             if finding.kind is Kind.LOST_OR_DELETED:
-                self._note(finding, "left: it may have ended long ago, and would run a second time")
+                self._note(finding, "left: it may have ended long ago and would run twice")
         self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
-        self._tell_again(side, [one for one in mine if one.kind in _UNTOLD])
+        self._republish(side, [one for one in mine if one.kind in _UNRECORDED])
         if mine:
-            self._mend_counters(side, [one for one in mine if one.kind in _OF_COUNTERS])
+            self._repair_counters(side, [one for one in mine if one.kind in _OF_COUNTERS])
 
     def _run(self, call: Call[Any]) -> Any:  # noqa: ANN401  # replies of several kinds
         return run(self._client, call)
@@ -65,49 +71,49 @@ class Repair:
     def _note(self, finding: Finding, done: str) -> None:
         self._report.done[finding.key] = done
 
-    # ------------------------------------------------------------ the queue with itself
+    # ------------------------------------------------------------ within the queue
 
-    def _mend_jobs(self, side: QueueSide, findings: Sequence[Finding]) -> None:
-        for bite in in_bites(findings, limits.MAX_BITE):
-            ids = [_job_id(one) for one in bite]
-            for finding, done in zip(bite, self._run(mend_jobs(side.keys, ids)), strict=True):
+    def _repair_jobs(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+        for job_slice in in_slices(findings, limits.SLICE_JOBS):
+            ids = [_job_id(one) for one in job_slice]
+            for finding, done in zip(job_slice, self._run(repair_jobs(side.keys, ids)), strict=True):
                 self._note(finding, done or "nothing left to do")
 
-    def _mend_lanes(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+    def _repair_lanes(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for finding in findings:
             assert finding.lane is not None
             assert finding.entry is not None
-            (is_done,) = self._run(mend_lane(side.keys, finding.lane, [finding.entry]))
-            self._note(finding, "taken off the lane" if is_done else "nothing left to do")
+            (is_done,) = self._run(repair_lane(side.keys, finding.lane, [finding.entry]))
+            self._note(finding, "removed from the lane" if is_done else "nothing left to do")
 
-    def _mend_counters(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+    def _repair_counters(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for _ in side.walk_waiting():
-            pass  # only for its sums: what it finds now was found before
-        changed = self._run(mend_counters(side.keys, sorted(side.lanes), side.sums))
+            pass  # for its sums; its findings are known
+        changed = self._run(repair_counters(side.keys, sorted(side.lanes), side.sums))
         is_moving = not side.sums.stamp
         for finding in findings:
             is_sum = finding.subject.endswith(("tokens", "bytes"))
-            self._note(finding, "left: jobs came and went" if is_sum and is_moving else "counted anew")
+            self._note(finding, "left: jobs came and went" if is_sum and is_moving else "recounted")
         if changed and not findings:
-            self._report.notes.append(f"partition {side.keys.partition}: counted anew: {', '.join(changed)}")
+            self._report.notes.append(f"partition {side.keys.partition}: recounted: {', '.join(changed)}")
 
-    # ------------------------------------------------------------ what the queue forgot
+    # ------------------------------------------------------------ lost jobs
 
-    def _add_again(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+    def _submit_again(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         added: list[JobId] = []
 
         def add(job: NewJob) -> str:
             key = side.keys.channel(job.id)
             if self._client.exists(key):
                 return f"not re-added: tokens of it are on {key}; delete that key first"
-            # One at a time: a prompt may be as large as a call may be.
+            # One at a time, because a prompt may be as large as the limit of a call.
             (answer,) = self._run(submit(side.keys, [job]))
             if isinstance(answer, Accepted):
                 added.append(job.id)
-            return _outcome(answer)
+            return _answer_text(answer)
 
         self._with_jobs(findings, add, otherwise="not re-added")
-        self._tell_where(side, added)
+        self._publish_events(side, added)
 
     def _restore_prompts(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         def restore(job: NewJob) -> str:
@@ -117,7 +123,7 @@ class Repair:
         self._with_jobs(findings, restore, otherwise="not restored")
 
     def _with_jobs(self, findings: Sequence[Finding], use: Callable[[NewJob], str], *, otherwise: str) -> None:
-        """Use each finding's job as it was submitted, from the first source that has it."""
+        """Call `use` with each finding's job, from the first source that has it."""
         missing = {_job_id(one): one for one in findings}
         for finding in findings:
             self._note(finding, f"{otherwise}: neither a history with prompts nor a --file has it")
@@ -128,14 +134,16 @@ class Repair:
                 else:
                     self._note(missing[job_id], f"{otherwise}: {job}")
 
-    # ------------------------------------------------------------ what the history does not know
+    # ------------------------------------------------------------ missing history
 
-    def _tell_again(self, side: QueueSide, findings: Sequence[Finding]) -> None:
-        """But for jobs that had ended: an end in the history is not taken back while the job waits to run again."""
-        told = [one for one in findings if one.kind is not Kind.QUEUE_WENT_BACK or not self._had_ended(side, one)]
-        self._tell_where(side, [_job_id(one) for one in told], has_rows=True)
+    def _republish(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+        """Publish the jobs' events again, except for jobs whose end in the history would be undone."""
+        republished = [
+            one for one in findings if one.kind is not Kind.QUEUE_WENT_BACK or not self._had_ended(side, one)
+        ]
+        self._publish_events(side, [_job_id(one) for one in republished], has_rows=True)
         for finding in findings:
-            self._note(finding, "told again" if finding in told else "left: its end in the history stands")
+            self._note(finding, "events republished" if finding in republished else "left: its end is in the history")
 
     def _had_ended(self, side: QueueSide, finding: Finding) -> bool:
         job_id = _job_id(finding)
@@ -144,14 +152,14 @@ class Repair:
         is_open = picture.state is not None and not picture.state.is_terminal
         return known is not None and known.state.is_terminal and is_open
 
-    def _tell_where(self, side: QueueSide, job_ids: Sequence[JobId], *, has_rows: bool = False) -> None:
-        """The history takes only versions above its own: jobs that begin anew go on from there."""
-        for bite in in_bites(job_ids, limits.MAX_BITE):
-            known = self._known(bite)
-            rows = [(one, known[one].version if one in known else 0) for one in bite]
+    def _publish_events(self, side: QueueSide, job_ids: Sequence[JobId], *, has_rows: bool = False) -> None:
+        """Publish the jobs' events with versions above the history's, which ignores older ones."""
+        for job_slice in in_slices(job_ids, limits.SLICE_JOBS):
+            known = self._known(job_slice)
+            rows = [(one, known[one].version if one in known else 0) for one in job_slice]
             rows = rows if has_rows else [(job_id, version) for job_id, version in rows if version > 1]
             if rows:
-                self._run(tell_again(side.keys, rows))
+                self._run(republish_events(side.keys, rows))
 
     def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, Any]:
         return {} if self._history is None else self._history.known(job_ids)
@@ -162,7 +170,7 @@ def _job_id(finding: Finding) -> JobId:
     return finding.job_id
 
 
-def _outcome(answer: SubmitAnswer) -> str:
+def _answer_text(answer: SubmitReply) -> str:
     match answer:
         case Accepted():
             return "re-added"

@@ -1,19 +1,19 @@
-"""An audit's report, for a person at 3 a.m. and as JSON."""
+"""Format an audit's report as a table and as JSON."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from worker.audit.auditor import Report
-from worker.audit.findings import WHAT_TO_DO, Finding
+from sluice.worker.audit.auditor import Report
+from sluice.worker.audit.findings import WHAT_TO_DO, Finding
 
 STATES = ("done", "failed", "cancelled", "expired", "queued", "running")
 SHOWN = 50
-"""Findings of one kind in the table; `--json` has all."""
+"""Maximum number of findings of one kind in the table; `--json` has all."""
 
 
 def table_of(report: Report) -> str:
-    """The sum by each source, then each disagreement with what to do."""
+    """Format the sums of each source, then each disagreement with what to do."""
     return "\n".join([*_sums(report), "", *_findings(report), *(f"note: {note}" for note in report.notes)])
 
 
@@ -55,7 +55,7 @@ def _line(finding: Finding, report: Report) -> str:
 
 
 def json_of(report: Report) -> str:
-    """The same, for programs."""
+    """Format the report as JSON."""
     return json.dumps(
         {
             "agrees": not report.findings,

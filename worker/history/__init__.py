@@ -1,1 +1,1 @@
-"""What the recorder writes: events as rows, the statements that merge them, and one transaction a batch."""
+"""The history of jobs in SQL: the recorder, its rows and upserts, migrations, retention and exports."""

@@ -1,14 +1,14 @@
-"""Events of the outbox -> rows of the history. Plain values: knows no Redis and no SQL.
+"""Convert events of the outbox to rows of the history. Plain values: knows no Redis and no SQL.
 
-Events of a job may come in any order and any number of times, also apart, through several recorders. So every column
-belongs to one of four groups, whose merging does not depend on order or repetition:
+Events of a job may arrive in any order, repeatedly, and through several recorders. So every column belongs to one of
+four groups with a commutative and idempotent merge:
 
-    NEWEST      what the event with the highest version says, all of it, also where it says nothing
-    SUBMITTED   what the one `submitted` event says
-    LEAST       the least seen
-    GREATEST    the greatest seen
+    NEWEST      the values of the event with the highest version, empty ones included
+    SUBMITTED   the values of the `submitted` event
+    LEAST       the minimum
+    GREATEST    the maximum
 
-`merge` does it for two rows in memory; `writer` states the same in SQL.
+`merge` merges two rows in memory; `upserts` does the same in SQL.
 """
 
 import base64
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from producer.contract.states import JobState
-from producer.contract.wire import (
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import (
     JobOptions,
     JobRecord,
     JobResult,
@@ -31,7 +32,6 @@ from producer.contract.wire import (
     decode_record,
     decode_result,
     decode_spec,
-    split_job_id,
 )
 
 KeepPrompts = Literal["none", "hash", "full"]
@@ -54,24 +54,24 @@ IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant")
 
 STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
 ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why")
-"""The first end of a claim stands: a requeue of a failed job does not rewrite how its attempt ended."""
+"""Columns of an attempt's end. The first end wins: a requeue of a failed job does not change how its attempt ended."""
 
 
 @dataclass(slots=True, eq=False)
 class JobChange:
-    """All that a few events say of one job. Changes as events are merged into it."""
+    """The merged events of one job. Changes as events are merged into it."""
 
     job: Row
     attempts: dict[int, Row] = field(default_factory=dict[int, Row])
     result: Row | None = None
-    """Of the newest end that carried one."""
+    """Result row of the newest end with a result."""
 
     is_returned: bool = False
-    """It went back to the queue: its batch is open again."""
+    """Whether the job returned to the queue, which reopens its batch."""
 
     @property
     def id(self) -> str:
-        """The job's."""
+        """The job's id."""
         return str(self.job["id"])
 
 
@@ -81,8 +81,9 @@ def changes_of(
     """Fold events into one change per job.
 
     Args:
-        queue: Name of the queue whose outbox they come from.
-        keep_prompts: At most this much of a prompt goes to the history, whatever the event carries.
+        queue: Name of the queue of the outbox.
+        events: Events of any jobs, in any order.
+        keep_prompts: Upper limit on what is kept of prompts, even if events contain more.
     """
     changes: dict[str, JobChange] = {}
     for event in events:
@@ -94,7 +95,7 @@ def changes_of(
 
 
 def merge(old: Row, new: Row) -> Row:
-    """The job row that two rows of the same job make, in either order."""
+    """Merge two rows of the same job, in either order."""
     if _version(old) == _NOTHING_YET:
         return new
     newest = new if _version(new) > _version(old) else old
@@ -108,7 +109,7 @@ def merge(old: Row, new: Row) -> Row:
 
 
 def merge_attempt(old: Row, new: Row) -> Row:
-    """The attempt row that two rows of the same claim make, in either order."""
+    """Merge two rows of the same attempt, in either order."""
     ends = [row for row in (old, new) if row["end_version"] is not None]
     first_end = min(ends, key=lambda row: _number(row["end_version"]), default=old)
     return {
@@ -138,7 +139,7 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     }
     _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
     if keep_prompts != "none":
-        # The queue says by the field's name how much of its prompts may be kept.
+        # The name of the field states how much of the prompt the queue allows to keep.
         _read_into(row, fields.get("prompt"), lambda data: _prompt_columns(data, keep_prompts, fields))
         _read_into(row, fields.get("prompt_to_hash"), lambda data: _prompt_columns(data, "hash", fields))
     change.job = merge(change.job, row)
@@ -157,7 +158,7 @@ def _started(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
 def _returned(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
     why, code = _text(event.fields.get("why")), _text(event.fields.get("error_code"))
     row = _blank_job_like(change.job, event, JobState.QUEUED)
-    # One that waits for its retry tells the error that sent it back.
+    # A job that waits for a retry shows the error of its last attempt.
     row |= {"reason": why, "error": _text(event.fields.get("error")), "error_code": code}
     change.job = merge(change.job, row)
     change.is_returned = True
@@ -220,7 +221,7 @@ def _prompt_columns(data: bytes, keep_prompts: KeepPrompts, fields: EventFields)
 
 
 def _asked(prompt: Prompt, fields: EventFields) -> Row | None:
-    """With the prompt and the other columns all of what was submitted: a job that its queue lost can be had again."""
+    """Return what is needed, besides other columns, to submit a lost job again."""
     spec, digest = fields.get("spec"), fields.get("digest")
     if not isinstance(spec, bytes) or not isinstance(digest, bytes):
         return None
@@ -231,7 +232,7 @@ def _asked(prompt: Prompt, fields: EventFields) -> Row | None:
 
 
 def _prompt_text(prompt: Prompt) -> str:
-    """Text as it is; messages and token ids as JSON."""
+    """Return text unchanged, and messages and token ids as JSON."""
     if isinstance(prompt, str):
         return prompt
     parts = [part if isinstance(part, int) else _message(asdict(part)) for part in prompt]
@@ -287,7 +288,7 @@ def _result_columns(result: JobResult) -> Row:
 
 
 def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row]) -> None:
-    """Add the columns of an encoded part; if it cannot be read, the row says so and goes on without it."""
+    """Add the columns of an encoded part, or set `record_error` if it cannot be decoded."""
     if data is None:
         return
     try:
@@ -316,7 +317,7 @@ def _blank_job_like(job: Row, event: OutboxEvent, state: str) -> Row:
 
 def _merge_attempt_into(change: JobChange, event: OutboxEvent, columns: Row) -> None:
     epoch = event.fields.get("epoch")
-    # A job that ended before anybody had it has no attempt.
+    # A job that ended before a worker started it has no attempt.
     if not isinstance(epoch, int) or epoch <= 0:
         return
     row = _BLANK_ATTEMPT | {"job_id": event.job_id, "epoch": epoch} | columns
@@ -324,7 +325,7 @@ def _merge_attempt_into(change: JobChange, event: OutboxEvent, columns: Row) -> 
     change.attempts[epoch] = row if known is None else merge_attempt(known, row)
 
 
-def _pick(choose: Callable[[Any, Any], Any], old: object, new: object) -> object:  # Any: numbers or texts, as they are
+def _pick(choose: Callable[[Any, Any], Any], old: object, new: object) -> object:  # Any: numbers or texts
     if old is None or new is None:
         return new if old is None else old
     return choose(old, new)
@@ -344,7 +345,7 @@ def _seconds(ms: float | None) -> float | None:
 
 
 def _whole(value: bytes | int | None) -> int | None:
-    """A whole number; a script writes some as text. None for what is none."""
+    """Convert a field to an int. Scripts write some as text. Return None for other values."""
     if isinstance(value, bytes):
         return int(value) if value.isdigit() else None
     return value

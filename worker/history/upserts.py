@@ -1,7 +1,7 @@
-"""The statements that merge rows into the history, in SQL what `rows.merge` is in memory. Knows no transaction.
+"""SQL statements that merge rows into the history, equivalent to `rows.merge`. Knows no transactions.
 
-SQLite takes a statement for each row, which costs it least. PostgreSQL takes all rows as one JSON array, in one
-statement: measured on 1000 rows at a time, 85 microseconds a row instead of 150, and a third of the work on our side.
+SQLite executes one statement per row, which is its fastest way. PostgreSQL executes one statement with all rows as a
+JSON array: 85 instead of 150 microseconds per row at 1000 rows, and a third of the client's processor time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,34 +12,34 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
-from producer.contract.tables import attempts, batches, jobs, results
-from worker.history.rows import ENDED_ATTEMPT, GREATEST, IDENTITY, LEAST, NEWEST, STARTED_ATTEMPT, SUBMITTED, Row
+from sluice.producer.contract.tables import attempts, batches, jobs, results
+from sluice.worker.history.rows import ENDED_ATTEMPT, GREATEST, IDENTITY, LEAST, NEWEST, STARTED_ATTEMPT, SUBMITTED, Row
 
-# Either dialect's INSERT; they share what is used here, but no typed base.
+# The INSERT of either dialect. They share the methods used here, but no typed base.
 Insert = postgresql.Insert | sqlite.Insert
 Column = ColumnElement[Any]  # Any: of several types
 Run = Callable[[Connection, Sequence[Row]], None]
-"""Merges rows into one table; they name all of its written columns, and no key twice."""
+"""Merges rows into one table. Each row has all written columns, and no key occurs twice."""
 
 
 class Given(Protocol):
-    """The row that was to be inserted, by column."""
+    """The row to insert, by column."""
 
     def __getitem__(self, name: str, /) -> Column: ...
 
 
 class Upserts:
-    """One for each table, in the words of one dialect."""
+    """The upsert of each table, in one dialect."""
 
     def __init__(self, dialect: str) -> None:
         self.jobs = _upsert(dialect, jobs, IDENTITY, _jobs, where=jobs.c.deleted_ms.is_(None))
         self.attempts = _upsert(dialect, attempts, ("job_id", "epoch"), _attempts)
         self.results = _upsert(dialect, results, ("job_id",), _results)
-        # A batch that is touched is open again, whatever it was.
+        # A touched batch becomes open again.
         self.batches = _upsert(dialect, batches, ("queue", "id"), _batches, reset={"completed_ms": sa.null()})
 
 
-def _upsert(  # what is said of a table differs in all of these
+def _upsert(  # the tables differ in all of these
     dialect: str,
     table: sa.Table,
     identity: Sequence[str],
@@ -64,7 +64,7 @@ def _upsert(  # what is said of a table differs in all of these
 
 
 def _given(table: sa.Table, names: Sequence[str]) -> sa.Select[*tuple[Any, ...]]:  # Any: of several types
-    """The rows of the parameter `rows`, a JSON array of objects, as PostgreSQL reads them into the table's types."""
+    """Select the rows of the parameter `rows`, a JSON array of objects, with the table's types, in PostgreSQL."""
     array = sa.bindparam("rows", type_=sa.JSON)
     rows = sa.func.json_populate_recordset(sa.literal_column(f"NULL::{table.name}"), array)
     given = rows.table_valued(*(sa.column(name, table.c[name].type) for name in names), name="given")

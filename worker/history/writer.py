@@ -1,9 +1,9 @@
-"""Put changes into the history, so that order and repetition do not matter. Knows no Redis.
+"""Write changes to the history, independent of their order and repetition. Knows no Redis.
 
-A transaction takes many jobs. What SQL refuses is found by halving, cleaned, and stored with the reason; SQL being
-away, full or damaged is not the rows' fault and is raised.
+A transaction holds many jobs. A row that SQL refuses is found by bisection, cleaned, and stored with the reason. A
+database that is unreachable, full or damaged raises HistoryAway instead.
 
-HistoryAway   the database does not take anything now: try the same again later
+HistoryAway   the database accepts no writes now; retry the same changes later
 """
 
 import math
@@ -14,29 +14,29 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
-from producer.contract.database import why
-from producer.contract.tables import batches, jobs, results
-from worker.history.rows import IDENTITY, JobChange, Row
-from worker.history.upserts import Upserts
+from sluice.producer.contract.database import why
+from sluice.producer.contract.tables import batches, jobs, results
+from sluice.worker.history.rows import IDENTITY, JobChange, Row
+from sluice.worker.history.upserts import Upserts
 
 BatchName = tuple[str, str]
 """(queue, batch)."""
 
 MAX_JOBS_PER_TRANSACTION = 1000
 MAX_TEXT_CHARS = 1_000_000
-"""Of a cleaned text; a sound one is never cut."""
+"""Maximum length of a cleaned text. Valid texts are never truncated."""
 
 _SQLSTATES_OF_ROWS = ("22", "23", "54", "42804", "42846")
-"""PostgreSQL's words: data exception, integrity, program limit (a text too long for an index), wrong type (two)."""
+"""PostgreSQL's codes: data exception, integrity, program limit (a text too long for an index), wrong type (two)."""
 
 _MISUSES = (sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
-# What a driver raises for a value it cannot send is its own: OverflowError, UnicodeEncodeError, TypeError …
+# For values that they cannot send, drivers raise OverflowError, UnicodeEncodeError, TypeError and others.
 _REFUSALS = (SQLAlchemyError, ValueError, TypeError, ArithmeticError, RecursionError)
 
 
 class HistoryAway(Exception):
-    """The database is unreachable, locked, read-only, full or damaged: what was not written must be tried again."""
+    """The database is unreachable, locked, read-only, full or damaged. The write must be retried."""
 
 
 class HistoryWriter:
@@ -47,12 +47,12 @@ class HistoryWriter:
         self._upserts = Upserts(engine.dialect.name)
 
     def write(self, changes: Iterable[JobChange]) -> list[tuple[str, str]]:
-        """Write changes, each wholly or not at all; give (job id, reason) of those that had to be cleaned.
+        """Write changes, each completely or not at all. Return (job id, reason) of those that had to be cleaned.
 
         Raises:
-            HistoryAway: nothing or only a part was written; writing all again is right.
+            HistoryAway: some changes were not written; write all of them again.
         """
-        # In one order for all writers, so that two of them cannot wait for each other.
+        # Sorted, because one lock order for all writers prevents deadlocks.
         ordered = sorted(changes, key=lambda change: change.id)
         cleaned: list[tuple[str, str]] = []
         for start in range(0, len(ordered), MAX_JOBS_PER_TRANSACTION):
@@ -78,7 +78,7 @@ class HistoryWriter:
                 reason = _reason(again)
             else:
                 return change.id, reason
-        # No job's data are left in a skeleton: what refuses it would refuse any row.
+        # A skeleton contains no data of the job, so the database would refuse any row.
         raise HistoryAway(f"not even the state of job {change.id} can be stored: {reason}")
 
     def _write_all(self, changes: Sequence[JobChange]) -> None:
@@ -92,19 +92,19 @@ class HistoryWriter:
 
     def _execute(self, connection: Connection, changes: Sequence[JobChange]) -> None:
         upserts, claims = self._upserts, [row for change in changes for _, row in sorted(change.attempts.items())]
-        told = [change.result for change in changes if change.result is not None]
+        results_rows = [change.result for change in changes if change.result is not None]
         upserts.jobs(connection, [change.job for change in changes])
         upserts.attempts(connection, claims)
-        upserts.results(connection, told)
-        if told:
-            _forget_deleted(connection, [row["job_id"] for row in told])
+        upserts.results(connection, results_rows)
+        if results_rows:
+            _forget_deleted(connection, [row["job_id"] for row in results_rows])
         upserts.batches(connection, _batches_of(changes))
         returned = [change.id for change in changes if change.is_returned]
         if returned:
             _reopen_batches(connection, returned)
 
     def open_batches(self) -> list[BatchName]:
-        """Batches that have jobs on their way, or whose counters may be old.
+        """List batches with open jobs or with counters that may be outdated.
 
         Raises:
             HistoryAway: the database does not answer.
@@ -117,7 +117,7 @@ class HistoryWriter:
             raise HistoryAway(_reason(error)) from error
 
     def count_batch(self, name: BatchName, *, now_ms: int) -> None:
-        """Count the jobs of a batch by state; with none on their way it is complete.
+        """Count the jobs of a batch by state. It is complete if none is queued or running.
 
         Raises:
             HistoryAway: the database does not answer.
@@ -133,7 +133,7 @@ class HistoryWriter:
 
 
 def _forget_deleted(connection: Connection, job_ids: Sequence[object]) -> None:
-    """A late event must not bring back what a person deleted."""
+    """Delete results of deleted jobs, which a late event would bring back."""
     deleted = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.deleted_ms.is_not(None))
     connection.execute(results.delete().where(results.c.job_id.in_(deleted)))
 
@@ -157,7 +157,7 @@ def _batches_of(changes: Sequence[JobChange]) -> list[Row]:
 def _count_batch(connection: Connection, name: BatchName, now_ms: int) -> None:
     queue, batch = name
     same = sa.and_(batches.c.queue == queue, batches.c.id == batch)
-    # The lock makes a change that is under way wait, and reopen the batch after this count.
+    # A concurrent change waits for this lock and reopens the batch after this count.
     connection.execute(sa.select(batches.c.id).where(same).with_for_update())
     mine = sa.and_(jobs.c.queue == queue, jobs.c.batch == batch)
     counted = connection.execute(sa.select(jobs.c.state, sa.func.count()).where(mine).group_by(jobs.c.state))
@@ -174,13 +174,13 @@ def _count_batch(connection: Connection, name: BatchName, now_ms: int) -> None:
 
 
 def _is_rows_fault(error: SQLAlchemyError) -> bool:
-    """Whether the database would take other rows: a bad value, not a lost connection, a full disk, a damaged file."""
+    """Return whether a bad value caused the error, not a lost connection, a full disk or a damaged file."""
     if not isinstance(error, DBAPIError) or error.connection_invalidated:
         return False
     sqlstate = getattr(error.orig, "sqlstate", None)
     if isinstance(sqlstate, str):
         return sqlstate.startswith(_SQLSTATES_OF_ROWS)
-    # SQLite's driver says of a value that it cannot bind: misused.
+    # SQLite's driver raises a misuse error for a value that it cannot bind.
     return isinstance(error, (DataError, IntegrityError)) or isinstance(error.orig, _MISUSES)
 
 
@@ -198,7 +198,7 @@ def _cleaned(change: JobChange, reason: str) -> JobChange:
 
 
 def _skeleton(change: JobChange, reason: str) -> JobChange:
-    """Only what names the job and its state: the least that must be known of it."""
+    """Reduce a change to the job's identity, version and state."""
     kept = {name: _clean(change.job[name]) for name in (*IDENTITY, "version", "state")}
     return JobChange(job=dict.fromkeys(change.job) | kept | {"record_error": reason})
 
@@ -208,7 +208,7 @@ def _clean_row(row: Row) -> Row:
 
 
 def _clean(value: object) -> object:
-    """The same value as every database takes it: no NUL, no lone surrogate, no number out of range."""
+    """Return a value that every database accepts: without NUL, lone surrogates and numbers out of range."""
     match value:
         case str():
             return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:MAX_TEXT_CHARS]

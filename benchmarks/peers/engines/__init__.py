@@ -1,4 +1,4 @@
-"""Engines that a user could install instead, each as a small program that runs in an environment of its own.
+"""Peer engines, each a small program that runs in its own environment.
 
-Nothing here imports the project: `serve` is all that the programs share.
+Nothing here imports the project: the programs share only `serve`.
 """

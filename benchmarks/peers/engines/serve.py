@@ -1,11 +1,11 @@
-"""A peer's engine on request: `python serve.py PEER WORK.json`; for each line that comes in, all requests once.
+"""Serve a peer's engine: `python serve.py PEER WORK.json`; each input line runs all requests once.
 
 WORK.json has `model` (a folder), `weights` (bf16 or int8), `max_num_seqs`, `max_num_batched_tokens`, and `requests`:
-pairs of prompt ids and the number of tokens to generate, greedily and whatever comes. Prints `ready`, then for each
-line the seconds taken.
+pairs of prompt ids and the number of tokens to generate, greedily and ignoring end-of-sequence. Prints `ready`, then
+the seconds taken for each line.
 
 A peer's module `with_PEER` has `open_engine(work)`, which returns a function that generates all requests and returns
-how many tokens it generated.
+the number of generated tokens.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Work:
-    """What to run, and on what."""
+    """The model, its settings and the requests."""
 
     model: str
     weights: str
@@ -37,7 +37,7 @@ def main() -> None:
     """Serve until the input ends."""
     name, path = sys.argv[1:]
     work = Work(**json.loads(Path(path).read_text()))
-    # What an engine prints goes to stderr; answers to what stdout was.
+    # Output of an engine goes to stderr; answers go to the original stdout.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     run = importlib.import_module(f"with_{name}").open_engine(work)

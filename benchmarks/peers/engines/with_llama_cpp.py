@@ -16,7 +16,7 @@ SLOT_TOKENS = 1024
 
 
 def open_engine(work: Work) -> Callable[[], int]:
-    """Start the server with the GGUF beside the model's folder."""
+    """Start the server with the GGUF next to the model's folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,6 +1,6 @@
 """OpenVINO GenAI's ContinuousBatchingPipeline, bf16 or int8 weights, dynamic split-fuse, no prefix cache.
 
-Requests are bounded here: with split-fuse on it ignores `max_num_seqs`, so one is added only when another has ended.
+Concurrency is limited here: with split-fuse on it ignores `max_num_seqs`, so a request is added only when another ends.
 """
 
 from collections.abc import Callable

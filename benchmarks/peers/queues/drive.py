@@ -1,6 +1,6 @@
-"""What is asked of a peer, in its own environment: `python drive.py PEER enqueue|wake|work ...`; answers in JSON.
+"""Drive a peer in its own environment: `python drive.py PEER enqueue|wake|work ...`; answers in JSON.
 
-A peer's module `with_PEER` has `enqueue(names)` (as fast as it can in bulk), `open_single()` (which returns a function
+A peer's module `with_PEER` has `enqueue(names)` (its fastest bulk submit), `open_single()` (which returns a function
 that submits one job now) and `WORK` (the command of one worker process) or `work()`.
 """
 
@@ -20,12 +20,12 @@ GIVE_UP_S = float(os.environ.get("PEER_GIVE_UP_S", "30"))
 
 
 def names(count: int, prefix: str) -> list[str]:
-    """Payloads of 16 bytes, all different."""
+    """Return payloads of 16 bytes, all different."""
     return [f"{prefix}{i:0{ledger.NAME_CHARS - len(prefix)}d}" for i in range(count)]
 
 
 def enqueue(peer: Peer, count: int, prefix: str) -> dict[str, float]:
-    """Submit many; seconds from the first to the last acknowledged, and of processor time."""
+    """Submit many; return seconds from the first to the last acknowledged, and of processor time."""
     wanted = names(count, prefix)
     began_s, used_s = time.perf_counter(), time.process_time()
     peer.enqueue(wanted)
@@ -33,10 +33,10 @@ def enqueue(peer: Peer, count: int, prefix: str) -> dict[str, float]:
 
 
 def wake(peer: Peer, count: int, prefix: str) -> dict[str, dict[str, int]]:
-    """Submit one at a time to an idle worker; when each was submitted.
+    """Submit one at a time to an idle worker; return when each was submitted.
 
     Raises:
-        TimeoutError: one did not run.
+        TimeoutError: a job did not run.
     """
     submit, submitted_ns = peer.open_single(), dict[str, int]()
     for name in names(count, prefix):
@@ -65,7 +65,7 @@ def work(peer: Peer) -> None:
 
 
 def main() -> None:
-    """Do what is asked."""
+    """Run the command."""
     name, task, *arguments = sys.argv[1:]
     peer = importlib.import_module(f"with_{name}")
     if task == "work":

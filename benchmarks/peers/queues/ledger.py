@@ -1,6 +1,6 @@
-"""What a peer's job does: append its name and the time to a file, in one write of 24 bytes.
+"""The job of every peer: append its name and the time to a file, in one write of 24 bytes.
 
-It costs a microsecond or two, needs no server, survives SIGKILL, and tells afterwards which jobs ran, how often, and
+It costs a microsecond or two, needs no server, survives SIGKILL, and shows afterwards which jobs ran, how often, and
 when: CLOCK_MONOTONIC is the same in every process of a machine.
 """
 
@@ -16,5 +16,5 @@ _file = os.open(PATH, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if PATH els
 
 
 def record(name: str) -> None:
-    """Note that the job of this name has run."""
+    """Record that the job of this name has run."""
     os.write(_file, RECORD.pack(name.encode(), time.monotonic_ns()))

@@ -1,4 +1,4 @@
-"""arq: uvloop, 256 jobs at a time, looking every 10 ms (its worker polls), results not kept."""
+"""arq: uvloop, 256 jobs at a time, poll interval 10 ms, results not kept."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from arq.connections import ArqRedis, RedisSettings
 from arq.worker import Worker, func
 
 SETTINGS = RedisSettings(unix_socket_path=ledger.URL.removeprefix("unix://"))
-BITE = 64
+CHUNK = 64
 
 
 async def record(_context: object, name: str) -> None:
@@ -19,8 +19,8 @@ async def record(_context: object, name: str) -> None:
 
 
 async def _enqueue(pool: ArqRedis, names: list[str]) -> None:
-    for at in range(0, len(names), BITE):
-        await asyncio.gather(*(pool.enqueue_job("record", name) for name in names[at : at + BITE]))
+    for at in range(0, len(names), CHUNK):
+        await asyncio.gather(*(pool.enqueue_job("record", name) for name in names[at : at + CHUNK]))
 
 
 async def _enqueue_all(names: list[str]) -> None:
@@ -28,7 +28,7 @@ async def _enqueue_all(names: list[str]) -> None:
 
 
 def enqueue(names: list[str]) -> None:
-    """Submit many at once, as its clients do for lack of a bulk call."""
+    """Submit many concurrently, as its clients do without a bulk call."""
     uvloop.run(_enqueue_all(names))
 
 

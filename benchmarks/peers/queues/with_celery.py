@@ -1,4 +1,4 @@
-"""celery: a pool of four threads, late acknowledgement, no results, no chatter between workers."""
+"""celery: a pool of four threads, late acknowledgement, no results, no gossip between workers."""
 
 from collections.abc import Callable
 

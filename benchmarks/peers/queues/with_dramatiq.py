@@ -1,4 +1,4 @@
-"""dramatiq: one process of eight threads, 500 messages fetched ahead."""
+"""dramatiq: one process of eight threads, 500 messages prefetched."""
 
 import os
 from collections.abc import Callable

@@ -7,7 +7,7 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-BITE = 1000
+CHUNK = 1000
 
 
 def _queue() -> Queue:
@@ -17,8 +17,10 @@ def _queue() -> Queue:
 def enqueue(names: list[str]) -> None:
     """Submit in bulk."""
     queue = _queue()
-    for at in range(0, len(names), BITE):
-        queue.enqueue_many([Queue.prepare_data(ledger.record, (name,), result_ttl=0) for name in names[at : at + BITE]])
+    for at in range(0, len(names), CHUNK):
+        queue.enqueue_many(
+            [Queue.prepare_data(ledger.record, (name,), result_ttl=0) for name in names[at : at + CHUNK]]
+        )
 
 
 def open_single() -> Callable[[str], object]:

@@ -1,4 +1,4 @@
-"""saq: uvloop, concurrency 32, nothing kept of ended jobs, tried again when their 60 s are over."""
+"""saq: uvloop, concurrency 32, ended jobs not kept, retried after their 60 s."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from saq import Queue, Worker
 from saq.queue.redis import RedisQueue
 
-BITE = 64
+CHUNK = 64
 
 
 async def record(_context: object, *, name: str) -> None:
@@ -18,14 +18,14 @@ async def record(_context: object, *, name: str) -> None:
 
 
 def _queue() -> Queue:
-    return RedisQueue(Redis.from_url(ledger.URL), max_concurrent_ops=BITE)
+    return RedisQueue(Redis.from_url(ledger.URL), max_concurrent_ops=CHUNK)
 
 
 async def _enqueue(names: list[str]) -> None:
     queue = _queue()
     await queue.connect()
-    for at in range(0, len(names), BITE):
-        await asyncio.gather(*(_submit(queue, name) for name in names[at : at + BITE]))
+    for at in range(0, len(names), CHUNK):
+        await asyncio.gather(*(_submit(queue, name) for name in names[at : at + CHUNK]))
 
 
 def _submit(queue: Queue, name: str) -> Coroutine[object, object, object]:
@@ -33,7 +33,7 @@ def _submit(queue: Queue, name: str) -> Coroutine[object, object, object]:
 
 
 def enqueue(names: list[str]) -> None:
-    """Submit many at once, as its clients do for lack of a bulk call."""
+    """Submit many concurrently, as its clients do without a bulk call."""
     uvloop.run(_enqueue(names))
 
 

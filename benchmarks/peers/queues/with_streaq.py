@@ -7,7 +7,7 @@ import uvloop
 from streaq import Worker
 
 worker = Worker(redis_url=ledger.URL, concurrency=32)
-BITE = 1000
+CHUNK = 1000
 WORK = ["streaq", "run", "with_streaq:worker"]
 
 
@@ -19,8 +19,8 @@ async def record(name: str) -> None:
 
 async def _enqueue(names: list[str]) -> None:
     async with worker:
-        for at in range(0, len(names), BITE):
-            await worker.enqueue_many([record.enqueue(name) for name in names[at : at + BITE]])
+        for at in range(0, len(names), CHUNK):
+            await worker.enqueue_many([record.enqueue(name) for name in names[at : at + CHUNK]])
 
 
 def enqueue(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""taskiq over Redis streams: uvloop, 256 entries a read and tasks at a time, acknowledged once executed, no results."""
+"""taskiq over Redis streams: uvloop, 256 entries per read and tasks at a time, late acknowledgement, no results."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from taskiq_redis import RedisStreamBroker
 
 # From "0": by default its group begins at "$", and jobs submitted before the first worker would never run.
 broker = RedisStreamBroker(ledger.URL, consumer_id="0", xread_count=256)
-BITE = 64
+CHUNK = 64
 WORK = [
     "taskiq", "worker", "with_taskiq:broker", "--workers", "1", "--max-async-tasks", "256", "--max-prefetch", "256",
     "--ack-type", "when_executed", "--log-level", "ERROR",
@@ -24,12 +24,12 @@ async def record(name: str) -> None:
 
 async def _enqueue(names: list[str]) -> None:
     await broker.startup()
-    for at in range(0, len(names), BITE):
-        await asyncio.gather(*(record.kiq(name) for name in names[at : at + BITE]))
+    for at in range(0, len(names), CHUNK):
+        await asyncio.gather(*(record.kiq(name) for name in names[at : at + CHUNK]))
 
 
 def enqueue(names: list[str]) -> None:
-    """Submit many at once, as its clients do for lack of a bulk call."""
+    """Submit many concurrently, as its clients do without a bulk call."""
     uvloop.run(_enqueue(names))
 
 

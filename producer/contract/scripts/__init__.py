@@ -1,4 +1,4 @@
-"""Load the Lua scripts: each is its own file, behind the prelude that all share and the tables that Python owns."""
+"""Assemble the Lua scripts: shared libraries, the script itself, and constants from Python."""
 
 import hashlib
 import re
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from producer.contract import limits
-from producer.contract.states import TRANSITIONS
+from sluice.producer.contract import limits
+from sluice.producer.contract.states import TRANSITIONS
 
 _BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
-"""What scripts begin with, in this order; one that puts the shared part elsewhere (`INCLUDE`) begins with the base."""
+"""Libraries before every script, in this order. A script with `INCLUDE` lines only gets the base before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script as the server gets it."""
+    """An assembled script."""
 
     name: str
     source: str
@@ -25,11 +25,21 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Read a script by its file name without ending."""
+    """Assemble a script by its file name without extension."""
     own = _read(name)
     first = (*_BASE, *_included(own)) if _LATER.search(own) else (*_BASE, *_SHARED, *_included(own))
     source = _with_constants(_joined(first) + _LATER.sub(lambda match: _joined(match[1].split()), own))
-    return Script(name=name, source=source, sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    _sources[sha1] = source
+    return Script(name=name, source=source, sha1=sha1)
+
+
+_sources: dict[str, str] = {}
+
+
+def source_of(sha1: str) -> str:
+    """Return the source of a script that was loaded."""
+    return _sources[sha1]
 
 
 def _joined(names: Iterable[str]) -> str:
@@ -37,19 +47,19 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def _read(name: str) -> str:
-    return files("producer.contract.scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return files("sluice.producer.contract.scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _included(source: str) -> list[str]:
-    """Names on a first line `-- include: …`: what only some scripts share."""
+    """Return the names on a first line `-- include: …`: libraries that only some scripts need."""
     first = source.partition("\n")[0]
     return first.removeprefix("-- include:").split() if first.startswith("-- include:") else []
 
 
 def _with_constants(source: str) -> str:
-    """Put in the numbers of `limits.py` for `LIMITS.NAME`, and the table of `states.py` for `TRANSITIONS`.
+    """Replace `LIMITS.NAME` by the numbers of `limits.py`, and `TRANSITIONS` by the table of `states.py`.
 
-    As text, so that Lua and Python cannot disagree and a script builds no table for them at each call.
+    As text, so that Lua and Python always agree and no script builds a table for them at each call.
     """
     ways = " ".join(f"{state}>{to}" for state, ways_out in TRANSITIONS.items() for to in sorted(ways_out))
     return _LIMIT.sub(lambda match: str(vars(limits)[match[1]]), source).replace("TRANSITIONS", f"' {ways} '")

@@ -1,14 +1,14 @@
--- Append the tokens and ends of one step to the channels of many choices, each checked wholly before it is written.
+-- Append the tokens and ends of one step to the channels of many choices. Each is checked before it is written.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: incarnation. ARGV[2]: packed array of progress, each {job, epoch, choice, from, tokens, entry, extras, end}:
 --   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint}; end (or nil) in the order of `how_of`.
--- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (back on the stream, as
---   the end had asked), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
+-- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
+--   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --
--- Only the lease decides: it must name this incarnation and epoch, and `from` must be its offset. So nothing that a
--- worker sends after it was replaced is written, and nothing is written twice. The entry's id, `<offset after it>-0`,
--- is the server's own wall behind that.
+-- The lease must name this incarnation and epoch, and `from` must be its offset. So nothing that a worker sends after
+-- it was replaced is written, and nothing is written twice. The stream's own check of ids, `<offset after it>-0`, is a
+-- second guard.
 
 write_even_when_full()
 
@@ -29,8 +29,7 @@ local function read_leases()
   end
 end
 
--- Offsets are written after all appends: no other script can look in between, and a crash keeps the whole call or
--- nothing.
+-- Offsets are written after all appends: no other script runs in between, and a crash keeps the whole call or nothing.
 local function write_leases()
   local flat = {}
   for id, lease in pairs(changed) do
@@ -42,7 +41,7 @@ end
 
 local function forget_lease(id) leases[id], changed[id] = nil, nil end
 
--- ---------------------------------------------------------------- what only some rows need, made for the first of them
+-- ---------------------------------------------------------------- libraries that only some rows need, loaded on demand
 
 local function later()
 INCLUDE lib lib_lanes lib_places lib_ends lib_advance
@@ -54,13 +53,13 @@ local function the_rest()
   return rest
 end
 
--- A choice that passes a mark may owe more than was charged for it; what its end says is settled there.
+-- A choice that passes a mark may owe more than it was charged. An end settles the charge itself.
 local function passes_mark(row)
   return not row[8] and row[4] % LIMITS.CHARGE_EVERY_TOKENS + row[5] >= LIMITS.CHARGE_EVERY_TOKENS
 end
 
--- Tokens alone touch channels and leases, whose types show when they are read or tried. Ends and charges touch the
--- queue's keys.
+-- Tokens touch only channels and leases, whose types are checked when they are used. Ends and charges touch the keys of
+-- the queue.
 local function touches_the_queue()
   for i = 1, #rows do
     if rows[i][8] or passes_mark(rows[i]) then return true end
@@ -88,7 +87,7 @@ local function stop_word(word, lease)
   return lease[FLAG] ~= '' and word .. ' ' .. lease[FLAG] or word
 end
 
--- Where the choice stands against what was sent: nil when it is next in line.
+-- Compare the offset of the choice with what was sent; nil if it is next.
 local function out_of_line(lease, at, from, tokens, has_end)
   local offset = lease[at]
   if lease[at + 1] ~= 0 then return stop_word('already', lease) end

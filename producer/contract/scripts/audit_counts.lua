@@ -1,5 +1,5 @@
 -- include: lib_counts
--- Look at the counters for the audit, beside what they count, at one instant. Writes nothing.
+-- Compare counters with counts for the audit, at one instant. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of lanes (`<class>:<tenant>`) whose keys were seen.

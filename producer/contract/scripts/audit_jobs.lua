@@ -1,6 +1,5 @@
 -- include: lib_counts
--- Look at jobs for the audit: what each job's hash says, beside every place that speaks of the job, at one instant.
--- Writes nothing.
+-- Read jobs for the audit: the hash of each and every record that refers to it, at one instant. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.

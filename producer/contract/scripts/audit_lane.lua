@@ -1,9 +1,9 @@
--- Look at some entries of a lane for the audit, each beside the job that it names, at one instant. Writes nothing.
+-- Read entries of a lane for the audit, each with the job that it names, at one instant. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: lane (`<class>:<tenant>`), id after which to begin, or '-', how many.
--- Reply: {last id or false, tokens by the entries, tokens and bytes by their jobs, {{entry, job, state, its entry} …} that
---   no job stands behind}; what is not known is false.
+-- Reply: {last id or false, tokens by the entries, tokens and bytes by their jobs, {{entry, job, state, its entry} …}
+--   without a matching job}; unknown values are false.
 
 local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]
 local tokens, job_tokens, job_bytes, without_job = 0, 0, 0, {}
@@ -26,7 +26,7 @@ local function look_at(entry)
   end
 end
 
--- A key of another type holds no entries; that its jobs have none is found with them.
+-- A key of another type has no entries. The audit of its jobs finds that theirs are missing.
 local entries = try('XRANGE', key, ARGV[2], '+', 'COUNT', ARGV[3])
 if failed(entries) then entries = {} end
 for _, entry in ipairs(entries) do look_at(entry) end

@@ -1,16 +1,15 @@
 -- include: lib_timers lib_deaths
--- Renew an incarnation's life, tell it what became of its jobs, give back what it never heard of, fire due timers.
+-- Renew the heartbeat of an incarnation, report lost and flagged jobs, return jobs it never received, fire due timers.
 --
--- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, life in ms,
--- packed array of the job ids held, then name and value
---   of what it says about itself.
--- Reply: {now, 1 if its life had run out, {job, state asked, …}, {job lost …}}.
+-- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
+--   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
+-- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}}.
 
 write_even_when_full()
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
-local me, processed, life = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local me, processed, expires_in = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local listed = cmsgpack.unpack(ARGV[4])
 local stops, lost, is_listed = {}, {}, {}
 
@@ -18,19 +17,19 @@ local function renew()
   local key = worker_key(me)
   local expiry = call('ZSCORE', ALIVE, me)
   local was_known = call('EXISTS', key) == 1
-  call('ZADD', ALIVE, NOW + life, me)
-  local about = { 'beaten', NOW, 'life', life }
+  call('ZADD', ALIVE, NOW + expires_in, me)
+  local about = { 'beaten', NOW, 'life', expires_in }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   call('HSET', key, unpack(about))
-  -- It lives: should it die again, mates are counted anew, and so is the death.
+  -- It is alive: if it dies again, that is a new death with its own count of mates.
   call('HDEL', key, 'mates', 'death')
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
   if expiry then return tonumber(expiry) <= NOW end
   return was_known and call('HEXISTS', key, 'pull') == 1
 end
 
--- It was only slow: the death that was listed for it did not happen. A suspect for that reason alone waits as others
--- do.
+-- It was only slow: remove the death that was recorded. A job that was a suspect only because of it returns to its
+-- lane.
 local function take_back(id)
   local job = load_job(id)
   if not job or not job.deaths then return end
@@ -40,7 +39,7 @@ local function take_back(id)
   enqueue_again(job, read_lease(id))
 end
 
--- Its own end may be on its way to it: only an end by another means that the job is lost.
+-- The reply to its own end may be in flight: only an end by another worker means that the job is lost.
 local function was_ended_by_me(id)
   local _, suffix = names_of(id)
   local ended_by = suffix and try('HGET', PREFIX .. 'job:' .. suffix, 'ended_by')
@@ -68,7 +67,7 @@ local function look_at_all()
   end
 end
 
--- A lease of a pull that was processed before the list was made, and is not in the list, was never heard of.
+-- A lease from a pull before the list was made, and missing in the list: the worker never received it.
 local function is_orphan(id, value)
   local number = tonumber(string.match(value, '^%d+') or '')
   return not is_listed[id] and number and number <= processed
@@ -79,7 +78,7 @@ local function give_back_orphan(id)
   if not lease or lease[OWNER] ~= me or not job or job.state ~= 'running' then
     call('HDEL', held_key(me), id)
   elseif lease[FLAG] ~= '' then
-    end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]])
+    end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
   else
     return_job(job, lease, 'lost_reply')
   end
@@ -89,14 +88,14 @@ local function give_back_orphans()
   local num_given = 0
   local flat = call('HGETALL', held_key(me))
   for i = 1, #flat, 2 do
-    if num_given < LIMITS.MAX_BITE and is_orphan(flat[i], flat[i + 1]) then
+    if num_given < LIMITS.SLICE_JOBS and is_orphan(flat[i], flat[i + 1]) then
       num_given = num_given + 1
       give_back_orphan(flat[i])
     end
   end
 end
 
--- After its farewell an incarnation is over: a beat that was under way does not bring it back.
+-- A deregistered incarnation stays deregistered: a beat that was in flight does not bring it back.
 if call('HGET', worker_key(me), 'farewell') == '1' then return { NOW, 1, {}, listed } end
 local was_dead = renew()
 look_at_all()

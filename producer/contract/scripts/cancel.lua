@@ -1,4 +1,4 @@
--- Cancel jobs: a waiting one ends at once, a running one is flagged for its owner. The first terminal script wins.
+-- Cancel jobs: a waiting job ends at once, a running one is flagged for its owner. The first terminal script wins.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: reason or '', packed array of job ids.
@@ -8,7 +8,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local reason = ARGV[1] ~= '' and ARGV[1] or SAID.cancelled.error
+local reason = ARGV[1] ~= '' and ARGV[1] or END_REASONS.cancelled.error
 
 local function ask(job, lease)
   call('HSET', job.hash, 'asked', reason)
@@ -22,7 +22,7 @@ local function cancel(id)
   if job.state ~= 'queued' and job.state ~= 'running' then return job.state end
   local lease = read_lease(id)
   if job.state == 'running' and lease then return ask(job, lease) end
-  end_unheard(job, lease, 'cancelled', { error = reason, error_code = SAID.cancelled.error_code })
+  end_without_worker(job, lease, 'cancelled', { error = reason, error_code = END_REASONS.cancelled.error_code })
   return 'cancelled'
 end
 

@@ -1,4 +1,4 @@
--- Close a batch and cancel a bite of its jobs: a waiting one ends at once, a running one is flagged for its owner.
+-- Close a batch and cancel one slice of its jobs: a waiting job ends at once, a running one is flagged for its owner.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, reason or ''.
@@ -8,7 +8,8 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local said = { error = ARGV[2] ~= '' and ARGV[2] or SAID.cancelled.error, error_code = SAID.cancelled.error_code }
-local num_ended, num_asked, has_more = end_batch(ARGV[1], 'cancelled', said, LIMITS.MAX_BITE)
+local cancelled = END_REASONS.cancelled
+local said = { error = ARGV[2] ~= '' and ARGV[2] or cancelled.error, error_code = cancelled.error_code }
+local num_ended, num_asked, has_more = end_batch(ARGV[1], 'cancelled', said, LIMITS.SLICE_JOBS)
 finish()
 return { num_ended, num_asked, has_more and 1 or 0 }

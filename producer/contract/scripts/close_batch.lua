@@ -1,9 +1,9 @@
--- Close a batch: it takes no more jobs, and says once when all of it has ended; if it has already, to a URL that it did
--- not have.
+-- Close a batch: it accepts no more jobs, and writes one callback when all of them have ended. If they already have, a
+-- new URL gets its callback at once.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, callback URL or ''.
--- Reply: its numbers as a flat map.
+-- Reply: its totals as a flat map.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -8,7 +8,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
--- What the lanes' scores depend on.
+-- Settings that the scores of lanes depend on.
 local function order()
   if MODE ~= 'deadline' then return MODE end
   return MODE .. ' ' .. age_step() .. ' ' .. setting('ms_per_token', 0)
@@ -20,7 +20,7 @@ local function write(name, value)
   SETTINGS[name] = value ~= '' and value or nil
 end
 
--- Another order: every lane that waits gets its score in it. The one act whose work grows with the number of lanes.
+-- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
 local function rescore(class)
   local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
   for _, tenant in ipairs(heads) do relist(open_lane(class, tenant)) end
@@ -31,7 +31,7 @@ MODE = SETTINGS.mode or DEFAULT_MODE
 if order() ~= before then
   for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
 end
--- A resumed pause, or wider bounds, may make something ready.
-ring()
+-- A resumed queue or higher limits may make jobs ready.
+notify()
 finish()
 return 'ok'

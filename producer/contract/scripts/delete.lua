@@ -2,7 +2,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
--- Reply: for each 1 (nothing of it is left), or 0 where it has not ended.
+-- Reply: for each 1 (deleted), or 0 if it has not ended.
 
 write_even_when_full()
 local wrong = wrong_key()

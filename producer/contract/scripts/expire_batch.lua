@@ -1,8 +1,8 @@
--- Give a batch a deadline: when it passes, the batch takes no more jobs and those that have not ended expire, in bites.
+-- Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire, in slices.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: batch, time in milliseconds.
--- Reply: its numbers as a flat map.
+-- Reply: its totals as a flat map.
 
 write_even_when_full()
 local wrong = wrong_key()

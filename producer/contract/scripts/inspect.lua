@@ -1,4 +1,4 @@
--- Look at a queue. Writes nothing.
+-- Read the state of a partition. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, {incarnation, about …},

@@ -1,20 +1,20 @@
--- What the scripts share beyond the base: keys, settings, time, counting, and what is read and written of a job.
--- docs/wire-format.md describes every key, docs/job-states.md every change.
+-- Shared by the scripts beyond the base: keys, settings, time, counters, and reading and writing jobs.
+-- docs/reference/keys.md describes every key, docs/reference/job-states.md every change.
 --
--- Scripts do not roll back. So whatever can be wrong with a job's keys is looked at (or tried with `try`) before the
--- first write for that job; what is wrong with the queue's own keys stops the script before any write (`wrong_key`).
+-- Scripts do not roll back. So the keys of a job are checked (or used with `try`) before the first write for that job,
+-- and a wrong key of the queue stops the script before any write (`wrong_key`).
 
-local OUTBOX, CALLBACKS, BELL = PREFIX .. 'outbox', PREFIX .. 'callbacks', PREFIX .. 'bell'
+local OUTBOX, CALLBACKS, NOTIFICATIONS = PREFIX .. 'outbox', PREFIX .. 'callbacks', PREFIX .. 'bell'
 local TIMERS, COUNTERS, DEPTH = PREFIX .. 'timers', PREFIX .. 'counters', PREFIX .. 'depth'
 local DEAD, SUSPECTS, ISOLATOR = PREFIX .. 'dead', PREFIX .. 'suspects', PREFIX .. 'isolator'
 local ALIVE, SERVED, GARBAGE, DELAYED = PREFIX .. 'alive', PREFIX .. 'served', PREFIX .. 'garbage', PREFIX .. 'delayed'
 local RETURNED = 'returned'
 
--- An error reply when a key of the queue itself (or of this incarnation) is not what it should be, else nil. Scripts
--- return it before any write.
+-- Return an error reply if a key of the queue (or of this incarnation) has the wrong type, else nil. Scripts return it
+-- before any write.
 local function wrong_key(incarnation)
   local types = {
-    OUTBOX, 'stream', CALLBACKS, 'stream', BELL, 'stream', GARBAGE, 'stream', LEASES, 'hash', COUNTERS, 'hash',
+    OUTBOX, 'stream', CALLBACKS, 'stream', NOTIFICATIONS, 'stream', GARBAGE, 'stream', LEASES, 'hash', COUNTERS, 'hash',
     DEPTH, 'hash', SERVED, 'hash', TIMERS, 'zset', DEAD, 'zset', SUSPECTS, 'zset', ALIVE, 'zset', DELAYED, 'zset',
     ISOLATOR, 'string',
   }
@@ -47,15 +47,15 @@ local function setting(name, default)
   return tonumber(SETTINGS[name]) or default
 end
 
--- The server's clock in milliseconds. Two settings are for tests alone, so that none need wait: `test_clock_ms` stops
--- the queue's clock at that time, `test_clock_offset_ms` moves it against the server's.
+-- The server's clock in milliseconds. Two settings are for tests: `test_clock_ms` stops the clock of the queue,
+-- `test_clock_offset_ms` shifts it.
 local function server_clock()
   local time = call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local NOW = setting('test_clock_ms') or server_clock() + setting('test_clock_offset_ms', 0)
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
--- Lua writes a number anew at each command; this one is written often.
+-- Lua formats a number at each command, and this one is used often.
 local NOW_TEXT = string.format('%d', NOW)
 local DEFAULT_MODE = 'fair'
 local MODE = SETTINGS.mode or DEFAULT_MODE
@@ -69,22 +69,22 @@ local function result_key(job) return PREFIX .. 'result:' .. job.suffix end
 local function held_key(incarnation) return PREFIX .. 'held:' .. incarnation end
 local function worker_key(incarnation) return PREFIX .. 'worker:' .. incarnation end
 local function batch_key(batch) return PREFIX .. 'batch:' .. batch end
--- A key is its tenant's own: two tenants may choose the same.
+-- Keys are per tenant: two tenants may choose the same.
 local function idem_key(job) return PREFIX .. 'idem:' .. job.tenant .. ':' .. job.key end
 
--- ---------------------------------------------------------------- what is written once, at the end
+-- ---------------------------------------------------------------- writes that `finish` makes once
 
-local counted, events, is_ringing = {}, {}, false
+local counted, events, has_notification = {}, {}, false
 
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
-local function ring() is_ringing = true end
+local function notify() has_notification = true end
 
 -- One change of a job's state for the history. A higher version of the same job wins there.
 local function emit(kind, job, fields)
   events[#events + 1] = { kind, job.id, job.version, NOW, fields }
 end
 
--- A foreign entry, or a key of the wrong type, noted for a person to look at: cut, and the newest so many.
+-- Record a foreign entry or a key of the wrong type for inspection, truncated; only the newest are kept.
 local function to_garbage(where, what)
   call('XADD', GARBAGE, 'MAXLEN', '~', LIMITS.GARBAGE_MAXLEN, '*', 'where', where, 'what',
     string.sub(what, 1, LIMITS.GARBAGE_ENTRY_BYTES))
@@ -92,15 +92,15 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
--- Fields that are text even where they look like numbers; all others of a job's hash are numbers.
+-- Fields that are text even if they look like numbers. All other fields of a job's hash are numbers.
 local IS_TEXT = {
   state = true, spec = true, seed = true, entry = true, lane = true, batch = true, key = true, digest = true,
   fingerprint = true, deaths = true, ended_by = true, error = true, error_code = true, reason = true, published = true,
   asked = true,
 }
 
--- The job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job'. Absent and empty fields
--- are nil, but for the counts.
+-- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job'. Absent and empty
+-- fields are nil, except counts, which are 0.
 local function load_job(id)
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
@@ -121,7 +121,7 @@ local function load_job(id)
   return nil, 'not a job'
 end
 
--- Move a job to another state, in the table of states.py, and raise its version.
+-- Move a job to another state, by the table of states.py, and increase its version.
 local function enter(job, state)
   if not string.find(TRANSITIONS, ' ' .. job.state .. '>' .. state .. ' ', 1, true) then
     error('job ' .. job.id .. ' cannot go from ' .. job.state .. ' to ' .. state)
@@ -156,14 +156,14 @@ local function published_tokens(lease)
   return total
 end
 
--- Offset and end of all choices as text, `12:2,7:1`: how a job that has no lease any more remembers them.
+-- Offset and end of all choices as text, `12:2,7:1`: kept in the hash of a job without a lease.
 local function offsets_of(lease)
   local offsets = {}
   for at = FIRST, #lease, 2 do offsets[#offsets + 1] = string.format('%d:%d', lease[at], lease[at + 1]) end
   return table.concat(offsets, ',')
 end
 
--- A lease whose job is gone or is no job any more: nothing is left that could end.
+-- Delete a lease whose job does not exist any more: there is nothing to end.
 local function forget_lease_of_nothing(id, lease, why)
   call('HDEL', LEASES, id)
   if lease[OWNER] ~= '' then

@@ -1,4 +1,4 @@
--- The part of an advance that only some rows need: ends, a job's first tokens, what is broken.
+-- The part of an advance that only some rows need: ends, the first tokens of a job, broken keys.
 
 dropped = {}
 
@@ -18,12 +18,12 @@ local function all_ended(lease)
   return true
 end
 
--- A retryable failure goes back to the stream until it has failed too often; then it ends with its last error.
+-- A job with a retryable failure is requeued until it has failed too often; then it ends with its last error.
 local function is_retried(job, lease, how)
   if not how.retry_in then return false end
-  -- It was asked to end: that is what it does instead, and what its channel says, not that it failed.
+  -- It is flagged: end it with the requested state, on its channel too, instead of the failure.
   if lease[FLAG] ~= '' then
-    local said = SAID[lease[FLAG]]
+    local said = END_REASONS[lease[FLAG]]
     how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
     return false
   end
@@ -36,7 +36,7 @@ local function retry(job, lease, how)
   return_job(job, lease, 'retry', how.retry_in > 0 and NOW + how.retry_in or nil)
 end
 
--- Returns the word that is answered where it is no ordinary end.
+-- Returns an answer if this is not an ordinary end.
 local function end_choice(job, lease, choice, how)
   if is_retried(job, lease, how) then
     retry(job, lease, how)
@@ -51,12 +51,12 @@ local function end_choice(job, lease, choice, how)
   changed[job.id] = lease
 end
 
--- ---------------------------------------------------------------- what is broken
+-- ---------------------------------------------------------------- broken keys
 
--- What a key of the wrong type means: the job cannot go on anywhere, so it ends in the dead set with that reason. When
--- its hash is what is wrong, there is nothing left that could end: the lease goes.
+-- A key of the wrong type: the job cannot continue anywhere, so it ends in the dead set with that reason. If its hash
+-- is the wrong key, there is nothing to end: delete the lease.
 local function broken(id, job, lease, reason)
-  -- It cannot be ended while the queue's own keys are foreign too: it stays with its owner, who hears the reason.
+  -- It cannot be ended while keys of the queue are wrong too: it stays with its owner, which gets the reason.
   if wrong_key(incarnation) then return 'broken ' .. reason end
   forget_lease(id)
   if not job then
@@ -69,7 +69,7 @@ end
 
 -- ---------------------------------------------------------------- first tokens, forgiveness
 
--- What was measured first stands; the exact number of prompt tokens replaces the estimate.
+-- The first measurements are kept. The exact number of prompt tokens replaces the estimate.
 local function note_extras(job, extras)
   job.scheduled = job.scheduled or extras[1] or nil
   job.first_token = job.first_token or extras[2] or nil
@@ -79,8 +79,8 @@ local function note_extras(job, extras)
     'fingerprint', job.fingerprint or '')
 end
 
--- A tenant pays for a long output while it is written: as if the job were admitted now, with what it has and the reserve
--- for what may come.
+-- Charge a tenant for a long output while it is generated: as if the job were admitted now, with its tokens so far and
+-- the reserve.
 local function charge_further(job, lease)
   if MODE ~= 'fair' or not job or not job.charged then return end
   local due = cost_of(job, published_tokens(lease))
@@ -89,13 +89,13 @@ local function charge_further(job, lease)
   call('HSET', job.hash, 'charged', due)
 end
 
--- A result that was written in parts must be there whole before the end may name it.
+-- A result written in parts must be complete before its end is accepted.
 local function has_all_parts(job, end_row)
   local num_bytes = end_row[10]
   return not num_bytes or try('STRLEN', result_key(job)) == num_bytes
 end
 
--- Progress forgives: a job that got further has not killed the process at the same place again.
+-- Progress clears the deaths: the job has passed the point at which its worker died.
 local function forgive(id, lease)
   local job = load_job(id)
   if job then call('HDEL', job.hash, 'deaths') end

@@ -1,7 +1,6 @@
--- What the counters should say, counted from what is there: a command for each lane, and the leases of what runs, so
--- that it is exact at one instant.
+-- Count what the counters should contain: one command per lane, and the leases of running jobs, exact at one instant.
 
--- The entry of a queued job, where it is on its lane and names it.
+-- The entry of a queued job, if it is on its lane and names the job.
 local function entry_of(job)
   if not job.entry or not job.lane then return nil end
   local found = try('XRANGE', PREFIX .. 'lane:' .. job.lane, job.entry, job.entry)
@@ -9,7 +8,7 @@ local function entry_of(job)
   return parsed and parsed.job == job.id and parsed or nil
 end
 
--- Every lane that something speaks of: `depth`, the heads of a class, or the caller, who has seen its key.
+-- Every lane that is named in `depth`, in the heads of a class, or by the caller, which has seen its key.
 local function lane_names(also)
   local depth, names = as_map(call('HGETALL', DEPTH)), {}
   for name in pairs(depth) do names[name] = depth[name] end
@@ -29,7 +28,7 @@ local function length_of(name)
   return failed(length) and 0 or length
 end
 
--- What is left in an owner's list without its lease is not its own: its next beat takes it off.
+-- A job in an owner's list without its lease does not count: the next beat removes it.
 local function num_owned(incarnation, ids)
   local total = 0
   for from = 1, #ids, 1000 do
@@ -49,13 +48,13 @@ local function held_jobs()
   return total
 end
 
--- Changes with every change of a job's state: two counts with the same stamp were made of the same jobs.
+-- Changes with every state change: two counts with the same stamp have counted the same jobs.
 local function stamp()
   local about = try('XINFO', 'STREAM', OUTBOX)
   return failed(about) and '0-0' or as_map(about)['last-generated-id']
 end
 
--- Whether pulls find the lane: what waits on another is never served.
+-- Whether pulls find the lane. Jobs on an unlisted lane are never served.
 local function is_listed(name)
   local class, tenant = string.match(name, '^([^:]+):(.+)$')
   for _, list in ipairs({ 'heads:', 'ready:' }) do
@@ -65,8 +64,7 @@ local function is_listed(name)
   return true
 end
 
--- Waiting and running jobs that there are, each lane whose number in `depth` differs from its length, and each that
--- waits and is not listed.
+-- Count waiting and running jobs, lanes whose count in `depth` differs from their length, and unlisted lanes.
 local function count_up(also)
   local waiting, wrong_lanes, unlisted = call('ZCARD', DELAYED) + call('ZCARD', SUSPECTS), {}, {}
   for name, text in pairs(lane_names(also)) do

@@ -1,12 +1,11 @@
--- Suspects: which jobs may have killed their workers, and when one is given up.
+-- Suspects: jobs that may have killed their workers, and when such a job fails.
 --
--- `deaths` of a job lists the deaths of its owners, without farewell or of a worker that broke, since it last made
--- progress: `<incarnation>,<mates>,<1 if apart>,<number>;` each, numbered among all deaths in this partition. The first
--- isolates nobody. From the second on the job runs only apart; two deaths apart and quite alone end it: a job that only
--- happened to be alone when its worker was killed is no more guilty than others. Where workers die without it as often,
--- those two say nothing, and it runs again, up to a bound.
+-- `deaths` of a job lists the deaths of its owners (without deregistration, or reported as broken) since it last made
+-- progress: `<incarnation>,<mates>,<1 if apart>,<number>;` each, numbered among all deaths in this partition. After one
+-- death, the job runs as before. From the second on, it runs only in isolation. Two deaths in isolation and alone end
+-- it, unless as many workers died without it in between; then it runs again, up to a limit.
 
--- What is known outside; a script may have 200 locals, and `pull` is near that.
+-- The names used outside: a script may have 200 locals, and `pull` is near that limit.
 local deaths_of, has_died_apart, take_back_death, about_death, is_settled_by_death
 
 do
@@ -53,16 +52,16 @@ local function num_alone(deaths)
   return alone
 end
 
--- Deaths of workers that did not have the job, from the first of those that had it to the last.
+-- Deaths of workers without the job, between the first and the last death with it.
 local function num_elsewhere(deaths) return deaths[#deaths].number - deaths[1].number + 1 - #deaths end
 
--- Whether it is the job: its own deaths alone outnumber all those that happened without it, or are very many.
+-- Whether the job is the cause: its deaths alone outnumber the deaths without it, or reach the limit.
 local function is_guilty(deaths)
   local alone = num_alone(deaths)
   return alone >= 2 and (alone > num_elsewhere(deaths) or alone >= LIMITS.MAX_DEATHS_ALONE)
 end
 
--- An owner that returns was only slow: its death is taken off the jobs that it lost.
+-- An owner that returns was only slow: remove its death from the jobs that it lost.
 function take_back_death(job, incarnation)
   local kept = {}
   for _, death in ipairs(deaths_of(job)) do
@@ -74,7 +73,7 @@ end
 
 -- ---------------------------------------------------------------- one death
 
--- A counter that somebody damaged begins anew: this must not end a pull that has moved jobs.
+-- A damaged counter restarts: it must not abort a pull that has moved jobs.
 local function next_number()
   local number = try('HINCRBY', COUNTERS, 'worker_deaths', 1)
   if not failed(number) then return number end
@@ -85,7 +84,7 @@ end
 function about_death(incarnation)
   local key = worker_key(incarnation)
   local num_held = call('HLEN', held_key(incarnation))
-  -- Mates and number are those when the death is first seen: later some have been moved, and others have died.
+  -- Mates and number are recorded when the death is first seen: later, jobs have moved and other workers have died.
   if call('HSETNX', key, 'mates', math.max(0, num_held - 1)) == 1 and call('HEXISTS', key, 'farewell') == 0 then
     call('HSET', key, 'death', next_number())
   end
@@ -93,11 +92,11 @@ function about_death(incarnation)
   local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'death')
   return {
     incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
-    is_farewell = about[3] == '1', number = tonumber(about[4] or '') or 0,
+    is_deregistered = about[3] == '1', number = tonumber(about[4] or '') or 0,
   }
 end
 
--- Deaths since the job last made progress, with this one, which is listed once however often the job is looked at.
+-- Deaths since the job last made progress, with this one, which is recorded once.
 local function deaths_with(job, lease, death)
   local deaths = deaths_of(job)
   for _, one in ipairs(deaths) do
@@ -108,9 +107,9 @@ local function deaths_with(job, lease, death)
   return deaths
 end
 
--- List the death, and say whether it settles where the job goes: to the dead set, or among the suspects.
+-- Record the death; return whether it moved the job to the dead set or to the suspects.
 function is_settled_by_death(job, lease, death)
-  if death.is_farewell then return false end
+  if death.is_deregistered then return false end
   local deaths = deaths_with(job, lease, death)
   if is_guilty(deaths) then
     end_job(job, lease, {

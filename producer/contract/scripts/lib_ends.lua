@@ -1,13 +1,13 @@
--- The four ends of a job, with all that they mean, and the last act of every script.
+-- The four ends of a job with all their effects, and the final writes of every script.
 
--- Channel entry of an end that no worker wrote, as `encode_entry` would pack it: version, start, ids, text, time,
+-- The channel entry of an end that no worker wrote, as `encode_entry` would pack it: version, start, ids, text, time,
 -- logprobs, end.
 local function end_entry(offset, how)
   local finish = { state = how.state, error = how.error, error_code = how.error_code }
   return cmsgpack.pack({ 1, offset, {}, '', NOW, false, finish })
 end
 
--- The end of one choice on its channel. Its id is the server's own wall against a second one.
+-- Write the end of one choice to its channel. The stream's check of ids prevents a second one.
 local function write_end(job, lease, choice, state, packed)
   local at = FIRST + 2 * choice
   local id = string.format('%d-%d', lease[at], 1 + job.requeues)
@@ -25,28 +25,29 @@ local function close_channels(job, lease, how, keep_ms)
   end
 end
 
--- What a batch says when it is closed and all of it here has ended: once to each URL that it is given, and only where
--- somebody wants to hear it. The reader joins the partitions, so a part without jobs says it too, and a part that was
--- told of is kept until the last.
+-- Complete a batch that is closed and whose jobs in this partition have ended: write one callback entry per URL, if
+-- requested. The reader joins the partitions, so a partition without jobs writes one too, and the batch is kept until
+-- the last one has.
 local function complete_batch(batch, numbers, has_new_url)
   local ended = 0
   for _, state in ipairs({ 'done', 'failed', 'cancelled', 'expired' }) do
     ended = ended + (tonumber(numbers[state]) or 0)
   end
   if ended < (tonumber(numbers.total) or 0) then return end
-  local is_told = numbers.closed == '1' and ((numbers.url or '') ~= '' or SETTINGS.export_batches == '1')
+  local is_wanted = numbers.closed == '1' and ((numbers.url or '') ~= '' or SETTINGS.export_batches == '1')
   local keep_ms = setting('result_ttl_ms', LIMITS.RESULT_TTL_S * 1000)
-  call('PEXPIRE', batch_key(batch), is_told and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
+  call('PEXPIRE', batch_key(batch), is_wanted and math.max(keep_ms, LIMITS.DEAD_TTL_S * 1000) or keep_ms)
   if numbers.closed ~= '1' or numbers.completed and not has_new_url then return end
   if not numbers.completed then call('HSET', batch_key(batch), 'completed', NOW) end
   call('ZREM', TIMERS, 'batch|' .. batch)
-  if not is_told then return end
+  if not is_wanted then return end
   call('XADD', CALLBACKS, '*', 'kind', 'batch', 'id', batch, 'at', NOW, 'total', numbers.total or 0,
     'done', numbers.done or 0, 'failed', numbers.failed or 0, 'cancelled', numbers.cancelled or 0,
     'expired', numbers.expired or 0, 'url', numbers.url or '')
 end
 
--- Jobs of a batch that have not ended, so that all of it can be ended in bites; the score is 1 once a job was asked.
+-- Jobs of a batch that have not ended, so that they can be ended in slices; the score is 1 once a job was asked to
+-- stop.
 local function members_key(batch) return PREFIX .. 'members:' .. batch end
 
 local function join_members(job)
@@ -62,14 +63,14 @@ local function count_in_batch(job)
   complete_batch(job.batch, as_map(call('HGETALL', key)))
 end
 
--- The key outlives the job by the stated time, and says what became of it even when the job is forgotten.
+-- The key is kept after the end of the job, with its final state, even if the job has expired.
 local function keep_idempotency(job)
   if not job.key then return end
   local value = job.id .. ' ' .. job.state .. ' ' .. (job.digest or '')
   call('SET', idem_key(job), value, 'PX', setting('idempotency_ttl_ms', LIMITS.IDEMPOTENCY_TTL_S * 1000))
 end
 
--- A failed job is kept whole, for a person to look at and requeue; the oldest makes room at the bound.
+-- Keep a failed job in the dead set. At the limit, the oldest one is removed.
 local function bury(job)
   call('PEXPIRE', payload_key(job), LIMITS.DEAD_TTL_S * 1000)
   call('ZADD', DEAD, NOW, job.id)
@@ -91,7 +92,7 @@ local function emit_end(job, lease, how)
     attempt = job.attempt, incarnation = how.incarnation, record = how.record,
   }
   if how.result and SETTINGS.keep_results ~= '0' then
-    -- A large one is read from its key: an outbox entry must stay small enough to travel.
+    -- The recorder reads a large result from its key: an outbox entry must stay small.
     if #how.result <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = #how.result end
   end
   fields.result_bytes = fields.result_bytes or how.result_bytes
@@ -102,16 +103,16 @@ local function emit_end(job, lease, how)
   end
 end
 
--- Virtual tokens were charged with an estimate; the truth is known now.
+-- Virtual tokens were charged by an estimate: correct them.
 local function settle(job, lease, how)
   if MODE ~= 'fair' or not job.charged then return end
   local true_tokens = job.prompt + (how.output_tokens or published_tokens(lease))
   if true_tokens ~= job.charged then charge(job, true_tokens - job.charged) end
-  -- A requeue goes on from here: what was settled is not settled again.
+  -- A requeue continues from here, so that nothing is settled twice.
   job.charged = true_tokens
 end
 
--- Parts that were written for an end that never came would be taken for the result: they go.
+-- Delete parts that were written for an end that never came: they would be read as the result.
 local function keep_result(job, how, keep_ms)
   if how.result then
     call('SET', result_key(job), how.result, 'PX', keep_ms)
@@ -122,14 +123,14 @@ local function keep_result(job, how, keep_ms)
   end
 end
 
--- A channel without tokens tells no more than the job's state, and takes as much memory as a full one.
+-- A channel without tokens has no more information than the state of the job, and takes as much memory as a full one.
 local function channel_kept_ms(lease)
   local kept_ms = setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000)
   if published_tokens(lease) > 0 then return kept_ms end
   return math.min(kept_ms, LIMITS.EMPTY_CHANNEL_TTL_S * 1000)
 end
 
--- An advance ends many jobs of one owner, and looks at no lease twice: it sets this to let them go in one command each.
+-- Set by an advance, which ends many jobs of one owner, to delete their leases in one command.
 local dropped
 
 local function drop_lease(job, lease)
@@ -141,8 +142,8 @@ local function drop_lease(job, lease)
   if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), job.id) end
 end
 
--- Any of the four ends, from any state, with all that it means. `how`: state, reason, error, error_code; from a worker
--- also incarnation, result, record, output_tokens.
+-- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
+-- incarnation, result, record, output_tokens.
 local function end_job(job, lease, how)
   local was_running = job.state == 'running'
   if was_running then count('running_jobs', -1) else leave_waiting(job, false) end
@@ -170,35 +171,35 @@ local function end_job(job, lease, how)
   count_in_batch(job)
 end
 
--- What is asked of a running job: a flag, which its owner hears of with its next advance or beat. The first one stands.
+-- Flag a running job; its owner gets the flag with its next advance or beat. The first flag is kept.
 local function flag(job, lease, state)
   if lease[FLAG] ~= '' then return end
   lease[FLAG] = state
   write_lease(job.id, lease)
 end
 
-local SAID = {
+local END_REASONS = {
   cancelled = { error = 'The job was cancelled.', error_code = 'cancelled' },
   expired = { error = 'The job did not end before its deadline.', error_code = 'deadline' },
   unstarted = { error = 'The job waited longer than its time to live.', error_code = 'ttl' },
   batch_expired = { error = 'The job did not end before the deadline of its batch.', error_code = 'deadline' },
 }
 
-local function end_unheard(job, lease, state, said)
+local function end_without_worker(job, lease, state, said)
   end_job(job, lease, { state = state, error = said.error, error_code = said.error_code })
 end
 
 -- ---------------------------------------------------------------- a whole batch
 
--- Close a batch and end a bite of its jobs: a waiting one at once, a running one by its flag. No call looks again at
--- one that was asked. Returns how many ended and were asked, and whether more may be left.
+-- Close a batch and end a slice of its jobs: a waiting job at once, a running one by its flag. A flagged job is not
+-- visited again. Returns how many ended, how many were flagged, and whether more may be left.
 local function end_batch(batch, state, said, budget)
   local numbers = { ended = 0, asked = 0 }
 
   local function end_member(job)
     local lease = read_lease(job.id)
     if job.state ~= 'running' or not lease then
-      end_unheard(job, lease, state, said)
+      end_without_worker(job, lease, state, said)
       return 'ended'
     end
     if state == 'cancelled' then call('HSET', job.hash, 'asked', said.error) end
@@ -226,10 +227,10 @@ local function end_batch(batch, state, said, budget)
   return numbers.ended, numbers.asked, #ids == budget
 end
 
--- ---------------------------------------------------------------- the last act of every script
+-- ---------------------------------------------------------------- the final writes of every script
 
 local function finish()
-  -- Before the lanes: their scores follow.
+  -- Before the lanes, whose scores depend on it.
   write_served()
   for _, lane in pairs(lanes) do
     if lane.has_lost then relist(lane) end
@@ -242,5 +243,5 @@ local function finish()
     if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
   end
   if #events > 0 then call('XADD', OUTBOX, '*', 'e', cmsgpack.pack(events)) end
-  if is_ringing then call('XADD', BELL, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
+  if has_notification then call('XADD', NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
 end

@@ -1,4 +1,4 @@
--- Lanes: the waiting entries of one tenant in one class, their numbers, and their place among others.
+-- Lanes: the waiting entries of one tenant in one class, their totals, and their position in the class.
 
 -- A lane's numbers in `depth`: waiting jobs and tokens, ever added, ever taken. Read once, written once by `finish`.
 local lanes = {}
@@ -31,8 +31,8 @@ local function open_lane(class, tenant)
   return lane
 end
 
--- Virtual tokens of a tenant; the field `:time` holds those of the tenant that was served last, `:<class>` those that a
--- tenant has at least who comes to others in that class. Read once, written once by `finish`.
+-- Virtual tokens of a tenant. The field `:time` holds those of the tenant that was served last, `:<class>` the least
+-- that a tenant has when it joins others in that class. Read once, written once by `finish`.
 local VIRTUAL_TIME = ':time'
 local served, charged = {}, {}
 local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
@@ -46,25 +46,25 @@ local function set_served(tenant, tokens)
   charged[tenant] = true
 end
 
--- Of those who wait in a class: the least virtual tokens and the greatest, or nil.
+-- The least and the greatest virtual tokens of the tenants waiting in a class, or nil.
 local function range_of(class)
   local ready = PREFIX .. 'ready:' .. class
   local least, greatest = call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2], call('ZRANGE', ready, 0, 0, 'REV', 'WITHSCORES')[2]
   return tonumber(least or ''), tonumber(greatest or '')
 end
 
--- A tenant that comes back is lifted to those who wait: nobody saves up by staying away. Not always to the least of
--- them: a row of newcomers without end would hold back whoever is ahead. Where it is lifted to moves with what is
--- charged in the class, and ends right behind the last.
+-- Raise a returning tenant to the virtual time of the class, so that it cannot save up tokens by staying away. This is
+-- not always the least value of the waiting tenants: an endless row of new tenants would then starve those ahead. The
+-- virtual time advances with the charges in the class, at most to just behind the last tenant.
 local function lift_served(class, tenant)
   local least, greatest = range_of(class)
   local floor = least and math.max(least, math.min(greatest + 1, served_of(':' .. class))) or served_of(VIRTUAL_TIME)
   if served_of(tenant) < floor then set_served(tenant, floor) end
 end
 
--- Charge a job's tenant, or give it back with a negative number. Where newcomers begin moves by the mean of those who
--- wait (a caller that knows how many these are says so), and never back: other numbers wait when a job ends early, and
--- what they took back could be more than it had moved by, for ever.
+-- Charge the tenant of a job, or refund it with a negative number. The virtual time of the class advances by the charge
+-- per waiting tenant (`waiting`, if the caller knows their number), and never moves back: another number of tenants may
+-- wait at the refund, which could then exceed the advance, again and again.
 local function charge(job, tokens, waiting)
   local virtual = tokens / (tonumber(SETTINGS['weight:' .. job.tenant]) or 1)
   set_served(job.tenant, served_of(job.tenant) + virtual)
@@ -73,8 +73,8 @@ local function charge(job, tokens, waiting)
   if waiting > 0 then set_served(':' .. job.class, served_of(':' .. job.class) + virtual / waiting) end
 end
 
--- The first charge of a job, when it is its tenant's turn: newcomers begin among those who wait now. `alone`: the one
--- tenant that waits in the job's class, where the caller knows that there is no other.
+-- The first charge of a job, at its start. It also moves the virtual time of the class between the waiting tenants.
+-- `alone`: the only tenant that waits in the class, if the caller knows that there is no other.
 local function charge_at_start(job, alone)
   local least, greatest
   if alone then
@@ -89,7 +89,7 @@ local function charge_at_start(job, alone)
   job.charged = job.cost
 end
 
--- Move a tenant's lanes to their new place in every class where it waits.
+-- Move the lanes of charged tenants to their new positions in every class.
 local function write_served()
   for tenant in pairs(charged) do
     call('HSET', SERVED, tenant, served[tenant])
@@ -101,12 +101,12 @@ local function write_served()
   end
 end
 
--- Tenants that are no longer ahead of others would be lifted anyway when they come back: beyond a number they are
--- forgotten, a few at a time.
+-- Delete tenants that do not wait and are not ahead of the virtual time: they would be raised to it on return. A few
+-- per call, above a limit.
 local function forget_served()
   if call('HLEN', SERVED) <= LIMITS.SERVED_KEPT then return end
   local floor = served_of(VIRTUAL_TIME)
-  for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.MAX_BITE)) do
+  for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.SLICE_JOBS)) do
     local waits = not is_tenant(tenant)
     for class = 0, LIMITS.MAX_PRIORITY do
       waits = waits or is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant)
@@ -115,18 +115,17 @@ local function forget_served()
   end
 end
 
--- Waiting this long lifts a lane by one class; 0: never.
+-- Waiting time that raises a lane by one class; 0 is never.
 local function age_step() return setting('age_step_ms', LIMITS.DEFAULT_AGE_STEP_S * 1000) end
 
--- A job without a deadline is ordered as if it had one some steps after it came, so that those with deadlines do not
--- hold it back for ever.
+-- A job without a deadline is ordered as if it had one some steps after its submit, so that it cannot starve.
 local function deadline_of(at, head)
   if head and head.deadline then return head.deadline end
   local step = age_step()
   return step > 0 and at + LIMITS.STEPS_WITHOUT_DEADLINE * step or 9e15
 end
 
--- Where a lane stands in its class: least first. fair: virtual tokens; deadline: slack of its head, which orders like
+-- The score of a lane in its class, least first. fair: virtual tokens; deadline: slack of its head, which orders like
 -- deadline less the time its cost takes; fifo: submit time of its head.
 local function score_of(lane, at, head)
   if lane.class == RETURNED or MODE == 'fifo' then return at end
@@ -134,7 +133,7 @@ local function score_of(lane, at, head)
   return deadline_of(at, head) - (head and head.cost or 0) * setting('ms_per_token', 0)
 end
 
--- A class whose own key is foreign lists nothing; its lanes are unsound, so nothing is added to them.
+-- A class whose key has the wrong type lists nothing; its lanes are unsound, so nothing is added to them.
 local function list_lane(lane, at, score)
   try('ZADD', PREFIX .. 'heads:' .. lane.class, at, lane.tenant)
   try('ZADD', PREFIX .. 'ready:' .. lane.class, score, lane.tenant)
@@ -145,8 +144,8 @@ local function unlist_lane(lane)
   try('ZREM', PREFIX .. 'ready:' .. lane.class, lane.tenant)
 end
 
--- Put a job's one valid entry at the end of a lane; `at` is the time it is ordered by, and what was published must be
--- computed again like prompt. The lane must be sound; the caller writes the job.
+-- Append the entry of a job to a lane. `at` is the time it is ordered by; published tokens count as prompt, since they
+-- are computed again. The lane must be sound; the caller writes the job.
 local function add_entry(job, class, at, published)
   local lane = open_lane(class, job.tenant)
   local is_first = not lane.has_entries and not call('ZSCORE', PREFIX .. 'heads:' .. class, job.tenant)
@@ -166,10 +165,11 @@ local function add_entry(job, class, at, published)
   lane.added_tokens = lane.added_tokens + job.cost
   lane.tokens = lane.tokens + job.cost
   lane.is_changed = true
-  ring()
+  notify()
 end
 
--- Take a job's entry off its lane, when it has one. `finish` removes all of a lane at once, and finds its new head.
+-- Remove the entry of a job from its lane. `finish` deletes all removed entries of a lane at once and finds its new
+-- head.
 local function remove_entry(job, is_taken)
   local class, tenant = string.match(job.lane, '^([^:]+):(.+)$')
   local lane = open_lane(class, tenant)
@@ -184,7 +184,7 @@ local function remove_entry(job, is_taken)
   job.entry, job.lane = nil, nil
 end
 
--- What `add_entry` wrote, or nil when an entry is not of ours.
+-- Parse an entry of `add_entry`; nil if another program wrote it.
 local function parse_entry(entry)
   local fields = entry[2]
   if fields[1] ~= 'job' or fields[9] ~= 'at' then return nil end
@@ -193,14 +193,14 @@ local function parse_entry(entry)
   return { id = entry[1], job = fields[2], prompt = prompt, cost = cost, choices = choices, at = at }
 end
 
--- Point a lane's class at its head; a foreign head stands there as if it had come now.
+-- List a lane by its head. A foreign head counts as submitted now.
 local function list_head(lane, head)
   local at = head and head.at or NOW
   local job = MODE == 'deadline' and lane.class ~= RETURNED and head and load_job(head.job) or nil
   list_lane(lane, at, score_of(lane, at, job))
 end
 
--- A lane that lost entries: point its class at the new head, or forget the lane when it is empty.
+-- Update a lane that lost entries: list it by its new head, or delete it if it is empty.
 local function relist(lane)
   if not lane.is_sound then return unlist_lane(lane) end
   if #lane.gone > 0 then call('XDEL', lane.key, unpack(lane.gone)) end

@@ -1,14 +1,14 @@
--- Jobs from lanes, in the order of classes, tenants and heads.
+-- Take jobs from lanes, in the order of classes, tenants and heads.
 
 local AGE_STEP = age_step()
-local oldest = {}  -- class -> submit time of its oldest head, or false when nothing waits there
+local oldest = {}  -- class -> submit time of its oldest head, or false if none waits
 
 local function look_at(class)
   local heads = is_sound_class(class) and call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 1, 'WITHSCORES') or {}
   oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = not heads[3] } or false
 end
 
-local skipped = {}  -- lanes whose head can never fit this worker: others may take it
+local skipped = {}  -- lanes whose head can never fit this worker
 
 -- The class with the highest effective priority: class plus age of its oldest head by the step. An older head wins a
 -- tie.
@@ -44,7 +44,7 @@ end
 
 local buffers, num_lanes = {}, 0
 
--- Entries of a lane that this pull has read and not used: few at first, more when the lane goes on.
+-- Entries of a lane that this pull has read and not used. The first read is small, later ones are larger.
 local function next_entry(lane)
   local buffer = buffers[lane.name]
   if not buffer then
@@ -54,7 +54,7 @@ local function next_entry(lane)
   end
   if buffer.at > #buffer.entries then
     buffer.entries, buffer.at = call('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size), 1
-    buffer.size = LIMITS.MAX_BITE
+    buffer.size = LIMITS.SLICE_JOBS
     local last = buffer.entries[#buffer.entries]
     if last then buffer.after = '(' .. last[1] end
   end
@@ -67,8 +67,7 @@ local function discard(lane, entry, why)
   if why then to_garbage(lane.key, why .. ': ' .. table.concat(entry[2], ' ')) end
 end
 
--- The job of an entry, if the entry is the one that the job names: any other is left over from something that went
--- wrong.
+-- The job of an entry, if the job names this entry. Any other entry is a leftover of a failure.
 local function job_of(lane, entry, id)
   local job, why = load_job(id)
   if not job then
@@ -80,14 +79,14 @@ local function job_of(lane, entry, id)
   return job
 end
 
--- Its tenant is charged with the cost at the first pull; long outputs further while they are written; the end corrects
--- it with the truth.
+-- The tenant is charged with the cost at the first pull, and further while a long output is generated. The end corrects
+-- the charge.
 local function charge_once(job)
   if MODE ~= 'fair' or job.charged then return end
   local first = oldest[job.class]
   charge_at_start(job, first and first.is_alone and first.tenant)
   for class, head in pairs(oldest) do
-    -- Where one is alone its place decides nothing in this pull: `finish` writes it.
+    -- A tenant alone needs no position in this pull: `finish` writes it.
     if head and class ~= RETURNED and not head.is_alone then
       call('ZADD', PREFIX .. 'ready:' .. class, 'XX', served_of(job.tenant), job.tenant)
     end
@@ -106,8 +105,8 @@ local function take(lane, entry, parsed, mark)
   start(job, lease, payload, parsed.need, mark)
 end
 
--- Point the class at the lane's next head, so that the next choice is right. A lane that is alone in its class needs no
--- place among others: `finish` lists its head once.
+-- List the lane by its next head, so that the next choice is correct. A lane alone in its class needs no position:
+-- `finish` lists its head once.
 local function move_head(lane)
   local entry = next_entry(lane)
   local head = entry and parse_entry(entry)
@@ -119,7 +118,7 @@ local function move_head(lane)
   look_at(lane.class)
 end
 
--- The first head that does not fit becomes the one held job, and the pull ends: nothing overtakes it here.
+-- The first head that does not fit is held until there is room, and the pull ends: no job overtakes it here.
 local function hold(lane, entry, parsed)
   if parsed.need.cost > request.cache then
     skipped[#skipped + 1] = lane
@@ -158,7 +157,7 @@ end
 local function take_from_lanes()
   look_at(RETURNED)
   for class = 0, LIMITS.MAX_PRIORITY do look_at(class) end
-  while not is_bite_over() do
+  while not is_slice_full() do
     local class = best_class()
     if not class then break end
     if not has_room() then break end

@@ -1,6 +1,6 @@
--- Where a job is when it does not run, and how it gets there: on a lane, not due, or among the suspects.
+-- The places of a queued job: on a lane, delayed, or among the suspects.
 
--- Tokens a job will hold when it is admitted: what must be computed again, and what it may yet write, up to the
+-- Tokens that a job needs when it is admitted: those to be computed again, and those it may still generate, up to the
 -- reserve.
 local RESERVE = setting('reserve_tokens', LIMITS.DEFAULT_RESERVE_TOKENS)
 local function cost_of(job, published)
@@ -14,7 +14,7 @@ local function count_waiting(job, by)
   count('waiting_bytes', by * job.bytes)
 end
 
--- Stop waiting, wherever it waits: on a lane, for its time, or among the suspects.
+-- Remove a job from its place: lane, delayed jobs or suspects.
 local function leave_waiting(job, is_taken)
   count_waiting(job, -1)
   if job.entry then return remove_entry(job, is_taken) end
@@ -32,14 +32,14 @@ local function remove_timers(job)
   call('ZREM', TIMERS, 'not_before|' .. id, 'ttl|' .. id, 'deadline|' .. id, 'retry|' .. id)
 end
 
--- Where a queued job waits, as its hash tells.
+-- Write the place of a queued job to its hash.
 local function write_place(job)
   call('HSET', job.hash, 'state', 'queued', 'version', job.version, 'cost', job.cost, 'entry', job.entry or '', 'lane',
     job.lane or '', 'number', job.number, 'before', job.before)
 end
 
--- Let a lease go without ending the job: the owner's list forgets it, offsets stay.
-local function let_go(job, lease)
+-- Release a lease without ending the job: remove it from the owner, keep the offsets.
+local function release_lease(job, lease)
   call('HDEL', held_key(lease[OWNER]), job.id)
   lease[PREVIOUS], lease[OWNER], lease[FLAG] = lease[OWNER], '', ''
   write_lease(job.id, lease)
@@ -51,7 +51,7 @@ local function wait_until(job, at)
   add_timer('retry', job, at)
 end
 
--- An entry on a lane. Where a foreign key stands in its place, the job waits for a person to take that away.
+-- Put a job on a lane. If another program's key is in its place, the job is delayed until that is removed.
 local function enqueue(job, class, at, lease)
   local lane = open_lane(class, job.tenant)
   if lane.is_sound then
@@ -63,14 +63,14 @@ local function enqueue(job, class, at, lease)
   write_place(job)
 end
 
--- With its submit time, in the class that is served first.
+-- Enqueue by its submit time, in the class that is served first.
 local function enqueue_again(job, lease) enqueue(job, RETURNED, job.submitted, lease) end
 
--- Running -> queued: with a fresh entry at its submit time in the class that is served first, or among the suspects, or
--- (`retry_at`) without an entry until its time.
+-- Running -> queued: with a new entry by its submit time in the class that is served first, among the suspects, or
+-- delayed (`retry_at`).
 local function return_job(job, lease, why, retry_at)
   enter(job, 'queued')
-  let_go(job, lease)
+  release_lease(job, lease)
   count('running_jobs', -1)
   job.cost = cost_of(job, published_tokens(lease))
   count_waiting(job, 1)
@@ -81,7 +81,7 @@ local function return_job(job, lease, why, retry_at)
   })
   if why == 'suspect' then
     call('ZADD', SUSPECTS, NOW, job.id)
-    ring()
+    notify()
   elseif retry_at then
     wait_until(job, retry_at)
   else

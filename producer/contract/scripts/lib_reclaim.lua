@@ -1,7 +1,7 @@
--- Jobs of workers whose life ran out.
+-- Reclaim jobs of workers whose heartbeat has expired.
 
--- A Redis that was away renewed no life: right after its start nobody is dead. The reported uptime may be a second
--- high.
+-- No heartbeat was renewed while Redis was down: right after its start, no worker counts as dead. The reported uptime
+-- may be a second too high.
 local function has_been_up_for(ms)
   local info = try('INFO', 'server')
   if failed(info) then return false end
@@ -9,7 +9,7 @@ local function has_been_up_for(ms)
   return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
 end
 
-local function the_dead()
+local function dead_workers()
   local dead = {}
   for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
     local is_sound = is_type(held_key(incarnation), 'hash') and is_type(worker_key(incarnation), 'hash')
@@ -23,7 +23,7 @@ local function the_dead()
   return dead
 end
 
--- The bite holds no more of the dead's jobs, or one of them is held: the rest stays theirs.
+-- If the slice has no room for the job, or one job is held already, it stays with the dead worker.
 local function move_to_me(job, lease, death)
   local published = published_tokens(lease)
   local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
@@ -37,7 +37,7 @@ local function move_to_me(job, lease, death)
   call('HDEL', held_key(death.incarnation), job.id)
   enter(job, 'queued')
   count('running_jobs', -1)
-  emit('returned', job, { why = death.is_farewell and 'farewell' or 'death', epoch = lease[EPOCH] })
+  emit('returned', job, { why = death.is_deregistered and 'farewell' or 'death', epoch = lease[EPOCH] })
   lease[PREVIOUS] = death.incarnation
   start(job, lease, payload, need, mark)
 end
@@ -47,19 +47,19 @@ local function reclaim_job(id, death)
   if not lease or lease[OWNER] ~= death.incarnation then return call('HDEL', held_key(death.incarnation), id) end
   local job, why = load_job(id)
   if not job then return forget_lease_of_nothing(id, lease, why) end
-  if lease[FLAG] ~= '' then return end_unheard(job, lease, lease[FLAG], SAID[lease[FLAG]]) end
+  if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
   if is_settled_by_death(job, lease, death) then return end
   move_to_me(job, lease, death)
 end
 
--- Move what fits; the dead leaves `alive` when it holds nothing more.
+-- Move jobs that fit; the dead worker leaves `alive` when it holds no more.
 local function reclaim_from(incarnation, budget)
-  local life = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
-  if not has_been_up_for(life + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
+  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
+  if not has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
   local death = about_death(incarnation)
   local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
   for _, id in ipairs(ids) do
-    if num_seen >= budget or is_bite_over() then break end
+    if num_seen >= budget or is_slice_full() then break end
     num_seen = num_seen + 1
     reclaim_job(id, death)
   end
@@ -69,9 +69,9 @@ end
 
 local function reclaim()
   if not request.may_reclaim or request.holds then return end
-  local budget = LIMITS.MAX_BITE
-  for _, incarnation in ipairs(the_dead()) do
-    if budget <= 0 or is_bite_over() then break end
+  local budget = LIMITS.SLICE_JOBS
+  for _, incarnation in ipairs(dead_workers()) do
+    if budget <= 0 or is_slice_full() then break end
     budget = budget - reclaim_from(incarnation, budget)
   end
   if budget <= 0 then has_more = true end

@@ -1,4 +1,4 @@
--- Suspects run apart: with nothing else on their worker, before and after.
+-- Suspects run in isolation: with no other jobs on their worker, before and after.
 
 local function take_suspect(id)
   local job, why = load_job(id)
@@ -9,7 +9,7 @@ local function take_suspect(id)
   end
   local lease = read_lease(id)
   if is_too_late(job, lease) then return end
-  -- One that has died apart runs quite alone.
+  -- A job with a death in isolation runs alone, without other suspects.
   if has_died_apart(job) then
     if #taken > 0 then return end
     is_over = true
@@ -43,7 +43,7 @@ local function is_alive(incarnation)
   return expiry and tonumber(expiry) > NOW
 end
 
--- When a suspect has waited too long, the next worker to pull drains first. Returns whether that is this one.
+-- After a suspect has waited too long, the next worker that pulls is drained. Returns whether it is this one.
 local function is_isolator(waiting_since)
   local who = call('GET', ISOLATOR)
   if who == ME then return true end
@@ -52,7 +52,7 @@ local function is_isolator(waiting_since)
   return true
 end
 
--- Suspects run apart: with nothing else here, before and after. Returns whether this worker must drain for them.
+-- Take suspects if this worker is empty. Returns whether it must be drained for them.
 local function isolate(holds_nothing)
   local first = call('ZRANGE', SUSPECTS, 0, 0, 'WITHSCORES')
   if not first[2] then

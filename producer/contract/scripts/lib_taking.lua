@@ -1,4 +1,4 @@
--- What a pull asks for, the room it has left, and how one job becomes its worker's.
+-- The request of a pull, the room it has left, and leasing one job.
 
 local request = {
   incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
@@ -23,23 +23,22 @@ local function spend(need)
   request.sequences = request.sequences - need.choices
 end
 
--- A cost above what any job of this queue may have is an estimate that is too high: it is taken as the largest there
--- can be.
+-- A cost above the limit of this queue is an overestimate: use the limit.
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
 local function need_of(prompt, cost, choices)
   local bound = math.min(cost, prompt + choices * request.reserve, MAX_JOB_TOKENS)
   return { prompt = math.min(prompt, bound), cost = bound, choices = choices }
 end
 
--- The bite is over: whatever else fits waits for the next pull, which comes at once.
-local function is_bite_over()
-  if #taken >= LIMITS.MAX_BITE or payload_bytes >= LIMITS.MAX_CALL_BYTES then has_more = true end
+-- The slice is full: other jobs wait for the next pull, which follows at once.
+local function is_slice_full()
+  if #taken >= LIMITS.SLICE_JOBS or payload_bytes >= LIMITS.MAX_CALL_BYTES then has_more = true end
   return has_more or is_over
 end
 
 -- ---------------------------------------------------------------- leasing one job
 
-local function told(job, lease, payload, mark)
+local function leased_row(job, lease, payload, mark)
   local published, ended = {}, {}
   for at = FIRST, #lease, 2 do
     published[#published + 1] = lease[at]
@@ -69,30 +68,30 @@ local function deadline_of_batch(batch)
   return batch_deadlines[batch]
 end
 
--- Its time is over, though the timer that says so has yet to have its turn among many: it ends and does not begin. The
--- next pull comes at once.
+-- Its time has passed, but its timer has not fired yet: end the job instead of starting it. The next pull follows at
+-- once.
 local function is_too_late(job, lease)
   local said
   if job.ttl and job.attempt == 0 and job.ttl <= NOW then
-    said = SAID.unstarted
+    said = END_REASONS.unstarted
   elseif job.deadline and job.deadline <= NOW then
-    said = SAID.expired
+    said = END_REASONS.expired
   elseif job.batch and deadline_of_batch(job.batch) <= NOW then
-    said = SAID.batch_expired
+    said = END_REASONS.batch_expired
   end
   if not said then return false end
-  end_unheard(job, lease, 'expired', said)
+  end_without_worker(job, lease, 'expired', said)
   has_more = true
   return true
 end
 
--- Without its prompt a job can never run: it goes to the dead set, and its producer hears why.
+-- Without its prompt, a job can never run: it ends in the dead set.
 local function give_up_payload(job, lease)
   end_job(job, lease, { state = 'failed', error = 'The prompt is gone from the queue.', error_code = 'payload_lost' })
 end
 
--- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' the held one that does not fit, 'r'
--- reclaimed, 'b' both.
+-- queued -> running, for this incarnation, with the next epoch. `mark`: 'h' held until there is room, 'r' reclaimed,
+-- 'b' both.
 local function start(job, lease, payload, need, mark)
   enter(job, 'running')
   job.attempt = job.attempt + 1
@@ -107,7 +106,7 @@ local function start(job, lease, payload, need, mark)
   new_held[#new_held + 1], new_held[#new_held + 2] = job.id, request.number .. mark
   count('running_jobs', 1)
   emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = ME })
-  taken[#taken + 1] = told(job, lease, payload, mark)
+  taken[#taken + 1] = leased_row(job, lease, payload, mark)
   payload_bytes = payload_bytes + #payload
   spend(need)
 end

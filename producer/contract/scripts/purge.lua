@@ -1,4 +1,4 @@
--- Cancel one bite of the waiting jobs: on lanes, among the suspects, and those that are not due.
+-- Cancel one slice of the waiting jobs: on lanes, among the suspects, and delayed ones.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: tenant or ''.
@@ -9,12 +9,12 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 local only = ARGV[1]
-local left = LIMITS.MAX_BITE
+local left = LIMITS.SLICE_JOBS
 
 local function cancel(id)
   local job = load_job(id)
   if not job or job.state ~= 'queued' then return false end
-  end_unheard(job, read_lease(id), 'cancelled', SAID.cancelled)
+  end_without_worker(job, read_lease(id), 'cancelled', END_REASONS.cancelled)
   left = left - 1
   return true
 end
@@ -38,7 +38,7 @@ end
 local function purge_class(class)
   if only ~= '' then return purge_lane(class, only) end
   local passes = 0
-  while left > 0 and passes < LIMITS.MAX_BITE do
+  while left > 0 and passes < LIMITS.SLICE_JOBS do
     local tenant = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, 0)[1]
     if not tenant then return end
     purge_lane(class, tenant)
@@ -61,7 +61,7 @@ local function purge_suspects()
   end
 end
 
--- Members all have score 0, so they lie in the order of their text, a tenant's together.
+-- All members have score 0, so they are ordered by text, and the jobs of a tenant are adjacent.
 local function purge_delayed()
   local partition = string.match(PREFIX, ':(%d+)}:$')
   local from, to = '-', '+'
@@ -75,4 +75,4 @@ purge_lanes()
 if left > 0 then purge_suspects() end
 if left > 0 then purge_delayed() end
 finish()
-return { LIMITS.MAX_BITE - left, left <= 0 and 1 or 0 }
+return { LIMITS.SLICE_JOBS - left, left <= 0 and 1 or 0 }

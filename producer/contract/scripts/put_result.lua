@@ -1,4 +1,4 @@
--- Write one part of a large result to its key, fenced by the lease; the end then names the whole length.
+-- Write one part of a large result to its key, fenced by the lease. The end then states the total length.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, job, epoch, offset, bytes.

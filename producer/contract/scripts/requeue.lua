@@ -1,14 +1,14 @@
--- Send failed jobs from the dead set back to the stream: each goes on after the tokens it has.
+-- Requeue failed jobs of the dead set: each resumes after its last token.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
--- Reply: for each 1, or 0 where it has not failed or its prompt is gone.
+-- Reply: for each 1, or 0 if it has not failed or its prompt has expired.
 
 write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
--- The lease as it was at the end: offsets stay; of the choices, those that ended well stay ended.
+-- Restore the lease from the end: offsets are kept, and choices that are done stay ended.
 local function lease_again(job)
   local lease, choice = new_lease(job.choices), 0
   for offset, ended in string.gmatch(job.published or '', '(%d+):(%d)') do
@@ -20,7 +20,7 @@ local function lease_again(job)
   return lease
 end
 
--- The old end goes, the tokens stay. Its id stays the stream's last one, so the next end counts on from it.
+-- Delete the old end and keep the tokens. Its id stays the last id of the stream, so the next end has a higher one.
 local function reopen_channels(job, lease)
   for choice = 0, job.choices - 1 do
     local key, at = channel_key(job, choice), FIRST + 2 * choice
@@ -31,7 +31,7 @@ local function reopen_channels(job, lease)
   end
 end
 
--- A batch that is forgotten stays so: it would come back with one job of its many.
+-- An expired batch is not recreated: it would have only one of its jobs.
 local function reopen_batch(job)
   if not job.batch then return end
   local key = batch_key(job.batch)
@@ -58,7 +58,7 @@ local function reopen_keys(job)
   reopen_batch(job)
 end
 
--- A deadline that has passed does not hold for a second life that a person gave.
+-- A deadline that has passed does not apply to a requeued job.
 local function renew_timers(job)
   if job.deadline and job.deadline > NOW then
     add_timer('deadline', job, job.deadline)

@@ -1,8 +1,8 @@
--- Give jobs that have not ended their prompts back, where these are gone from the queue.
+-- Restore missing prompts of jobs that have not ended.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of {job id, prompt as it was submitted}.
--- Reply: for each 1, or 0 where the prompt is there, the job has ended, or it was submitted with another.
+-- Reply: for each 1, or 0 if the prompt exists, the job has ended, or its prompt was another.
 
 write_even_when_full()
 local wrong = wrong_key()

@@ -1,4 +1,4 @@
--- Look at jobs. Writes nothing.
+-- Read the state of jobs. Never writes.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
@@ -14,7 +14,7 @@ local function offsets(job, lease)
   return published
 end
 
--- An upper bound: jobs that were cancelled ahead of it are still counted.
+-- An upper bound: cancelled jobs ahead of it are still counted.
 local function ahead_of(job)
   if not job.entry then return 0, 0 end
   local class, tenant = string.match(job.lane, '^([^:]+):(.+)$')

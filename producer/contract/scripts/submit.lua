@@ -1,11 +1,11 @@
--- Put jobs on their lanes: each with its hash, payload, idempotency key, entry (or timer), and event, or nothing of it.
+-- Put jobs on their lanes: each with hash, payload, idempotency key, entry (or timer) and event, or not at all.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of jobs, each an array in the order of `unpacked` below.
 -- Reply: for each job one of {'accepted', id, jobs ahead, tokens ahead}, {'duplicate', id, state}, {'conflict', id},
---   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, bound, sentence}.
+--   {'refused', reason, waiting jobs, waiting tokens, waiting bytes, limit, message}.
 --
--- It is the one script that a full server refuses: its first write is one that Redis lets pass only below maxmemory.
+-- The only script that a full server refuses: Redis accepts its first write only below maxmemory.
 
 local wrong = wrong_key()
 if wrong then return wrong end
@@ -32,7 +32,7 @@ local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENT
 local OUTBOX_LENGTH, CALLBACKS_LENGTH = call('XLEN', OUTBOX), call('XLEN', CALLBACKS)
 local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
-local full  -- the first refusal for fullness: all new jobs after it get the same, so that order is kept
+local full  -- the first refusal because of a limit: all later new jobs get the same, which keeps the order
 
 local function refused(reason, bound, sentence)
   return { 'refused', reason, waiting.jobs, waiting.tokens, waiting.bytes, bound, sentence }
@@ -43,8 +43,8 @@ local function is_too_full(job)
     or waiting.bytes + job.bytes > BOUNDS.bytes
 end
 
--- Grows nothing, but counts as a command that may: the first write of this script, so that Redis says whether it is
--- full. What else it says (it is a replica, its disk is full) is the answer to the whole call.
+-- The first write of this script. It adds nothing, but Redis refuses it if it is full. Any other error (a replica, a
+-- full disk) is the reply to the whole call.
 local is_memory_full, no_write
 local function has_no_memory()
   if is_memory_full == nil then
@@ -76,7 +76,7 @@ local function refusal_for_fullness(job)
 end
 
 local function lacks_feature(job)
-  -- Before its first worker a queue states nothing, and takes what comes.
+  -- Before its first worker, a queue states no features and accepts every job.
   if not job.features or not SETTINGS.features then return nil end
   for _, feature in ipairs(job.features) do
     if not string.find(',' .. (SETTINGS.features or '') .. ',', ',' .. feature .. ',', 1, true) then return feature end
@@ -93,7 +93,7 @@ local function refusal_of_job(job)
   if feature then return refused('feature', 0, 'no worker of this queue can do ' .. feature) end
 end
 
--- ---------------------------------------------------------------- seen before
+-- ---------------------------------------------------------------- duplicates
 
 local function seen_by_id(job)
   local seen = try('HMGET', job.hash, 'digest', 'state')
@@ -114,7 +114,7 @@ local function seen_by_key(job)
   return { 'duplicate', id, suffix and call('HGET', PREFIX .. 'job:' .. suffix, 'state') or state }
 end
 
--- ---------------------------------------------------------------- taking it
+-- ---------------------------------------------------------------- accepting a job
 
 local function prepare(job)
   job.hash = PREFIX .. 'job:' .. job.suffix
@@ -215,7 +215,7 @@ end
 
 local answers = {}
 for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = answer(unpacked(row)) end
--- Redis 6.2 puts the place in the script before its word.
+-- Redis 6.2 puts the position in the script before the error code.
 if no_write then return redis.error_reply(string.match(no_write, '%u%u%u+ .*') or no_write) end
 finish()
 return answers

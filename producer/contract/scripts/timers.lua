@@ -1,5 +1,5 @@
 -- include: lib_timers
--- Fire one bite of due timers. Pull and beat do the same; this is for a queue without workers.
+-- Fire one slice of due timers, as pull and beat do; for a queue without workers.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {how many fired, when the next is due or false}.

@@ -1,1 +1,1 @@
-"""A program that checks a drained queue from outside. It knows docs/wire-format.md and docs/history.md, and no code."""
+"""Check a drained queue from outside, by docs/reference/{wire-format,keys}.md and docs/guide/history.md alone."""

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.checker`: what is wrong with a drained queue, job by job. Exit code 1 if anything is.
+"""`python -m tests.chaos.checker`: check a drained queue, job by job. Exit code 1 if there are findings.
 
     python -m tests.chaos.checker --redis-url unix:///run/q.sock --database-url sqlite:///history.db \\
         --journal producer-0.jsonl --journal producer-1.jsonl --reference undisturbed.json
@@ -20,7 +20,7 @@ SHOWN = 50
 
 
 def main() -> int:
-    """Check, print, and say by the exit code."""
+    """Check the queue, print the findings, and return the exit code."""
     given = _arguments()
     client = cast("Any", redis.Redis).from_url(given.redis_url)  # redis-py types it in part
     evidence = read_journals(given.journal), read_reference(given.reference)
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def report(findings: Findings) -> str:
-    """What a person reads: figures, then each finding with its job."""
+    """Return a readable report: figures, then each finding with its job."""
     lines = [", ".join(f"{name} {number}" for name, number in findings.figures.items())]
     lines += [f"{name}: {what}" for name, what in findings.found[:SHOWN]]
     if more := len(findings.found) - SHOWN:

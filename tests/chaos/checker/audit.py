@@ -17,7 +17,7 @@ from tests.chaos.checker.reading import AT_A_TIME, read_jobs
 
 @dataclass(slots=True, eq=False)
 class Findings:
-    """What is wrong, by job (or key), and how much was looked at."""
+    """The findings by job (or key), and how much was checked."""
 
     found: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     figures: Counter[str] = field(default_factory=Counter[str])
@@ -37,7 +37,7 @@ def check(
     database_url: str | None = None,
     deliveries: Deliveries | None = None,
 ) -> Findings:
-    """Look at everything. The queue must be drained, its recorder idle, its workers gone."""
+    """Check everything. The queue must be drained, its recorder idle, its workers stopped."""
     findings = Findings()
     history = History(database_url) if database_url else None
     for partition in range(partitions):
@@ -48,7 +48,7 @@ def check(
         findings.found += check_unasked(deliveries, {one.id for one in journal.values() if one.wants_callback})
         findings.figures["callbacks received"] = sum(map(len, deliveries.values()))
     if history is not None:
-        findings.found += [(one, "row: nobody asked for this job") for one in history.all_ids() - journal.keys()]
+        findings.found += [(one, "row: this job was not submitted") for one in history.all_ids() - journal.keys()]
         history.close()
     return findings
 

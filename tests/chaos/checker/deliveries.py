@@ -1,4 +1,4 @@
-"""What a receiver of webhooks noted, beside what the jobs wanted. Nothing but docs/callbacks.md and its standard.
+"""Compare the requests that a receiver of webhooks recorded with the callbacks of jobs (docs/guide/callbacks.md).
 
 Notes are lines of JSON, one for each request: `{"at_ms": …, "headers": {…}, "body": "…", "answered": 200}`.
 """
@@ -26,7 +26,7 @@ class Delivery:
     state: str
     is_signed: bool
     is_taken: bool
-    """Answered with 2xx; else it must come again."""
+    """Whether the receiver answered with 2xx; otherwise it must be sent again."""
 
 
 Deliveries = Mapping[str, Sequence[Delivery]]
@@ -66,19 +66,19 @@ def _is_signed(headers: Mapping[str, str], body: str, at_s: float, key: bytes) -
 
 
 def check_deliveries(state: str, deliveries: Sequence[Delivery]) -> Iterator[str]:
-    """What is wrong with the callbacks of a job that wanted one and has ended once."""
+    """Yield findings about the callbacks of an ended job that has a callback."""
     if not any(one.is_taken for one in deliveries):
         yield f"callback: it wanted one, and of {len(deliveries)} none arrived"
     if len({one.event_id for one in deliveries}) > 1:
         yield f"callback: its end came under {sorted({one.event_id for one in deliveries})}"
     if not all(one.is_signed for one in deliveries):
         yield "callback: one came with a wrong signature"
-    told = {(one.kind, one.state) for one in deliveries}
-    if told - {(f"job.{state}", state)}:
-        yield f"callback: {sorted(told)} was told of a job that is {state}"
+    reported = {(one.kind, one.state) for one in deliveries}
+    if reported - {(f"job.{state}", state)}:
+        yield f"callback: {sorted(reported)} was reported for a job that is {state}"
 
 
 def check_unasked(deliveries: Deliveries, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    """Deliveries of jobs that wanted none, or that nobody asked for."""
+    """Yield deliveries of jobs without a callback, and of unknown jobs."""
     for job_id in deliveries.keys() - wanted:
-        yield job_id, "callback: one came, and nobody wanted it"
+        yield job_id, "callback: one came that was not requested"

@@ -1,4 +1,4 @@
-"""What the checker is given: the producers' journals, and what an undisturbed run said.
+"""The checker's input: the producers' journals, and the output of a reference run without faults.
 
 A journal is lines of JSON. Before a submit, one line for each job: `{"asked": <id>, "ask": <which>, "ends": [states it
 may end in], "batch": …, "callback": true}`; after it, for each job that was accepted, `{"acknowledged": <id>}`. A job
@@ -28,7 +28,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one choice says when nobody disturbs it."""
+    """The output of one choice in the reference run."""
 
     ids: tuple[int, ...]
     text: str
@@ -58,7 +58,7 @@ def _read_line(journal: Journal, line: dict[str, Any]) -> None:
 
 
 def read_reference(path: Path) -> Reference:
-    """What each ask says, choice by choice."""
+    """Read the output of each request, by choice."""
     return {
         ask: tuple(Said(tuple(choice["ids"]), choice["text"], choice["finish"]) for choice in choices)
         for ask, choices in json.loads(path.read_text()).items()

@@ -1,4 +1,4 @@
-"""docs/wire-format.md, read anew: keys, channel entries, results, leases. Nothing of the project is imported."""
+"""Independent reader of docs/reference/wire-format.md and keys.md: keys, entries, results, leases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ ENDS = ("done", "failed", "cancelled", "expired")
 
 
 class Malformed(ValueError):
-    """Bytes are not what the documents say."""
+    """Bytes do not follow the documented format."""
 
 
 def unpack(data: bytes) -> Any:  # Any: msgpack
@@ -88,7 +88,7 @@ def result_of(data: bytes) -> list[Choice]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the queue holds of one job."""
+    """The queue's data of one job."""
 
     id: str
     fields: dict[str, str]

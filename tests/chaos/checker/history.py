@@ -1,4 +1,4 @@
-"""The rows of the history beside what the queue holds of the same jobs. Nothing but docs/history.md and SQL."""
+"""Compare the rows of the history with the queue's data of the same jobs. Nothing but docs/guide/history.md and SQL."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ SAME = {
     "choices": "choices", "priority": "class", "seed": "seed", "batch": "batch", "attempts": "attempt",
     "reason": "reason", "error_code": "error_code",
 }  # fmt: skip
-"""Column -> field of the job's hash that says the same."""
+"""Column -> field of the job's hash with the same value."""
 
 Row = dict[str, Any]
 
@@ -59,14 +59,14 @@ def _read(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str, Row]:
 
 
 def check_row(job: Job, row: Row | None) -> Iterator[str]:
-    """What is wrong with the row of a job that has ended."""
+    """Yield findings about the row of a job that has ended."""
     if row is None:
         yield "row: the history has none"
         return
     for column, field in SAME.items():
-        told, true = str(row[column] if row[column] is not None else ""), job.fields.get(field, "")
-        if told != true and not (column == "attempts" and {told, true} <= {"", "0"}):
-            yield f"row: {column} is {told!r} and the job's {field} is {true!r}"
+        written, true = str(row[column] if row[column] is not None else ""), job.fields.get(field, "")
+        if written != true and not (column == "attempts" and {written, true} <= {"", "0"}):
+            yield f"row: {column} is {written!r} and the job's {field} is {true!r}"
     if row["output_tokens"] is not None and row["output_tokens"] != job.number("output"):
         yield f"row: output_tokens is {row['output_tokens']} and the job has {job.number('output')}"
     if row["record_error"]:

@@ -1,4 +1,4 @@
-"""One job: its state, its channels, its result, and what an undisturbed run said. Each finding begins with its kind."""
+"""Check one job: its state, its channels, its result, against the reference run. Each finding begins with its kind."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ Settings = dict[str, str]
 
 
 def check_job(job: Job, asked: Asked, said: tuple[Said, ...], settings: Settings) -> Iterator[str]:
-    """What is wrong with one job of a drained queue."""
+    """Yield findings about one job of a drained queue."""
     if not job.fields:
         if asked.is_acknowledged:
             yield "lost: it was acknowledged and the queue does not know it"
@@ -52,7 +52,7 @@ def _check_choice(job: Job, choice: int, said: Said) -> Iterator[str]:
 
 
 def _check_offsets(entries: tuple[Entry, ...], where: str) -> Iterator[str]:
-    """Each entry begins where the one before ended, and its id says where it ends."""
+    """Each entry begins at the end of the one before, and its id holds its end."""
     offset = 0
     for entry in entries:
         if entry.start < offset:
@@ -81,7 +81,7 @@ def _check_ends(job: Job, entries: tuple[Entry, ...], choice: int) -> Iterator[s
 
 
 def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Said, where: str) -> Iterator[str]:
-    """A job that is done says all that an undisturbed run says; another a beginning of it."""
+    """A done job has the output of the reference run; another job has a prefix of it."""
     if job.state == "done" and (ids, text) == (said.ids, said.text):
         return
     if ids != said.ids[: len(ids)]:
@@ -112,7 +112,7 @@ def _check_result(job: Job, said: tuple[Said, ...]) -> Iterator[str]:
 
 
 def _check_kept(job: Job, settings: Settings) -> Iterator[str]:
-    """Each key goes by itself, not later than stated; a prompt goes with the end, but of failed jobs."""
+    """Each key expires within its documented time; a prompt is deleted at the end, except of failed jobs."""
     is_dead = job.state == "failed"
     result_ms = DEAD_KEPT_MS if is_dead else int(settings.get("result_ttl_ms") or 24 * HOUR_MS)
     channel_ms = result_ms if is_dead else int(settings.get("channel_ttl_ms") or HOUR_MS // 6)

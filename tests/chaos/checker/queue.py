@@ -1,4 +1,4 @@
-"""The queue itself, once it is drained: books that balance, and nothing left over."""
+"""Check the drained queue itself: counters agree, and no key is left over."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,16 @@ from tests.chaos.checker.formats import ENDS
 Finding = tuple[str, str]
 
 FOR_EVER = frozenset({"config", "counters", "served", "bell", "outbox", "callbacks", "dead", "garbage"})
-"""Keys of a queue that stay, and are bounded by themselves."""
+"""Keys that do not expire; their size is bounded."""
 
 KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker"})
-"""Keys that go by themselves."""
+"""Keys that expire."""
 
 WORKER_KEPT_MS = 3_600_000
 
 
 def check_counters(client: Any, prefix: str, ended: Counter[str]) -> Iterator[Finding]:  # Any: a redis-py client
-    """What was submitted has ended; the totals are those of the jobs."""
+    """Every submitted job has ended; the totals equal those of the jobs."""
     found = {name.decode(): int(value) for name, value in client.hgetall(f"{prefix}:counters").items()}
     name = f"{prefix}:counters"
     for total in ("waiting_jobs", "waiting_tokens", "waiting_bytes", "running_jobs"):
@@ -47,7 +47,7 @@ def check_batches(client: Any, prefix: str, states: Iterable[tuple[Asked, str]])
 
 
 def check_residue(client: Any, prefix: str) -> Iterator[Finding]:
-    """No key that should have gone, none that would stay for ever."""
+    """No key is left that should be deleted, and none without expiry that should have one."""
     for batch in _in_batches(client.scan_iter(match=f"{prefix}:*", count=2000)):
         pipe = client.pipeline(transaction=False)
         for key in batch:
@@ -81,7 +81,7 @@ def _check_key(key: str, kind: str, kept_ms: int) -> Iterator[Finding]:
 
 
 def check_drained(client: Any, key: str) -> Iterator[Finding]:
-    """A stream that its group has read to the end: nothing is left, and nobody owes an acknowledgement."""
+    """A stream that its group has read to the end: no entry is left or pending."""
     if length := client.xlen(key):
         yield key, f"residue: it has {length} entries"
     for group in client.xinfo_groups(key) if client.exists(key) else ():

@@ -9,7 +9,7 @@ AT_A_TIME = 200
 
 
 def read_jobs(client: Any, prefix: str, job_ids: Sequence[str]) -> Iterator[Job]:  # Any: a redis-py client
-    """Every job, with its channels and its result."""
+    """Read every job, with its channels and its result."""
     for at in range(0, len(job_ids), AT_A_TIME):
         yield from _read_some(client, prefix, job_ids[at : at + AT_A_TIME])
 

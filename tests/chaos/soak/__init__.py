@@ -1,1 +1,1 @@
-"""Producers, workers, recorders and a nemesis, all real processes; then the books are read by `tests.chaos.checker`."""
+"""Producers, workers, recorders and a nemesis, all real processes; `tests.chaos.checker` checks the result."""

@@ -35,7 +35,7 @@ def main() -> int:
         folder=folder / "real",
         name="real engine",
         model=str(ROOT / "worker" / "small_model"),
-        # Whose tokens are the same in any company; in bf16 a tie may fall otherwise.
+        # Tokens of float32 are the same in any batch; in bf16 a tie may fall otherwise.
         dtype="float32",
         jobs=given.real_jobs,
         kills=given.real_kills,
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _ran_well(settings: SoakSettings, rounds: int) -> bool:
-    """In rounds, each with a server of its own: a server restarts as fast as its data is read."""
+    """In rounds, each with a separate server: a server restarts as fast as its data is read."""
     began_s, total = time.monotonic(), Report()
     for number in range(rounds):
         part = replace(
@@ -82,12 +82,12 @@ def _say(line: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Kill everything, again and again; then read the books.")
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbelow(10**6), help="of asks and harms; drawn by default"
+        "--seed", type=int, default=secrets.randbelow(10**6), help="of requests and faults; random by default"
     )
     parser.add_argument("--folder", type=Path, help="for logs, journals and history; a fresh one by default")
     parser.add_argument("--jobs", type=int, default=100_000, help="with the null model; 0 leaves it out")
     parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5, help="with the null model, each with a server of its own")
+    parser.add_argument("--rounds", type=int, default=5, help="with the null model, each with a separate server")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
     parser.add_argument("--jobs-per-s", type=float, default=150.0)
     parser.add_argument("--real-jobs", type=int, default=2000, help="with the real engine; 0 leaves it out")

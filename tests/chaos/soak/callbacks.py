@@ -1,4 +1,4 @@
-"""What the soak's callbacks go through: a receiver that notes each request, and the end of all waiting for rq.
+"""The soak's receiver of callbacks, which records each request, and the wait for pending deliveries.
 
 `tests.chaos.checker` reads the notes.
 """
@@ -18,10 +18,9 @@ from rq import Queue
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
 from rq.scheduler import RQScheduler
 
+from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from tests.chaos.soak.fleet import Fleet
 from tests.integration.jobs import KEYS
-from worker.callbacks import WEBHOOKS_QUEUE
-from worker.chore_jobs import rq_queue
 
 SECRET = "whsec_c29ha2VkIHRvIHRoZSBib25lLCBhbmQgc2lnbmVk"
 REFUSED_SHARE = 0.05
@@ -29,7 +28,7 @@ LONGEST_ANSWER_S = 0.3
 """So that senders are killed amid deliveries."""
 
 STILL_S = 3.0
-"""Nobody is at work when nothing has changed for so long: a delivery takes less."""
+"""Deliveries have stopped if nothing changed for this long: one takes less."""
 
 START_S = 12.0
 """For senders to start, on a busy machine."""
@@ -61,7 +60,7 @@ def receiver(notes: Path, seed: int) -> Generator[str]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """Whoever was killed does not hear the answer."""
+            """Reply; a sender that was killed does not receive it."""
 
     notes.touch()
     with Server(("127.0.0.1", 0), Handler) as server:
@@ -74,10 +73,10 @@ def receiver(notes: Path, seed: int) -> Generator[str]:
 
 
 def deliver_all(client: Any, callbacks: Fleet, *, patience_s: float) -> None:  # Any: a redis-py client
-    """Until all is delivered that was to be, or given up.
+    """Wait until every callback was delivered or moved to the dead callbacks.
 
-    What a killed sender had begun, rq takes for abandoned after more than a minute, and looks for every ten: that time
-    is let pass by moving its marks, and the processes are started again, since a new sender looks at once.
+    rq considers a killed sender's job abandoned after a minute, and checks every ten. The function moves rq's
+    timestamps back instead of waiting, and restarts the processes, since a new sender checks at once.
     """
     queue = rq_queue(WEBHOOKS_QUEUE, client)
     until_s, still_since_s = time.monotonic() + patience_s, time.monotonic()
@@ -95,13 +94,13 @@ def deliver_all(client: Any, callbacks: Fleet, *, patience_s: float) -> None:  #
 
 
 def _start_again(callbacks: Fleet) -> None:
-    for ship in callbacks.ships:
+    for member in callbacks.members:
         with suppress(ProcessLookupError):
-            ship.signal(signal.SIGTERM)
+            member.signal(signal.SIGTERM)
 
 
 def _left(client: Any, queue: Queue) -> dict[str, int]:
-    """What is on its way, by where it is."""
+    """Count undelivered callbacks by place."""
     begun, due = StartedJobRegistry(queue=queue), ScheduledJobRegistry(queue=queue)
     return {
         "with the queue": int(client.xlen(KEYS.callbacks)),
@@ -118,5 +117,5 @@ def _let_time_pass(client: Any, queue: Queue) -> None:
             client.zadd(registry.key, {member: 1}, xx=True)
     for job_id in queue.intermediate_queue.get_job_ids():
         client.set(queue.intermediate_queue.get_first_seen_key(job_id), 1.0)
-    # Whoever held these locks may have been killed, and the movers are to be started again.
+    # A killed process may still hold these locks, and the movers are restarted next.
     client.delete(queue.registry_cleaning_key, RQScheduler.get_locking_key(queue.name))

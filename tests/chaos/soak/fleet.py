@@ -20,30 +20,30 @@ from tests.end_to_end.processes import ROOT
 
 STOP_TIMEOUT_S = 60.0
 SHORTEST_LIFE_S = 0.2
-"""One that cannot start is not started a thousand times a second."""
+"""Backoff for a process that cannot start."""
 
 PRELOADED = [
-    "worker.start",
-    "worker.recorder",
-    "worker.serving",
-    "worker.beside",
-    "producer.client",
-    "tests.chaos.asks",
+    "sluice.worker.serve.start",
+    "sluice.worker.history.recorder",
+    "sluice.worker.model.load",
+    "sluice.worker.processes.sidecars",
+    "sluice.producer.client",
+    "tests.chaos.catalogue",
 ]
 
 Command = Callable[[int], Sequence[str]]
-"""Module and arguments, by how often it was started before."""
+"""Module and arguments, given the number of earlier starts."""
 
 _forks = multiprocessing.get_context("forkserver")
 
 
 def preload(*modules: str) -> None:
-    """Import these too, once, in the process from which all others are forked. Before the first of them starts."""
+    """Preload these modules in the fork server. Call it before the first process starts."""
     _forks.set_forkserver_preload([*PRELOADED, *modules])
 
 
 def _run(command: Sequence[str], environ: dict[str, str], log: str) -> None:
-    """What `python -m <command>` does, in a fork."""
+    """Run `python -m <command>` in a fork."""
     stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
@@ -54,8 +54,8 @@ def _run(command: Sequence[str], environ: dict[str, str], log: str) -> None:
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
-class Ship:
-    """One place for a process. Changes: its process comes and goes."""
+class Supervised:
+    """A process that is restarted whenever it ends. Mutable."""
 
     def __init__(
         self, name: str, command: Command, log: Path, settings: dict[str, str], *, has_children: bool = False
@@ -74,7 +74,7 @@ class Ship:
 
     def _spawn(self) -> ForkServerProcess:
         arguments = (tuple(self._command(self.num_starts)), self._environ, str(self._log))
-        # One that is to end with this process, come what may, cannot start processes of its own.
+        # A daemonic process ends with its parent, but cannot start child processes.
         process = _forks.Process(target=_run, args=arguments, name=self.name, daemon=not self._has_children)
         self.num_starts += 1
         process.start()
@@ -91,21 +91,21 @@ class Ship:
 
     @property
     def pid(self) -> int:
-        """Of the process that is there now, or was there last."""
+        """The process id of the current process, or of the last one."""
         return self.process.pid or 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to whatever is there now.
+        """Send a signal to the current process.
 
         Raises:
-            ProcessLookupError: nothing is.
+            ProcessLookupError: there is none.
         """
         if not self.process.is_alive():
             raise ProcessLookupError(self.name)
         os.kill(self.pid, number)
 
     def retire(self) -> None:
-        """Ask it to stop, for good."""
+        """Ask it to stop, without a restart."""
         self._is_over = True
         for number in (signal.SIGCONT, signal.SIGTERM):
             try:
@@ -114,7 +114,7 @@ class Ship:
                 return
 
     def join(self) -> None:
-        """Wait until it has stopped; kill what does not."""
+        """Wait until it has stopped; kill it if it does not."""
         self._thread.join(STOP_TIMEOUT_S)
         if self.process.is_alive():
             self.process.kill()
@@ -122,34 +122,34 @@ class Ship:
 
 
 class Fleet:
-    """Ships of one kind."""
+    """Processes of one kind."""
 
-    def __init__(self, ships: Sequence[Ship]) -> None:
-        self.ships = ships
+    def __init__(self, members: Sequence[Supervised]) -> None:
+        self.members = members
 
-    def by_pid(self) -> dict[int, Ship]:
-        """Those that have a process now."""
-        return {ship.pid: ship for ship in self.ships if ship.process.is_alive()}
+    def by_pid(self) -> dict[int, Supervised]:
+        """The members that have a process."""
+        return {member.pid: member for member in self.members if member.process.is_alive()}
 
     def stop(self) -> None:
-        """Let all drain, for good. May be called twice."""
-        for ship in self.ships:
-            ship.retire()
-        for ship in self.ships:
-            ship.join()
+        """Drain all, without restarts. Idempotent."""
+        for member in self.members:
+            member.retire()
+        for member in self.members:
+            member.join()
 
 
 @contextmanager
 def fleet(
     name: str, commands: Sequence[Command], folder: Path, has_children: bool = False, /, **settings: str
 ) -> Generator[Fleet]:
-    """Ships for the time of a soak; settings by their environment names without prefix."""
+    """Run processes for the time of a soak; settings by their environment names without prefix."""
     environ = {f"SLUICE_{one}": value for one, value in settings.items()}
-    ships = [
-        Ship(f"{name}-{i}", command, folder / f"{name}-{i}.log", environ, has_children=has_children)
+    members = [
+        Supervised(f"{name}-{i}", command, folder / f"{name}-{i}.log", environ, has_children=has_children)
         for i, command in enumerate(commands)
     ]
-    made = Fleet(ships)
+    made = Fleet(members)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Does harm, by the dice of a printed seed: each kind now and then, with what undoes it some time later."""
+"""Inject faults at random from a printed seed: each kind periodically, each undone some time later."""
 
 import heapq
 import os
@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import redis
 
-from tests.chaos.soak.fleet import Fleet, Ship
+from tests.chaos.soak.fleet import Fleet, Supervised
 from tests.servers import RedisServer
 
-Heal = tuple[float, Callable[[], object]]
-"""Seconds until the harm is undone, and how."""
+Undo = tuple[float, Callable[[], object]]
+"""Seconds until the fault is undone, and the function that undoes it."""
 
-Harm = Callable[[], Heal | None]
+FaultAction = Callable[[], Undo | None]
 RETRY_S = 0.1
 LIFE_FACTOR = (1.2, 2.5)
 """A zombie stays stopped for this many lives."""
@@ -31,7 +31,7 @@ LIFE_FACTOR = (1.2, 2.5)
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker that was killed: who, when by the server's clock, and how many jobs it held."""
+    """A worker that was killed: its incarnation, the server's time, and the number of jobs that it held."""
 
     incarnation: str
     at_ms: int
@@ -40,7 +40,7 @@ class Death:
 
 @dataclass(order=True, slots=True)
 class Due:
-    """A harm to be done, or one to be undone."""
+    """A fault to inject, or one to undo."""
 
     due_s: float
     name: str
@@ -49,14 +49,14 @@ class Due:
 
 @dataclass(slots=True, eq=False)
 class Weather:
-    """How bad the connection of those behind the proxy is. Changes."""
+    """The quality of the connections through the proxy. Mutable."""
 
     delay_s: float = 0.0
     is_cutting: bool = False
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     def cut(self, _data: bytes) -> bool:
-        """For `CuttingProxy`: wait as long as the link is slow, then say whether the reply is lost."""
+        """For `CuttingProxy`: delay by the link's latency, then return whether the reply is lost."""
         if self.delay_s:
             time.sleep(self.delay_s)
         return self.is_cutting and self.dice.random() < 0.05
@@ -64,7 +64,7 @@ class Weather:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Whom harm can reach."""
+    """The processes and servers that faults apply to."""
 
     server: RedisServer
     workers: Fleet
@@ -78,7 +78,7 @@ class Targets:
 
 
 class Nemesis:
-    """Runs on its own thread until it is stopped; then all is healed."""
+    """A thread that injects faults until it is stopped; then it undoes them all."""
 
     def __init__(self, targets: Targets, seed: int, mean_s: dict[str, float]) -> None:
         self._targets = targets
@@ -90,13 +90,13 @@ class Nemesis:
         self._stopped: set[int] = set()
         self.deaths: list[Death] = []
         self.outages: list[tuple[int, str]] = []
-        """Times at which Redis, or every connection to it, was harmed."""
+        """Times of faults of Redis, or of every connection to it."""
 
         self.counts: Counter[str] = Counter()
         self.trouble: BaseException | None = None
-        self._harms: dict[str, Harm] = {
+        self._faults: dict[str, FaultAction] = {
             "kill -9 of a worker": self._kill,
-            "SIGSTOP past the life": self._freeze,
+            "SIGSTOP past the lifetime": self._freeze,
             "SIGTERM of a worker": self._drain,
             "restart of Redis, SIGKILL": lambda: self._restart(crash=True),
             "restart of Redis, SIGTERM": lambda: self._restart(crash=False),
@@ -111,7 +111,7 @@ class Nemesis:
             "kill -9 of a mover": lambda: self._kill_one(self._targets.callbacks),
             "kill -9 of a sender": self._kill_sender,
         }
-        assert mean_s.keys() <= self._harms.keys(), mean_s.keys() - self._harms.keys()
+        assert mean_s.keys() <= self._faults.keys(), mean_s.keys() - self._faults.keys()
 
     @property
     def num_kills(self) -> int:
@@ -119,11 +119,11 @@ class Nemesis:
         return sum(number for name, number in self.counts.items() if is_kill(name))
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and undo all that is to be undone."""
+        """Stop the thread, and undo every fault."""
         self._stopping.set()
         self._thread.join()
         if self.trouble is not None:
@@ -134,7 +134,7 @@ class Nemesis:
     def _rage(self) -> None:
         try:
             self._act_until_stopped()
-        except BaseException as error:  # noqa: BLE001  # whoever stops it hears of it
+        except BaseException as error:  # noqa: BLE001  # raised again where it is stopped
             self.trouble = error
 
     def _act_until_stopped(self) -> None:
@@ -143,93 +143,93 @@ class Nemesis:
         while not self._stopping.wait(max(0.0, self._agenda[0].due_s - time.monotonic())):
             due = heapq.heappop(self._agenda)
             if due.undo is not None:
-                self._heal(due.undo)
+                self._undo(due.undo)
             else:
                 self._try(due.name)
                 self._plan(due.name)
         for undo in [due.undo for due in self._agenda if due.undo is not None]:
-            while not _heard(undo):
+            while not _is_executed(undo):
                 time.sleep(RETRY_S)
 
     def _plan(self, name: str) -> None:
         in_s = self._dice.expovariate(1 / self._mean_s[name])
         heapq.heappush(self._agenda, Due(time.monotonic() + in_s, name))
 
-    def _heal(self, undo: Callable[[], object]) -> None:
-        if not _heard(undo):
+    def _undo(self, undo: Callable[[], object]) -> None:
+        if not _is_executed(undo):
             heapq.heappush(self._agenda, Due(time.monotonic() + RETRY_S, "", undo))
 
     def _try(self, name: str) -> None:
         try:
-            heal = self._harms[name]()
-        except (redis.ConnectionError, redis.TimeoutError, sqlite3.OperationalError, ProcessLookupError, NobodyThere):
-            # Whom it would meet is away already.
+            undo = self._faults[name]()
+        except (redis.ConnectionError, redis.TimeoutError, sqlite3.OperationalError, ProcessLookupError, NoTarget):
+            # Its target is down already.
             return
         self.counts[name] += 1
-        if heal is not None:
-            heapq.heappush(self._agenda, Due(time.monotonic() + heal[0], "", heal[1]))
+        if undo is not None:
+            heapq.heappush(self._agenda, Due(time.monotonic() + undo[0], "", undo[1]))
 
     # ------------------------------------------------------------ workers
 
-    def _serving(self, client: Any) -> list[tuple[str, Ship]]:  # Any: a redis-py client
-        """(incarnation, ship) of those that live and are not frozen."""
-        prefix, ships = self._targets.prefix, self._targets.workers.by_pid()
-        found: list[tuple[str, Ship]] = []
+    def _serving(self, client: Any) -> list[tuple[str, Supervised]]:  # Any: a redis-py client
+        """Return (incarnation, process) of live workers that are not frozen."""
+        prefix, members = self._targets.prefix, self._targets.workers.by_pid()
+        found: list[tuple[str, Supervised]] = []
         for incarnation in client.zrange(f"{prefix}:alive", 0, -1):
             pid = int(client.hget(f"{prefix}:worker:{incarnation.decode()}", "pid") or 0)
-            if pid in ships and pid not in self._stopped:
-                found.append((incarnation.decode(), ships[pid]))
+            if pid in members and pid not in self._stopped:
+                found.append((incarnation.decode(), members[pid]))
         return found
 
     def _kill(self) -> None:
-        """One that has jobs, if there is one."""
+        """Choose a worker that has jobs, if there is one."""
         with self._client() as client:
             serving = self._serving(client)
             if not serving:
-                raise NobodyThere
+                raise NoTarget
             held = {one: client.hlen(f"{self._targets.prefix}:held:{one}") for one, _ in serving}
             busy = [pair for pair in serving if held[pair[0]]] or serving
-            incarnation, ship = self._dice.choice(busy)
-            ship.signal(signal.SIGKILL)
+            incarnation, member = self._dice.choice(busy)
+            member.signal(signal.SIGKILL)
             seconds, micros = client.time()
             self.deaths.append(Death(incarnation, seconds * 1000 + micros // 1000, held[incarnation]))
 
-    def _freeze(self) -> Heal:
+    def _freeze(self) -> Undo:
         with self._client() as client:
             serving = self._serving(client)
         if len(serving) < 2:
-            raise NobodyThere
-        ship = self._dice.choice(serving)[1]
-        pid = ship.pid
-        ship.signal(signal.SIGSTOP)
+            raise NoTarget
+        member = self._dice.choice(serving)[1]
+        pid = member.pid
+        member.signal(signal.SIGSTOP)
         self._stopped.add(pid)
 
-        def go_on() -> None:
+        def resume() -> None:
             self._stopped.discard(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-        return self._targets.life_s * self._dice.uniform(*LIFE_FACTOR), go_on
+        return self._targets.life_s * self._dice.uniform(*LIFE_FACTOR), resume
 
     def _drain(self) -> None:
         with self._client() as client:
             serving = self._serving(client)
         if not serving:
-            raise NobodyThere
+            raise NoTarget
         self._dice.choice(serving)[1].signal(signal.SIGTERM)
 
-    def _kill_one(self, ships: Fleet) -> None:
-        self._dice.choice(ships.ships).signal(signal.SIGKILL)
+    def _kill_one(self, fleet: Fleet) -> None:
+        self._dice.choice(fleet.members).signal(signal.SIGKILL)
 
     def _kill_sender(self) -> None:
-        """A process of `worker callbacks` in which rq works."""
-        ships = [ship for ship in self._targets.callbacks.ships if ship.process.is_alive()]
+        """Choose a sender: an rq worker process of `worker callbacks`."""
+        members = [member for member in self._targets.callbacks.members if member.process.is_alive()]
         try:
-            children = [child for ship in ships for child in psutil.Process(ship.pid).children()]
+            children = [child for member in members for child in psutil.Process(member.pid).children()]
             senders = [child for child in children if any("spawn_main" in part for part in child.cmdline())]
             self._dice.choice(senders).kill()
         except (psutil.NoSuchProcess, IndexError) as error:
-            raise NobodyThere from error
+            raise NoTarget from error
 
     # ------------------------------------------------------------ servers and links
 
@@ -243,21 +243,21 @@ class Nemesis:
         self._note_outage("restart")
         with suppress(TimeoutError):
             self._targets.server.restart(crash=crash)
-        # With many jobs on a busy machine it reads its file for longer than a test would wait.
-        while not _heard(lambda: self._targets.server.client().ping()):
+        # With many jobs on a busy machine, loading its file takes longer than a test would wait.
+        while not _is_executed(lambda: self._targets.server.client().ping()):
             time.sleep(RETRY_S)
         self._note_outage("restarted")
 
-    def _slow(self) -> Heal:
+    def _slow(self) -> Undo:
         self._targets.weather.delay_s = self._dice.uniform(0.01, 0.2)
         return self._dice.uniform(2, 6), lambda: setattr(self._targets.weather, "delay_s", 0.0)
 
-    def _cut(self) -> Heal:
+    def _cut(self) -> Undo:
         self._targets.weather.is_cutting = True
         return self._dice.uniform(2, 6), lambda: setattr(self._targets.weather, "is_cutting", False)
 
     def _client_kill(self) -> None:
-        # Nobody reclaims for one life after a connection of its own broke.
+        # A worker does not reclaim for one lifetime after its own connection broke.
         self._note_outage("CLIENT KILL")
         with self._client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -266,8 +266,8 @@ class Nemesis:
         with self._client() as client:
             client.script_flush()
 
-    def _fill(self) -> Heal:
-        """Below what is used: nothing more may be submitted."""
+    def _fill(self) -> Undo:
+        """Set maxmemory below the usage: submits are refused."""
         with self._client() as client:
             client.config_set("maxmemory", "1mb")
         return self._dice.uniform(0.5, 2), self._give_memory
@@ -276,11 +276,11 @@ class Nemesis:
         with self._client() as client:
             client.config_set("maxmemory", "0")
 
-    def _lock_history(self) -> Heal:
-        """Another program holds the database: nobody can write for a while."""
+    def _lock_history(self) -> Undo:
+        """Lock the database as another program would: writes fail for a while."""
         history = self._targets.history
         if not history.exists():
-            raise NobodyThere
+            raise NoTarget
         holder = sqlite3.connect(history, timeout=1, check_same_thread=False, isolation_level=None)
         holder.execute("BEGIN EXCLUSIVE")
 
@@ -291,13 +291,13 @@ class Nemesis:
         return self._dice.uniform(4, 12), let_go
 
 
-def is_kill(harm: str) -> bool:
+def is_kill(fault: str) -> bool:
     """Whether a process died by SIGKILL."""
-    return "kill -9" in harm or "SIGKILL" in harm
+    return "kill -9" in fault or "SIGKILL" in fault
 
 
-def _heard(undo: Callable[[], object]) -> bool:
-    """Whether Redis heard it; it may be away just now."""
+def _is_executed(undo: Callable[[], object]) -> bool:
+    """Return whether Redis executed it; Redis may be down."""
     try:
         undo()
     except (redis.ConnectionError, redis.TimeoutError):
@@ -305,5 +305,5 @@ def _heard(undo: Callable[[], object]) -> bool:
     return True
 
 
-class NobodyThere(Exception):
-    """There is nobody whom this harm could meet now."""
+class NoTarget(Exception):
+    """There is no target for this fault now."""

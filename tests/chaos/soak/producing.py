@@ -1,6 +1,6 @@
-"""One producer of a soak: `python -m tests.chaos.soak.producing …`, until SIGTERM. Writes down what it was promised.
+"""One producer of a soak: `python -m tests.chaos.soak.producing …`, until SIGTERM. It journals what was acknowledged.
 
-It submits through the public client, again and again with the same ids until all are acknowledged, whatever is away.
+It submits through the public client and repeats with the same ids until all are acknowledged, during outages too.
 """
 
 import argparse
@@ -15,12 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
-from producer.client import Producer
-from producer.commands import Receipt
-from producer.contract.wire import JobId, new_job_id
-from producer.errors import ProducerError, QueueFull, QueueUnreachable
-from producer.jobs import Job, Options
-from tests.chaos.asks import Ask, Intent, JournalWriter, catalogue_of
+from sluice.producer.client import Producer
+from sluice.producer.contract.job_ids import new_job_id
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import ProducerError, QueueFull, QueueUnreachable
+from sluice.producer.jobs import Job, Options
+from sluice.producer.operations.submission import Receipt
+from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue_of
 
 MAX_AT_ONCE = 16
 JOBS_PER_BATCH = 200
@@ -30,7 +31,7 @@ CALLBACK_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shot:
-    """One job, as it is submitted, and what becomes of it."""
+    """One job as it is submitted, and the states that it may end in."""
 
     intent: Intent
     job: Job
@@ -38,7 +39,7 @@ class Shot:
 
 
 class Shooter:
-    """Draws jobs. Changes: its dice and its batch."""
+    """Draw random jobs. Mutable: its random state and its batch."""
 
     def __init__(self, asks: list[Ask], name: str, seed: int, callback_url: str) -> None:
         self._asks = asks
@@ -48,11 +49,11 @@ class Shooter:
         self._num_drawn = 0
 
     def volley(self) -> list[Shot]:
-        """What is submitted at once."""
+        """Return the jobs of one volley."""
         return [self._draw() for _ in range(self._dice.randrange(1, MAX_AT_ONCE + 1))]
 
     def pause_s(self, jobs: int, jobs_per_s: float) -> float:
-        """Until the next volley."""
+        """Wait for the next volley."""
         return self._dice.expovariate(1.0) * jobs / jobs_per_s
 
     def _draw(self) -> Shot:
@@ -92,7 +93,7 @@ class Shooter:
 
 
 def shoot(producer: Producer, shots: list[Shot], journal: JournalWriter) -> None:
-    """Submit until all are acknowledged. A reply that never came changes nothing: the ids are the same."""
+    """Submit until all are acknowledged. A lost reply changes nothing: the ids are the same."""
     journal.intend(shot.intent for shot in shots)
     left = {shot.intent.asked: shot for shot in shots}
     while left:
@@ -119,7 +120,7 @@ def _submitted(producer: Producer, shots: list[Shot]) -> Iterator[Receipt | Prod
 
 
 def main() -> int:
-    """Produce until told to stop."""
+    """Produce until SIGTERM."""
     given = _arguments()
     stopping = threading.Event()
 
@@ -134,7 +135,7 @@ def main() -> int:
             try:
                 shoot(producer, shots, journal)
             except QueueUnreachable:
-                # A cancel that did not get through: the job may end either way.
+                # The cancel may not have arrived: the job may end either way.
                 continue
             stopping.wait(shooter.pause_s(len(shots), given.jobs_per_s))
     return 0

@@ -1,4 +1,4 @@
-"""One soak: undisturbed reference, then everything at once, then silence, then the checker. Read `Soak.run` first."""
+"""One soak: a reference run without faults, load with faults, drain, then the checker. Read `Soak.run` first."""
 
 import subprocess
 import sys
@@ -12,10 +12,10 @@ from typing import Any
 
 import redis
 
-from producer.client import Producer
-from producer.contract.calls import QueueSettings
-from tests.chaos.asks import catalogue_of, write_reference
-from tests.chaos.proxies import cutting_proxy
+from sluice.producer.client import Producer
+from sluice.producer.contract.calls import QueueSettings
+from tests.chaos.catalogue import catalogue_of, write_reference
+from tests.chaos.faults.proxies import cutting_proxy
 from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver
 from tests.chaos.soak.fleet import Command, Fleet, fleet, preload
 from tests.chaos.soak.nemesis import Nemesis, Targets, Weather, is_kill
@@ -26,7 +26,7 @@ from tests.servers import RedisServer, redis_server
 
 MEAN_S = {
     "kill -9 of a worker": 0.6,
-    "SIGSTOP past the life": 20.0,
+    "SIGSTOP past the lifetime": 20.0,
     "SIGTERM of a worker": 30.0,
     "restart of Redis, SIGKILL": 90.0,
     "restart of Redis, SIGTERM": 240.0,
@@ -41,7 +41,7 @@ MEAN_S = {
     "kill -9 of a mover": 60.0,
     "kill -9 of a sender": 20.0,
 }
-"""Seconds between two harms of a kind, on average."""
+"""Mean seconds between two faults of a kind."""
 
 CHANNEL_KEPT_MS = 4 * 3_600_000
 """Longer than a soak, so that the checker finds every channel."""
@@ -52,7 +52,7 @@ REPORT_EVERY_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
-    """How much, how long, how bad."""
+    """Load, duration and fault rates."""
 
     seed: int
     folder: Path
@@ -63,8 +63,8 @@ class SoakSettings:
     jobs_per_s: float = 80.0
     model: str = "null?step_s=0.003"
     dtype: str = "auto"
-    preloaded: tuple[str, ...] = ("engine.null_model",)
-    """What workers of this model import."""
+    preloaded: tuple[str, ...] = ("sluice.engine.null_model",)
+    """Modules that workers of this model import."""
 
     catalogue_size: int = 300
     max_tokens: int = 60
@@ -77,7 +77,7 @@ class SoakSettings:
     life_s: float = 4.0
     mean_s: dict[str, float] = field(default_factory=lambda: dict(MEAN_S))
     drain_s: float = 900.0
-    """Longest wait for the queue to run empty, once all is quiet."""
+    """Longest wait for the queue to drain, once faults have ended."""
 
     @property
     def catalogue(self) -> str:
@@ -91,17 +91,17 @@ class SoakSettings:
 
     @property
     def deliveries(self) -> Path:
-        """What the receiver of callbacks notes."""
+        """The requests that the receiver of callbacks recorded."""
         return self.folder / "deliveries.jsonl"
 
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """What a soak was like; of several, their sum. Filled as it goes."""
+    """The figures of a soak, or the sum of several. Mutable."""
 
     seconds: float = 0.0
     acknowledged: int = 0
-    harms: Counter[str] = field(default_factory=Counter[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
     takeovers: Takeovers = field(default_factory=Takeovers)
     checker: str = ""
     is_sound: bool = True
@@ -109,25 +109,25 @@ class Report:
     @property
     def num_kills(self) -> int:
         """Processes that died by SIGKILL."""
-        return sum(number for name, number in self.harms.items() if is_kill(name))
+        return sum(number for name, number in self.faults.items() if is_kill(name))
 
     def add(self, other: "Report") -> None:
         """Sum up."""
         self.seconds += other.seconds
         self.acknowledged += other.acknowledged
-        self.harms += other.harms
+        self.faults += other.faults
         self.takeovers.add(other.takeovers)
         self.checker += other.checker
         self.is_sound = self.is_sound and other.is_sound
 
     def text(self) -> str:
-        """For people."""
+        """Return a readable report."""
         first = (
             f"{self.acknowledged} jobs acknowledged in {self.seconds:.0f} s, {self.num_kills} processes killed by "
-            "SIGKILL; harms:"
+            "SIGKILL; faults:"
         )
-        harms = [f"  {number:>5} x {name}" for name, number in self.harms.most_common()]
-        return "\n".join([first, *harms, *self.takeovers.lines(), self.checker])
+        faults = [f"  {number:>5} x {name}" for name, number in self.faults.most_common()]
+        return "\n".join([first, *faults, *self.takeovers.lines(), self.checker])
 
 
 def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
@@ -143,7 +143,7 @@ def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
 
 
 def _write_undisturbed(settings: SoakSettings) -> None:
-    """What one worker says to the whole catalogue when nobody disturbs it, on a server of its own."""
+    """Run the whole catalogue on one worker without faults, on a separate server."""
     with redis_server() as server, crew(server.url, settings.folder) as workers:
         workers.start(**_worker_settings(settings))
         with Producer(server.url) as producer:
@@ -188,10 +188,10 @@ class _Soak:
         began_s = time.monotonic()
         nemesis.start()
         self._watch(nemesis)
-        # First all is healed: a producer ends when what it asked for is acknowledged.
+        # Undo faults first: a producer ends when its jobs are acknowledged.
         nemesis.stop()
         producers.stop()
-        self._report.seconds, self._report.harms = time.monotonic() - began_s, nemesis.counts
+        self._report.seconds, self._report.faults = time.monotonic() - began_s, nemesis.counts
         self._say("quiet now: the queue runs empty")
         self._drain(workers, recorders, callbacks)
         self._read_the_books(nemesis)
@@ -208,11 +208,11 @@ class _Soak:
             cutting_proxy(self._server.folder / "proxy.sock", self._server.socket_path, weather.cut)
         )
         urls = [proxy.url, *[self._server.url] * (settings.num_workers - 1)]
-        worker = [_always("worker", "start", "--redis-url", url) for url in urls]
+        worker = [_always("sluice.worker", "start", "--redis-url", url) for url in urls]
         places = ["--redis-url", self._server.url, "--database-url", settings.database_url]
         workers = stack.enter_context(fleet("worker", worker, folder, **_worker_settings(settings)))
         recorders = stack.enter_context(
-            fleet("recorder", [_always("worker", "record", *places)] * 2, folder, LOG_LEVEL="warning")
+            fleet("recorder", [_always("sluice.worker", "record", *places)] * 2, folder, LOG_LEVEL="warning")
         )
         callbacks = stack.enter_context(self._callbacks(places))
         url = stack.enter_context(receiver(settings.deliveries, settings.seed))
@@ -220,7 +220,7 @@ class _Soak:
         return workers, recorders, stack.enter_context(fleet("producer", shooters, folder)), callbacks
 
     def _callbacks(self, places: Sequence[str]) -> AbstractContextManager[Fleet]:
-        commands = [_always("worker", "callbacks", *places)] * self._settings.num_movers
+        commands = [_always("sluice.worker", "callbacks", *places)] * self._settings.num_movers
         return fleet(
             "callbacks", commands, self._settings.folder, True, LOG_LEVEL="warning",
             CALLBACKS_SECRET=SECRET, CALLBACKS_NETWORKS="127.0.0.0/8", CALLBACKS_SENDERS="1",
@@ -253,7 +253,7 @@ class _Soak:
     # ------------------------------------------------------------ the phases
 
     def _watch(self, nemesis: Nemesis) -> None:
-        """Until there are enough jobs and kills, or no more time."""
+        """Wait until there are enough jobs and kills, or the time is over."""
         settings, began_s = self._settings, time.monotonic()
         next_s = began_s
         while (now_s := time.monotonic()) < began_s + settings.at_most_s and nemesis.trouble is None:
@@ -273,7 +273,7 @@ class _Soak:
             return 0
 
     def _drain(self, workers: Fleet, recorders: Fleet, callbacks: Fleet) -> None:
-        """Let every job end, the dead be cleared away, every event be recorded and every end be told; let all go."""
+        """Wait until every job ended, the dead set is empty, events are recorded and callbacks delivered; stop all."""
         with self._client() as client:
             wait_until(lambda: _is_empty(client), "every job has ended", patience_s=self._settings.drain_s)
             wait_until(lambda: self._only_living(client, workers), "the dead are cleared away", patience_s=60)
@@ -286,7 +286,7 @@ class _Soak:
     def _only_living(self, client: Any, workers: Fleet) -> bool:
         alive = client.zrange(KEYS.key("alive"), 0, -1)
         pids = {int(client.hget(KEYS.key("worker", one.decode()), "pid") or 0) for one in alive}
-        return len(alive) == len(workers.ships) and pids == workers.by_pid().keys()
+        return len(alive) == len(workers.members) and pids == workers.by_pid().keys()
 
     def _read_the_books(self, nemesis: Nemesis) -> None:
         settings, report = self._settings, self._report

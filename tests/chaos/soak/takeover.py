@@ -1,4 +1,4 @@
-"""How long it takes from a death to the next owner, and to the next token, as history and channels tell."""
+"""Measure the time from a death to the next owner and to the next token, from history and channels."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from tests.chaos.checker.reading import read_jobs
 from tests.chaos.soak.nemesis import Death
 
 QUIET_S = 8.0
-"""A death is undisturbed where Redis was not harmed from so long before it until so long after."""
+"""A death counts if Redis had no fault within this long before and after it."""
 
 
 @dataclass(slots=True, eq=False)
 class Takeovers:
-    """Seconds from each death, job by job."""
+    """Seconds from each death, by job."""
 
     to_lease_s: list[float] = field(default_factory=list[float])
     to_token_s: list[float] = field(default_factory=list[float])
@@ -38,7 +38,7 @@ class Takeovers:
         """For people."""
         yield f"{self.num_deaths} workers died holding jobs that another took over"
         yield f"death to leased by another: {_quantiles(self.to_lease_s)}"
-        yield f"  where Redis was not harmed near it: {_quantiles(self.undisturbed_to_lease_s)}"
+        yield f"  where Redis was not disturbed near it: {_quantiles(self.undisturbed_to_lease_s)}"
         yield f"  of suspects, which wait to run apart: {_quantiles(self.suspect_to_lease_s)}"
         yield f"death to next token: {_quantiles(self.to_token_s)}"
 
@@ -58,7 +58,7 @@ def measure(
     deaths: Sequence[Death],
     outages: Sequence[tuple[int, str]],
 ) -> Takeovers:
-    """Look at every claim that ended with a death, and at the claim after it."""
+    """Compare every claim that ended with a death with the claim after it."""
     found = Takeovers()
     engine = sa.create_engine(database_url)
     harmed_ms = sorted(at_ms for at_ms, _ in outages)
@@ -79,7 +79,7 @@ def measure(
 
 
 def _claims_after(engine: sa.Engine, death: Death) -> list[tuple[str, str, int]]:
-    """(job, why it went back, when the next claim began) of each job that the dead had."""
+    """Return (job, reason of its return, start of the next claim) of each job of the dead worker."""
     query = sa.text(
         "SELECT mine.job_id, mine.why, next.started_ms FROM attempts mine JOIN attempts next"
         " ON next.job_id = mine.job_id AND next.epoch = mine.epoch + 1"

@@ -1,0 +1,1 @@
+"""Benchmarks behind every figure in the documentation: `python -m benchmarks NAME`."""

@@ -1,0 +1,336 @@
+"""Cases of `benchmarks disciplines` in virtual time, each with the published figure that it should reproduce.
+
+Every case takes `size`: 1 gives the figures of docs/lab/disciplines.md, less is for quick runs and tests.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.disciplines.runs import (
+    CARD,
+    LOOSE,
+    CaseResult,
+    Claim,
+    Curve,
+    Machine,
+    Row,
+    config_for,
+    row,
+    simulated,
+    times,
+)
+from sluice.engine.config import DISCIPLINE_NAMES
+from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
+from sluice.engine.simulation.capacity import largest_rate
+from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
+from sluice.engine.simulation.figures import Target, percentile, summarise
+from sluice.engine.simulation.replay import Replay, replay
+from sluice.engine.simulation.step_time import StepTime
+
+ORDER = tuple(reversed(DISCIPLINE_NAMES))
+"""From the oldest to the newest."""
+
+
+def one_every_50_ms(size: float) -> CaseResult:
+    """Compare 20, 50 and 100 requests 0.05 s apart; a batch of 8 takes 0.5 s, an iteration 0.035 s (14 tokens)."""
+    del size  # number of arrivals as in the source
+    machine = Machine(step_time=StepTime(fixed_s=0.035), max_num_seqs=8)
+    roomy = Machine(step_time=StepTime(fixed_s=0.035), max_num_seqs=256)
+    rows: list[Row] = []
+    claims: list[Claim] = []
+    for count, published, predicted in ((20, "26x", "24x"), (50, "28x", "29x"), (100, "31x", "38x")):
+        arrivals = [Arrival(at_s=0.05 * n, num_prompt_tokens=16, num_output_tokens=14) for n in range(count)]
+        replays = {name: simulated(name, machine, arrivals) for name in ORDER}
+        rows += [row(f"{count}: {name}", replays[name]) for name in ORDER]
+        free = row(f"{count}: continuous, no limit", simulated("continuous", roomy, arrivals))
+        rows.append(free)
+        # A server that answers with the whole batch shows its first token only when the last exists.
+        whole_s = rows[-1 - len(ORDER)].figures.e2e_mean_s
+        same_s = row("", replays["continuous"]).figures.ttft_mean_s
+        measured = (
+            f"{times(whole_s, 0.035)} against one iteration; {times(whole_s, free.figures.ttft_mean_s)} without a "
+            f"limit of 8; {times(whole_s, same_s)} with it"
+        )
+        claims.append(
+            Claim(what=f"mean TTFT, {count} requests", published=published, predicted=predicted, measured=measured)
+        )
+    return CaseResult(
+        name="arrivals", setting="a step takes 35 ms whatever is in it; 8 places", rows=rows, claims=claims
+    )
+
+
+def poisson_50(size: float) -> CaseResult:
+    """Compare throughput and latency for Poisson arrivals at 50 per second, outputs of 512 tokens on average."""
+    machine = Machine(max_model_len=4096)
+    arrivals = poisson(50.0, _count(400, size), uniform(16, 256), geometric(512, most=2048))
+    rows = [row(name, simulated(name, machine, arrivals)) for name in ORDER]
+    static, ours = rows[0].figures, rows[-1].figures
+    claims = [
+        Claim(
+            what="requests served a second",
+            published="44.2 -> 482 (10.9x)",
+            predicted="5x",
+            measured=f"{static.requests_per_s:.2f} -> {ours.requests_per_s:.2f} "
+            f"({times(ours.requests_per_s, static.requests_per_s)})",
+        ),
+        Claim(
+            what="time per output token, waiting included (E2E over tokens)",
+            published="4,890 -> 187 ms (26x)",
+            predicted="5x",
+            measured=f"{static.normalised_mean_s * 1e3:,.0f} -> {ours.normalised_mean_s * 1e3:,.0f} ms "
+            f"({times(static.normalised_mean_s, ours.normalised_mean_s)})",
+        ),
+    ]
+    return CaseResult(
+        name="poisson", setting="8B-like card, 64 places, prompts 16-256, outputs mean 512", rows=rows, claims=claims
+    )
+
+
+def long_prompts(size: float) -> CaseResult:
+    """Measure gaps in chats while prompts of 8,192 tokens arrive."""
+    machine = Machine(num_blocks=16384, budget=512)
+    seconds = 60.0 * size
+    chats = poisson(4.0, _count(240, size), uniform(32, 96), constant(256), seed=1)
+    longs = poisson(0.5, max(1, int(seconds / 2)), constant(8192), constant(32), seed=2)
+    arrivals = merged(chats, longs)
+    replays = {name: simulated(name, machine, arrivals) for name in ORDER}
+    rows = [row(name, replays[name]) for name in ORDER]
+    wide = Machine(num_blocks=16384, budget=2048)
+    rows.append(row("continuous, 2,048", simulated("continuous", wide, arrivals)))
+    first, ours = summarise(replays["prefill-first"], LOOSE), summarise(replays["continuous"], LOOSE)
+    tail = {name: _worst_chat_tpot_s(replays[name]) for name in ("prefill-first", "orca", "continuous")}
+    claims = [
+        Claim(
+            what="the longest gap between two tokens, prompts first -> chunks of 512",
+            published="TPOT 4,187 -> 204 ms (20x)",
+            predicted="16x",
+            measured=f"{first.itl_max_s * 1e3:,.0f} -> {ours.itl_max_s * 1e3:,.0f} ms "
+            f"({times(first.itl_max_s, ours.itl_max_s)})",
+        ),
+        Claim(
+            what="P99 TPOT of the chats, prompts first -> chunks of 512",
+            published="TPOT 4,187 -> 204 ms (20x)",
+            predicted="under 2x",
+            measured=f"{tail['prefill-first'] * 1e3:,.0f} -> {tail['continuous'] * 1e3:,.0f} ms "
+            f"({times(tail['prefill-first'], tail['continuous'])})",
+        ),
+        Claim(
+            what="tokens a second",
+            published="-3 %",
+            predicted="0 to -5 %",
+            measured=f"{ours.output_tokens_per_s / first.output_tokens_per_s - 1:+.1%}",
+        ),
+    ]
+    curves = [Curve(label=name, points=_gaps(replays[name])) for name in ("prefill-first", "orca", "continuous")]
+    return CaseResult(
+        name="long-prompts",
+        setting="8B-like card; 4 chats/s of 64 + 256 tokens, a prompt of 8,192 every 2 s; budget 512",
+        rows=rows,
+        claims=claims,
+        curves=curves,
+    )
+
+
+def _worst_chat_tpot_s(replayed: Replay) -> float:
+    return percentile((one.tpot_s for one in replayed.completed if one.arrival.num_output_tokens == 256), 99)
+
+
+def _gaps(replayed: Replay) -> list[tuple[float, float]]:
+    """Return (gap in ms, share of all gaps that are longer), thinned for a plot."""
+    gaps = sorted(gap for one in replayed.completed for gap in one.gaps_s)
+    num_left = len(gaps)
+    kept = sorted({*range(0, num_left, max(1, num_left // 150)), *range(max(0, num_left - 50), num_left)})
+    return [(gaps[index] * 1e3, (num_left - index) / num_left) for index in kept]
+
+
+def equal_memory(size: float) -> CaseResult:
+    """Compare disciplines with a burst and a cache of 32,768 tokens, with outputs far shorter than their limits."""
+    machine = Machine(num_blocks=2048, max_model_len=2048, max_num_seqs=256)
+    arrivals = poisson(1e6, _count(500, size), uniform(50, 450), geometric(200, most=1500), max_tokens=1500)
+    rows = [row(name, simulated(name, machine, arrivals)) for name in ORDER]
+    by_name = {one.label: one.figures for one in rows}
+    ours = by_name["continuous"]
+    small = Machine(num_blocks=2048, max_model_len=2048, max_num_seqs=8)
+    alone = row("static, batches of 8", simulated("static", small, arrivals)).figures
+    claims = [
+        Claim(
+            what="tokens a second at equal memory, reserved for the longest -> paged",
+            published="2-4x",
+            predicted="3x",
+            measured=f"slots {times(ours.output_tokens_per_s, by_name['slots'].output_tokens_per_s)}, "
+            f"orca {times(ours.output_tokens_per_s, by_name['orca'].output_tokens_per_s)}",
+        ),
+        Claim(what="KV slots held and empty", published="under 4 %", predicted="2 %", measured=f"{ours.kv_waste:.1%}"),
+        Claim(
+            what="all together: static -> continuous and paged",
+            published="14-24x",
+            predicted="10x",
+            measured=f"{times(ours.output_tokens_per_s, by_name['static'].output_tokens_per_s)}; against batches of 8 "
+            f"{times(ours.output_tokens_per_s, alone.output_tokens_per_s)}",
+        ),
+    ]
+    rows.insert(1, row("static, 8 places", simulated("static", small, arrivals)))
+    return CaseResult(
+        name="memory",
+        setting="8B-like card, 32,768 tokens of cache, prompts 50-450, outputs mean 200 of at most 1,500",
+        rows=rows,
+        claims=claims,
+    )
+
+
+def utilisation(size: float) -> CaseResult:
+    """Measure batch slot utilisation with a queue that is never empty."""
+    machine = Machine(num_blocks=65536, max_model_len=4096, max_num_seqs=32)
+    arrivals = poisson(1e6, _count(640, size), uniform(16, 256), geometric(128, most=1024))
+    rows = [row(name, simulated(name, machine, arrivals)) for name in ORDER]
+    static, ours = rows[0].figures, rows[-1].figures
+    claim = Claim(
+        what="places of the batch that work",
+        published="25 % -> 85-95 %",
+        predicted="25 % (1/H(32)) -> 95 %",
+        measured=f"{static.utilisation:.0%} -> {ours.utilisation:.0%}",
+    )
+    return CaseResult(
+        name="utilisation", setting="8B-like card, 32 places, a burst, outputs mean 128", rows=rows, claims=[claim]
+    )
+
+
+CHAT = Machine(num_blocks=16384, max_model_len=8192, budget=512)
+SMOOTH = Target(ttft_s=1.0, tpot_s=0.025)
+
+
+def _chat(rate: float, size: float) -> list[Arrival]:
+    """Generate forty seconds of chats: long enough to see a queue grow."""
+    count = max(40, round(rate * 40 * size))
+    return poisson(rate, count, geometric(800, most=4000), geometric(150, most=1000), max_tokens=1000)
+
+
+def capacity(size: float) -> CaseResult:
+    """Find the largest rate with P99 time between tokens <= 50 ms and P99 scheduling delay <= 2 s."""
+
+    def holds(discipline: str, rate: float) -> bool:
+        figures = summarise(simulated(discipline, CHAT, _chat(rate, size)), LOOSE)
+        return figures.itl_p99_s <= 0.05 and figures.queue_p99_s <= 2.0
+
+    found = {name: largest_rate(partial(holds, name), low=0.1, high=30.0) for name in ORDER}
+    ours = found["continuous"]
+    rest = {name: rate for name, rate in found.items() if name != "continuous"}
+    return CaseResult(
+        name="capacity",
+        setting="8B-like card, 64 places, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",
+        claims=[
+            Claim(
+                what=f"largest rate, {name} -> continuous",
+                published="2.6x (Sarathi-Serve, Mistral 7B)" if name == "prefill-first" else "-",
+                predicted={"prefill-first": "2-3x", "orca": "2-3x"}.get(name, "-"),
+                measured=f"{rate:.2f} -> {ours:.2f} req/s ({times(ours, rate)})",
+            )
+            for name, rate in rest.items()
+        ],
+        curves=[Curve(label="capacity", points=[(index, rate) for index, rate in enumerate(found.values())])],
+    )
+
+
+def goodput(size: float) -> CaseResult:
+    """Count requests per second that met TTFT <= 1 s and TPOT <= 25 ms, at rising rates."""
+    rates = (0.5, 1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24)
+    curves = [
+        Curve(
+            label=name,
+            points=[(r, summarise(simulated(name, CHAT, _chat(r, size)), SMOOTH).goodput_per_s) for r in rates],
+        )
+        for name in ORDER
+    ]
+    best = {curve.label: max(good for _, good in curve.points) for curve in curves}
+    return CaseResult(
+        name="goodput",
+        setting="8B-like card, as in capacity; TTFT <= 1 s and TPOT <= 25 ms",
+        claims=[
+            Claim(
+                what=f"best goodput, {name} -> continuous",
+                published="-",
+                predicted="-",
+                measured=f"{best[name]:.2f} -> {best['continuous']:.2f} req/s",
+            )
+            for name in ORDER[:-1]
+        ],
+        curves=curves,
+    )
+
+
+WIRE_S_PER_TOKEN = 128 * 1024 / 25e9
+"""128 KiB of keys and values per token, over 200 Gbit/s."""
+
+
+def split(size: float) -> CaseResult:
+    """Compare one prefill worker and one decode worker with two mixed workers."""
+    tight = Target(ttft_s=0.5, tpot_s=0.01)
+    rates = (4, 8, 12, 16, 20, 24, 28, 32, 36)
+    both: list[tuple[float, float]] = []
+    apart: list[tuple[float, float]] = []
+    for rate in rates:
+        arrivals = _chat(rate, size)
+        halves = [simulated("continuous", CHAT, arrivals[part::2]) for part in (0, 1)]
+        both.append((float(rate), _attained(halves, tight) * rate))
+        apart.append((float(rate), _attained([_handed_over(arrivals)], tight) * rate))
+    most = {"together": max(good for _, good in both), "apart": max(good for _, good in apart)}
+    return CaseResult(
+        name="split",
+        setting="two 8B-like cards; TTFT <= 0.5 s and TPOT <= 10 ms; keys and values over 200 Gbit/s",
+        claims=[
+            Claim(
+                what="best goodput of two workers, both kinds on each -> prompts and decodes apart",
+                published="up to 7.4x (DistServe)",
+                predicted="1.5-2x under a tight TPOT",
+                measured=f"{most['together']:.1f} -> {most['apart']:.1f} req/s "
+                f"({times(most['apart'], most['together'])})",
+            )
+        ],
+        curves=[Curve(label="both kinds on each", points=both), Curve(label="prompts | decodes", points=apart)],
+    )
+
+
+def _attained(replays: list[Replay], target: Target) -> float:
+    served = [one for replayed in replays for one in replayed.completed]
+    return sum(target.is_met_by(one) for one in served) / len(served)
+
+
+def _handed_over(arrivals: list[Arrival]) -> Replay:
+    """Replay prompts on one worker and decodes on another, which receives keys and values over a network."""
+    firsts = [Arrival(at_s=a.at_s, num_prompt_tokens=a.num_prompt_tokens, num_output_tokens=1) for a in arrivals]
+    wide = Machine(num_blocks=CHAT.num_blocks, max_model_len=CHAT.max_model_len, budget=4096)
+    prefilled = simulated("continuous", wide, firsts)
+    moved = [
+        Arrival(
+            at_s=first.end_s + first.arrival.num_prompt_tokens * WIRE_S_PER_TOKEN,
+            num_prompt_tokens=arrival.num_prompt_tokens + 1,
+            num_output_tokens=max(1, arrival.num_output_tokens - 1),
+        )
+        for arrival, first in zip(arrivals, prefilled.completed, strict=True)
+    ]
+    clock = VirtualClock()
+    executor = SimulatedExecutor(CARD, clock, CHAT.cache, has_prompts=True)
+    # Prefill takes no time here, so no budget splits it.
+    decoded = replay(moved, executor, config_for("orca", CHAT, moved), clock)
+    for arrival, first, rest in zip(arrivals, prefilled.completed, decoded.completed, strict=True):
+        rest.arrival = arrival
+        rest.scheduled_s = first.scheduled_s
+        rest.token_times_s = [first.end_s, *(rest.token_times_s if arrival.num_output_tokens > 1 else [])]
+    return decoded
+
+
+def _count(full: int, size: float) -> int:
+    return max(8, round(full * size))
+
+
+CASES: dict[str, Callable[[float], CaseResult]] = {
+    "arrivals": one_every_50_ms,
+    "poisson": poisson_50,
+    "long-prompts": long_prompts,
+    "utilisation": utilisation,
+    "memory": equal_memory,
+    "capacity": capacity,
+    "goodput": goodput,
+    "split": split,
+}
+"""Cases in virtual time; the real model is in `benchmarks.disciplines.real`."""

@@ -1,0 +1,1 @@
+"""GPU benchmark: correctness, speed, service and peers."""

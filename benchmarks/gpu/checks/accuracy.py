@@ -1,0 +1,483 @@
+"""The kernels against float64, in sizes and dtypes that need a GPU: section "kernels" of `benchmarks gpu`."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
+from benchmarks.gpu.report import Line
+from benchmarks.gpu.scale import Scale
+from benchmarks.kernels.cases import (
+    EXACT,
+    Agreement,
+    AttentionCase,
+    AttentionInputs,
+    WriteInputs,
+    added_norm_agreement,
+    attention_agreement,
+    blocks_needed,
+    fp8_copy,
+    fp8_write_agreement,
+    gate_agreement,
+    generator_on,
+    kept_set_differs,
+    make_attention,
+    make_cos_sin,
+    make_options,
+    make_penalties,
+    make_write,
+    norm_agreement,
+    penalties_agreement,
+    product_agreement,
+    random_tensor,
+    rope_agreement,
+    same_bits,
+    sinks_of,
+    soft_cap_agreement,
+    write_agreement,
+)
+from sluice.kernels.gated_activation import Activation
+from sluice.kernels.gated_activation.kernel import gated_activation_triton
+from sluice.kernels.linear.int8 import quantized
+from sluice.kernels.linear.kernel import int8_product_triton
+from sluice.kernels.paged_attention import FP8, KVCache
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+from sluice.kernels.penalties.kernel import apply_penalties_triton
+from sluice.kernels.philox.kernel import random_words_triton
+from sluice.kernels.philox.reference import gumbel_reference, random_words_reference
+from sluice.kernels.prepare_batch import StepPlan
+from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
+from sluice.kernels.prepare_batch.reference import prepare_batch_reference
+from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+from sluice.kernels.rope.kernel import rope_triton
+from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
+from sluice.kernels.sample.reference import sample_reference
+from sluice.kernels.soft_cap.kernel import soft_cap_triton
+from sluice.kernels.write_kv.kernel import write_kv_triton
+
+EPS = 1e-6
+WRONG = Agreement(float("inf"), 1.0)
+Check = Callable[[Scale, torch.dtype], Iterator[Agreement]]
+
+
+def kernels(scale: Scale, *, part: int = 0, num_parts: int = 1) -> Iterator[Line]:
+    """Yield each kernel in each dtype, or a part: the largest error as a fraction of its bound, and the RMS error."""
+    checks: dict[str, Check] = {
+        "rms_norm": _norm,
+        "soft_cap": _soft_cap,
+        "gated_activation": _gate,
+        "rope": _rope,
+        "int8 product": _product,
+        "write_kv": _write_kv,
+        "write_kv, fp8": _write_fp8,
+        "paged_attention, decode": _decode,
+        "paged_attention, mixed": _mixed,
+        "paged_attention, decode, fp8 cache": _decode_fp8,
+        "paged_attention, mixed, fp8 cache": _mixed_fp8,
+        "paged_attention, soft cap and sinks": _bent,
+        "paged_attention, same bits": _bits,
+        "sample, kept sets": _kept_sets,
+        "sample, tokens": _tokens,
+    }
+    for dtype in scale.dtypes:
+        for name, check in list(checks.items())[part::num_parts]:
+            yield _line(f"{name}, {str(dtype).removeprefix('torch.')}", check(scale, dtype))
+    if part > 0:
+        return
+    yield _line("philox, bits and noise", _noise(scale))
+    yield _line("penalties", _penalties(scale))
+    yield _line("prepare_batch", _preparation(scale))
+    yield _line("copy_blocks", _copies(scale))
+    yield _frequencies(scale)
+
+
+def _line(name: str, agreements: Iterable[Agreement]) -> Line:
+    worst, num_cases = EXACT, 0
+    for found in agreements:
+        worst = worst.and_also(found)
+        num_cases += 1
+    return Line(name, {"cases": num_cases, "of bound": worst.worst, "rms": worst.rms}, worst.holds)
+
+
+def _if_true(holds: bool) -> Agreement:
+    return EXACT if holds else WRONG
+
+
+def _norm(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    sizes = scale.pick([64, 576, 896, 2048, 5120, 8192], [60])
+    for hidden_size, num_tokens in product(sizes, scale.pick([1, 17, 257], [2])):
+        x, residual = (random_tensor(num_tokens, hidden_size, dtype=dtype, generator=generator) for _ in "ab")
+        weight, out = random_tensor(hidden_size, dtype=dtype, generator=generator), torch.empty_like(x)
+        rms_norm_triton(x, weight, eps=EPS, out=out)
+        yield norm_agreement(out, x, weight, EPS)
+        total = residual + x
+        add_rms_norm_triton(x, residual, weight, eps=EPS, out=out)
+        yield norm_agreement(out, total, weight, EPS)
+        yield _if_true(same_bits(residual, total))
+        before, added_weight = residual.clone(), random_tensor(hidden_size, dtype=dtype, generator=generator)
+        add_rms_norm_triton(x, residual, weight, eps=EPS, weight_offset=1.0, added_weight=added_weight, out=out)
+        yield added_norm_agreement(residual, x, before, added_weight, EPS, 1.0)
+        yield norm_agreement(out, residual, weight, EPS, 1.0)
+
+
+def _soft_cap(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    for size, cap in product(scale.pick([60, 256_000], [60]), (0.3, 30.0)):
+        x = random_tensor(9, size, dtype=dtype, generator=generator, spread=12)
+        out = x.clone()
+        soft_cap_triton(out, cap=cap)
+        yield soft_cap_agreement(out, x, cap)
+
+
+def _gate(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    activations: list[Activation] = ["silu", "gelu_tanh"]
+    for size, activation in product(scale.pick([60, 1408, 14336], [60]), activations):
+        gate_up = random_tensor(9, 2 * size, dtype=dtype, generator=generator, spread=4)
+        out = torch.empty(9, size, dtype=dtype, device=scale.device)
+        gated_activation_triton(gate_up, activation=activation, out=out)
+        yield gate_agreement(out, gate_up, activation)
+
+
+def _rope(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    num_tokens = 3 if scale.is_toy else 130
+    for head_size, rotary_size in ((64, 64), (128, 128), (80, 32)):
+        x = random_tensor(num_tokens, 5, head_size, dtype=dtype, generator=generator)
+        positions = torch.arange(num_tokens, device=scale.device) * 31
+        cos_sin, out = make_cos_sin(31 * num_tokens, rotary_size, scale.device), torch.empty_like(x)
+        rope_triton(x, positions, cos_sin, out=out)
+        yield rope_agreement(out, x, positions, cos_sin)
+
+
+def _product(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    shapes = ((20, 40),) if scale.is_toy else ((6144, 4096), (4096, 14_336), (1000, 500), (128_257, 896))
+    for (out_size, in_size), num_tokens in product(shapes, scale.pick([1, 33, 200], [3])):
+        x = random_tensor(num_tokens, in_size, dtype=dtype, generator=generator)
+        narrow, scales = quantized(random_tensor(out_size, in_size, dtype=dtype, generator=generator))
+        bias = random_tensor(out_size, dtype=dtype, generator=generator)
+        out = torch.full((num_tokens, out_size), float("nan"), dtype=dtype, device=scale.device)
+        int8_product_triton(x, narrow, scales, bias, out=out)
+        yield product_agreement(out, x, narrow, scales, bias)
+
+
+def _write_kv(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for cache, inputs in _writes(scale, dtype):
+        yield write_agreement(inputs, cache, _write(inputs, cache))
+
+
+def _write_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for cache, inputs in _writes(scale, dtype):
+        narrow = fp8_copy(cache)
+        yield fp8_write_agreement(inputs, narrow, _write(inputs, narrow))
+
+
+def _writes(scale: Scale, dtype: torch.dtype) -> Iterator[tuple[KVCache, WriteInputs]]:
+    """Caches full of NaN, and the data to write to them."""
+    shapes = ((32, 8, 128, 128), (14, 2, 64, 64), (4, 1, 80, 32))[-1 if scale.is_toy else 0 :]
+    for (num_heads, num_kv_heads, head_size, rotary_size), norm_offset in product(shapes, (None, 0.0, 1.0)):
+        cache = allocate_cuda(32, 16, num_kv_heads, head_size, dtype=dtype, device=scale.device)
+        inputs = make_write(
+            cache,
+            num_tokens=2 if scale.is_toy else 300,
+            num_heads=num_heads,
+            rotary_size=rotary_size,
+            norm_offset=norm_offset,
+            generator=generator_on(scale.device.type),
+        )
+        yield cache, inputs
+
+
+def _write(inputs: WriteInputs, cache: KVCache) -> Tensor:
+    """Return the kernel's queries, written to memory that was NaN."""
+    shape = (inputs.qkv.shape[0], inputs.num_heads, cache.head_size)
+    out = torch.full(shape, float("nan"), dtype=inputs.qkv.dtype, device=inputs.qkv.device)
+    write_kv_triton(
+        inputs.qkv,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.cos_sin,
+        cache,
+        head_norm=inputs.head_norm,
+        out=out,
+    )
+    return out
+
+
+# Attention
+
+
+def attention_inputs(
+    scale: Scale, dtype: torch.dtype, case: AttentionCase, cache_dtype: torch.dtype | None = None
+) -> AttentionInputs:
+    """Return a case's tensors, in a cache a few blocks larger than needed; in `dtype` unless given otherwise."""
+    cache = allocate_cuda(
+        blocks_needed(case) + 3,
+        case.block_size,
+        case.num_kv_heads,
+        case.head_size,
+        dtype=cache_dtype or dtype,
+        device=scale.device,
+    )
+    return make_attention(case, cache, dtype, generator_on(scale.device.type))
+
+
+def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
+    """Return the kernel's output, written to memory that was NaN unless given."""
+    if out is None:
+        out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
+    paged_attention_triton(
+        inputs.query,
+        inputs.kv_cache,
+        inputs.block_tables,
+        inputs.query_start_locs,
+        inputs.context_lens,
+        scale=inputs.scale,
+        max_query_len=inputs.max_query_len,
+        max_context_len=inputs.max_context_len,
+        sliding_window=inputs.sliding_window,
+        soft_cap=inputs.soft_cap,
+        sinks=inputs.sinks,
+        out=out,
+    )
+    return out
+
+
+HEADS = ((32, 8, 128), (16, 8, 128), (32, 8, 64), (14, 2, 64), (8, 1, 80), (6, 2, 96), (8, 4, 256), (24, 1, 128))
+"""Query heads, key-value heads, head size."""
+
+
+def _heads(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Sequence[tuple[int, int, int]]:
+    """All shapes in the main dtype, some in the others: each is a compilation or two."""
+    if scale.is_toy:
+        return HEADS[-1:]
+    if cache_dtype is not None:
+        return HEADS[::3] if dtype == scale.dtype else HEADS[:1]
+    return HEADS if dtype == scale.dtype else HEADS[::3]
+
+
+def _decode_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    return _decode(scale, dtype, FP8)
+
+
+def _decode(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
+    contexts = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 20_000]
+    for (num_heads, num_kv_heads, head_size), window in product(
+        _heads(scale, dtype, cache_dtype), scale.pick([0, 1, 512, 4000], [0, 16])
+    ):
+        case = AttentionCase(
+            query_lens=[1] * len(contexts[: 4 if scale.is_toy else None]),
+            context_lens=contexts[: 4 if scale.is_toy else None],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            sliding_window=window,
+            num_padding=2,
+        )
+        inputs = attention_inputs(scale, dtype, case, cache_dtype)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _mixed_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    return _mixed(scale, dtype, FP8)
+
+
+def _mixed(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
+    query_lens, context_lens = [1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2]
+    if scale.is_toy:
+        query_lens, context_lens = [1, 40, 5], [70, 40, 33]
+    for (num_heads, num_kv_heads, head_size), window in product(_heads(scale, dtype, cache_dtype), (0, 65)):
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            sliding_window=window,
+            num_padding=5,
+        )
+        inputs = attention_inputs(scale, dtype, case, cache_dtype)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _bent(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Check a soft cap that affects scores of about one, sinks, and both: decodes, some split, and a mixed batch."""
+    shapes = ((8, 4, 256), (32, 16, 128), (64, 8, 64))
+    batches = (([1] * 5, [1, 511, 512, 513, 3000]), ([1, 300, 0, 64], [3000, 300, 40, 900]))
+    if scale.is_toy:
+        shapes, batches = ((2, 1, 16),), (([1, 1], [40, 9]), ([20, 1], [30, 9]))
+    extras = ((2.0, False), (0.0, True), (2.0, True))
+    for (num_heads, num_kv_heads, head_size), (query_lens, context_lens), (soft_cap, has_sinks) in product(
+        shapes if dtype == scale.dtype else shapes[:1], batches, extras
+    ):
+        case = AttentionCase(
+            query_lens=query_lens,
+            context_lens=context_lens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            soft_cap=soft_cap,
+            sinks=sinks_of(num_heads) if has_sinks else None,
+            num_padding=2,
+        )
+        inputs = attention_inputs(scale, dtype, case)
+        yield attention_agreement(inputs, attend(inputs))
+
+
+def _bits(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Check bitwise equality: repeated; permuted; and a decode computed alone."""
+    contexts = [9, 70, 1, 33] if scale.is_toy else [9, 1500, 1, 700, 5000, 512, 513]
+    case = AttentionCase(
+        query_lens=[1] * len(contexts), context_lens=contexts, num_heads=8, num_kv_heads=2, head_size=64
+    )
+    inputs = attention_inputs(scale, dtype, case)
+    first = attend(inputs)
+    for _ in range(1 if scale.is_toy else 20):
+        yield _if_true(same_bits(attend(inputs), first))
+    order = torch.randperm(len(contexts), generator=torch.Generator().manual_seed(0)).to(scale.device)
+    yield _if_true(same_bits(attend(_only(inputs, order)), first[order]))
+    for row in range(len(contexts)):
+        alone = replace(_only(inputs, torch.tensor([row], device=scale.device)), max_context_len=contexts[row])
+        yield _if_true(same_bits(attend(alone), first[row : row + 1]))
+
+
+def _only(inputs: AttentionInputs, rows: Tensor) -> AttentionInputs:
+    """Return decodes of some rows."""
+    return replace(
+        inputs,
+        query=inputs.query[rows],
+        block_tables=inputs.block_tables[rows],
+        query_start_locs=inputs.query_start_locs[: len(rows) + 1],
+        context_lens=inputs.context_lens[rows],
+    )
+
+
+# Sampling
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.0},
+    {"top_k": 1},
+    {"top_k": 50, "temperature": 0.6},
+    {"top_p": 0.9},
+    {"top_p": 0.999, "temperature": 1.5},
+    {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.001, "temperature": 0.8},
+]
+
+
+def _rows_of_logits(scale: Scale, dtype: torch.dtype, vocab_size: int) -> Tensor:
+    """Return a row for each of `FILTERS`, in a wider buffer that is NaN beyond them."""
+    wide = random_tensor(len(FILTERS), vocab_size + 3, dtype=dtype, generator=generator_on(scale.device.type), spread=3)
+    wide[:, vocab_size:] = float("nan")
+    return wide[:, :vocab_size]
+
+
+def _kept_sets(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for vocab_size in scale.pick([1000, 32_000, 128_257, 151_936], [300]):
+        logits = _rows_of_logits(scale, dtype, vocab_size)
+        options = make_options([row for row in FILTERS if row.get("temperature") != 0], scale.device)
+        rows = logits[: len(options.temperature)]
+        cut_keys, cut_ids = find_kept_sets(rows, options)
+        bits = (rows.float() / options.temperature[:, None] + 0.0).view(torch.int32)
+        keys = torch.where(bits < 0, ~bits, bits ^ -(2**31)).long() & 0xFFFFFFFF
+        ids = torch.arange(vocab_size, device=scale.device)
+        kept = (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
+        for row in range(len(rows)):
+            yield _if_true(kept_set_differs(rows, options, row, kept[row]) is None)
+
+
+def _tokens(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+    for vocab_size in scale.pick([1000, 128_257], [300]):
+        logits = _rows_of_logits(scale, dtype, vocab_size)
+        logits[2, 7] = float("nan")
+        options = make_options(FILTERS, scale.device, position=5)
+        out = torch.full((len(FILTERS),), -7, dtype=torch.int64, device=scale.device)
+        sample_triton(logits, options, out=out)
+        yield _if_true(out.tolist() == sample_reference(logits, options).tolist())
+
+
+def _penalties(scale: Scale) -> Iterator[Agreement]:
+    generator = generator_on(scale.device.type)
+    for vocab_size, per_row in ((40, 40), (300, 7)) if scale.is_toy else ((1000, 1000), (151_936, 4000)):
+        logits = random_tensor(3, vocab_size, dtype=torch.float32, generator=generator, spread=3)
+        penalties = make_penalties(3, vocab_size, per_row, generator)
+        out = logits.clone()
+        apply_penalties_triton(out, penalties)
+        yield penalties_agreement(out, logits, penalties)
+
+
+def _preparation(scale: Scale) -> Iterator[Agreement]:
+    for query_lens, context_lens in (([1] * 9, [5, 16, 17, 300, 1, 2, 3, 64, 65]), ([1, 300, 2, 0], [9, 900, 2, 4])):
+        plan = StepPlan(
+            token_ids=torch.arange(sum(query_lens) + 2, device=scale.device, dtype=torch.int32) - 5,
+            query_start_locs=torch.tensor([0, *query_lens], device=scale.device).cumsum(0).int(),
+            context_lens=torch.tensor(context_lens, dtype=torch.int32, device=scale.device),
+            block_tables=torch.arange(len(query_lens) * 60, device=scale.device, dtype=torch.int32).view(-1, 60),
+        )
+        drawn = torch.arange(700, 705, device=scale.device)
+        found = prepare_batch_triton(plan, drawn, block_size=16, spare_slot=7)
+        expected = prepare_batch_reference(plan, drawn, block_size=16, spare_slot=7)
+        for name in ("input_ids", "positions", "slot_mapping"):
+            yield _if_true(torch.equal(getattr(found, name), getattr(expected, name)))
+
+
+def _copies(scale: Scale) -> Iterator[Agreement]:
+    num_layers, num_kv_heads, head_size = (2, 1, 24) if scale.is_toy else (30, 8, 128)
+    for dtype in (*scale.dtypes, FP8):
+        sizes = (200 if not scale.is_toy else 8, 16, num_kv_heads, head_size)
+        caches = [allocate_cuda(*sizes, dtype=dtype, device=scale.device) for _ in range(num_layers)]
+        half = (sizes[0] - 2 * NUM_GUARDS) // 2
+        yield _if_true(copies_rightly(copy_by_kernel, caches, [(at // 3, half + at) for at in range(half)]))
+
+
+def _noise(scale: Scale) -> Iterator[Agreement]:
+    num_tokens = 5000 if scale.is_toy else 151_936
+    token_ids = torch.arange(num_tokens, device=scale.device)
+    for seed in (0, 2**63 - 1, -1):
+        words, noise = random_words_triton(
+            num_tokens,
+            torch.tensor([seed], device=scale.device),
+            torch.tensor([123], dtype=torch.int32, device=scale.device),
+            torch.tensor([4], dtype=torch.int32, device=scale.device),
+        )
+        expected = random_words_reference(token_ids, seed=seed & (2**64 - 1), position=123, counter_2=4)
+        yield _if_true(torch.equal(words, expected))
+        error = (noise.double() - gumbel_reference(expected).double()).abs().max()
+        yield Agreement(float(error) / 2e-6, 0.0)
+
+
+def _frequencies(scale: Scale) -> Line:
+    """Check many samples from few tokens, one of them rare, by chi-square."""
+    probabilities = torch.tensor([0.5, 0.25, 0.2, 0.0495, 0.0005], device=scale.device)
+    num_draws = 40 if scale.is_toy else 200_000
+    logits = probabilities.log().expand(num_draws, -1)
+    options = replace(
+        make_options([{}], scale.device),
+        **{
+            name: torch.full((num_draws,), value, dtype=dtype, device=scale.device)
+            for name, value, dtype in (
+                ("temperature", 1.0, torch.float32),
+                ("top_k", 0, torch.int32),
+                ("top_p", 1.0, torch.float32),
+                ("min_p", 0.0, torch.float32),
+                ("position", 0, torch.int32),
+                ("counter_2", 0, torch.int32),
+            )
+        },
+        seed=torch.arange(num_draws, device=scale.device),
+    )
+    out = torch.empty(num_draws, dtype=torch.int64, device=scale.device)
+    sample_triton(logits, options, out=out)
+    expected = probabilities.double() * num_draws
+    statistic = float(((out.bincount(minlength=5) - expected).square() / expected).sum())
+    # 4 degrees of freedom: one in ten thousand is above. The toy has too few samples for the rare token.
+    return Line("sample, frequencies", {"draws": num_draws, "chi-square": statistic}, scale.is_toy or statistic < 23.5)

@@ -1,0 +1,361 @@
+"""Models for GPU benchmarks: decoders of random weights created on the device, and small ones for transformers."""
+
+# torch's and transformers' types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.checks.block_copies import on_device
+from benchmarks.gpu.report import Line
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution.kv_cache import make_caches
+from sluice.engine.execution.layout import BatchLayout
+from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.models.config import DecoderConfig, parse_config
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import Weights, open_model_folder
+from sluice.engine.models.inputs import BatchTensors
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.engine.null_model import NullTokenizer
+from sluice.engine.request import Request, SamplingParams
+from sluice.engine.sequence import Sequence as EngineSequence
+from sluice.kernels.copy_blocks import BlockRuns
+
+SHAPES: dict[str, dict[str, object]] = {
+    "toy": {
+        "model_type": "qwen3",
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+    # Qwen3-0.6B.
+    "0.6B": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    # Llama-3.2-1B.
+    "1B": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    # Llama-3.1-8B.
+    "8B": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+class RandomWeights:
+    """Replaces a folder's weights: any name is a random tensor, small enough to keep activations finite."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator(device=device).manual_seed(0)
+        self._dtype = dtype
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of `shape`: ones for a norm, else normal with variance 1 / fan-in."""
+        device = self._generator.device
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=self._dtype, device=device)
+        weight = torch.empty(shape, dtype=self._dtype, device=device)
+        return weight.normal_(0, shape[-1] ** -0.5, generator=self._generator)
+
+
+def random_decoder(shape: str, device: torch.device, *, max_model_len: int, max_tokens: int) -> Decoder:
+    """Return a bfloat16 decoder of one of `SHAPES` (float32 on the CPU) with random weights."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    # Only `get` is used here.
+    weights = cast("Weights", RandomWeights(device, dtype))
+    config = parse_config(SHAPES[shape] | {"max_position_embeddings": max_model_len})
+    return load_decoder(
+        config, weights, form=WeightForm(dtype, device), max_model_len=max_model_len, max_tokens=max_tokens
+    )
+
+
+def weight_bytes(config: DecoderConfig, element_bytes: int) -> int:
+    """Return bytes of weights that a decode step reads: every product and the output projection, not the embedding."""
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_size
+    per_layer = config.hidden_size * (heads + 3 * config.intermediate_size)
+    return element_bytes * (config.num_layers * per_layer + config.vocab_size * config.hidden_size)
+
+
+def cache_bytes_per_token(config: DecoderConfig, element_bytes: int) -> int:
+    """Return bytes of keys and values of one token, all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_size * element_bytes
+
+
+def decode_tensors(batch_size: int, context_len: int, block_size: int, device: torch.device) -> BatchTensors:
+    """Return a decode step of equal sequences, with blocks assigned at random."""
+    blocks_each = -(-context_len // block_size)
+    tables = torch.randperm(batch_size * blocks_each, generator=torch.Generator().manual_seed(0))
+    tables = tables.view(batch_size, blocks_each).to(device, torch.int32)
+    rows = torch.arange(batch_size, device=device)
+    last = context_len - 1
+    return BatchTensors(
+        input_ids=rows % 256,
+        positions=torch.full_like(rows, last),
+        slot_mapping=tables[:, last // block_size].long() * block_size + last % block_size,
+        block_tables=tables,
+        query_start_locs=torch.arange(batch_size + 1, device=device, dtype=torch.int32),
+        context_lens=torch.full((batch_size,), context_len, dtype=torch.int32, device=device),
+        logit_rows=rows,
+        max_query_len=1,
+        max_context_len=context_len,
+    )
+
+
+@contextmanager
+def triton_in_place_of_cpu(calls: Counter[str] | None = None) -> Generator[None]:
+    """Run the (interpreted) Triton kernels for operations on CPU tensors: the whole engine without a GPU.
+
+    `calls` then counts how often each ran in place of a CPU function, 0 for one that never did.
+    """
+    from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
+    from sluice.kernels.gated_activation.kernel import gated_activation_triton
+    from sluice.kernels.linear.cuda import pack_gated_linear_cuda, pack_linear_cuda
+    from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
+    from sluice.kernels.penalties.kernel import apply_penalties_triton
+    from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
+    from sluice.kernels.rms_norm.kernel import add_rms_norm_triton, rms_norm_triton
+    from sluice.kernels.sample.kernel import sample_triton
+    from sluice.kernels.soft_cap.kernel import soft_cap_triton
+    from sluice.kernels.write_kv.kernel import write_kv_triton
+
+    def allocate(*sizes: int, dtype: torch.dtype) -> object:
+        num_blocks, block_size, num_kv_heads, head_size = sizes
+        return allocate_cuda(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype, device=torch.device("cpu"))
+
+    def copy_blocks(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
+        copy_blocks_triton(runs, on_device(pairs, torch.device("cpu")))
+
+    launchers: Mapping[str, Mapping[str, Callable[..., object]]] = {
+        "copy_blocks": {"copy_blocks_cpu": copy_blocks},
+        "gated_activation": {"gated_activation_cpu": gated_activation_triton},
+        "linear": {"pack_linear_cpu": pack_linear_cuda, "pack_gated_linear_cpu": pack_gated_linear_cuda},
+        "paged_attention": {"allocate_cpu": allocate, "paged_attention_cpu": paged_attention_triton},
+        "penalties": {"apply_penalties_cpu": apply_penalties_triton},
+        "prepare_batch": {"prepare_batch_cpu": prepare_batch_triton},
+        "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
+        "soft_cap": {"soft_cap_cpu": soft_cap_triton},
+        "sample": {"sample_cpu": sample_triton},
+        "write_kv": {"write_kv_cpu": write_kv_triton},
+    }
+    calls = Counter[str]() if calls is None else calls
+    with ExitStack() as stack:
+        for operation, functions in launchers.items():
+            for name, launcher in functions.items():
+                counted = _counted(name.removesuffix("_cpu"), launcher, calls)
+                stack.enter_context(patch(f"sluice.kernels.{operation}.cpu.{name}", counted))
+        # The CPU's shortcuts past `sample` and `prepare_batch`.
+        stack.enter_context(patch("sluice.kernels.sample.cpu.draws_with_cpu", return_value=None))
+        stack.enter_context(patch("sluice.engine.execution.layout._are_decodes", return_value=False))
+        yield
+
+
+def _counted(name: str, launcher: Callable[..., object], calls: Counter[str]) -> Callable[..., object]:
+    # So that a kernel that is never called is listed.
+    calls[name] += 0
+
+    def call(*args: object, **options: object) -> object:
+        calls[name] += 1
+        return launcher(*args, **options)
+
+    return call
+
+
+def calls_line(calls: Counter[str]) -> Line:
+    """Report how often each kernel ran; wrong if one never did, since it was not checked."""
+    return Line("calls of interpreted kernels", dict(calls), min(calls.values(), default=0) > 0)
+
+
+# Compared with transformers
+
+_SMALL: dict[str, object] = {
+    "vocab_size": 211,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "initializer_range": 0.1,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "mistral with a window": ("mistral", {"sliding_window": 5}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 40,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 40,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+}
+"""Name to transformers' model type and config settings beyond the sizes."""
+
+
+def save_small_model(name: str, folder: Path) -> Any:  # noqa: ANN401 - transformers' models have many types
+    """Write a small random model in float32 as a folder; return transformers' own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.manual_seed(0)
+    model_type, extra = FAMILIES[name]
+    config = AutoConfig.for_model(model_type, **(_SMALL | extra))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name or parameter_name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def load_folder(folder: Path, form: WeightForm) -> Decoder:
+    """Return our decoder of a folder."""
+    opened = open_model_folder(folder)
+    config = parse_config(opened.config)
+    return load_decoder(config, opened.weights, form=form, max_model_len=512, max_tokens=512)
+
+
+def logits_of_prompts(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], *, chunk: int, cache_dtype: torch.dtype
+) -> list[Tensor]:
+    """Return logits `[tokens, V]` of each prompt, all computed together, `chunk` tokens of each per step."""
+    block_size, device = 16, decoder.weights.embedding.device
+    longest = max(map(len, prompts))
+    blocks_each = -(-longest // block_size)
+    caches = make_caches(
+        decoder.config, num_blocks=blocks_each * len(prompts), block_size=block_size, dtype=cache_dtype, device=device
+    )
+    layout = BatchLayout(
+        max_num_seqs=len(prompts),
+        max_blocks_per_seq=blocks_each,
+        num_blocks=blocks_each * len(prompts),
+        block_size=block_size,
+        device=device,
+    )
+    blocks = torch.randperm(blocks_each * len(prompts)).view(len(prompts), -1).tolist()
+    sequences = [_sequence(i, prompt, blocks[i]) for i, prompt in enumerate(prompts)]
+    parts: list[list[Tensor]] = [[] for _ in prompts]
+    for start in range(0, longest, chunk):
+        scheduled = tuple(
+            ScheduledSequence(s, start, min(chunk, s.num_tokens - start), samples=True)
+            for s in sequences
+            if start < s.num_tokens
+        )
+        tensors = layout.lay_out(Batch(scheduled))
+        every_row = torch.arange(tensors.input_ids.shape[0], device=device)
+        rows = decoder.forward(replace(tensors, logit_rows=every_row), caches)
+        for item, logits in zip(scheduled, rows.split([item.num_tokens for item in scheduled]), strict=True):
+            parts[item.sequence.id].append(logits)
+    return [torch.cat(chunks) for chunks in parts]
+
+
+def _sequence(index: int, prompt: Sequence[int], blocks: Sequence[int]) -> EngineSequence:
+    return EngineSequence(
+        id=index,
+        request_id=str(index),
+        choice=0,
+        sampling=SamplingParams(temperature=0),
+        token_ids=list(prompt),
+        num_prompt_tokens=len(prompt),
+        block_table=list(blocks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Return the tokens that an engine generated for each prompt."""
+
+    token_ids: list[list[int]]
+    num_preemptions: int
+
+
+def generate_greedily(
+    folder: Path, device: torch.device, prompts: Sequence[Sequence[int]], *, max_tokens: int
+) -> Generated:
+    """Run an engine in float32 with small chunks and so few blocks that it must preempt."""
+    block_size = 4
+    longest = max(map(len, prompts)) + max_tokens
+    options = ModelOptions(
+        path=folder,
+        device=str(device),
+        dtype="float32",
+        block_size=block_size,
+        num_blocks=-(-longest // block_size) + 1,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=longest,
+    )
+    engine = LLMEngine(
+        load_model_runner(options), NullTokenizer(), EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    engine.add(
+        Request(id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling) for i, prompt in enumerate(prompts)
+    )
+    token_ids: list[list[int]] = [[] for _ in prompts]
+    while not engine.is_idle:
+        for delta in engine.step():
+            token_ids[int(delta.request_id)] += delta.token_ids
+    return Generated(token_ids, engine.stats.num_preemptions)

@@ -1,0 +1,1 @@
+"""Other engines and kernels in the same run."""

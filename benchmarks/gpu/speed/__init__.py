@@ -1,0 +1,1 @@
+"""Speed of kernels and steps on a GPU."""

@@ -1,0 +1,110 @@
+"""Time of a step's parts in a busy engine: section "split" of `benchmarks gpu`.
+
+Two runs of the same requests, both after a warm-up. The first uses only our marks for the host's stages and the step's
+duration. The second uses torch's profiler for the device's time per step; the profiler slows the host, so nothing else
+of that run is used. Idle is the share of a step in which the device does not compute. On the CPU the model's forward
+stands for the device.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from random import Random
+
+from benchmarks.engine.bare import Job
+from benchmarks.gpu.peers.engines import empty_device, random_runner, run_ours, warm_up
+from benchmarks.gpu.report import Line
+from benchmarks.gpu.scale import Scale
+from benchmarks.trace.engine import ENGINE_PLACES, Tracing
+from benchmarks.trace.marks import Marks, events_of
+from benchmarks.trace.picture import Bar, bars_of, window_of
+from sluice.engine.execution.model_runner import ModelRunner
+
+STAGES = {"plan": "plan", "lay out": "layout", "forward": "launch", "sample": "launch", "wait": "wait"}
+"""Marks by their names here; the rest of a step is commit, text, and the transitions between stages."""
+
+
+def split(scale: Scale) -> Iterator[Line]:
+    """Measure decodes alone, and decodes with a steady flow of prompts, with a small and a large model."""
+    max_num_seqs, shapes = (4, ["toy"]) if scale.is_toy else (64, ["0.6B", "8B"])
+    for shape in shapes:
+        runner = random_runner(scale, shape, max_num_seqs=max_num_seqs)
+        for name, jobs in _loads(scale, max_num_seqs).items():
+            warm_up(runner, jobs, max_num_seqs=max_num_seqs)
+            yield _line(
+                scale, f"{shape}, {max_num_seqs} at once, {name}", lambda r=runner, j=jobs: _run(r, j, max_num_seqs)
+            )
+        del runner
+        empty_device(scale)
+
+
+def _run(runner: ModelRunner, jobs: Sequence[Job], max_num_seqs: int) -> None:
+    run_ours(runner, jobs, max_num_seqs=max_num_seqs, temperature=0.0)
+
+
+def _loads(scale: Scale, max_num_seqs: int) -> dict[str, list[Job]]:
+    """Return requests whose middle steps are alike."""
+    random = Random(0)
+
+    def job(num_prompt_tokens: int, num_output_tokens: int) -> Job:
+        return Job(tuple(random.randrange(2, 300) for _ in range(num_prompt_tokens)), num_output_tokens)
+
+    prompt, outputs = (8, 8) if scale.is_toy else (128, 64)
+    mixed = range(2 * max_num_seqs if scale.is_toy else 4 * max_num_seqs)
+    return {
+        "decodes": [job(prompt, outputs) for _ in range(max_num_seqs)],
+        "prompts among decodes": [job(random.randint(4, 2 * prompt), random.randint(4, outputs)) for _ in mixed],
+    }
+
+
+def _line(scale: Scale, name: str, run: Callable[[], None]) -> Line:
+    num_steps = 3 if scale.is_toy else 24
+    marks = Marks()
+    with marks.on(ENGINE_PLACES):
+        run()
+    bars = bars_of(events_of(marks.spans, zero_ns=0), is_cpu=scale.device.type == "cpu")
+    figures = host_figures(bars, num_steps)
+    device_ms = busy_ms(bars if scale.device.type == "cpu" else _profiled(run), num_steps)
+    if device_ms == 0.0:
+        return Line(name, figures | {"note": "not measured: the profiler saw no kernel"})
+    step_ms = float(figures["step ms"])
+    return Line(name, figures | {"device": device_ms, "idle": max(0.0, 1 - device_ms / step_ms)})
+
+
+def _profiled(run: Callable[[], None]) -> list[Bar]:
+    tracing = Tracing(on_card=True)
+    with tracing.marks.on(ENGINE_PLACES):
+        tracing.around(run)
+    return bars_of(tracing.events(), is_cpu=False)
+
+
+def host_figures(bars: Sequence[Bar], num_steps: int) -> dict[str, float | str]:
+    """Return milliseconds of a step, from its beginning to the next one's, and of its host stages; middle steps."""
+    began_us, ended_us = _window(bars, num_steps)
+    stages = dict.fromkeys(STAGES.values(), 0.0)
+    for bar in bars:
+        if bar.row == "host" and bar.name in STAGES and began_us <= bar.began_us < ended_us:
+            stages[STAGES[bar.name]] += (bar.ended_us - bar.began_us) / 1000 / num_steps
+    step_ms = (ended_us - began_us) / 1000 / num_steps
+    return {"step ms": step_ms, **stages, "rest of host": step_ms - sum(stages.values())}
+
+
+def busy_ms(bars: Sequence[Bar], num_steps: int) -> float:
+    """Return milliseconds per step in which any of the device's streams computes; middle steps."""
+    began_us, ended_us = _window(bars, num_steps)
+    busy_us = at_us = 0.0
+    for bar in sorted((bar for bar in bars if bar.row == "device"), key=lambda bar: bar.began_us):
+        from_us, to_us = max(bar.began_us, at_us, began_us), min(bar.ended_us, ended_us)
+        busy_us += max(0.0, to_us - from_us)
+        at_us = max(at_us, bar.ended_us)
+    return busy_us / 1000 / num_steps
+
+
+def _window(bars: Sequence[Bar], num_steps: int) -> tuple[float, float]:
+    """Return the span from the beginning of a middle step to that of a later one: gaps between steps count."""
+    began_us, ended_us = window_of(bars, num_steps=num_steps)
+    steps = [bar.began_us for bar in bars if bar.row == "step"]
+    after = next((later for _, later in pairwise(steps) if later >= ended_us), ended_us)
+    return began_us, after

@@ -1,0 +1,1 @@
+"""Inputs for kernels and the search for their configurations."""

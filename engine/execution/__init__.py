@@ -1,0 +1,1 @@
+"""Compute steps on a device: layout, forward pass, CUDA graphs, sampling, memory and device errors."""

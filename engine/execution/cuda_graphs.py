@@ -1,0 +1,265 @@
+"""CUDA graphs: record a step once and replay it, so that a model's hundreds of kernels need one launch.
+
+A recording reads its inputs at fixed addresses, so every step is first copied to the same buffers. Its logits stay
+valid until the next replay of any recording. All recordings share one memory pool: they never run concurrently.
+
+A `GraphRecorder` makes recordings: CUDA graphs on a GPU. `EagerGraphRecorder` recomputes over the same buffers, so that
+everything except the capture is tested on a CPU.
+
+Hot: `GraphedDecoder.forward`; no loop over sequences.
+"""
+
+# torch's types are partial, and copies of many tensors at once have no public name.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sluice.engine.execution.device_errors import loss_of
+from sluice.engine.execution.graph_buckets import Bucket
+from sluice.engine.models.inputs import BatchTensors
+
+Compute = Callable[[BatchTensors], Tensor]
+"""A model's forward: `BatchTensors` to logits `[R, V]`."""
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 32
+"""Requests after which a bucket is recorded at once, although recording takes as long as a few steps. Other buckets are
+recorded when the engine is idle.
+"""
+
+MAX_RECORDINGS = 64
+"""Each recording takes some MiB of the device for its launches, in addition to the shared pool."""
+
+_LONG = ("input_ids", "positions", "slot_mapping", "logit_rows")
+_OF_TOKENS = frozenset(_LONG[:3])
+_SHORT = ("query_start_locs", "context_lens", "block_tables")
+
+
+class CaptureFailed(RuntimeError):
+    """A capture failed after it began: torch's state is undefined, so no further capture is started."""
+
+
+class Recording(Protocol):
+    """A step that can be recomputed over the same memory."""
+
+    def replay(self) -> Tensor:
+        """Start computing the step. The logits are valid until the next replay of any recording."""
+        ...
+
+
+class GraphRecorder(Protocol):
+    """Makes recordings."""
+
+    def record(self, compute: Callable[[], Tensor]) -> Recording:
+        """Compute once and record the step. Results lie where a replay writes them.
+
+        Raises:
+            RuntimeError: the step cannot be recorded; the device is usable.
+            CaptureFailed: no further step can be recorded.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRecording:
+    """A recording that recomputes eagerly."""
+
+    compute: Callable[[], Tensor]
+
+    def replay(self) -> Tensor:
+        """See `Recording.replay`."""
+        return self.compute()
+
+
+class EagerGraphRecorder:
+    """A recorder whose recordings recompute eagerly, on any device."""
+
+    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+        """See `GraphRecorder.record`."""
+        # As CUDA capture does: whatever is initialised on first use is initialised here.
+        compute()
+        return EagerRecording(compute)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRecording:
+    """A CUDA graph and its output logits."""
+
+    graph: "torch.cuda.CUDAGraph"
+    logits: Tensor
+
+    def replay(self) -> Tensor:
+        """See `Recording.replay`."""
+        self.graph.replay()
+        return self.logits
+
+
+class CudaGraphRecorder:
+    """Captures CUDA graphs, all in one memory pool and on one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def record(self, compute: Callable[[], Tensor]) -> CudaRecording:
+        """See `GraphRecorder.record`."""
+        # Run once first: kernel compilation and library workspaces cannot happen during a capture.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            compute()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return self._captured(compute)
+
+    def _captured(self, compute: Callable[[], Tensor]) -> CudaRecording:
+        graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(self._device)
+        try:
+            # Other threads of this process may use the device meanwhile: their errors must not fail this capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                logits = compute()
+        except Exception as error:
+            # A capture that cannot be ended leaves its stream current.
+            torch.cuda.set_stream(before)
+            raise CaptureFailed(f"{type(error).__name__}: {error}") from error
+        return CudaRecording(graph, logits)
+
+
+class GraphedDecoder:
+    """A model's forward, recorded by bucket. Mutable: recordings are added."""
+
+    def __init__(self, compute: Compute, recorder: GraphRecorder, *, max_tokens: int, max_rows: int) -> None:
+        self._compute = compute
+        self._recorder = recorder
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._buffers: dict[str, Tensor] = {}
+        self._logits: Tensor | None = None
+        """`[max_rows, V]`, allocated with the first recording, outside the pool: a tensor kept in the pool would
+        reserve its memory in every later recording.
+        """
+
+        self._recordings: dict[Bucket, Recording | None] = {}
+        """None: the bucket cannot be recorded."""
+
+        self._wishes: Counter[Bucket] = Counter()
+        self.num_replays = 0
+        self._may_record = True
+        """True until a capture has failed."""
+
+        self.last_problem: str | None = None
+        """Why the last failed bucket could not be recorded. The first failure is logged."""
+
+    @property
+    def recorded(self) -> list[Bucket]:
+        """Buckets that are replayed."""
+        return [bucket for bucket, recording in self._recordings.items() if recording is not None]
+
+    @property
+    def wish(self) -> Bucket | None:
+        """The unrecorded bucket that was wanted most often; None if there is none."""
+        if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
+            return None
+        return max(self._wishes, key=self._wishes.__getitem__, default=None)
+
+    def has(self, bucket: Bucket) -> bool:
+        """Whether `bucket` is replayed."""
+        return self._recordings.get(bucket) is not None
+
+    def want(self, bucket: Bucket) -> bool:
+        """Count a use that `bucket` would have had; return whether it should be recorded at once."""
+        if not self._may_record or bucket in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
+            return False
+        self._wishes[bucket] += 1
+        return self._wishes[bucket] >= PATIENCE
+
+    def drop_wish(self, bucket: Bucket) -> None:
+        """Forget how often `bucket` was wanted."""
+        self._wishes.pop(bucket, None)
+
+    def forward(self, tensors: BatchTensors, bucket: Bucket) -> Tensor:
+        """Return the logits `[R, V]` of a step with the sizes of `bucket`, which is recorded."""
+        recording = self._recordings[bucket]
+        assert recording is not None, "call has(bucket) first"
+        self._fill(tensors, bucket)
+        self.num_replays += 1
+        return recording.replay()[: tensors.logit_rows.shape[0]]
+
+    def record(self, bucket: Bucket, tensors: BatchTensors) -> bool:
+        """Record `bucket` over `tensors`, which have its sizes and are computed at least once.
+
+        Return whether it succeeded.
+
+        Raises:
+            Exception: the device is lost.
+        """
+        self.drop_wish(bucket)
+        if not self._may_record:
+            return False
+        inputs = self._inputs(tensors, bucket)
+        self._fill(tensors, bucket)
+        try:
+            self._recordings[bucket] = self._recorder.record(lambda: self._computed(inputs))
+        except Exception as error:
+            # A step that cannot be recorded is launched kernel by kernel: the engine keeps working.
+            if loss_of(error) is not None:
+                raise
+            self._recordings[bucket] = None
+            self._note(error)
+            return False
+        return True
+
+    def _note(self, error: Exception) -> None:
+        """Keep the message of `error`, and log it if it is the first."""
+        self._may_record = self._may_record and not isinstance(error, CaptureFailed)
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        if self.last_problem is None:
+            log.warning("a step cannot be recorded and is launched kernel by kernel: %s", problem)
+        self.last_problem = problem
+
+    def _computed(self, inputs: BatchTensors) -> Tensor:
+        """Compute, and copy the logits to their fixed buffer."""
+        logits = self._compute(inputs)
+        if self._logits is None:
+            # A recorder computes once before it records, so this allocation is not part of a recording.
+            self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
+        place = self._logits[: logits.shape[0]]
+        return place.copy_(logits)
+
+    def _inputs(self, tensors: BatchTensors, bucket: Bucket) -> BatchTensors:
+        """Return views of the buffers in the sizes of `bucket`."""
+        for name in _LONG + _SHORT:
+            like: Tensor = getattr(tensors, name)
+            if name not in self._buffers:
+                num_rows = self._max_tokens if name in _OF_TOKENS else self._max_rows + 1
+                self._buffers[name] = like.new_zeros((num_rows, *like.shape[1:]))
+        views = {name: self._buffers[name][: _rows(name, bucket)] for name in _LONG + _SHORT}
+        return replace(tensors, **views, max_query_len=bucket.max_query_len, max_context_len=bucket.max_context_len)
+
+    def _fill(self, tensors: BatchTensors, bucket: Bucket) -> None:
+        """Copy a step that has the sizes of `bucket` to the buffers."""
+        for names in (_LONG, _SHORT):
+            sources: list[Tensor] = [getattr(tensors, name) for name in names]
+            places = [self._buffers[name][: source.shape[0]] for name, source in zip(names, sources, strict=True)]
+            # One launch per dtype.
+            torch._foreach_copy_(places, sources)
+        num_logit_rows = tensors.logit_rows.shape[0]
+        if num_logit_rows < bucket.num_rows:
+            # Clear rows left from a larger step.
+            self._buffers["logit_rows"][num_logit_rows : bucket.num_rows].zero_()
+
+
+def _rows(name: str, bucket: Bucket) -> int:
+    """Return the number of rows of an input in a step of these sizes."""
+    if name in _OF_TOKENS:
+        return bucket.num_tokens
+    return bucket.num_rows + (name == "query_start_locs")

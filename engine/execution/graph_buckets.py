@@ -1,0 +1,98 @@
+"""Select the recorded step for a batch, and pad the batch to it. Knows no tensors.
+
+A recording has fixed sizes: tokens, rows, and the longest context that its kernels are laid out for. A batch is padded
+with rows (`Batch.padding`) that read any block and write to the block after the cache's last.
+
+Decodes use many sizes, since most steps are decodes. Mixed steps use a few token counts.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from sluice.engine.batch import Batch, PaddingRow
+
+MIXED_TOKENS = (256, 512, 1024, 2048)
+"""Token counts of recorded mixed steps. A longer step keeps the device busy for longer than its launches take."""
+
+CONTEXTS = (2048, 8192, 32768)
+"""Context lengths that attention is laid out for, besides the model's longest; beyond a row's end it does little
+work.
+"""
+
+FIRST_DECODES = (1, 2, 4, 8)
+"""Decode sizes recorded at start, with the largest; others are recorded once they were wanted."""
+
+
+class Bucket(NamedTuple):
+    """Sizes of one recording."""
+
+    num_tokens: int
+    num_rows: int
+    max_query_len: int
+    max_context_len: int
+
+
+class Buckets:
+    """The buckets of one model and its limits."""
+
+    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+        most = min(max_num_seqs, max_num_batched_tokens)
+        self._decodes = sorted({size for size in _decode_sizes() if size < most} | {most})
+        self._mixed = [size for size in MIXED_TOKENS if size <= max_num_batched_tokens]
+        # One row more than sequences: it holds the padding tokens.
+        self._mixed_rows = max_num_seqs + 1
+        self._contexts = sorted({context for context in CONTEXTS if context < max_model_len} | {max_model_len})
+
+    def of(self, batch: Batch) -> Bucket | None:
+        """Return the smallest bucket that holds `batch`; None if there is none or the batch is already padded."""
+        if batch.is_empty or batch.padding:
+            return None
+        longest = max(scheduled.start + scheduled.num_tokens for scheduled in batch.sequences)
+        context = _next(self._contexts, longest)
+        if context is None:
+            return None
+        if batch.num_tokens == len(batch.sequences):
+            size = _next(self._decodes, batch.num_tokens)
+            return None if size is None else Bucket(size, size, 1, context)
+        size = _next(self._mixed, batch.num_tokens)
+        num_free_rows = self._mixed_rows - len(batch.sequences)
+        if size is None or size - batch.num_tokens > num_free_rows * self._contexts[-1]:
+            return None
+        # A row of padding attends only to itself: its tokens are its context.
+        longest = max(longest, min(size - batch.num_tokens, self._contexts[-1]))
+        return Bucket(size, self._mixed_rows, size, self._contexts[bisect_left(self._contexts, longest)])
+
+    @property
+    def first(self) -> list[Bucket]:
+        """Buckets recorded at start, the largest first: smaller ones fit into its memory."""
+        sizes = sorted({size for size in FIRST_DECODES if size in self._decodes} | {self._decodes[-1]}, reverse=True)
+        return [Bucket(size, size, 1, self._contexts[0]) for size in sizes]
+
+
+def pad(batch: Batch, bucket: Bucket) -> Batch:
+    """Pad `batch` to the sizes of `bucket`, which holds it."""
+    num_rows = bucket.num_rows - len(batch.sequences)
+    num_tokens = bucket.num_tokens - batch.num_tokens
+    if bucket.max_query_len == 1:
+        rows = [PaddingRow(1, 1)] * num_rows
+    else:
+        full, rest = divmod(num_tokens, bucket.max_context_len)
+        sizes = [bucket.max_context_len] * full + [rest] + [0] * num_rows
+        rows = [PaddingRow(size, size) for size in sizes[:num_rows]]
+    return replace(batch, padding=tuple(rows))
+
+
+def nothing(bucket: Bucket) -> Batch:
+    """Return a batch of padding only."""
+    return pad(Batch(()), bucket)
+
+
+def _decode_sizes() -> Iterable[int]:
+    return (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(544, 4097, 32))
+
+
+def _next(sizes: list[int], wanted: int) -> int | None:
+    at = bisect_left(sizes, wanted)
+    return sizes[at] if at < len(sizes) else None

@@ -1,0 +1,224 @@
+"""Run steps so that a failure affects only the sequence that causes it.
+
+Knows no tensors: any device error fails a step.
+
+A failed step has changed nothing (see `Scheduler.schedule`). It is retried unchanged, then without the sequences that
+have just joined, then in halves, until each failing part is one sequence. Parts that succeed are kept: their sequences
+advance in the same step.
+
+If every part of a step fails, the device must first compute one token of a probe sequence before the sequences are
+blamed: a broken device must not fail one job after another.
+
+A step that lacks memory has no culprit: the scheduler plans smaller steps, until a single token is too much.
+
+This happens when a step is collected, one attempt at a time. A step launched on top of a failed one has read tokens
+that were never sampled: it is void (`StepOutcome.has_failed`), and the caller plans it again.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from sluice.engine.batch import Batch, Sampled, ScheduledSequence
+from sluice.engine.errors import EngineBroken, OutOfMemory
+from sluice.engine.executor import Executor, Launched
+from sluice.engine.request import FailureKind, Finish, FinishReason, SamplingParams
+from sluice.engine.sequence import Sequence
+
+MAX_SHORTAGES = 20
+"""Consecutive steps that lack memory, each half as large as the one before, after which their size is not the cause."""
+
+_PROBE_ID = -1
+"""The id of the probe sequence."""
+
+
+class NotLaunched(NamedTuple):
+    """A step whose launch failed: it raises when it is collected, as if it had failed later."""
+
+    error: Exception
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        raise self.error
+
+
+class StepInFlight(NamedTuple):
+    """A step that was launched and is not collected."""
+
+    batch: Batch
+    launched: Launched
+
+
+@dataclass(slots=True, eq=False)
+class StepOutcome:
+    """Result of a step. Extended while its parts run."""
+
+    done: list[tuple[Batch, list[Sampled]]] = field(default_factory=list[tuple[Batch, list[Sampled]]])
+    """Parts that succeeded, with a row for each sequence that samples; one part if nothing failed."""
+
+    failed: list[tuple[Sequence, Finish]] = field(default_factory=list[tuple[Sequence, Finish]])
+    """Sequences that cause the failure, each with its end."""
+
+    has_failed: bool = False
+    """Whether the step as launched failed, or nothing in it succeeded, regardless of later retries."""
+
+    lacked_memory: bool = False
+    """Whether the step was too large for the memory that is left: nothing was computed, and no sequence is at fault."""
+
+    @property
+    def went_well(self) -> bool:
+        """Whether anything in the step succeeded: a token was sampled, or a part of a prompt was computed."""
+        return any(not sampled or any(row.error is None for row in sampled) for _, sampled in self.done)
+
+
+class IsolatingExecutor:
+    """Executes steps, and isolates the sequence that makes one fail."""
+
+    def __init__(self, executor: Executor, *, max_retries: int) -> None:
+        self._executor = executor
+        self._max_retries = max_retries
+        self._num_shortages = 0
+        """Consecutive steps that lacked memory."""
+
+        self.num_failed_attempts = 0
+        self.last_failure: str | None = None
+        """Message of the last failed attempt."""
+
+    def launch(self, batch: Batch) -> StepInFlight:
+        """Launch `batch`.
+
+        Raises:
+            EngineBroken: raised by the executor.
+        """
+        try:
+            return StepInFlight(batch, self._executor.launch(batch))
+        except EngineBroken:
+            raise
+        except Exception as problem:  # noqa: BLE001 - the contract: anything may come from a device
+            return StepInFlight(batch, NotLaunched(problem))
+
+    def collect(self, step: StepInFlight, *, unwanted: Set[int] = frozenset()) -> StepOutcome:
+        """Wait for `step`, and compute its failed parts again, whole if possible.
+
+        Args:
+            step: the oldest in flight.
+            unwanted: ids of sequences that ended since the launch; their rows are discarded.
+
+        Raises:
+            EngineBroken: raised by the executor, or the device can no longer compute.
+        """
+        outcome = StepOutcome()
+        error = self._take(step, outcome)
+        batch = step.batch
+        if unwanted:
+            batch = _without(batch, unwanted)
+            outcome.done = [_rows_without(part, sampled, unwanted) for part, sampled in outcome.done]
+        outcome.has_failed = error is not None
+        if batch.is_empty:
+            return outcome
+        if error is not None:
+            # The batch without the unwanted sequences has not been tried yet.
+            num_tries = max(self._max_retries, int(bool(unwanted)))
+            error = self._attempt(batch, outcome, error, num_tries=num_tries)
+        if isinstance(error, OutOfMemory) and batch.num_tokens > 1 and self._num_shortages < MAX_SHORTAGES:
+            self._num_shortages += 1
+            outcome.lacked_memory = True
+            return outcome
+        self._num_shortages = 0
+        if error is not None:
+            self._divide(batch, error, outcome)
+        if not outcome.went_well:
+            outcome.has_failed = True
+            self._check_device()
+        return outcome
+
+    def _take(self, step: StepInFlight, outcome: StepOutcome) -> Exception | None:
+        """Keep the rows of `step`, or return its error."""
+        try:
+            sampled = step.launched.collect()
+            _check_rows(step.batch, sampled)
+        except EngineBroken:
+            raise
+        except Exception as problem:  # noqa: BLE001 - as above
+            self.num_failed_attempts += 1
+            self.last_failure = _sentence(problem)
+            return problem
+        outcome.done.append((step.batch, sampled))
+        return None
+
+    def _attempt(
+        self, batch: Batch, outcome: StepOutcome, error: Exception | None, *, num_tries: int
+    ) -> Exception | None:
+        """Retry `batch` after `error`, and keep its rows; return the last error if every try fails."""
+        for _ in range(num_tries):
+            error = self._take(self.launch(batch), outcome)
+            if error is None:
+                break
+        return error
+
+    def _divide(self, batch: Batch, error: Exception, outcome: StepOutcome) -> None:
+        """Find the failing sequences of a failed `batch`."""
+        if len(batch.sequences) == 1:
+            sequence = batch.sequences[0].sequence
+            outcome.failed.append((sequence, _failure(error)))
+            return
+        for part in _parts(batch):
+            problem = self._take(self.launch(part), outcome)
+            if problem is not None:
+                self._divide(part, problem, outcome)
+
+    def _check_device(self) -> None:
+        """Check that the device can compute a sequence of one token, in the block that no sequence uses."""
+        probe = Sequence(
+            id=_PROBE_ID,
+            request_id="",
+            choice=0,
+            sampling=SamplingParams(temperature=0, max_tokens=1),
+            token_ids=[0],
+            num_prompt_tokens=1,
+            block_table=[self._executor.limits.num_blocks],
+        )
+        outcome = StepOutcome()
+        error = self._take(self.launch(Batch((ScheduledSequence(probe, 0, 1, True),))), outcome)
+        if error is not None or not outcome.went_well:
+            raise EngineBroken(f"the device can no longer compute: {self.last_failure or 'its logits are not finite'}")
+        self._executor.forget([_PROBE_ID])
+
+
+def _parts(batch: Batch) -> tuple[Batch, Batch]:
+    """Split into sequences that ran before and those that have just joined; in halves if all are of one kind."""
+    sequences = batch.sequences
+    middle = len(sequences) - batch.num_joined
+    if middle in (0, len(sequences)):
+        middle = len(sequences) // 2
+    return batch.part(sequences[:middle]), batch.part(sequences[middle:])
+
+
+def _without(batch: Batch, unwanted: Set[int]) -> Batch:
+    """Return `batch` without the `unwanted` sequences."""
+    kept = tuple(scheduled for scheduled in batch.sequences if scheduled.sequence.id not in unwanted)
+    joined = batch.sequences[len(batch.sequences) - batch.num_joined :]
+    num_joined = sum(scheduled.sequence.id not in unwanted for scheduled in joined)
+    return replace(batch.part(kept), num_joined=num_joined, padding=batch.padding)
+
+
+def _rows_without(batch: Batch, sampled: list[Sampled], unwanted: Set[int]) -> tuple[Batch, list[Sampled]]:
+    """Return `batch` and its rows without the `unwanted` sequences."""
+    drawing = [scheduled for scheduled in batch.sequences if scheduled.samples]
+    pairs = zip(drawing, sampled, strict=True)
+    return _without(batch, unwanted), [row for scheduled, row in pairs if scheduled.sequence.id not in unwanted]
+
+
+def _check_rows(batch: Batch, sampled: list[Sampled]) -> None:
+    num_expected = sum(scheduled.samples for scheduled in batch.sequences)
+    if len(sampled) != num_expected:
+        raise RuntimeError(f"the executor returned {len(sampled)} rows, not {num_expected}")
+
+
+def _failure(error: Exception) -> Finish:
+    message = f"the model failed on this request: {_sentence(error)}"
+    return Finish(reason=FinishReason.ERROR, error=message, failure=FailureKind.of(error))
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,47 @@
+"""The largest steps that a model may be given, to measure the memory that a step takes."""
+
+from dataclasses import replace
+
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.request import MAX_LOGPROBS, SamplingParams
+from sluice.engine.sequence import Sequence
+
+_FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
+_COSTLIEST = replace(
+    _FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias={0: 1.0}
+)
+
+
+def largest_batches(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
+) -> list[Batch]:
+    """Return a step of prompts with all sampling options, and one of decodes with the longest contexts.
+
+    All sequences use block 0: the results are meaningless, but the work is the same.
+    """
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    shares = [max_num_batched_tokens // num_seqs] * num_seqs
+    shares[0] += max_num_batched_tokens - sum(shares)
+    prompts = [
+        ScheduledSequence(_sequence(index, share, block_size, _COSTLIEST), 0, share, True)
+        for index, share in enumerate(min(share, max_model_len) for share in shares)
+    ]
+    # One list of tokens and one of blocks for all: contexts may be long. Penalties would count each token of each.
+    longest = _sequence(num_seqs, max_model_len, block_size, _FILTERED)
+    decodes = [
+        ScheduledSequence(replace(longest, id=longest.id - index), max_model_len - 1, 1, True)
+        for index in range(num_seqs)
+    ]
+    return [Batch(tuple(prompts)), Batch(tuple(decodes))]
+
+
+def _sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:
+    return Sequence(
+        id=-2 - index,
+        request_id="",
+        choice=0,
+        sampling=sampling,
+        token_ids=[0] * length,
+        num_prompt_tokens=length,
+        block_table=[0] * -(-length // block_size),
+    )

@@ -1,0 +1,178 @@
+"""Lay a step out as the tensors that the decoder reads. Knows no model.
+
+Hot: a few passes of Python over the sequences, no tensor per sequence; the rest is arithmetic over the whole batch.
+
+Padding follows the sequences as rows like theirs: it attends to as many tokens as a padded row would, and writes to the
+block after the cache's last, which no sequence uses.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.execution.transfers import to_device_together
+from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
+
+
+class _Decodes:
+    """Tensors of a step of S decodes on the CPU, overwritten by the next such step."""
+
+    def __init__(self, tables: NDArray[np.int32]) -> None:
+        num_sequences = len(tables)
+        self.input_ids = np.empty(num_sequences, dtype=np.int64)
+        self.positions = np.empty(num_sequences, dtype=np.int64)
+        self.slots = np.empty(num_sequences, dtype=np.int64)
+        self.context_lens = np.empty(num_sequences, dtype=np.int32)
+        self._tensors = {
+            "input_ids": torch.from_numpy(self.input_ids),
+            "positions": torch.from_numpy(self.positions),
+            "slot_mapping": torch.from_numpy(self.slots),
+            "block_tables": torch.from_numpy(tables),
+            "query_start_locs": torch.arange(num_sequences + 1, dtype=torch.int32),
+            "context_lens": torch.from_numpy(self.context_lens),
+            "logit_rows": torch.arange(num_sequences),
+        }
+
+    def tensors(self, max_context_len: int) -> BatchTensors:
+        """Return the tensors with their current contents."""
+        return BatchTensors(**self._tensors, max_query_len=1, max_context_len=max_context_len)
+
+
+class BatchLayout:
+    """Lays steps out. Keeps the block tables of the last step, since most rows stay the same."""
+
+    def __init__(
+        self, *, max_num_seqs: int, max_blocks_per_seq: int, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._device = device
+        self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+        self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._padding_tables = self._tables[:0]
+        """Tables for the largest number of padding rows so far; None until padding is first needed."""
+
+        self._decodes = _Decodes(self._tables[:0])
+
+    def lay_out(
+        self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
+    ) -> BatchTensors:
+        """Return the tensors of `batch`, valid until the next call.
+
+        Args:
+            batch: the step.
+            drawn_rows: by sequence id, the rows that sampled tokens in the previous step.
+            drawn_ids: `[R]` int64, the tokens that they sampled, on the device.
+
+        Raises:
+            KeyError: a token is known neither to the host nor to the previous step.
+        """
+        scheduled, padding = batch.sequences, batch.padding
+        if not (padding or drawn_rows) and self._device.type == "cpu" and _are_decodes(scheduled):
+            return self._lay_out_decodes(scheduled)
+        token_ids = _token_ids(scheduled, drawn_rows or {}) + [PADDING] * batch.num_padding_tokens
+        starts = [item.start for item in scheduled] + [row.context_len - row.num_tokens for row in padding]
+        sizes = [item.num_tokens for item in scheduled] + [row.num_tokens for row in padding]
+        # A rectangle of decodes computes the logits of its finished rows as well.
+        samples = [item.samples for item in scheduled] + [row.num_tokens == 1 for row in padding]
+        lengths = np.array(sizes, dtype=np.int32)
+        ends = lengths.cumsum(dtype=np.int32)
+        context_lens = np.array(starts, dtype=np.int32) + lengths
+        tables = self._block_tables([item.sequence.block_table for item in scheduled])
+        if padding:
+            tables = np.concatenate((tables, self._tables_of_padding(len(padding))))
+        locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
+        parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, (ends - 1)[samples])
+        plan, logit_rows = self._to_plan(*parts, tables=tables)
+        spare_slot = self._num_blocks * self._block_size
+        tokens = prepare_batch(plan, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
+        return BatchTensors(
+            input_ids=tokens.input_ids,
+            positions=tokens.positions,
+            slot_mapping=tokens.slot_mapping,
+            block_tables=plan.block_tables,
+            query_start_locs=plan.query_start_locs,
+            context_lens=plan.context_lens,
+            logit_rows=logit_rows.long(),
+            max_query_len=int(lengths.max()),
+            max_context_len=int(context_lens.max()),
+        )
+
+    def _lay_out_decodes(self, scheduled: tuple[ScheduledSequence, ...]) -> BatchTensors:
+        """Lay out decodes whose tokens the host knows, in preallocated memory and in plain Python.
+
+        A dozen operations over arrays of a few numbers take a tenth of such a step, because the weights evict numpy's
+        and torch's code from the processor's caches.
+        """
+        size = self._block_size
+        tables = self._block_tables([sequence.block_table for sequence, _, _, _ in scheduled])
+        if len(self._decodes.slots) != len(scheduled):
+            self._decodes = _Decodes(tables)
+        starts = [start for _, start, _, _ in scheduled]
+        self._decodes.input_ids[:] = [sequence.token_ids[start] for sequence, start, _, _ in scheduled]
+        self._decodes.positions[:] = starts
+        self._decodes.context_lens[:] = [start + 1 for start in starts]
+        self._decodes.slots[:] = [
+            sequence.block_table[start // size] * size + start % size for sequence, start, _, _ in scheduled
+        ]
+        return self._decodes.tensors(max(starts) + 1)
+
+    def _to_plan(self, *parts: NDArray[np.int32], tables: NDArray[np.int32]) -> tuple[StepPlan, Tensor]:
+        """Copy the plan and the logits' rows to the device in one copy."""
+        if self._device.type == "cpu":
+            on_device = [torch.from_numpy(part) for part in (*parts, tables)]
+        else:
+            on_device = to_device_together((*parts, tables), self._device)
+        token_ids, query_start_locs, context_lens, logit_rows, block_tables = on_device
+        plan = StepPlan(
+            token_ids=token_ids,
+            query_start_locs=query_start_locs,
+            context_lens=context_lens,
+            block_tables=block_tables,
+        )
+        return plan, logit_rows
+
+    def _block_tables(self, tables: list[list[int]]) -> NDArray[np.int32]:
+        """Return the tables as rows `[S, max_blocks]`; a row is written only if it changed."""
+        for row, table in enumerate(tables):
+            if self._rows[row] != table:
+                self._tables[row, : len(table)] = table
+                self._rows[row] = table.copy()
+        return self._tables[: len(tables)]
+
+    def _tables_of_padding(self, num_rows: int) -> NDArray[np.int32]:
+        """Block tables of rows that read the cache's blocks in sequence, as far apart as those of real rows."""
+        if len(self._padding_tables) < num_rows:
+            # A recording has one row more than sequences may run.
+            most, width = self._tables.shape
+            shape = max(num_rows, most + 1), width
+            blocks = np.arange(shape[0] * width).reshape(shape)
+            self._padding_tables = (blocks % self._num_blocks).astype(np.int32)
+        return self._padding_tables[:num_rows]
+
+
+def _are_decodes(scheduled: tuple[ScheduledSequence, ...]) -> bool:
+    """Whether each of some sequences has one token, known to the host, and samples the next."""
+    return bool(scheduled) and all(
+        num_tokens == 1 and samples and start < len(sequence.token_ids)
+        for sequence, start, num_tokens, samples in scheduled
+    )
+
+
+def _token_ids(scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]) -> list[int]:
+    """Return the ids of all tokens; where only the previous step knows one, its row there as `StepPlan` defines."""
+    token_ids: list[int] = []
+    for sequence, start, num_tokens, _ in scheduled:
+        if start == len(sequence.token_ids):
+            token_ids.append(-1 - drawn_rows[sequence.id])
+        else:
+            token_ids += sequence.token_ids[start : start + num_tokens]
+    return token_ids

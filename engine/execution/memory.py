@@ -1,0 +1,80 @@
+"""Memory of the device: what is free, the peak of a computation, and what can be returned."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import ctypes
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""Value for clear_refs that resets the peak resident size (proc(5))."""
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Return the free memory of the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Return cached memory that torch (on the CPU, the C library) does not use to the device."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
+
+
+def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:
+    """Run `compute`; return the peak of the memory that it took beyond what was in use.
+
+    The figure includes memory that stays in use (libraries, compiled kernels). On the CPU it is the process's resident
+    memory.
+
+    Raises:
+        OSError: on the CPU, if the kernel does not provide the figure.
+    """
+    if device.type == "cuda":
+        return _peak_on_gpu(device, compute)
+    give_memory_back(device)
+    before = _status_bytes("VmRSS")
+    _CLEAR_REFS.write_text(_RESET_PEAK)
+    compute()
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _peak_on_gpu(device: torch.device, compute: Callable[[], object]) -> int:
+    give_memory_back(device)
+    torch.cuda.synchronize(device)
+    free, reserved = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    compute()
+    torch.cuda.synchronize(device)
+    # By torch: its reserved peak, since reserved pieces that are unused are not available to others either.
+    by_torch = torch.cuda.max_memory_reserved(device) - reserved
+    # By others (libraries, compiled kernels): memory that is gone now and is not torch's. It stays in use.
+    missing = free - torch.cuda.mem_get_info(device)[0]
+    by_others = missing - (torch.cuda.memory_reserved(device) - reserved)
+    give_memory_back(device)
+    return max(0, by_torch) + max(0, by_others)
+
+
+def _status_bytes(name: str) -> int:
+    """Return a field of this process's status, in bytes."""
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="ascii").splitlines() if ":" in line)
+    if name not in lines:
+        raise OSError(f"{_STATUS} has no {name}")
+    return int(lines[name].split()[0]) * 1024

@@ -1,0 +1,415 @@
+"""Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sluice.engine.batch import Batch, Sampled
+from sluice.engine.config import CPU_MEMORY_FRACTION
+from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
+from sluice.engine.execution.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
+from sluice.engine.execution.device_errors import guarded
+from sluice.engine.execution.graph_buckets import Bucket, Buckets, nothing, pad
+from sluice.engine.execution.kv_cache import block_bytes, blocks_that_fit, check_one_sequence_fits, make_caches
+from sluice.engine.execution.largest_step import largest_batches
+from sluice.engine.execution.layout import BatchLayout
+from sluice.engine.execution.memory import free_memory_bytes, give_memory_back, peak_bytes
+from sluice.engine.execution.sampler import Sampler
+from sluice.engine.execution.transfers import PendingCopy
+from sluice.engine.executor import Launched, ModelLimits
+from sluice.engine.models.config import DecoderConfig, parse_config
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.folder import ModelFolder, open_model_folder
+from sluice.engine.models.inputs import BatchTensors
+from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.kernels.copy_blocks import block_runs, copy_blocks
+from sluice.kernels.paged_attention import FP8
+
+_FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The model, its device and its memory limits."""
+
+    path: Path
+    """A folder with config.json and safetensors."""
+
+    device: str = "cpu"
+    """"cpu", or "cuda:0"."""
+
+    dtype: str = "auto"
+    """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
+
+    quantization: Literal["none", "int8"] = "none"
+    """int8: round weights to int8 while loading. On the CPU for bfloat16, where activations are rounded for each
+    product too; on a GPU for bfloat16 and float16.
+    """
+
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """fp8: keys and values in 8-bit floats, with one scale per head and token. auto: the model's dtype."""
+
+    block_size: int = 16
+    """Token slots in a block of the KV cache."""
+
+    num_blocks: int | None = None
+    """Blocks of the KV cache. None: as many as the memory allows."""
+
+    kv_cache_bytes: int | None = None
+    """Memory for the KV cache. None: what `memory_fraction` leaves."""
+
+    memory_fraction: float = CPU_MEMORY_FRACTION
+    """Share of the memory free after loading the weights, for the KV cache and the largest step together."""
+
+    measures_steps: bool | None = None
+    """Whether the largest step is run to measure its memory. None: on a GPU. On the CPU it would take up to minutes,
+    and the share left free is larger.
+    """
+
+    max_model_len: int | None = None
+    """Maximum tokens of a sequence. None: the model's own context."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    graphs: bool | None = None
+    """Whether steps are recorded and replayed. None: on a GPU. On the CPU a replay recomputes, for tests."""
+
+    num_threads: int | None = None
+    """Threads on the CPU. None: torch's default."""
+
+    lag: Literal[0, 1] | None = None
+    """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU, 0 on a CPU."""
+
+
+class GuardedLaunch(NamedTuple):
+    """A launched step that translates late errors: most device errors surface when results are collected."""
+
+    launched: Launched
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        return guarded(self.launched.collect)
+
+
+class Undrawn(NamedTuple):
+    """A step that samples nothing.
+
+    Collecting it still waits for the device, so that the host cannot run ahead without limit.
+    """
+
+    pending_copy: PendingCopy
+
+    def collect(self) -> list[Sampled]:
+        """See `Launched.collect`."""
+        self.pending_copy.wait()
+        return []
+
+
+class ModelRunner:
+    """A model on a device as the engine's executor. One thread at a time."""
+
+    def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
+        weights = decoder.weights.embedding
+        self._decoder = decoder
+        self._limits = limits
+        self._fingerprint = fingerprint
+        self._caches = make_caches(
+            decoder.config,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            dtype=_cache_dtype(options, weights.dtype),
+            device=weights.device,
+        )
+        self._runs = block_runs(self._caches)
+        self._layout = BatchLayout(
+            max_num_seqs=options.max_num_seqs,
+            max_blocks_per_seq=-(-limits.max_model_len // limits.block_size),
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            device=weights.device,
+        )
+        self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
+        self._drawn_rows: dict[int, int] = {}
+        """For the step launched last: the row of each sequence, by its id, in `_drawn_ids`."""
+
+        self._drawn_ids: Tensor | None = None
+        self._buckets = Buckets(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+        self._graphs = self._recordings(options, weights.device)
+        self._sampler = Sampler(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, device=weights.device)
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Limits of the model and its cache for the scheduler."""
+        return self._limits
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies everything that the tokens depend on; equal fingerprints give equal tokens."""
+        return self._fingerprint
+
+    @property
+    def lag(self) -> int:
+        """Steps that may be launched ahead of their results."""
+        return self._lag
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model, for measurements and checks."""
+        return self._decoder
+
+    def launch(self, batch: Batch) -> Launched:
+        """Start computing every scheduled token and sampling a new one for each sequence that samples.
+
+        Raises:
+            OutOfMemory: the device lacks memory for this step now.
+            EngineBroken: the device is lost.
+        """
+        try:
+            return GuardedLaunch(guarded(lambda: self._launch(batch)))
+        except OutOfMemory:
+            # Releasing torch's cached pieces may yield a contiguous one.
+            give_memory_back(self._device)
+            raise
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch) -> Launched:
+        if batch.copies:
+            # Before the recorded part, and not in it: the step's tokens attend to what is copied.
+            copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
+        logits = self._logits(batch)
+        sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
+        drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
+        if not sampling:
+            self._drawn_rows = drawn_rows
+            return Undrawn(PendingCopy((), self._device))
+        # The logits of padding follow theirs.
+        drawn = self._sampler.sample(logits[: len(sampling)], sampling)
+        # Set both together, and only for a launched step: rows of one step do not index the ids of another.
+        self._drawn_rows, self._drawn_ids = drawn_rows, drawn.token_ids
+        return drawn
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """Return `[R, V]`: logits of the rows of `batch` that sample, then of padding; replayed if recorded."""
+        bucket = self._buckets.of(batch) if self._graphs is not None else None
+        if self._graphs is None or bucket is None:
+            return self.forward(self.lay_out(batch))
+        is_due = not self._graphs.has(bucket) and self._graphs.want(bucket)
+        if is_due or self._graphs.has(bucket):
+            tensors = self.lay_out(pad(batch, bucket))
+            if not is_due or self._graphs.record(bucket, tensors):
+                return self._graphs.forward(tensors, bucket)
+        return self.forward(self.lay_out(batch))
+
+    def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
+        if not _records(options, device):
+            return None
+        return GraphedDecoder(
+            self.forward,
+            CudaGraphRecorder(device) if device.type == "cuda" else EagerGraphRecorder(),
+            max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs + 1,
+        )
+
+    @property
+    def graphs(self) -> GraphedDecoder | None:
+        """Recorded steps, for measurements and checks; None if steps are not recorded."""
+        return self._graphs
+
+    @property
+    def has_preparations(self) -> bool:
+        """Whether idle time can be used: see `prepare`."""
+        return self._graphs is not None and self._graphs.wish is not None
+
+    def prepare(self) -> None:
+        """Record the most wanted step that is not recorded yet, if there is memory for it.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
+        if self._graphs is None or (bucket := self._graphs.wish) is None:
+            return
+        try:
+            guarded(lambda: self._record(bucket))
+        except OutOfMemory:
+            # Steps work without it. It may be wanted again.
+            self._graphs.drop_wish(bucket)
+            give_memory_back(self._device)
+
+    def prepare_first(self) -> None:
+        """Record the buckets of the start, and copy a block to the unused one, which compiles that kernel too.
+
+        Raises:
+            EngineBroken: the device is lost.
+        """
+        guarded(lambda: copy_blocks(self._runs, [(0, self._limits.num_blocks)]))
+        for bucket in self._buckets.first if self._graphs is not None else []:
+            guarded(lambda bucket=bucket: self._record(bucket))
+
+    @torch.inference_mode()
+    def _record(self, bucket: Bucket) -> None:
+        # Padding only: it reads any block and writes to none that a sequence uses.
+        if self._graphs is not None:
+            self._graphs.record(bucket, self.lay_out(nothing(bucket)))
+
+    def lay_out(self, batch: Batch) -> BatchTensors:
+        """Run the first part of `launch`: return the model's inputs, valid until the next call."""
+        return self._layout.lay_out(batch, self._drawn_rows, self._drawn_ids)
+
+    def forward(self, tensors: BatchTensors) -> Tensor:
+        """Run the second part of `launch`: return the logits `[R, V]`, valid until the next call."""
+        return self._decoder.forward(tensors, self._caches)
+
+    def time_phases(self, tensors: BatchTensors) -> dict[str, float]:
+        """Return seconds per phase of a native step, which is run; for measurements."""
+        return self._decoder.time_phases(tensors, self._caches)
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drop state kept for ended sequences."""
+        self._sampler.forget(sequence_ids)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._decoder.weights.embedding.device
+
+
+def load_model_runner(options: ModelOptions) -> ModelRunner:
+    """Load a model folder onto its device.
+
+    Raises:
+        ModelFolderError: the folder is missing, incomplete, corrupt or of an unknown family.
+        QuantizationUnavailable: the requested quantization is not supported.
+        NotEnoughMemory: the memory allowed does not hold one sequence.
+    """
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    folder = open_model_folder(options.path)
+    config = parse_config(folder.config)
+    device = torch.device(options.device)
+    dtype = _dtype(folder, options)
+    max_model_len = _max_model_len(config, options)
+    is_int8 = options.quantization == "int8"
+    if is_int8 and device.type == "cpu" and dtype != torch.bfloat16:
+        raise QuantizationUnavailable(
+            f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
+            f"set dtype to bfloat16, or drop the quantization."
+        )
+    if device.type == "cuda":
+        # Triton launches on the thread's current device, whatever the tensors' device. torch needs an index here.
+        torch.cuda.set_device(device.index or 0)
+    with torch.inference_mode():
+        decoder = load_decoder(
+            config,
+            folder.weights,
+            form=WeightForm(dtype, device, is_int8=is_int8),
+            max_model_len=max_model_len,
+            max_tokens=options.max_num_batched_tokens,
+        )
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=folder.eos_token_ids,
+        num_blocks=_num_blocks(decoder, options, max_model_len, dtype),
+        block_size=options.block_size,
+    )
+    fingerprint = folder.fingerprint(dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
+    runner = ModelRunner(decoder, options, limits, fingerprint)
+    runner.prepare_first()
+    return runner
+
+
+def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
+    dtype = folder.dtype(options.dtype)
+    # There are no CPU kernels for float16: products would be widened one by one.
+    if options.dtype == "auto" and options.device == "cpu" and dtype == torch.float16:
+        return torch.bfloat16
+    return dtype
+
+
+def _cache_dtype(options: ModelOptions, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of keys and values for a model in `dtype`.
+
+    Raises:
+        QuantizationUnavailable: this GPU has no 8-bit floats.
+    """
+    if options.kv_cache_dtype == "auto":
+        return dtype
+    device = torch.device(options.device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise QuantizationUnavailable(
+            f"a KV cache in fp8 needs a GPU of compute capability 8.9 or more, this is {options.device}: "
+            f"{torch.cuda.get_device_name(device)}."
+        )
+    return FP8
+
+
+def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
+    longest = config.max_position_embeddings
+    if config.rope.type == "dynamic":
+        # This embedding extends to any requested length.
+        return options.max_model_len or longest
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise ModelFolderError(
+            f"max_model_len is {options.max_model_len}, but this model's context is {longest} tokens."
+        )
+    return options.max_model_len or longest
+
+
+def _num_blocks(decoder: Decoder, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
+    """Return the number of cache blocks; a given `max_model_len` must fit them."""
+    config, device = decoder.config, torch.device(options.device)
+    cache_dtype = _cache_dtype(options, dtype)
+    bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=cache_dtype, device=device)
+    num_blocks = options.num_blocks
+    if num_blocks is None:
+        available = options.kv_cache_bytes
+        if available is None:
+            available = int(free_memory_bytes(device) * options.memory_fraction)
+            available = max(0, available - _step_bytes(decoder, options, max_model_len))
+        num_blocks = blocks_that_fit(
+            available, bytes_per_block, options.block_size, options.max_num_seqs * max_model_len
+        )
+    if options.max_model_len is not None:
+        check_one_sequence_fits(num_blocks, options.block_size, max_model_len, bytes_per_block)
+    return num_blocks
+
+
+def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> int:
+    """Return the memory that the largest steps take beyond weights and cache; 0 if it is not measured."""
+    device = torch.device(options.device)
+    if not (device.type == "cuda" if options.measures_steps is None else options.measures_steps):
+        return 0
+    vocab_size, block_size = decoder.config.vocab_size, options.block_size
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(),
+        num_blocks=1,
+        block_size=block_size,
+    )
+    runner = ModelRunner(decoder, replace(options, graphs=False), limits, fingerprint="")
+    batches = largest_batches(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
+    try:
+        peak = peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
+    except OutOfMemory as error:
+        raise NotEnoughMemory(
+            f"there is no memory for a step of {options.max_num_batched_tokens} tokens and {options.max_num_seqs} "
+            f"sequences ({error}). Lower one of them, or use a smaller model."
+        ) from error
+    # Recorded steps have a separate memory pool, which no other step uses.
+    return 2 * peak if _records(options, device) else peak
+
+
+def _records(options: ModelOptions, device: torch.device) -> bool:
+    return device.type == "cuda" if options.graphs is None else options.graphs

@@ -1,0 +1,200 @@
+"""Read a model folder: config.json, generation_config.json and safetensors, in one file or in shards.
+
+Weights are memory-mapped: a tensor's bytes are read from the file when they are used. Does not use transformers.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sluice.engine.errors import ModelFolderError
+from sluice.engine.models.config import Json
+from sluice.kernels.philox import NOISE_VERSION
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_FULLY_HASHED_BYTES = 256 * 2**20
+_SAMPLE_BYTES = 64 * 2**10
+_NUM_SAMPLES = 256
+_HASHED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+class Weights:
+    """Tensors by name, over all files of a folder.
+
+    Each tensor is a separate mapping of its file: its pages leave memory with the tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = _weight_files(folder)
+        self._tensors: dict[str, Path] = {}
+        for path in self._files:
+            self._tensors |= dict.fromkeys(_open(path).keys(), path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors, in order of name."""
+        return self._files
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor called `name`, memory-mapped.
+
+        Raises:
+            ModelFolderError: it is missing, corrupt, or not of `shape`.
+        """
+        if name not in self._tensors:
+            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
+        try:
+            tensor = cast("Tensor", _open(self._tensors[name]).get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
+        if tuple(tensor.shape) != shape:
+            raise ModelFolderError(f"tensor {name!r} is {tuple(tensor.shape)}, config.json expects {shape}.")
+        if tensor.dtype not in _DTYPES.values():
+            raise ModelFolderError(
+                f"tensor {name!r} is {tensor.dtype}; only fp32, fp16 and bf16 weights are supported."
+            )
+        return tensor
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which `name` is stored."""
+        if name not in self._tensors:
+            raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
+        return cast("torch.dtype", _open(self._tensors[name]).get_slice(name)[:1].dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model folder's configs, and its weights by name."""
+
+    path: Path
+    config: Json
+    generation_config: Json
+    weights: Weights
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an output: the generation config's, else the config's."""
+        ids = self.generation_config.get("eos_token_id")
+        ids = self.config.get("eos_token_id") if ids is None else ids
+        if isinstance(ids, int):
+            return frozenset([ids])
+        return frozenset(cast("list[int]", ids)) if isinstance(ids, list) else frozenset()
+
+    def dtype(self, wanted: str) -> torch.dtype:
+        """Return the dtype to compute in: `wanted`, or for "auto" that of the weights.
+
+        Raises:
+            ModelFolderError: `wanted` is unknown.
+        """
+        if wanted == "auto":
+            return self.weights.dtype_of("model.embed_tokens.weight")
+        if wanted not in _DTYPES:
+            raise ModelFolderError(f"dtype {wanted!r} is not one of auto, {', '.join(_DTYPES)}.")
+        return _DTYPES[wanted]
+
+    def fingerprint(self, dtype: torch.dtype, *, is_int8: bool = False, has_fp8_cache: bool = False) -> str:
+        """Hash everything tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
+
+        Weights rounded to int8 differ from the folder's, and keys and values in fp8 from the model's.
+
+        Small weights are hashed completely; for large ones the headers, the sizes and 256 samples of 64 KiB per file.
+        """
+        kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
+        digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION}".encode())
+        for name in _HASHED_FILES:
+            path = self.path / name
+            digest.update(f"\0{name}\0".encode())
+            digest.update(path.read_bytes() if path.is_file() else b"")
+        for path in self.weights.files:
+            _hash_weights(digest, path)
+        return digest.hexdigest()[:32]
+
+
+def open_model_folder(path: Path) -> ModelFolder:
+    """Open a folder in Hugging Face's layout.
+
+    Raises:
+        ModelFolderError: the folder or a file in it is missing or corrupt.
+    """
+    if not path.is_dir():
+        raise ModelFolderError(f"{path} is not a folder: give the path of a folder with config.json and *.safetensors.")
+    config = _read_json(path / "config.json")
+    generation_path = path / "generation_config.json"
+    generation_config = _read_json(generation_path) if generation_path.is_file() else {}
+    return ModelFolder(path=path, config=config, generation_config=generation_config, weights=Weights(path))
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFolderError(f"{path.parent} has no {path.name}: it is not a model folder.") from error
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} must hold a JSON object.")
+    # A parsed JSON object has string keys.
+    return cast("Json", value)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index_path = folder / "model.safetensors.index.json"
+    if index_path.is_file():
+        weight_map = _read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, Mapping):
+            raise ModelFolderError(f"{index_path} has no weight_map.")
+        names = {str(name) for name in cast("Mapping[str, object]", weight_map).values()}
+        files = [folder / name for name in sorted(names)]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} lacks {', '.join(missing)}, which its index lists.")
+    if not files:
+        raise ModelFolderError(f"{folder} has no *.safetensors: only weights in that format are supported.")
+    return files
+
+
+def _open(path: Path) -> Any:  # noqa: ANN401 - safe_open has no types
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelFolderError(f"{path} is corrupt or truncated: {error}.") from error
+
+
+def _hash_weights(digest: Any, path: Path) -> None:  # noqa: ANN401 - hashlib's type has no public name
+    """Add one file to `digest`: all of it if small, else size, head and evenly spaced samples."""
+    size = path.stat().st_size
+    digest.update(f"\0{path.name}\0{size}\0".encode())
+    with path.open("rb") as file:
+        if size <= _FULLY_HASHED_BYTES:
+            while chunk := file.read(2**22):
+                digest.update(chunk)
+            return
+        header_bytes = int.from_bytes(file.read(8), "little")
+        digest.update(file.read(header_bytes))
+        for sample in range(_NUM_SAMPLES):
+            file.seek(8 + header_bytes + (size - 8 - header_bytes - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))

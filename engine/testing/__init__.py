@@ -1,0 +1,1 @@
+"""Fault injection for tests of recovery from a failing executor."""

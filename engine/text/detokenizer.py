@@ -1,0 +1,166 @@
+"""Convert the tokens of one choice to text as they arrive. Knows no stop strings, no steps, no queue.
+
+Tokens are taken one at a time, so the visible text after k tokens depends only on those k tokens, not on steps. An
+incomplete character is held back; bytes that can never form one show as U+FFFD at once.
+
+Three implementations, fastest first:
+- `ByteDetokenizer` where a token is a run of bytes (byte-level BPE: Llama 3, Qwen, GPT-2);
+- `PieceDetokenizer` where it is a piece of text or one byte (SentencePiece with byte fallback: Llama 2, Mistral);
+- `WindowDetokenizer` for any other decoder: it decodes the last tokens twice and shows the difference.
+
+The first two are exact: their output equals the decoding of all tokens at once. The third is exact if the decoder does
+not change early text when tokens are appended.
+"""
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+from sluice.engine.executor import TextDecoder
+
+_OPEN = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 4
+
+
+class Detokenizer(Protocol):
+    """Incremental conversion of one choice's tokens to text."""
+
+    def push(self, token_id: int) -> str:
+        """Take the next token and return the text that it completed."""
+        ...
+
+    def flush(self) -> str:
+        """Return the text held back: no further token follows."""
+        ...
+
+
+@runtime_checkable
+class StreamingDecoder(TextDecoder, Protocol):
+    """A decoder with a better way to stream than decoding windows."""
+
+    def stream(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Begin the text of a choice."""
+        ...
+
+
+def stream_opener(decoder: TextDecoder) -> Callable[[bool], Detokenizer]:
+    """Return the best detokenizer factory of `decoder`, with or without special tokens."""
+    if isinstance(decoder, StreamingDecoder):
+        return lambda skips: decoder.stream(skip_special_tokens=skips)
+    return lambda skips: WindowDetokenizer(decoder, skip_special_tokens=skips)
+
+
+class ByteDetokenizer:
+    """For tokens that are runs of bytes: the text is the UTF-8 of all bytes, errors replaced."""
+
+    __slots__ = ("_open", "_pieces")
+
+    def __init__(self, pieces: Mapping[int, str | bytes]) -> None:
+        """Begin a text.
+
+        Args:
+            pieces: by token id, its text if its bytes are whole characters, else its bytes. Shared, never changed here.
+        """
+        self._pieces = pieces
+        self._open = b""
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        piece = self._pieces[token_id]
+        if not self._open and isinstance(piece, str):
+            return piece
+        data = self._open + (piece.encode() if isinstance(piece, str) else piece)
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._open = data[num_read:]
+        return text
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        text = self._open.decode(errors="replace")
+        self._open = b""
+        return text
+
+
+class PieceDetokenizer:
+    """For tokens that are pieces of text, or single bytes where no piece exists.
+
+    A run of bytes is text only if all of it is UTF-8, otherwise each byte becomes U+FFFD; so the run is held back until
+    it ends, at the latest at the next space. One space at the very beginning is dropped.
+    """
+
+    __slots__ = ("_has_begun", "_pieces", "_run")
+
+    def __init__(self, pieces: Mapping[int, str | int]) -> None:
+        """Begin a text.
+
+        Args:
+            pieces: by token id, its text, or its byte as a number. Shared, never changed here.
+        """
+        self._pieces = pieces
+        self._run = bytearray()
+        self._has_begun = False
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        piece = self._pieces[token_id]
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        if self._has_begun and not self._run:
+            return piece
+        # Tokens without text (skipped special tokens) do not end a run of bytes.
+        return self.flush() + self._begin(piece) if piece else ""
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        run, self._run = bytes(self._run), bytearray()
+        try:
+            return self._begin(run.decode())
+        except UnicodeDecodeError:
+            return self._begin(_OPEN * len(run))
+
+    def _begin(self, text: str) -> str:
+        if self._has_begun or not text:
+            return text
+        self._has_begun = True
+        return text.removeprefix(" ")
+
+
+class WindowDetokenizer:
+    """For any decoder: a token's text is what a window of the last tokens gains from it when decoded."""
+
+    __slots__ = ("_before", "_decoder", "_skip_special_tokens", "_tokens")
+
+    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool) -> None:
+        self._decoder = decoder
+        self._skip_special_tokens = skip_special_tokens
+        self._tokens: list[int] = []
+        """The window: tokens already shown, for context, then those whose text is incomplete."""
+
+        self._before = 0
+        """Number of tokens already shown."""
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        self._tokens.append(token_id)
+        shown, text = self._decode(self._tokens[: self._before]), self._decode(self._tokens)
+        num_open = len(self._tokens) - self._before
+        is_open = text.endswith(_OPEN) or len(text) <= len(shown)
+        if is_open and num_open < _LONGEST_CHARACTER:
+            return ""
+        if len(text) <= len(shown):
+            # These tokens have no text: keep the tokens before them as context.
+            del self._tokens[self._before :]
+            return ""
+        del self._tokens[: self._before]
+        self._before = num_open
+        return text[len(shown) :]
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        text = self._decode(self._tokens)[len(self._decode(self._tokens[: self._before])) :]
+        self._tokens, self._before = [], 0
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens) if token_ids else ""

@@ -1,0 +1,271 @@
+"""A model folder's tokenizer: text to token ids and back. Knows no sequences and renders no chat template.
+
+It uses `tokenizers`; transformers is imported only for a folder without tokenizer.json.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+
+from sluice.engine.errors import ModelFolderError
+from sluice.engine.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, WindowDetokenizer
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""SentencePiece's form of a space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """Tokenizer settings of a folder besides the vocabulary."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+    """Tokens that end an output: those of the generation config (else the config), and the tokenizer's own."""
+
+    special_tokens: Mapping[str, str]
+    """bos_token, eos_token and so on, as named in chat templates."""
+
+    chat_template: str | None = None
+    """Jinja source, unrendered."""
+
+
+class Tokenizer:
+    """Text to token ids and back: a `TextDecoder` that streams. Thread-safe."""
+
+    def __init__(self, backend: Backend, facts: TokenizerFacts) -> None:
+        # Truncation and padding settings left by a training run would silently change prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.facts = facts
+        self._open_stream = _stream_of(backend)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, including added tokens."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`, with special tokens around it (a rendered template has them already)."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the token ids of each of `texts`, encoded in parallel."""
+        return [encoding.ids for encoding in self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of `token_ids`; unknown ids give no text."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Begin the text of a choice."""
+        if self._open_stream is None:
+            return WindowDetokenizer(self, skip_special_tokens=skip_special_tokens)
+        return self._open_stream(skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of `token`, if it is one."""
+        return self._backend.token_to_id(token)
+
+    def token(self, token_id: int) -> str | None:
+        """Return the token with the id `token_id` as written in the vocabulary, if there is one."""
+        return self._backend.id_to_token(token_id)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ModelFolderError: it is missing, corrupt, or belongs to another model.
+    """
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"{folder} is not a folder: give the path of a folder with config.json and tokenizer.json."
+        )
+    path = folder / "tokenizer.json"
+    backend = _read_backend(path) if path.is_file() else _convert_backend(folder)
+    config = _read_json(folder / "config.json")
+    _check_vocabulary(backend, config, folder)
+    return Tokenizer(backend, _read_facts(folder, backend, config))
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFolderError(f"{path} cannot be read as a tokenizer: {error}.") from error
+
+
+def _convert_backend(folder: Path) -> Backend:
+    """Let transformers build the tokenizer of a folder that has only an older form."""
+    # Slow to import, and not needed for most folders.
+    from transformers import AutoTokenizer
+
+    try:
+        # Explicitly False: without it transformers asks interactively.
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = cast("object", AutoTokenizer.from_pretrained(str(folder), **options))  # pyright: ignore[reportUnknownMemberType] - its types are partial
+    except Exception as error:  # its readers raise arbitrary errors
+        raise ModelFolderError(
+            f"{folder} has no tokenizer.json, nor a tokenizer that can be converted: {error}"
+        ) from error
+    backend = cast("Backend | None", getattr(tokenizer, "backend_tokenizer", None))
+    if backend is None:
+        raise ModelFolderError(
+            f"{folder} has no tokenizer.json, and its tokenizer has no fast form: save one with `save_pretrained`."
+        )
+    return backend
+
+
+def _check_vocabulary(backend: Backend, config: Mapping[str, object], folder: Path) -> None:
+    num_tokens, num_known = backend.get_vocab_size(with_added_tokens=False), config.get("vocab_size")
+    if isinstance(num_known, int) and num_tokens > num_known:
+        raise ModelFolderError(
+            f"the tokenizer in {folder} has {num_tokens} tokens and the model in its config.json knows {num_known}: "
+            f"they do not belong together."
+        )
+
+
+def _read_facts(folder: Path, backend: Backend, config: Mapping[str, object]) -> TokenizerFacts:
+    settings = _read_json(folder / "tokenizer_config.json")
+    special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+    own_eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
+    declared = config.get("eos_token_id") if declared is None else declared
+    return TokenizerFacts(
+        eos_token_ids=frozenset(_ids(declared) + _ids(own_eos)),
+        special_tokens=special_tokens,
+        chat_template=_read_chat_template(folder, settings),
+    )
+
+
+def _read_chat_template(folder: Path, settings: Mapping[str, object]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise ModelFolderError(f"{path} cannot be read as text: {error}.") from error
+    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = cast("list[dict[str, str]]", template)
+        return next((entry["template"] for entry in named if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelFolderError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{path} holds no JSON object.")
+    return cast("dict[str, object]", content)
+
+
+def _token_text(value: object) -> str | None:
+    """Return a special token's text, which is written as a string or in an object."""
+    if isinstance(value, dict):
+        value = cast("dict[str, object]", value).get("content")
+    return value if isinstance(value, str) else None
+
+
+def _ids(value: object) -> list[int]:
+    """Return token ids, which are written as one number or as a list."""
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    return [token_id for token_id in values if isinstance(token_id, int)]
+
+
+class _Pieces:
+    """Return the tokens of a vocabulary, including special ones only if asked."""
+
+    def __init__(self, backend: Backend, *, skips_special: bool) -> None:
+        added = backend.get_added_tokens_decoder()
+        self._skipped = (
+            {token_id for token_id, token in added.items() if token.special} if skips_special else set[int]()
+        )
+        self._backend = backend
+
+    def token(self, token_id: int) -> str:
+        """Return the token as written in the vocabulary; empty if it is skipped or unknown."""
+        return "" if token_id in self._skipped else self._backend.id_to_token(token_id) or ""
+
+
+class _BytePieces(dict[int, "str | bytes"]):
+    """Bytes or text of each token of a byte-level vocabulary. Filled on demand: most are never used."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        token = self._pieces.token(token_id)
+        try:
+            content = bytes(_BYTES[character] for character in token)
+        except KeyError:
+            # An added token is stored as plain text.
+            content = token.encode()
+        try:
+            piece: str | bytes = content.decode()
+        except UnicodeDecodeError:
+            piece = content
+        self[token_id] = piece
+        return piece
+
+
+class _SentencePieces(dict[int, "str | int"]):
+    """Text or byte of each token of a SentencePiece vocabulary. Filled on demand."""
+
+    def __init__(self, pieces: _Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | int:
+        token = self._pieces.token(token_id)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        piece = int(byte[1], 16) if byte else token.replace(_SPACE, " ")
+        self[token_id] = piece
+        return piece
+
+
+def _characters_of_bytes() -> dict[str, int]:
+    """Map bytes to their characters in byte-level vocabularies: printable Latin-1 to itself, others from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _characters_of_bytes()
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _stream_of(backend: Backend) -> Callable[[bool], Detokenizer] | None:
+    """Return how tokens become text one at a time; None if only the decoder itself can tell."""
+    decoder = backend.decoder
+    if isinstance(decoder, decoders.ByteLevel):
+        byte_pieces = [_BytePieces(_Pieces(backend, skips_special=skips)) for skips in (False, True)]
+        return lambda skips: ByteDetokenizer(byte_pieces[skips])
+    if _is_sentence_piece(decoder):
+        pieces = [_SentencePieces(_Pieces(backend, skips_special=skips)) for skips in (False, True)]
+        return lambda skips: PieceDetokenizer(pieces[skips])
+    return None
+
+
+def _is_sentence_piece(decoder: object) -> bool:
+    if not isinstance(decoder, decoders.Sequence):
+        return False
+    steps = json.loads(decoder.__getstate__())["decoders"]
+    return steps == [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]

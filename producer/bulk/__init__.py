@@ -1,0 +1,1 @@
+"""Submit the jobs of a file exactly once, and write their results to files."""

@@ -1,0 +1,414 @@
+"""Read a bulk file: JSON lines, plain or in OpenAI's batch format.
+
+A bad line becomes a `BadLine` and does not stop the rest. Lines longer than any prompt are skipped, not kept in memory.
+"""
+
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+
+import zstandard
+
+from sluice.producer.contract.limits import MAX_PROMPT_BYTES
+from sluice.producer.errors import InvalidJob, InvalidSetting
+from sluice.producer.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
+"""Longest line: a prompt of the largest size with JSON escapes."""
+
+READ_BYTES = 1024 * 1024
+ZSTD_READ_BYTES = 1024
+"""Compressed bytes per read of zstandard: four bytes can expand to 128 KiB."""
+
+UTF8_BOM = b"\xef\xbb\xbf"
+GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+STDIN = "-"
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One job of the file."""
+
+    number: int
+    """Counted from 1, including blank lines."""
+
+    custom_id: str | None
+    endpoint: Endpoint
+    """The endpoint whose response format the result takes."""
+
+    prompt: PromptLike
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is not a valid job, and the reason."""
+
+    number: int
+    custom_id: str | None
+    code: str
+    """A constant word: invalid_json, invalid_request, unsupported, duplicate_custom_id, too_large …"""
+
+    message: str
+    param: str | None = None
+
+
+class _Refused(Exception):
+    """A line is not a valid job."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+# ---------------------------------------------------------------- bytes
+
+
+@contextmanager
+def opened(path: str) -> Generator[BinaryIO]:
+    """Open a file, or standard input for `-`; gzip and zstandard are detected by their first bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if path == STDIN:
+        yield _plain(sys.stdin.buffer)
+        return
+    with Path(path).open("rb") as file:
+        yield _plain(file)
+
+
+def _plain(file: BinaryIO) -> BinaryIO:
+    buffered = io.BufferedReader(cast("io.RawIOBase", file), READ_BYTES)
+    magic = buffered.peek(4)[:4]
+    if magic.startswith(GZIP_MAGIC):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=buffered))
+    if magic == ZSTD_MAGIC:
+        return io.BufferedReader(_ZstdFile(buffered), READ_BYTES)
+    return buffered
+
+
+class _ZstdFile(io.RawIOBase):
+    """A stream of zstandard frames. Unlike the reader of the package, it detects a truncated frame."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._is_within = False
+        self._packed = b""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: "Buffer", /) -> int:
+        """Read into the buffer; returns the number of bytes.
+
+        Raises:
+            EOFError: the last frame is truncated.
+        """
+        while not self._ready and self._fill():
+            pass
+        view = memoryview(buffer)
+        given, self._ready = self._ready[: len(view)], self._ready[len(view) :]
+        view[: len(given)] = given
+        return len(given)
+
+    def _fill(self) -> bool:
+        self._packed = self._packed or self._file.read(ZSTD_READ_BYTES)
+        if not self._packed:
+            if self._is_within:
+                raise EOFError("it ends within a frame")
+            return False
+        self._ready = self._frame.decompress(self._packed)
+        self._is_within = not self._frame.eof
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+        return True
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Yield number and bytes of each line that is not blank; None for a line over `MAX_LINE_BYTES`.
+
+    Raises:
+        InvalidSetting: the compressed data is broken.
+    """
+    number = 0
+    while line := _next_line(file, number):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(UTF8_BOM)
+        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            _skip_line(file)
+            yield number, None
+        elif stripped := line.strip():
+            yield number, stripped
+
+
+def _next_line(file: BinaryIO, number: int) -> bytes:
+    try:
+        return file.readline(MAX_LINE_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise InvalidSetting(f"the file's compressed data is broken after line {number}: {error}") from error
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (piece := file.readline(READ_BYTES)) and not piece.endswith(b"\n"):
+        pass
+
+
+# ---------------------------------------------------------------- lines
+
+
+class LineReader:
+    """Parses lines. Holds the custom ids it has seen, since they must be unique in a file.
+
+    Args:
+        endpoint: Endpoint of lines without a `url`; None accepts plain lines.
+        model: The model that lines must name, if they name one.
+        defaults: Options that a line may override.
+    """
+
+    def __init__(self, *, endpoint: Endpoint | None, model: str | None, defaults: Options) -> None:
+        self._endpoint: Endpoint | None = endpoint
+        self._model = model
+        self._defaults = defaults
+        self._seen: set[str] = set()
+
+    def read(self, number: int, line: bytes | None) -> Line | BadLine:
+        """Parse one line."""
+        custom_id = None
+        try:
+            fields = _parsed(line)
+            custom_id = self._custom_id(fields)
+            endpoint, prompt, options = self._job(fields)
+            return Line(number, custom_id, endpoint, prompt, cast("Options", {**self._defaults, **options}))
+        except _Refused as refused:
+            return BadLine(number, custom_id, refused.code, refused.message, refused.param)
+        except InvalidJob as error:
+            return BadLine(number, custom_id, "invalid_request", str(error))
+
+    def _custom_id(self, fields: dict[str, Any]) -> str | None:  # Any: JSON, in all that follows
+        custom_id = fields.get("custom_id")
+        if custom_id is None:
+            if "body" in fields:
+                raise _Refused("missing_custom_id", "custom_id is missing", "custom_id")
+            return None
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
+            raise _Refused("invalid_custom_id", "custom_id must be a string of 1 to 512 characters", "custom_id")
+        if custom_id in self._seen:
+            raise _Refused("duplicate_custom_id", f"custom_id {custom_id!r} was used before in this file", "custom_id")
+        self._seen.add(custom_id)
+        return custom_id
+
+    def _job(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        if "body" in fields:
+            return self._openai(self._url(fields), fields["body"])
+        rest = {name: value for name, value in fields.items() if name != "custom_id"}
+        if self._endpoint is not None:
+            return self._openai(self._endpoint, rest)
+        return self._plain(rest)
+
+    def _url(self, fields: dict[str, Any]) -> Endpoint:
+        if unknown := fields.keys() - {"custom_id", "method", "url", "body"}:
+            raise _Refused("invalid_request", f"unknown field {min(unknown)!r} next to body", min(unknown))
+        if fields.get("method", "POST") != "POST":
+            raise _Refused("invalid_method", f"method must be POST, got {fields['method']!r}", "method")
+        url = fields.get("url", self._endpoint)
+        for endpoint in ENDPOINTS:
+            if url == endpoint:
+                return endpoint
+        if url is None:
+            raise _Refused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
+        raise _Refused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
+
+    def _openai(self, endpoint: Endpoint, body: object) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        if not isinstance(body, dict):
+            raise _Refused("invalid_request", "body must be an object", "body")
+        # A null parameter counts as absent.
+        given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+        prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
+        return endpoint, prompt, self._with_model(_openai_options(endpoint, given))
+
+    def _plain(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
+        prompts = {name: fields.pop(name) for name in ("prompt", "messages", "token_ids") if name in fields}
+        if len(prompts) != 1:
+            raise _Refused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
+        if unknown := fields.keys() - (OPTION_NAMES - {"job_id"}):
+            raise _Refused(
+                "unknown_parameter", f"unknown option {min(unknown)!r}; what is yours belongs in metadata", min(unknown)
+            )
+        for name in ("deadline", "not_before"):
+            if name in fields:
+                fields[name] = _moment(name, fields[name])
+        options = {**fields, **_bias(fields)}
+        return CHAT if "messages" in prompts else COMPLETIONS, next(iter(prompts.values())), self._with_model(options)
+
+    def _with_model(self, options: dict[str, Any]) -> dict[str, Any]:
+        asked = options.get("model")
+        if self._model is None or asked in (None, self._model):
+            return options if self._model is None else {**options, "model": self._model}
+        raise _Refused("model_mismatch", f"the line asks for model {asked!r}; --model says {self._model!r}", "model")
+
+
+def _parsed(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise _Refused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        fields = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _Refused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise _Refused("invalid_json", f"the line is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise _Refused("invalid_json", f"the line must be a JSON object, not {type(fields).__name__}")
+    return cast("dict[str, Any]", fields)
+
+
+def _moment(name: str, value: object) -> datetime:
+    try:
+        return datetime.fromisoformat(cast("str", value))
+    except (ValueError, TypeError) as error:
+        raise _Refused(
+            "invalid_request", f"{name} must be a time in ISO 8601 with its zone, got {value!r}", name
+        ) from error
+
+
+# ---------------------------------------------------------------- OpenAI's parameters
+
+_SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
+"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+
+_IGNORED = frozenset(
+    {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "stream_options", "messages", "prompt"}
+)
+"""Parameters that do not affect the output, or are read elsewhere."""
+
+# Parameters that are accepted only with the value that changes nothing.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "stream": lambda value: value is False,
+    "tools": lambda value: value == [],
+    "functions": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "function_call": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "best_of": lambda value: value == 1,
+    "reasoning_effort": lambda value: value == "none",
+}
+
+
+def _openai_options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _SAME:
+            options[name] = value
+        elif name not in _IGNORED and name not in _TRANSLATED:
+            _refuse_unless_harmless(name, value, body)
+    options |= _bias(body) | _logprobs(endpoint, body)
+    if "max_completion_tokens" in body:
+        options["max_tokens"] = body["max_completion_tokens"]
+    return options
+
+
+_TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+
+
+def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
+    is_harmless = _HARMLESS.get(name)
+    if is_harmless is None:
+        raise _Refused("unknown_parameter", f"unknown parameter {name!r}", name)
+    # `best_of` equal to `n` selects nothing either.
+    if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
+        raise _Refused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
+
+
+def _bias(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the keys of a logit bias, which JSON has as strings, to token ids."""
+    bias = body.get("logit_bias")
+    if bias is None:
+        return {}
+    if not isinstance(bias, dict):
+        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    pairs = cast("dict[str, Any]", bias)
+    if not all(token.isascii() and token.isdigit() for token in pairs):
+        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    return {"logit_bias": {int(token): value for token, value in pairs.items()}}
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if endpoint == COMPLETIONS:
+        return {} if asked is None else {"logprobs": asked}
+    if asked is not None and not isinstance(asked, bool):
+        raise _Refused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
+    if top is not None and not asked:
+        raise _Refused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
+    return {"logprobs": top or 0} if asked else {}
+
+
+def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _Refused("invalid_request", "messages must be a list with one message or more", "messages")
+    return [_chat_message(message) for message in cast("list[object]", messages)]
+
+
+def _chat_message(message: object) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise _Refused("invalid_request", "a message must be an object", "messages")
+    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
+    if unsupported := given.keys() - {"role", "content", "name"}:
+        raise _Refused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
+    if given.get("role") in ("tool", "function"):
+        raise _Refused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
+    return {**given, "content": _content(given.get("content"))}
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _Refused("invalid_request", "a message's content must be text", "messages")
+    parts = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _Refused("unsupported", f"content of type {part.get('type')!r} is not supported here", "messages")
+    return "".join(part["text"] for part in parts)
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        items = cast("list[object]", prompt)
+        if items and isinstance(items[0], (str, list)):
+            if len(items) > 1:
+                raise _Refused(
+                    "unsupported", "several prompts in one line are not supported: give each its own", "prompt"
+                )
+            return _completion_prompt({"prompt": items[0]})
+        return cast("list[int]", items)
+    if not isinstance(prompt, str):
+        raise _Refused("invalid_request", "prompt must be text or a list of token ids", "prompt")
+    return prompt

@@ -1,0 +1,112 @@
+"""Turn the lines of a bulk file into jobs, deterministically: the same file always gives the same jobs. No I/O.
+
+The id and the seed of a job are derived from the content of its line, its custom id (or the number of equal lines
+before it), the batch and the run.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any, cast
+
+from sluice.producer.bulk.input import Endpoint, Line
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.wire import JobId
+from sluice.producer.jobs import Options, Template, partition_of, template
+
+NAME_BYTES = 12
+MAX_TEMPLATES = 1024
+"""Encoded options that are cached: most files use few combinations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSpec:
+    """The parameters that, with the lines of a file, determine its jobs."""
+
+    batch: str
+    endpoint: Endpoint | None = None
+    model: str | None = None
+    defaults: Options = field(default_factory=Options)
+    partitions: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the parameters as JSON for the journal. Durations from now become points in time."""
+        moments = {name: _at(value) for name, value in self.defaults.items() if isinstance(value, timedelta | datetime)}
+        return {
+            "batch": self.batch,
+            "endpoint": self.endpoint,
+            "model": self.model,
+            "defaults": {**self.defaults, **moments},
+            "partitions": self.partitions,
+        }
+
+
+def bulk_spec_of(written: Mapping[str, Any]) -> BulkSpec:  # Any: JSON
+    """Parse the output of `BulkSpec.as_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    defaults = dict(written["defaults"])
+    for name in ("deadline", "not_before"):
+        if name in defaults:
+            defaults[name] = datetime.fromisoformat(defaults[name])
+    return BulkSpec(
+        batch=str(written["batch"]),
+        endpoint=written["endpoint"],
+        model=written["model"],
+        defaults=cast("Options", defaults),
+        partitions=int(written["partitions"]),
+    )
+
+
+def _at(moment: timedelta | datetime) -> str:
+    return (datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment).isoformat()
+
+
+class LineJobs:
+    """Builds the jobs of one run over one file, in the order of the file. Counts equal lines."""
+
+    def __init__(self, spec: BulkSpec, *, run: int = 0) -> None:
+        self.run = run
+        self._spec = spec
+        self._templates: dict[str, Template] = {}
+        self._asked: Counter[bytes] = Counter()
+
+    def job(self, line: Line) -> NewJob:
+        """Build the job of a line.
+
+        Raises:
+            InvalidJob: the line has an invalid value.
+        """
+        made = self.template(line.options)
+        return made.new_job(line.prompt, lambda digest: self._identity(line.custom_id, made.tenant, digest))
+
+    def _identity(self, custom_id: str | None, tenant: str, digest: bytes) -> tuple[JobId, int]:
+        which = custom_id
+        if which is None:
+            which = f"#{self._asked[digest]}"
+            self._asked[digest] += 1
+        identity = f"{self._spec.batch}\n{self.run}\n{which}\n".encode() + digest
+        drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
+        name = drawn[:NAME_BYTES].hex()
+        job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")
+        # The seed is derived too: the same line, submitted twice, is the same job.
+        return job_id, int.from_bytes(drawn[NAME_BYTES:])
+
+    def template(self, options: Options) -> Template:
+        """Check and encode the options of a line.
+
+        Raises:
+            InvalidJob: a name is unknown or a value is out of its range.
+        """
+        key = repr(options)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            options = {"stream": False, **options, "batch": self._spec.batch}
+            found = self._templates[key] = template(options, partitions=self._spec.partitions)
+        return found

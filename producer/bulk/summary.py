@@ -1,0 +1,110 @@
+"""The summary of a bulk run, with the names of `vllm bench serve`. No I/O."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.wire import ChannelEntry, JobResult
+
+WIDTH = 50
+
+
+def _floats() -> "array[float]":
+    return array("d")
+
+
+@dataclass(slots=True, eq=False)
+class Summary:
+    """Counts and samples of a run, in milliseconds. Mutable; keeps the samples of every job for percentiles."""
+
+    done: int = 0
+    failed: int = 0
+    bad_lines: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    queue_ms: "array[float]" = field(default_factory=_floats)
+    ttft_ms: "array[float]" = field(default_factory=_floats)
+    tpot_ms: "array[float]" = field(default_factory=_floats)
+    itl_ms: "array[float]" = field(default_factory=_floats)
+    e2el_ms: "array[float]" = field(default_factory=_floats)
+
+    def add(self, view: JobView, result: JobResult, entries: Sequence[ChannelEntry]) -> None:
+        """Add a done job; `entries` are those of its first channel, if it has not expired."""
+        self.done += 1
+        self.input_tokens += result.usage.prompt_tokens
+        self.output_tokens += result.usage.output_tokens
+        if view.first_scheduled_ms is not None:
+            self.queue_ms.append(view.first_scheduled_ms - view.submitted_ms)
+        if view.ended_ms is not None:
+            self.e2el_ms.append(view.ended_ms - view.submitted_ms)
+        if view.first_token_ms is not None:
+            self.ttft_ms.append(view.first_token_ms - view.submitted_ms)
+            self._add_tpot(view.first_token_ms, view.ended_ms, result)
+        self.itl_ms.extend(gaps_ms(entries))
+
+    def _add_tpot(self, first_ms: int, ended_ms: int | None, result: JobResult) -> None:
+        tokens = max((len(choice.token_ids) for choice in result.choices), default=0)
+        if ended_ms is not None and tokens > 1:
+            self.tpot_ms.append((ended_ms - first_ms) / (tokens - 1))
+
+    def lines(self, duration_s: float) -> Iterator[str]:
+        """Yield the lines of the summary."""
+        seconds = max(duration_s, 1e-9)
+        yield _title(" Bulk Result ", "=")
+        yield _count("Successful requests:", self.done)
+        yield _count("Failed requests:", self.failed)
+        yield _count("Bad lines:", self.bad_lines)
+        yield _figure("Benchmark duration (s):", duration_s)
+        yield _count("Total input tokens:", self.input_tokens)
+        yield _count("Total generated tokens:", self.output_tokens)
+        yield _figure("Request throughput (req/s):", self.done / seconds)
+        yield _figure("Output token throughput (tok/s):", self.output_tokens / seconds)
+        yield _figure("Total token throughput (tok/s):", (self.input_tokens + self.output_tokens) / seconds)
+        yield from _block("Time in Queue", "Queue", self.queue_ms)
+        yield from _block("Time to First Token", "TTFT", self.ttft_ms)
+        yield from _block("Time per Output Token (excl. 1st token)", "TPOT", self.tpot_ms)
+        yield from _block("Inter-token Latency", "ITL", self.itl_ms)
+        yield from _block("End-to-end Latency", "E2EL", self.e2el_ms)
+        yield "=" * WIDTH
+
+
+def gaps_ms(entries: Sequence[ChannelEntry]) -> Iterator[float]:
+    """Yield the gaps between tokens; tokens of one entry share the time since the entry before it."""
+    with_tokens = [entry for entry in entries if entry.token_ids]
+    for before, entry in pairwise(with_tokens):
+        gap_ms = (entry.time_ms - before.time_ms) / len(entry.token_ids)
+        yield from [gap_ms] * len(entry.token_ids)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of ordered values, interpolated as numpy does."""
+    place = percent / 100 * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _block(title: str, name: str, samples: "array[float]") -> Iterator[str]:
+    yield _title(title, "-")
+    if not samples:
+        # Without --stream, tokens are published in checkpoints, so the gap between two tokens is unknown.
+        yield f"{f'Mean {name} (ms):':<40}{'n/a, see --stream' if name == 'ITL' else 'n/a'}"
+        return
+    ordered = sorted(samples)
+    yield _figure(f"Mean {name} (ms):", sum(ordered) / len(ordered))
+    yield _figure(f"Median {name} (ms):", percentile(ordered, 50))
+    yield _figure(f"P99 {name} (ms):", percentile(ordered, 99))
+
+
+def _title(text: str, fill: str) -> str:
+    return f"{text:{fill}^{WIDTH}}"
+
+
+def _count(label: str, value: int) -> str:
+    return f"{label:<40}{value:<10}".rstrip()
+
+
+def _figure(label: str, value: float) -> str:
+    return f"{label:<40}{value:<10.2f}".rstrip()

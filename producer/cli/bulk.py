@@ -1,0 +1,175 @@
+"""The command `producer submit`."""
+
+import shlex
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import click
+
+from sluice.producer import config
+from sluice.producer.bulk.input import ENDPOINTS, STDIN, Endpoint
+from sluice.producer.bulk.run import BulkRun, BulkSettings, Counts, Listener, default_batch
+from sluice.producer.cli.common import (
+    Values,
+    connection_options,
+    durability_option,
+    is_watched,
+    note,
+    options_of,
+    producer_of,
+    sampling_options,
+)
+
+SHOWN_BAD_LINES = 10
+
+
+@click.command()
+@click.argument("file", metavar="FILE.jsonl|-")
+@click.option("--wait", "is_waiting", is_flag=True, help="Wait for every job, then print a summary.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write OpenAI batch output lines to this file; needs --wait.",
+)
+@click.option(
+    "--errors",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write bad and failed lines to this file. Default: OUTPUT.errors.jsonl, or stderr.",
+)
+@click.option("--ordered", "is_ordered", is_flag=True, help="Write output in the order of the input.")
+@click.option("--stream", is_flag=True, help="Publish every token at once; the summary then has ITL.")
+@click.option("--strict", "is_strict", is_flag=True, help="Submit nothing if any line is bad.")
+@click.option("--again", "is_again", is_flag=True, help="Run the file again as new jobs, and overwrite the output.")
+@click.option("--batch", metavar="NAME", help="Name of the batch. Default: derived from its path.")
+@click.option("--endpoint", type=click.Choice(ENDPOINTS), help="Endpoint of lines without a url.")
+@click.option("--model", metavar="NAME", help="Model that the workers must serve. Lines may name no other.")
+@sampling_options
+@durability_option
+@connection_options
+def submit(file: str, **values: object) -> None:
+    """Submit every line of a JSONL file as a job.
+
+    Lines are plain, `{"prompt": …}` or `{"messages": …}` or `{"token_ids": …}` with options inline, or OpenAI batch
+    lines for /v1/chat/completions and /v1/completions. gzip and zstandard are decompressed; `-` is standard input. A
+    bad line is reported with its number and does not stop the rest. Options on the command line are defaults of the
+    lines.
+
+    Running the same file again submits no job twice: after Ctrl-C, repeat the command. For standard input, this needs
+    --batch.
+
+    \b
+    Examples:
+        producer submit prompts.jsonl --max-tokens 64
+        producer submit batch.jsonl.gz --wait -o out.jsonl --errors errors.jsonl
+    """
+    settings = _settings(file, values)
+    if settings.output is not None and not settings.is_waiting:
+        raise click.UsageError("-o needs --wait: output is written when jobs end.")
+    begin_s = time.monotonic()
+    with producer_of(values) as producer, _listener() as listener:
+        run = BulkRun(producer, settings, listener)
+        _carry_out(run, settings)
+    _report(run, settings, duration_s=time.monotonic() - begin_s)
+    sys.exit(1 if run.counts.bad or run.summary.failed else 0)
+
+
+def _settings(file: str, values: Values) -> BulkSettings:
+    output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
+    named = batch or default_batch(file)
+    model, endpoint = values.pop("model"), values.pop("endpoint")
+    journal = config.state_dir() / "journals" / f"{values['queue']}-{named}.journal"
+    return BulkSettings(
+        path=file,
+        batch=named,
+        endpoint=cast("Endpoint | None", endpoint),
+        model=model,
+        defaults=options_of(values),
+        partitions=values["partitions"],
+        is_again=values.pop("is_again"),
+        is_strict=values.pop("is_strict"),
+        is_waiting=values.pop("is_waiting"),
+        is_ordered=values.pop("is_ordered"),
+        output=output,
+        errors=errors or (output.with_name(f"{output.name}.errors.jsonl") if output else None),
+        journal=None if file == STDIN and batch is None else journal,
+    )
+
+
+def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
+    try:
+        run.submit()
+        if settings.is_waiting:
+            run.wait()
+    except KeyboardInterrupt:
+        num_jobs = run.counts.accepted + run.counts.before
+        note(f"{num_jobs} jobs of batch {settings.batch} are submitted and continue. Run it again for the rest.")
+        raise
+
+
+def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
+    counts = run.counts
+    for bad in run.first_bad[:SHOWN_BAD_LINES] if settings.errors is None else ():
+        note(f"line {bad.number}: {bad.message}")
+    if counts.bad:
+        where = f", in {settings.errors}" if settings.errors else ""
+        note(f"{counts.bad} of {counts.lines} lines are bad{where}")
+    note(
+        f"{counts.accepted} jobs submitted, {counts.before + counts.written_before} submitted before; "
+        f"batch {settings.batch}"
+    )
+    if settings.is_waiting:
+        if counts.written_before:
+            note(f"{counts.written_before} lines had been written before and are not in these figures")
+        for line in run.summary.lines(duration_s):
+            click.echo(line)
+    elif settings.path != STDIN:
+        note(f"Next: producer submit {shlex.quote(settings.path)} --batch {settings.batch} --wait -o out.jsonl")
+
+
+@contextmanager
+def _listener() -> Generator[Listener]:
+    """Show a progress bar if stderr is a terminal."""
+    if not is_watched():
+        yield lambda _counts: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("submitting", total=None, rate="")
+        begin_s = time.monotonic()
+
+        def show(counts: Counts) -> None:
+            sent = counts.accepted + counts.before
+            elapsed_s = max(time.monotonic() - begin_s, 1e-9)
+            if counts.full is not None:
+                progress.update(task, description="queue full, waiting", completed=sent)
+            elif counts.ended:
+                rate = f"{counts.ended / elapsed_s:.0f}/s"
+                progress.update(task, description="generating", completed=counts.ended, total=sent, rate=rate)
+            else:
+                progress.update(task, description="submitting", completed=sent, rate=f"{sent / elapsed_s:.0f}/s")
+
+        yield show

@@ -1,0 +1,187 @@
+"""Options and output that the commands share. Results go to stdout, everything else to stderr."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+
+import click
+
+from sluice.producer.client import Producer
+from sluice.producer.contract.messages import JobOptions
+from sluice.producer.errors import InvalidSetting
+from sluice.producer.jobs import OPTION_NAMES, Options
+
+Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
+Values = dict[str, Any]  # Any: as above
+
+EXIT_CODES = """\b
+Exit codes:
+    0    done
+    1    failed: a job did not complete, the server is unreachable, or a line is bad
+    2    misused: an option, a file or a job is invalid
+    130  interrupted by Ctrl-C
+"""
+
+
+def connection_options(command: Command) -> Command:
+    """Add the options that locate the queue."""
+    for option in (
+        click.option(
+            "--partitions", metavar="COUNT", type=click.IntRange(1), default=1, show_default=True,
+            envvar="SLUICE_PARTITIONS", show_envvar=True, help="Number of partitions of the queue.",
+        ),
+        click.option(
+            "--queue", metavar="NAME", default="default", show_default=True, envvar="SLUICE_QUEUE", show_envvar=True,
+            help="Name of the queue.",
+        ),
+        click.option(
+            "--redis-url", "url", metavar="URL", envvar="SLUICE_REDIS_URL", show_envvar=True,
+            help="Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded server.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def database_option(command: Command) -> Command:
+    """Add the option that locates the job history."""
+    return click.option(
+        "--database-url", metavar="URL", envvar="SLUICE_DATABASE_URL", show_envvar=True,
+        help="Job history: sqlite:///FILE or postgresql://… Default: SQLite next to the embedded server.",
+    )(command)  # fmt: skip
+
+
+def durability_option(command: Command) -> Command:
+    """Add the option of the durability of a submit."""
+    return click.option(
+        "--durability", metavar="LEVEL",
+        help="Durability of accepted jobs: memory, aof, fsync or replica:N. Default: that of the queue.",
+    )(command)  # fmt: skip
+
+
+def json_option(command: Command) -> Command:
+    """Add the option for JSON output."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the options of a job. Types and defaults of sampling options are those of the contract."""
+    for option in reversed(
+        [
+            _sampling_option("max_tokens", "TOKENS", "Stop after this many tokens."),
+            _sampling_option("min_tokens", "TOKENS", "Do not stop before this many tokens."),
+            _sampling_option("temperature", "NUMBER", "Sampling temperature; 0 is greedy."),
+            _sampling_option("top_p", "SHARE", "Sample from the most likely tokens that make up this probability."),
+            _sampling_option("top_k", "COUNT", "Sample from this many most likely tokens; 0 is all."),
+            _sampling_option("min_p", "SHARE", "Least probability of a token, relative to the most likely one."),
+            _sampling_option("repetition_penalty", "FACTOR", "Over 1 discourages tokens of prompt and output."),
+            _sampling_option("frequency_penalty", "NUMBER", "Subtract this for each occurrence in the output."),
+            _sampling_option("presence_penalty", "NUMBER", "Subtract this from tokens that are in the output."),
+            _option("--stop", str, "TEXT", "End the output before this text. May be repeated.", multiple=True),
+            _option("--seed", int, "NUMBER", "Seed of the sampling. Default: random."),
+            _option("--priority", int, "CLASS", "Priority class, 0 (least urgent) to 9. Default: 0."),
+            _option("--tenant", str, "NAME", "Tenant of the job. Default: default."),
+            _option("--ttl", float, "SECONDS", "Expire if not started within this time. Default: never.", name="ttl_s"),
+            _option("--deadline", float, "SECONDS", "Expire if not ended within this time. Default: never."),
+            _option("--not-before", float, "SECONDS", "Start no sooner than after this time. Default: at once."),
+            _option("--callback-url", str, "URL", "POST the end of each job to this URL."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def _sampling_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    default: int | float = getattr(JobOptions(), name)
+    return _option(f"--{name.replace('_', '-')}", type(default), metavar, f"{text} Default: {default:g}.")
+
+
+def _option(
+    flag: str, kind: type[object], metavar: str, text: str, *, multiple: bool = False, name: str | None = None
+) -> Callable[[Command], Command]:
+    return click.option(flag, *([name] if name else []), type=kind, metavar=metavar, multiple=multiple, help=text)
+
+
+def options_of(values: Values) -> Options:
+    """Remove the job options from the values of a command and return them."""
+    options = {name: values.pop(name) for name in list(values) if name in OPTION_NAMES}
+    for name in ("deadline", "not_before"):
+        if options.get(name) is not None:
+            options[name] = timedelta(seconds=options[name])
+    # Absent options keep their defaults.
+    return cast("Options", {name: value for name, value in options.items() if value not in (None, (), [])})
+
+
+def producer_of(values: Values) -> Producer:
+    """Remove the connection options from the values of a command and return the client they describe."""
+    names = ("url", "queue", "partitions", "database_url", "durability")
+    return Producer(**{name: values.pop(name) for name in names if name in values})
+
+
+def note(text: str) -> None:
+    """Print a message to stderr."""
+    click.echo(text, err=True)
+
+
+def is_watched() -> bool:
+    """Return whether stderr is a terminal."""
+    return sys.stderr.isatty()
+
+
+def show_json(value: object) -> None:
+    """Print a value as one JSON document."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=_plain, indent=2 if sys.stdout.isatty() else None))
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value)
+
+
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table: aligned on a terminal, otherwise separated by tabs."""
+    cells = [[shown(value) for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (list(headers), *cells):
+            click.echo("\t".join(line))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*headers, box=None, header_style="bold", pad_edge=False)
+    for line in cells:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def shown(value: object) -> str:
+    """Format a value for a table."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def when(ms: int | None) -> str:
+    """Format a stored time as UTC with milliseconds."""
+    if ms is None:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def confirmed(question: str, *, is_sure: bool) -> None:
+    """Ask for confirmation of an irreversible action.
+
+    Raises:
+        InvalidSetting: stdin is not a terminal, and --yes is not given.
+    """
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidSetting("this cannot be undone: give --yes")
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,204 @@
+"""The commands `producer cancel`, `producer requeue` and `producer batches …`."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import cast
+
+import click
+
+from sluice.producer.cli.common import (
+    Values,
+    connection_options,
+    json_option,
+    note,
+    producer_of,
+    show_json,
+    show_table,
+    when,
+)
+from sluice.producer.contract.calls import BatchView, JobView
+from sluice.producer.operations.dead import DeadFilter
+
+FAILED = 1
+MOST_SHOWN = 20
+DEAD_HEADERS = ("id", "error_code", "attempt", "failures", "deaths", "ended", "error")
+
+
+@click.command()
+@click.argument("job_ids", metavar="[JOB]...", nargs=-1)
+@click.option("--batch", metavar="NAME", help="Cancel every unfinished job of this batch, and close it.")
+@click.option("--reason", metavar="TEXT", help="Reason to record with the jobs.")
+@connection_options
+def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, **values: object) -> None:
+    """Cancel jobs.
+
+    A waiting job ends at once; a running one is stopped by its worker. Prints the state reached, or `asked`, for each
+    job; for a batch, the number of jobs.
+
+    \b
+    Example:
+        producer cancel 0.default.1f0c6a
+        producer cancel --batch prompts-1f0c6a
+    """
+    if bool(job_ids) == (batch is not None):
+        raise click.UsageError("give jobs, or a --batch.")
+    with producer_of(values) as producer:
+        if batch is None:
+            answers = producer.cancel_many(job_ids, reason=reason)
+            return _print_answers(job_ids, answers, is_bad=lambda answer: answer == "unknown")
+        done = producer.cancel_batch(batch, reason=reason)
+    return click.echo(f"{done.num_ended} jobs cancelled, {done.num_asked} asked to stop")
+
+
+@click.command()
+@click.argument("job_ids", metavar="[JOB]...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="Select every dead job.")
+@click.option("--error-code", metavar="CODE", help="Select dead jobs with this error code.")
+@click.option("--tenant", metavar="NAME", help="Select dead jobs of this tenant.")
+@click.option("--batch", metavar="NAME", help="Select dead jobs of this batch.")
+@click.option(
+    "--min-age",
+    "min_age_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Select jobs that failed at least this long ago.",
+)
+@click.option(
+    "--max-age",
+    "max_age_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Select jobs that failed at most this long ago.",
+)
+@click.option("--yes", "is_sure", is_flag=True, help="Requeue the selected jobs instead of listing them.")
+@json_option
+@connection_options
+def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: bool, **values: object) -> None:
+    """Requeue failed jobs, which resume after their last token.
+
+    Jobs given by id are requeued at once. Filters are combined with and; without --yes, the selected jobs are only
+    listed.
+
+    \b
+    Example:
+        producer requeue 0.default.1f0c6a
+        producer requeue --error-code out_of_memory --max-age 3600
+        producer requeue --error-code out_of_memory --max-age 3600 --yes
+    """
+    names = ("error_code", "tenant", "batch", "min_age_s", "max_age_s")
+    given = {name: values.pop(name) for name in names}
+    has_filter = is_all or any(value is not None for value in given.values())
+    if bool(job_ids) == has_filter:
+        raise click.UsageError("give jobs, or a filter: --all, --error-code, --tenant, --batch, --min-age, --max-age.")
+    if job_ids:
+        return _requeue_each(job_ids, values)
+    wanted = DeadFilter(**cast("Values", given))
+    return _requeue_dead(wanted, values) if is_sure else _show_dead(wanted, values, as_json=as_json)
+
+
+def _requeue_each(job_ids: tuple[str, ...], values: Values) -> None:
+    with producer_of(values) as producer:
+        answers = ["requeued" if done else "not failed" for done in producer.requeue(job_ids)]
+    _print_answers(job_ids, answers, is_bad=lambda answer: answer != "requeued")
+
+
+def _requeue_dead(wanted: DeadFilter, values: Values) -> None:
+    with producer_of(values) as producer:
+        num_jobs = producer.requeue_dead(wanted)
+    click.echo(f"{num_jobs} jobs requeued")
+
+
+def _show_dead(wanted: DeadFilter, values: Values, *, as_json: bool) -> None:
+    with producer_of(values) as producer:
+        views = producer.dead(wanted)
+    if as_json:
+        return show_json([_dead_facts(view) for view in views])
+    newest = views[-MOST_SHOWN:][::-1]
+    show_table(DEAD_HEADERS, [[_dead_facts(view)[name] for name in DEAD_HEADERS] for view in newest])
+    codes = ", ".join(f"{code}: {count}" for code, count in Counter(view.error_code for view in views).most_common())
+    note(f"{len(views)} dead jobs are meant" + (f" ({codes})" if codes else ""))
+    return note("Nothing is changed: give --yes to send them back.")
+
+
+def _dead_facts(view: JobView) -> Values:
+    deaths = " ".join(f"{one.incarnation}({'apart' if one.is_apart else one.mates})" for one in view.deaths)
+    return {
+        "id": view.id, "error_code": view.error_code, "attempt": view.attempt, "failures": view.failures,
+        "deaths": deaths or None, "ended": when(view.ended_ms), "error": view.error, "batch": view.batch,
+        "requeues": view.requeues,
+    }  # fmt: skip
+
+
+def _print_answers(job_ids: Sequence[str], answers: Sequence[str], *, is_bad: Callable[[str], bool]) -> None:
+    for job_id, answer in zip(job_ids, answers, strict=True):
+        click.echo(f"{job_id}\t{answer}")
+    if any(map(is_bad, answers)):
+        sys.exit(FAILED)
+
+
+# ---------------------------------------------------------------- batches
+
+
+@click.group()
+def batches() -> None:
+    """Show batches, close them, or set their deadline."""
+
+
+@batches.command("show")
+@click.argument("name")
+@json_option
+@connection_options
+def show_batch(name: str, *, as_json: bool, **values: object) -> None:
+    """Show the totals of a batch.
+
+    \b
+    Example:
+        producer batches show prompts-1f0c6a
+    """
+    with producer_of(values) as producer:
+        _show(producer.batch(name), as_json=as_json)
+
+
+@batches.command("close")
+@click.argument("name")
+@click.option("--callback-url", metavar="URL", help="POST to this URL once, when all jobs have ended.")
+@json_option
+@connection_options
+def close_batch(name: str, *, callback_url: str | None, as_json: bool, **values: object) -> None:
+    """Close a batch: it accepts no more jobs, and is complete when the last job has ended.
+
+    \b
+    Example:
+        producer batches close prompts-1f0c6a
+    """
+    with producer_of(values) as producer:
+        _show(producer.close_batch(name, callback_url=callback_url), as_json=as_json)
+
+
+@batches.command("expire")
+@click.argument("name")
+@click.option(
+    "--in", "in_s", metavar="SECONDS", type=click.FloatRange(0), required=True, help="Time until the deadline."
+)
+@json_option
+@connection_options
+def expire_batch(name: str, *, in_s: float, as_json: bool, **values: object) -> None:
+    """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire.
+
+    \b
+    Example:
+        producer batches expire prompts-1f0c6a --in 3600
+    """
+    with producer_of(values) as producer:
+        _show(producer.expire_batch(name, timedelta(seconds=in_s)), as_json=as_json)
+
+
+def _show(view: BatchView, *, as_json: bool) -> None:
+    facts = {**asdict(view), "completed_ms": when(view.completed_ms), "deadline_ms": when(view.deadline_ms)}
+    if as_json:
+        show_json(view)
+    else:
+        show_table(("what", "value"), [(name.removesuffix("_ms"), value) for name, value in facts.items()])

@@ -1,0 +1,217 @@
+"""The `producer` command. Each subcommand calls the client and prints."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from sluice.producer.cli.bulk import submit
+from sluice.producer.cli.common import (
+    EXIT_CODES,
+    Values,
+    connection_options,
+    is_watched,
+    json_option,
+    note,
+    options_of,
+    producer_of,
+    sampling_options,
+    show_json,
+)
+from sluice.producer.cli.control import batches, cancel, requeue
+from sluice.producer.cli.history import delete, jobs
+from sluice.producer.cli.queues import queues, server
+from sluice.producer.client import Producer
+from sluice.producer.contract.wire import JobResult
+from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting, JobNotDone, ProducerError
+from sluice.producer.operations.follow import StreamEvent
+from sluice.producer.operations.submission import Receipt
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
+@click.version_option(package_name="sluice", prog_name="producer")
+def cli() -> None:
+    """Submit jobs for LLM generation to a queue, and follow them.
+
+    Without --redis-url, producer and worker use an embedded valkey-server on a unix socket in your state folder, which
+    they start if needed. `worker start` in one terminal and `producer ask` in another need no configuration.
+    """
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option(
+    "--chat", "is_chat", is_flag=True, help="Send PROMPT as a user message, with the chat template of the model."
+)
+@click.option("--system", metavar="TEXT", help="Put a system message before it; implies --chat.")
+@click.option("--model", metavar="NAME", help="Model that the workers must serve.")
+@click.option(
+    "--timeout", "timeout_s", metavar="SECONDS", type=float, help="Cancel the job after this time. Default: never."
+)
+@click.option(
+    "--block",
+    "block_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Wait up to this time if the queue is full.",
+)
+@json_option
+@sampling_options
+@connection_options
+def ask(
+    prompt: str,
+    *,
+    is_chat: bool,
+    system: str | None,
+    as_json: bool,
+    timeout_s: float | None,
+    block_s: float,
+    **values: object,
+) -> None:
+    """Submit PROMPT and print its completion as it is generated.
+
+    `-` reads the prompt from standard input. Press Ctrl-C to cancel the job.
+
+    \b
+    Example:
+        producer ask "Name three rivers." --max-tokens 40
+    """
+    text = _from_stdin() if prompt == "-" else prompt
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": "user", "content": text}] if is_chat or system else []
+    options = options_of(values)
+    with producer_of(values) as producer:
+        job = producer.submit(None if messages else text, messages=messages or None, wait_s=block_s, **options)
+        try:
+            if as_json:
+                show_json(_result_object(job.id, producer.result(job, timeout_s)))
+            else:
+                _print_events(producer, job, timeout_s)
+        except (KeyboardInterrupt, TimeoutError):
+            producer.cancel(job, reason="the asker gave up")
+            note(f"job {job.id} is cancelled")
+            raise
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJob(f"standard input is not UTF-8 at byte {error.start}") from error
+
+
+def _print_events(producer: Producer, job: Receipt, timeout_s: float | None) -> None:
+    last = None
+    for event in producer.stream(job, timeout_s=timeout_s):
+        click.echo(event.text, nl=False)
+        last = event
+    click.echo()
+    if is_watched() and last is not None:
+        note(f"job {job.id}: {last.offset} tokens, {last.end.finish_reason if last.end else '?'}")
+
+
+@cli.command()
+@click.argument("job")
+@click.option(
+    "--offset",
+    metavar="TOKENS",
+    default="0",
+    help="Start after this position: a number of tokens, or the cursor of an event.",
+)
+@click.option("--choice", metavar="INDEX", type=click.IntRange(0), default=0, help="Index of the choice, from 0.")
+@json_option
+@connection_options
+def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: object) -> None:
+    """Print the output of JOB, from any token on, until its end.
+
+    Ctrl-C does not stop the job.
+
+    \b
+    Example:
+        producer stream 0.default.1f0c6a --offset 120
+    """
+    with producer_of(values) as producer:
+        for event in producer.stream(job, offset, choice=choice):
+            if as_json:
+                show_json(_event_object(event))
+            else:
+                click.echo(event.text, nl=False)
+        if not as_json:
+            click.echo()
+
+
+@cli.command()
+@click.argument("job")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=float,
+    help="Stop waiting after this time; the job continues. Default: wait forever.",
+)
+@json_option
+@connection_options
+def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object) -> None:
+    """Wait for JOB to end and print its output.
+
+    \b
+    Example:
+        producer result 0.default.1f0c6a --json
+    """
+    with producer_of(values) as producer:
+        found = producer.result(job, timeout_s)
+    if as_json:
+        show_json(_result_object(job, found))
+        return
+    for choice in found.choices:
+        click.echo(choice.text)
+
+
+def _result_object(job_id: str, found: JobResult) -> Values:
+    choices = [
+        {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+        for choice in found.choices
+    ]
+    return {"id": job_id, "model": found.model, "choices": choices, "usage": found.usage}
+
+
+def _event_object(event: StreamEvent) -> Values:
+    names = ("job_id", "choice", "start", "token_ids", "text", "time_ms", "end", "cursor")
+    return {name: getattr(event, name) for name in names}
+
+
+for command in (submit, cancel, requeue, jobs, batches, queues, server, delete):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line. An error becomes one sentence on stderr and an exit code (see `EXIT_CODES`)."""
+    try:
+        code = cli.main(arguments, prog_name="producer", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader closed the pipe, as `head` does. Discard what Python would still flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except (KeyboardInterrupt, click.Abort):
+        note("interrupted")
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = MISUSED
+    except (InvalidJob, InvalidSetting, BadOffset) as error:
+        code = _say(error, MISUSED)
+    except (JobNotDone, ProducerError, OSError) as error:
+        code = _say(error, FAILED)
+    sys.exit(code)
+
+
+def _say(error: Exception, code: int) -> int:
+    note(f"producer: {error}")
+    return code

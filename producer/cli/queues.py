@@ -1,0 +1,250 @@
+"""The commands `producer queues …` and `producer server …`."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from sluice.producer import config, embedded
+from sluice.producer.cli.common import (
+    Values,
+    confirmed,
+    connection_options,
+    json_option,
+    note,
+    producer_of,
+    show_json,
+    show_table,
+    when,
+)
+from sluice.producer.client import Producer
+from sluice.producer.contract.calls import QueueSettings, QueueView
+from sluice.producer.contract.keys import RETURNED
+from sluice.producer.operations.durability import read
+
+HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
+
+
+@click.group()
+def queues() -> None:
+    """Show queues, pause, purge or configure them."""
+
+
+@queues.command("list")
+@json_option
+@connection_options
+def list_queues(*, as_json: bool, **values: object) -> None:
+    """List every queue of the server: depth in jobs and tokens, oldest waiting job, dead jobs, workers.
+
+    \b
+    Example:
+        producer queues list
+    """
+    url = cast("str | None", values["url"])
+    rows: list[Values] = []
+    with Producer(url) as first:
+        names = first.queues()
+    for name, partitions in sorted(names.items()):
+        with Producer(url, queue=name, partitions=partitions) as producer:
+            rows.append(_totals(name, producer.queue()))
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
+
+
+@queues.command("show")
+@json_option
+@connection_options
+def show_queue(*, as_json: bool, **values: object) -> None:
+    """Show one queue: its totals, lanes, workers and settings.
+
+    \b
+    Example:
+        producer queues show --queue default
+    """
+    name = str(values["queue"])
+    with producer_of(values) as producer:
+        views = producer.queue()
+    if as_json:
+        show_json({**_totals(name, views), "partitions": views})
+        return
+    show_table(("what", "value"), list(_totals(name, views).items()))
+    for partition, view in enumerate(views):
+        show_table(("totals", "jobs"), list(view.totals.items()))
+        show_table(("partition", "class", "tenant", "jobs", "tokens"), [(partition, *lane) for lane in view.lanes])
+        show_table(("partition", "worker", "says"), [(partition, *worker) for worker in _workers(view)])
+        show_table(("partition", "setting", "value"), [(partition, *setting) for setting in view.settings.items()])
+
+
+def _workers(view: QueueView) -> list[tuple[str, str]]:
+    return [(name, ", ".join(f"{k}={v}" for k, v in about.items())) for name, about in view.workers.items()]
+
+
+def _totals(name: str, views: Sequence[QueueView]) -> Values:
+    oldest = min((view.oldest_ms for view in views if view.oldest_ms is not None), default=None)
+    now_ms = max(view.server_ms for view in views)
+    return {
+        "queue": name,
+        "waiting": sum(view.waiting_jobs for view in views),
+        "tokens": sum(view.waiting_tokens for view in views),
+        "running": sum(view.running_jobs for view in views),
+        "oldest_s": None if oldest is None else round((now_ms - oldest) / 1000, 1),
+        "oldest": when(oldest),
+        "dead": sum(view.dead for view in views),
+        "suspects": sum(view.suspects for view in views),
+        "returned": sum(jobs for view in views for kind, _, jobs, _ in view.lanes if kind == RETURNED),
+        "outbox": sum(view.outbox_entries for view in views),
+        "workers": len({name for view in views for name in view.workers}),
+        "worker_deaths": sum(view.worker_deaths for view in views),
+        "paused": any(view.is_paused for view in views),
+    }
+
+
+@queues.command()
+@connection_options
+def pause(**values: object) -> None:
+    """Pause a queue: workers take no more jobs. Running jobs continue, and submits are accepted.
+
+    \b
+    Example:
+        producer queues pause --queue default
+    """
+    with producer_of(values) as producer:
+        producer.pause(is_paused=True)
+
+
+@queues.command()
+@connection_options
+def resume(**values: object) -> None:
+    """Resume a paused queue.
+
+    \b
+    Example:
+        producer queues resume --queue default
+    """
+    with producer_of(values) as producer:
+        producer.pause(is_paused=False)
+
+
+@queues.command()
+@click.option("--tenant", metavar="NAME", help="Include only jobs of this tenant.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask for confirmation.")
+@connection_options
+def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
+    """Cancel every waiting job of a queue. Running jobs continue.
+
+    \b
+    Example:
+        producer queues purge --queue default --yes
+    """
+    of = f" of tenant {tenant}" if tenant else ""
+    confirmed(f"Cancel every waiting job{of} of queue {values['queue']}?", is_sure=is_sure)
+    with producer_of(values) as producer:
+        num_jobs = producer.purge(tenant=tenant)
+    click.echo(f"{num_jobs} jobs cancelled")
+
+
+@queues.command("set")
+@click.option("--max-waiting-jobs", metavar="JOBS", type=click.IntRange(0), help="Refuse submits above this many.")
+@click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0), help="Refuse submits above this many.")
+@click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0), help="Refuse submits above this size.")
+@click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1), help="Refuse submits above this many.")
+@click.option("--durability", metavar="LEVEL", help="Default durability of submits: memory, aof, fsync or replica:N.")
+@click.option(
+    "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job after this many retryable failures."
+)
+@click.option("--mode", type=click.Choice(["fifo", "fair", "deadline"]), help="Order of jobs within a priority class.")
+@click.option(
+    "--age-step",
+    "age_step_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Raise a job by one priority class after this waiting time; 0 means never.",
+)
+@click.option(
+    "--weight",
+    "weights",
+    metavar="TENANT=WEIGHT",
+    multiple=True,
+    help="Weight of a tenant in mode fair. May be repeated.",
+)
+@click.option(
+    "--channel-ttl",
+    "channel_ttl_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Keep a channel this long after its job has ended.",
+)
+@click.option(
+    "--result-ttl", "result_ttl_s", metavar="SECONDS", type=click.FloatRange(0), help="Keep results this long."
+)
+@click.option("--keep-prompts", type=click.Choice(["none", "hash", "full"]), help="Form of prompts in the history.")
+@click.option("--keep-results/--no-keep-results", default=None, help="Keep outputs in the history.")
+@connection_options
+def set_queue(**values: object) -> None:
+    """Change settings of a queue. Settings that are not given stay unchanged.
+
+    \b
+    Example:
+        producer queues set --queue default --max-waiting-jobs 100000 --mode fair --weight acme=2
+    """
+    settings = _settings(values)
+    with producer_of(values) as producer:
+        producer.configure(settings)
+
+
+def _settings(values: Values) -> QueueSettings:
+    given = {name: value for name, value in values.items() if name not in ("url", "queue", "partitions")}
+    for name in given:
+        del values[name]
+    for name in ("age_step_s", "channel_ttl_s", "result_ttl_s"):
+        seconds = given.pop(name)
+        given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
+    if given["durability"] is not None:
+        given["durability"] = str(read(given["durability"]))
+    given["weights"] = dict(map(_weight, given.pop("weights"))) or None
+    if all(value is None for value in given.values()):
+        raise click.UsageError("nothing to set: give a setting.")
+    return QueueSettings(**given)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, _, weight = text.partition("=")
+    try:
+        return tenant, float(weight)
+    except ValueError as error:
+        raise click.UsageError(f"--weight is TENANT=WEIGHT, got {text!r}.") from error
+
+
+@click.group()
+def server() -> None:
+    """Show the embedded server, or stop it."""
+
+
+@server.command("status")
+@json_option
+def server_status(*, as_json: bool) -> None:
+    """Show whether the embedded server is running, and the paths of its files.
+
+    \b
+    Example:
+        producer server status
+    """
+    own = embedded.Embedded(config.state_dir())
+    facts = {"url": own.url, "runs": embedded.answers(own), "folder": str(own.folder), "history": str(own.history_path)}
+    if as_json:
+        show_json(facts)
+    else:
+        show_table(("what", "value"), list(facts.items()))
+
+
+@server.command("stop")
+def server_stop() -> None:
+    """Stop the embedded server. Its data stays on disk; waiting jobs continue after the next start.
+
+    \b
+    Example:
+        producer server stop
+    """
+    note("stopped" if embedded.stop(config.state_dir()) else "it was not running")

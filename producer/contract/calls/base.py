@@ -1,0 +1,52 @@
+"""`Call`, a script call with its reply parser, and the parsers that several calls share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.wire import JobId
+
+Reply = TypeVar("Reply")
+Raw = Any  # a script's reply has no type until it is parsed
+Argument = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply]):
+    """A script call with the parser of its reply."""
+
+    script: str
+    """File name in `scripts/`, without extension."""
+
+    keys: tuple[str, ...]
+    args: tuple[Argument, ...]
+    parse: Callable[[Raw], Reply]
+
+
+def read_truths(reply: Raw) -> list[bool]:
+    return [bool(one) for one in reply]
+
+
+def read_text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def check_slice(job_ids: Sequence[JobId]) -> Sequence[JobId]:
+    if len(job_ids) > limits.SLICE_JOBS:
+        raise ValueError(f"{len(job_ids)} jobs in one call; at most {limits.SLICE_JOBS}")
+    return job_ids
+
+
+def read_words(reply: Raw) -> list[str]:
+    return [one.decode(errors="replace") for one in reply]  # another program may have written the state
+
+
+def read_nothing(reply: Raw) -> None:
+    return None
+
+
+def read_map(reply: Raw) -> dict[str, str]:
+    """Parse a map from a flat list: name, value, name, value and so on."""
+    words = [one.decode(errors="replace") for one in reply]
+    return dict(zip(words[::2], words[1::2], strict=True))

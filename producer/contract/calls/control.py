@@ -1,0 +1,111 @@
+"""Change jobs and queues: cancel, requeue, delete, pause, purge and settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from sluice.producer.contract.calls.base import Call, Raw, check_slice, read_nothing, read_truths, read_words
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.packing import pack_for_script
+from sluice.producer.contract.wire import JobId
+
+
+def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = None) -> Call[list[str]]:
+    """Cancel jobs: a waiting job ends at once, a running one is flagged for its worker.
+
+    Returns for each job the state reached, `asked` or `unknown`. At most `SLICE_JOBS` jobs a call.
+    """
+    return Call("cancel", keys.fixed(), (reason or "", pack_for_script(check_slice(job_ids))), read_words)
+
+
+def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
+    """Requeue failed jobs of the dead set; they resume after their last token.
+
+    False for a job that has not failed, or whose prompt has expired. At most `SLICE_JOBS` jobs a call.
+    """
+    return Call("requeue", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
+
+
+def pause(keys: QueueKeys, *, is_paused: bool) -> Call[None]:
+    """Pause or resume pulls and reclaims. Submits are not affected."""
+    return Call("configure", keys.fixed(), ("paused", "1" if is_paused else ""), read_nothing)
+
+
+def purge(keys: QueueKeys, *, tenant: str | None = None) -> Call[tuple[int, bool]]:
+    """Cancel one slice of waiting jobs; returns (how many, whether more are left)."""
+    return Call("purge", keys.fixed(), (tenant or "",), lambda reply: (reply[0], bool(reply[1])))
+
+
+def delete(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
+    """Delete every key of ended jobs; False for a job that has not ended. At most `SLICE_JOBS` jobs a call."""
+    return Call("delete", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
+
+
+def fire_timers(keys: QueueKeys) -> Call[tuple[int, int | None]]:
+    """Fire one slice of due timers, as every pull and beat does; returns (how many, when the next is due)."""
+    return Call("timers", keys.fixed(), (), lambda reply: (reply[0], reply[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Bounds and behaviour of a queue; None leaves a value as it is."""
+
+    max_waiting_jobs: int | None = None
+    max_waiting_tokens: int | None = None
+    max_waiting_bytes: int | None = None
+    max_outbox_entries: int | None = None
+    durability: str | None = None
+    """Default durability of submits: memory, aof, fsync or replica:N."""
+
+    max_job_tokens: int | None = None
+    """A job whose prompt + max_tokens exceeds this is refused at submit."""
+
+    features: tuple[str, ...] | None = None
+    partitions: int | None = None
+    """Number of partitions that the workers serve; a client with another number is refused."""
+
+    bytes_per_token: float | None = None
+    mode: Literal["fifo", "fair", "deadline"] | None = None
+    age_step_ms: int | None = None
+    """0: strict priority classes, no ageing."""
+
+    weights: Mapping[str, float] | None = None
+    """Tenant to weight, for mode fair."""
+
+    channel_ttl_ms: int | None = None
+    result_ttl_ms: int | None = None
+    idempotency_ttl_ms: int | None = None
+    keep_prompts: Literal["none", "hash", "full"] | None = None
+    keep_results: bool | None = None
+    export_batches: bool | None = None
+    """Whether `worker callbacks` gets every completed batch, not only those with a URL."""
+
+    max_failures: int | None = None
+    """Retryable failures after which a job ends failed. Deaths of workers are counted separately."""
+
+    reserve_tokens: int | None = None
+    """Most output tokens of one choice that count towards the cost of a waiting job."""
+
+    ms_per_token: float | None = None
+    """Estimated time per token of cost, for mode deadline."""
+
+    dead_set_max: int | None = None
+    test_clock_ms: int | None = None
+    """For tests: stops the clock of the queue at this time."""
+
+    test_clock_offset_ms: int | None = None
+    """For tests: shifts the clock of the queue against that of the server."""
+
+
+def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
+    """Write settings of a queue. A worker writes max_job_tokens, features and partitions at start."""
+    pairs = [(one.name, getattr(settings, one.name)) for one in fields(settings) if one.name != "weights"]
+    pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
+    flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
+    return Call("configure", keys.fixed(), tuple(flat), read_nothing)
+
+
+def _setting(value: Raw) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, (int, float, str)) else ",".join(value)

@@ -1,0 +1,60 @@
+"""Renew a worker's heartbeat."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluice.producer.contract.calls.base import Call, Raw
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.packing import pack_for_script
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The heartbeat of a worker."""
+
+    incarnation: str
+    held: tuple[JobId, ...]
+    processed_pull: int
+    """Number of the last pull whose jobs are all in `held`, or have ended."""
+
+    life_ms: int
+    """Time until this heartbeat expires."""
+
+    about: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Host, pid, device, version, model, running, waiting …: shown by `worker status`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatReply:
+    """The reply to a heartbeat."""
+
+    server_ms: int
+    was_dead: bool
+    """Whether the previous heartbeat had expired. Jobs that were not reclaimed are still its own."""
+
+    stops: tuple[tuple[JobId, JobState], ...]
+    """Flagged jobs: end each with that state."""
+
+    lost: tuple[JobId, ...]
+    """Jobs in `held` that another worker has leased: drop them."""
+
+
+def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
+    """Renew the heartbeat of an incarnation, fire due timers, return leases whose pull reply was lost."""
+    about = [text for pair in beat.about.items() for text in pair]
+    args = (beat.incarnation, beat.processed_pull, beat.life_ms, pack_for_script(beat.held), *about)
+    return Call("beat", keys.fixed(), args, _read_beat)
+
+
+def _read_beat(reply: Raw) -> BeatReply:
+    now, was_dead, stops, lost = reply
+    words = [one.decode() for one in stops]
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return BeatReply(
+        server_ms=now,
+        was_dead=bool(was_dead),
+        stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
+        lost=tuple(JobId(one.decode()) for one in lost),
+    )

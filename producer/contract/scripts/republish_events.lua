@@ -1,0 +1,66 @@
+-- Republish the states of jobs to the history, from their hashes: for jobs whose row is missing or different.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of {job id, version that the history has (0: none)}.
+-- Reply: for each 1, or 0 if the job is unknown.
+--
+-- The version is raised above that of the history, so that it accepts this event; later events of the job continue from
+-- there.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+
+local function tell_submitted(job)
+  local payload = try('GET', payload_key(job))
+  payload = not failed(payload) and payload or nil
+  events[#events + 1] = { 'submitted', job.id, 1, job.submitted, {
+    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
+    batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
+    digest = job.digest,
+    key = SETTINGS.keep_prompts == 'full' and job.key or nil,
+    prompt = SETTINGS.keep_prompts == 'full' and payload or nil,
+    prompt_to_hash = SETTINGS.keep_prompts == 'hash' and payload or nil,
+  } }
+end
+
+local function tell_end(job)
+  local fields = {
+    state = job.state, reason = job.reason, error = job.error, error_code = job.error_code, epoch = job.epoch,
+    attempt = job.attempt, first_scheduled_ms = job.scheduled, first_token_ms = job.first_token,
+    incarnation = string.match(job.ended_by or '', '^([^:]+):'),
+  }
+  local result = SETTINGS.keep_results ~= '0' and try('GET', result_key(job))
+  if result and not failed(result) then
+    if #result <= LIMITS.MAX_CALL_BYTES then fields.result = result else fields.result_bytes = #result end
+  end
+  events[#events + 1] = { 'ended', job.id, job.version, job.ended, fields }
+end
+
+local function tell_state(job)
+  if job.state == 'running' then
+    local lease = read_lease(job.id)
+    emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = lease and lease[OWNER] or nil })
+  elseif job.state ~= 'queued' then
+    tell_end(job)
+  elseif job.version > 1 then
+    emit('returned', job, { why = 'audit', epoch = job.epoch })
+  end
+end
+
+local function republish(id, known)
+  local job = load_job(id)
+  if not job then return 0 end
+  if known >= job.version then
+    job.version = known + 1
+    call('HSET', job.hash, 'version', job.version)
+  end
+  if known == 0 then tell_submitted(job) end
+  tell_state(job)
+  return 1
+end
+
+local answers = {}
+for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = republish(row[1], row[2]) end
+finish()
+return answers

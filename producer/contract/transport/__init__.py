@@ -1,0 +1,1 @@
+"""Run script calls on a connection: execution, cluster routing, TLS. Used by producers and workers."""

@@ -1,0 +1,290 @@
+"""Query the job history on SQLite and PostgreSQL. Only `forget` writes.
+
+The history follows the queue: events that are still in the outbox are not in the tables yet.
+"""
+
+import time
+from array import array
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from sluice.producer.contract.database import HistoryError, check_schema, open_database
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.tables import batch_progress, jobs, results, timeline
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import HistoryUnavailable
+
+AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
+
+METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
+PERCENTILES = (50, 90, 95, 99)
+FORGET_SLICE = 500
+ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job in the history. A field is None while unknown. `producer.contract.tables` describes the columns."""
+
+    id: str
+    queue: str
+    tenant: str
+    state: str
+    reason: str | None
+    error: str | None
+    error_code: str | None
+    model: str | None
+    batch: str | None
+    priority: int | None
+    worker: str | None
+    attempts: int | None
+    preemptions: int | None
+    resumed_tokens: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    submitted_ms: int | None
+    pulled_ms: int | None
+    scheduled_ms: int | None
+    first_token_ms: int | None
+    finished_ms: int | None
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    itl_p50_s: float | None
+    itl_p99_s: float | None
+    itl_max_s: float | None
+    e2e_s: float | None
+    exactness: str | None
+    seed: str | None
+    options: Mapping[str, object] | None
+    metadata: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """One event of a job."""
+
+    at_ms: int
+    event: str
+    epoch: int | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyRow:
+    """The distribution of one metric over the selected done jobs."""
+
+    metric: str
+    jobs: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A job whose data is to be deleted."""
+
+    id: JobId
+    queue: str
+    state: JobState | None
+    """Its state in the queue; None if only the history has the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """A selection of jobs; None means any."""
+
+    queue: str | None = None
+    batch: str | None = None
+    state: str | None = None
+    tenant: str | None = None
+    since_ms: int | None = None
+    """Earliest time of submission."""
+
+    def clauses(self) -> list[sa.ColumnElement[bool]]:
+        """Return conditions on the table `jobs`."""
+        wanted = {
+            jobs.c.queue: self.queue,
+            jobs.c.batch: self.batch,
+            jobs.c.state: self.state,
+            jobs.c.tenant: self.tenant,
+        }
+        clauses: list[sa.ColumnElement[bool]] = [
+            column == value for column, value in wanted.items() if value is not None
+        ]
+        if self.since_ms is not None:
+            clauses.append(jobs.c.submitted_ms >= self.since_ms)
+        return clauses
+
+
+class History:
+    """An open job history. Use it in a `with`.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://…`.
+
+    Raises:
+        HistoryUnavailable: the database cannot be reached or has no such tables; raised on entering or by a query.
+    """
+
+    def __init__(self, url: str, *, is_writer: bool = False) -> None:
+        with _explained():
+            self._engine = open_database(url, is_writer=is_writer)
+        path = self._engine.url.database
+        # SQLite would create an empty file at a missing path.
+        if (
+            self._engine.dialect.name == "sqlite"
+            and path not in (None, "", ":memory:")
+            and not Path(str(path)).exists()
+        ):
+            raise HistoryUnavailable(f"there is no job history at {path} yet. A worker with --database-url writes it.")
+
+    def __enter__(self) -> Self:
+        with self._connection() as connection:
+            check_schema(connection)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._engine.dispose()
+
+    def jobs(self, wanted: JobFilter, *, limit: int = 100) -> list[JobRow]:
+        """Return jobs, newest first."""
+        query = sa.select(*_JOB_COLUMNS).where(*wanted.clauses()).order_by(jobs.c.submitted_ms.desc(), jobs.c.id)
+        return [JobRow(**row) for row in self._rows(query.limit(limit))]
+
+    def job(self, job_id: str) -> JobRow | None:
+        """Return one job, or None."""
+        rows = self._rows(sa.select(*_JOB_COLUMNS).where(jobs.c.id == job_id))
+        return JobRow(**rows[0]) if rows else None
+
+    def timeline(self, job_id: str) -> list[TimelineRow]:
+        """Return the events of one job, in order."""
+        columns = [timeline.c[field.name] for field in fields(TimelineRow)]
+        query = sa.select(*columns).where(timeline.c.job_id == job_id).order_by(timeline.c.at_ms, timeline.c.epoch)
+        return [TimelineRow(**row) for row in self._rows(query)]
+
+    def result(self, job_id: str) -> Mapping[str, object] | None:
+        """Return `choices` and `usage` of a job; None if the history does not keep its result."""
+        rows = self._rows(sa.select(results.c.choices, results.c.usage).where(results.c.job_id == job_id))
+        return rows[0] if rows else None
+
+    def counts(self, wanted: JobFilter) -> dict[str, int]:
+        """Return the number of jobs by state."""
+        query = sa.select(jobs.c.state, sa.func.count().label("jobs")).where(*wanted.clauses()).group_by(jobs.c.state)
+        return {row["state"]: row["jobs"] for row in self._rows(query)}
+
+    def batch(self, queue: str, batch: str) -> Mapping[str, int | None] | None:
+        """Return the progress of a batch, counted from its jobs."""
+        wanted = (batch_progress.c.queue == queue, batch_progress.c.id == batch)
+        rows = self._rows(sa.select(batch_progress).where(*wanted))
+        return rows[0] if rows else None
+
+    def latency(self, wanted: JobFilter) -> list[LatencyRow]:
+        """Return mean, percentiles (interpolated as numpy does) and maximum of each metric over the done jobs.
+
+        Computed in Python (80 bytes a job): sorting 150,000 values is six times faster than in SQLite.
+        """
+        query = sa.select(*(jobs.c[metric] for metric in METRICS)).where(jobs.c.state == "done", *wanted.clauses())
+        values = [array("d") for _ in METRICS]
+        with self._connection() as connection:
+            for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+                for value, known in zip(row, values, strict=True):
+                    if value is not None:
+                        known.append(value)
+        return [_latency(metric, known) for metric, known in zip(METRICS, values, strict=True) if known]
+
+    def forget(self, jobs_to_forget: Sequence[Forgotten]) -> int:
+        """Delete the data of these jobs; returns how many had a row.
+
+        Their rows keep id, queue, tenant, state and times, so that totals stay correct, and accept no further events.
+        A job without a row gets an empty one, so that events still in the outbox are rejected.
+        """
+        known = 0
+        for at in range(0, len(jobs_to_forget), FORGET_SLICE):
+            some = jobs_to_forget[at : at + FORGET_SLICE]
+            ids = [job.id for job in some]
+            with self._connection() as connection:
+                have = set(connection.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(ids))))
+                connection.execute(results.delete().where(results.c.job_id.in_(ids)))
+                connection.execute(_forgotten().where(jobs.c.id.in_(ids)))
+                if tombstones := [_tombstone(job) for job in some if job.id not in have and job.state is not None]:
+                    connection.execute(jobs.insert(), tombstones)
+            known += len(have)
+        return known
+
+    def _rows(self, query: AnyQuery) -> list[dict[str, Any]]:  # Any: a row's values are as its columns say
+        with self._connection() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    @contextmanager
+    def _connection(self) -> Generator[sa.Connection]:
+        with _explained(), self._engine.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except HistoryError as error:
+        raise HistoryUnavailable(f"{error}. Give --database-url or SLUICE_DATABASE_URL.") from error
+    except SQLAlchemyError as error:
+        # Only the driver's message: SQLAlchemy's adds the statement and its values.
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
+
+
+_JOB_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
+
+
+def _tombstone(job: Forgotten) -> dict[str, object]:
+    partition, tenant, _ = split_job_id(job.id)
+    own = {"id": job.id, "queue": job.queue, "partition": partition, "tenant": tenant, "version": 0}
+    return {**own, "state": job.state, "deleted_ms": round(time.time() * 1000)}
+
+
+def _forgotten() -> sa.Update:
+    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked", "record_error")
+    nothing = dict.fromkeys(erased, sa.null())
+    return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
+
+
+def _latency(metric: str, values: Iterable[float]) -> LatencyRow:
+    ordered = sorted(values)
+    percentiles = {f"p{percent}_s": _percentile(ordered, percent) for percent in PERCENTILES}
+    return LatencyRow(
+        metric=metric, jobs=len(ordered), mean_s=sum(ordered) / len(ordered), max_s=ordered[-1], **percentiles
+    )
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """Interpolate linearly: percentile p of n ordered values is at index p (n - 1)."""
+    place = percent / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def newest_jobs(url: str, *, queue: str, batch: str | None, state: str | None, limit: int) -> list[JobRow]:
+    """Return the newest jobs of a queue.
+
+    Raises:
+        HistoryUnavailable: the history cannot be read.
+    """
+    with History(url) as history:
+        return history.jobs(JobFilter(queue=queue, batch=batch, state=state), limit=limit)

@@ -1,0 +1,1 @@
+"""What a client can do, as generators without I/O that yield commands and are sent replies (`operation.py`)."""

@@ -1,0 +1,60 @@
+"""Submit to a full queue: estimate when it has room, and wait for it. No I/O."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.errors import QueueFull
+from sluice.producer.operations.countdown import Countdown
+from sluice.producer.operations.operation import Operation, Pause
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.submission import Chunk, Receipt, SubmitAnswer, retry_after_s
+
+MAX_PAUSE_S = 2.0
+"""Longest pause before the next attempt: the estimate may be too high."""
+
+
+def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]]) -> Operation[Receipt]:
+    """Submit; while the queue is full, wait as long as its refusal suggests and try again.
+
+    Raises:
+        QueueFull: the queue had no room within `wait_s`; the job was not submitted.
+        ProducerError: as `attempt` does.
+    """
+    clock = Countdown(wait_s)
+    while True:
+        try:
+            return (yield from attempt())
+        except QueueFull as full:
+            left_s = wait_s - clock.passed_s
+            if left_s <= 0:
+                raise
+            pause_s = min(full.retry_after_s, left_s, MAX_PAUSE_S)
+        yield Pause(pause_s)
+
+
+ASKED_AGAIN_S = 1.0
+"""Least time between two reads of the workers' rate when many jobs are refused in a row."""
+
+
+class RetryAfterEstimator:
+    """Sets `retry_after_s` on the refusals of a bulk submit. Caches the estimate of each partition."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._guesses: dict[QueueKeys, tuple[float, float]] = {}
+
+    def estimate(self, chunk: Chunk, answers: Sequence[SubmitAnswer]) -> Operation[Sequence[SubmitAnswer]]:
+        """Return the results of a chunk, with `retry_after_s` set on each QueueFull."""
+        for made, answer in zip(chunk.jobs, answers, strict=True):
+            if isinstance(answer, QueueFull) and isinstance(made, NewJob):
+                answer.retry_after_s = yield from self._guess_s(self._queue.keys_of(made.id), answer)
+        return answers
+
+    def _guess_s(self, keys: QueueKeys, full: QueueFull) -> Operation[float]:
+        asked_s, guess_s = self._guesses.get(keys, (float("-inf"), 0.0))
+        if monotonic() - asked_s > ASKED_AGAIN_S:
+            guess_s = yield from retry_after_s(keys, full)
+            self._guesses[keys] = monotonic(), guess_s
+        return guess_s

@@ -1,0 +1,102 @@
+"""Resolve the durability of a submit: the caller's, else the client's, else that of the queue's settings.
+
+A server that cannot guarantee it is refused before any job is sent. Facts about the server are cached for a while. The
+settings also state the number of partitions, which is checked here.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic
+
+from sluice.producer.contract import errors as contract_errors
+from sluice.producer.contract.durability import (
+    FACTS,
+    MEMORY,
+    NOTHING_ASKED,
+    Durability,
+    DurabilityCheck,
+    persistence_in,
+    read_durability,
+)
+from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting
+from sluice.producer.operations.operation import Ask, Operation, Reply
+from sluice.producer.operations.queue import Queue
+
+KEPT_S = 10.0
+"""How long the default of a queue and the guarantees of its server are cached."""
+
+TIMEOUT_S = 5.0
+"""Longest wait for a disk or for replicas, far below the timeout of a silent connection."""
+
+
+@dataclass(slots=True, eq=False)
+class DurabilityPolicy:
+    """The durability of the submits of one client. Caches the facts of the server."""
+
+    default: Durability | None = None
+    """The durability of calls that name none; None takes that of the queue."""
+
+    timeout_s: float = TIMEOUT_S
+    _known: dict[Durability | None, tuple[DurabilityCheck, float]] = field(
+        default_factory=dict[Durability | None, tuple[DurabilityCheck, float]]
+    )
+
+    def resolve(self, queue: Queue, asked: str | None) -> Operation[DurabilityCheck]:
+        """Return what the server must confirm after the jobs of a submit.
+
+        Raises:
+            InvalidJob: `asked` names no durability.
+            DurabilityRefused: this server cannot guarantee it.
+        """
+        wanted = self.default if asked is None else read(asked)
+        if wanted == MEMORY:
+            return NOTHING_ASKED
+        found, since_s = self._known.get(wanted, (None, 0.0))
+        if found is None or monotonic() - since_s > KEPT_S:
+            found = yield from self._ask(queue, wanted)
+            self._known[wanted] = found, monotonic()
+        return found
+
+    def _ask(self, queue: Queue, wanted: Durability | None) -> Operation[DurabilityCheck]:
+        if wanted is None:
+            config = queue.keys(0).key("config")
+            durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
+            _check_partitions(queue, partitions)
+            wanted = _default(queue, durability)
+        if wanted == MEMORY:
+            return NOTHING_ASKED
+        persistence = persistence_in((yield Ask(FACTS, is_lenient=True)))
+        objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(wanted)
+        if persistence is None or objection is not None:
+            raise DurabilityRefused(f"this server does not promise {wanted}: {objection} Nothing was submitted.")
+        return DurabilityCheck(wanted, round(self.timeout_s * 1000), persistence.has_waitaof)
+
+
+def read(text: str) -> Durability:
+    """Parse a durability.
+
+    Raises:
+        InvalidJob: the text names none.
+    """
+    try:
+        return read_durability(text)
+    except contract_errors.InvalidJob as error:
+        raise InvalidJob(str(error)) from error
+
+
+def _check_partitions(queue: Queue, stated: Reply) -> None:
+    """Refuse a number of partitions that differs from that of the workers. A queue that had no worker states none."""
+    num_served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else queue.partitions
+    if num_served != queue.partitions:
+        raise InvalidSetting(
+            f"the workers of queue {queue.name!r} serve {num_served} partitions, and this client was made for "
+            f"{queue.partitions}: set SLUICE_PARTITIONS={num_served}"
+        )
+
+
+def _default(queue: Queue, reply: Reply) -> Durability:
+    if not isinstance(reply, bytes):
+        return MEMORY
+    try:
+        return read_durability(reply.decode(errors="replace"))
+    except contract_errors.InvalidJob as error:
+        raise InvalidSetting(f"the settings of queue {queue.name!r} are wrong: {error}") from error

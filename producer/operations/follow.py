@@ -1,0 +1,328 @@
+"""Read the channels of jobs from any token on. The generators yield events as well as their steps. No I/O.
+
+The id of a channel's entry is the number of tokens after it, so a reader's position is the number of tokens it has.
+Text lags behind tokens (stop strings, incomplete characters), so a `Cursor` also counts characters; with it, the rest
+can be cut from the result after the channel has expired. Reading never restarts a job.
+"""
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, cast
+
+from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import (
+    ChannelEntry,
+    ChoiceResult,
+    End,
+    JobId,
+    JobResult,
+    TokenLogprobs,
+    decode_entry,
+    decode_result,
+    decode_spec,
+)
+from sluice.producer.errors import BadOffset, ChannelExpired, JobNotFound, ResultExpired
+from sluice.producer.operations.channels import channel_entries, channel_rows
+from sluice.producer.operations.countdown import Countdown
+from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly
+from sluice.producer.operations.views import views
+
+
+class Cursor(NamedTuple):
+    """A position in the output of one choice. Its `str()` can serve as the id of a server-sent event."""
+
+    tokens: int
+    chars: int | None = None
+    """Characters of text before this position; None if unknown (a bare token offset)."""
+
+    is_end: bool = False
+    """Whether the reader has seen the end."""
+
+    def __str__(self) -> str:
+        return ":".join([str(self.tokens), *([] if self.chars is None else [str(self.chars)]), *["end"] * self.is_end])
+
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+Place: TypeAlias = int | str | Cursor
+"""The number of tokens that the reader has, or the `cursor` of its last event."""
+
+
+def cursor_at(place: Place) -> Cursor:
+    """Parse a position.
+
+    Raises:
+        BadOffset: it is neither a number of tokens nor the cursor of an event.
+    """
+    if isinstance(place, Cursor):
+        return place
+    if isinstance(place, int) and not isinstance(place, bool):
+        return _checked(Cursor(place, 0 if place == 0 else None), place)
+    parts = place.split(":") if isinstance(place, str) else []
+    is_end = len(parts) > 1 and parts[-1] == "end"
+    numbers = parts[: len(parts) - is_end]
+    if not 1 <= len(numbers) <= 2 or not all(map(_NUMBER.fullmatch, numbers)):
+        raise BadOffset(f"not a place in a stream: {place!r}. Give a number of tokens, or the cursor of an event.")
+    tokens = int(numbers[0])
+    chars = int(numbers[1]) if len(numbers) == 2 else 0 if tokens == 0 else None
+    return _checked(Cursor(tokens, chars, is_end), place)
+
+
+def _checked(cursor: Cursor, place: object) -> Cursor:
+    if cursor.tokens < 0:
+        raise BadOffset(f"an offset is 0 tokens or more, got {place!r}")
+    return cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEvent:
+    """Output that one or more steps added to one choice of a job."""
+
+    job_id: JobId
+    choice: int
+    start: int
+    """Tokens before this event."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    """New text. It may lag behind the tokens until the end."""
+
+    logprobs: tuple[TokenLogprobs, ...] | None
+    time_ms: int
+    """Wall clock of the last token, in milliseconds."""
+
+    end: End | None
+    """How the choice ended; set on its last event."""
+
+    cursor: str
+    """The position after this event: pass it to `stream` to resume from here."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens after this event."""
+        return self.start + len(self.token_ids)
+
+
+Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
+"""An operation that yields events as well as its steps."""
+
+
+class Reader:
+    """Reads the channel of one choice from a position on. Holds the current position."""
+
+    def __init__(self, queue: Queue, job_id: JobId, place: Place = 0, choice: int = 0) -> None:
+        self._begin = cursor_at(place)
+        self._cursor = self._begin
+        self._result_key = queue.keys_of(job_id).result(job_id)
+        self.job_id = job_id
+        self.choice = choice
+        self.key = queue.keys_of(job_id).channel(job_id, choice)
+        self.end: End | None = None
+        self.is_finished = self._begin.is_end
+
+    @property
+    def after(self) -> str:
+        """Entry id to read from."""
+        return f"{self._cursor.tokens}-0"
+
+    def feed(self, entries: Sequence[tuple[str, bytes]]) -> Iterator[StreamEvent]:
+        """Turn entries after the position into events; stops at an entry that begins before it."""
+        for _, data in entries:
+            entry = decode_entry(data)
+            if entry.start < self._cursor.tokens:
+                return
+            yield self._event(entry)
+
+    def overlaps(self, entries: Sequence[tuple[str, bytes]]) -> bool:
+        """Return whether the first entry begins before the position: it was rewritten with other bounds."""
+        return bool(entries) and decode_entry(entries[0][1]).start < self._cursor.tokens
+
+    def reread(self, entries: Iterable[tuple[str, bytes]]) -> StreamEvent:
+        """Cut the output after the position out of the whole channel.
+
+        Raises:
+            BadOffset: the position is a bare offset between two events, so the text cannot be cut.
+        """
+        read = [decode_entry(data) for _, data in entries]
+        before = [entry for entry in read if entry.start + len(entry.token_ids) <= self._cursor.tokens]
+        if self._cursor.chars is None:
+            at = before[-1].start + len(before[-1].token_ids) if before else 0
+            raise BadOffset(
+                f"offset {self._cursor.tokens} of job {self.job_id} lies between two events; the one before it ends "
+                f"at {at}. Give the cursor of the last event you saw, or that offset."
+            )
+        return self._cut_event(_whole(read), read[-1].time_ms, read[-1].end)
+
+    def check(self, view: JobView | None) -> JobView:
+        """Check that the job can have reached the position.
+
+        Raises:
+            JobNotFound: the job is unknown.
+            BadOffset: the job has no such choice or position.
+        """
+        if view is None:
+            raise JobNotFound(self.job_id)
+        if not 0 <= self.choice < view.choices:
+            raise BadOffset(f"job {self.job_id} has choices 0 to {view.choices - 1}, not {self.choice}")
+        published = view.published[self.choice] if self.choice < len(view.published) else 0
+        # A reader may be ahead of a server that lost its last second, but never past max_tokens.
+        if self._cursor.tokens > published and (view.state.is_terminal or self._cursor.tokens > _max_tokens(view)):
+            raise BadOffset(
+                f"job {self.job_id} has {published} tokens; there is nothing after {self._cursor.tokens}. "
+                "Give an offset that an event had."
+            )
+        return view
+
+    def finish(self, view: JobView, data: bytes | None) -> StreamEvent:
+        """Cut the rest out of the result of an ended job whose channel has expired.
+
+        Raises:
+            ResultExpired: the result has expired too.
+            ChannelExpired: the position is a bare token offset, so the text cannot be cut.
+        """
+        found = decode_result(data) if data is not None else None
+        if found is None and view.state is JobState.DONE:
+            raise ResultExpired(f"channel and result of job {self.job_id} have expired. Look in the history.")
+        choice = _choice(found, self.choice)
+        if choice and self._cursor.chars is None:
+            raise ChannelExpired(
+                f"the channel of job {self.job_id} has expired, and {self._cursor.tokens} tokens alone do not say "
+                "where the rest of the text begins. Stream from an event's cursor, or read the whole result."
+            )
+        if choice and self._cursor.tokens > len(choice.token_ids):
+            raise BadOffset(f"job {self.job_id} has {len(choice.token_ids)} tokens; got offset {self._cursor.tokens}")
+        end = End(
+            state=view.state,
+            finish_reason=choice.finish_reason if choice else view.finish_reason,
+            error=view.error,
+            error_code=view.error_code,
+            usage=found.usage if found else None,
+        )
+        whole = choice or ChoiceResult(text="", token_ids=(), finish_reason=None)
+        return self._cut_event(whole, view.ended_ms or 0, end)
+
+    @property
+    def result_command(self) -> Command:
+        """The command that reads the result."""
+        return ("GET", self._result_key)
+
+    def _cut_event(self, whole: ChoiceResult, time_ms: int, end: End | None) -> StreamEvent:
+        tokens, chars = self._cursor.tokens, self._cursor.chars or 0
+        logprobs = whole.logprobs[tokens:] if whole.logprobs else None
+        rest = ChannelEntry(
+            start=tokens,
+            token_ids=whole.token_ids[tokens:],
+            text=whole.text[chars:],
+            time_ms=time_ms,
+            logprobs=logprobs,
+            end=end,
+        )
+        return self._event(rest)
+
+    def _event(self, entry: ChannelEntry) -> StreamEvent:
+        chars = None if self._cursor.chars is None else self._cursor.chars + len(entry.text)
+        self._cursor = Cursor(entry.start + len(entry.token_ids), chars, entry.end is not None)
+        self.end = entry.end
+        self.is_finished = entry.end is not None
+        return StreamEvent(
+            job_id=self.job_id,
+            choice=self.choice,
+            start=entry.start,
+            token_ids=entry.token_ids,
+            text=entry.text,
+            logprobs=entry.logprobs,
+            time_ms=entry.time_ms,
+            end=entry.end,
+            cursor=str(self._cursor),
+        )
+
+
+def _whole(entries: Sequence[ChannelEntry]) -> ChoiceResult:
+    logprobs = [lp for entry in entries for lp in entry.logprobs or ()]
+    return ChoiceResult(
+        text="".join(entry.text for entry in entries),
+        token_ids=tuple(token for entry in entries for token in entry.token_ids),
+        finish_reason=None,
+        logprobs=tuple(logprobs) or None,
+    )
+
+
+def _choice(found: JobResult | None, choice: int) -> ChoiceResult | None:
+    return found.choices[choice] if found is not None and choice < len(found.choices) else None
+
+
+def _max_tokens(view: JobView) -> int:
+    return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
+
+
+def follow(queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None) -> Follow:
+    """Yield the events of any number of channels, over one connection, until each has ended.
+
+    Raises:
+        JobNotFound, BadOffset, ResultExpired, ChannelExpired: a channel cannot be read from its position.
+        ResultTimeout: not all channels have ended within `timeout_s`.
+    """
+    clock = Countdown(timeout_s)
+    open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
+    look_after_s = WAIT_BLOCK_MS / 1000
+    while open_readers:
+        # The state first: the channel of a terminal job is complete when it is read.
+        yield from _look(queue, open_readers)
+        last_entry_s = clock.passed_s
+        while open_readers and clock.passed_s - last_entry_s < look_after_s:
+            clock.check(f"{len(open_readers)} of {len(readers)} channels")
+            found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
+            if found:
+                yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
+                last_entry_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
+        look_after_s = min(2 * look_after_s, MAX_LOOK_S)
+
+
+def stream(queue: Queue, reader: Reader, timeout_s: float | None = None) -> Follow:
+    """Yield the events of one channel, then raise if the job ended other than done.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired: the job ended so.
+        JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
+    """
+    yield from follow(queue, [reader], timeout_s)
+    if reader.end is not None and reader.end.state is not JobState.DONE:
+        [view] = yield from views(queue, [reader.job_id])
+        if view is not None and view.state is reader.end.state:
+            raise ended_badly(view)
+
+
+def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
+    """Read the state of each job; yield what its channel has, or finish it from its result."""
+    readers = list(open_readers.values())
+    found = yield from views(queue, [reader.job_id for reader in readers])
+    checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
+    [reply] = yield Ask((xread(_places(open_readers), block_ms=None),))
+    found_entries = list(channel_entries(reply))
+    yield from _feed(open_readers, found_entries)
+    has_entries = {key for key, _ in found_entries}
+    for reader, view in zip(readers, checked, strict=True):
+        if view.state.is_terminal and reader.key not in has_entries:
+            [data] = yield Ask((reader.result_command,))
+            yield reader.finish(view, cast("bytes | None", data))
+            del open_readers[reader.key]
+
+
+def _feed(open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
+    for key, entries in found:
+        reader = open_readers[key]
+        if reader.overlaps(entries):
+            [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
+            yield reader.reread(channel_rows(whole))
+        else:
+            yield from reader.feed(entries)
+        if reader.is_finished:
+            del open_readers[key]
+
+
+def _places(open_readers: dict[str, Reader]) -> dict[str, str]:
+    return {key: reader.after for key, reader in open_readers.items()}

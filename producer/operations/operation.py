@@ -1,0 +1,70 @@
+"""The protocol between operations and the clients that run them. No I/O.
+
+Every operation is a generator. It yields an `Ask` (one pipelined round trip), a `Read` or a `Pause`. The client sends
+the replies into it, or throws in the error of its link. The operation returns, or yields, what the caller asked for.
+`client.py` runs operations synchronously, `aio.py` on asyncio.
+
+An `Ask` is sent again after a lost connection unless it sets `is_repeatable=False`. Most commands are idempotent: reads
+change nothing, a submit carries its ids, and cancelling a cancelled job reports its state.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from sluice.producer.contract.transport.execution import Command, Reply
+
+Result = TypeVar("Result")
+
+Entries: TypeAlias = list[tuple[str, bytes]]
+"""Entry ids and encoded `ChannelEntry` values, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Commands of one pipelined round trip. The client sends back one reply for each."""
+
+    commands: tuple[Command, ...]
+    is_repeatable: bool = True
+    """Whether it may be sent again after the connection is lost before the reply."""
+
+    is_lenient: bool = False
+    """Whether the error of one command becomes its reply, as a ProducerError, instead of being raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A blocking read of channels after the given entry ids. The client sends back a list of (channel, entries)."""
+
+    cursors: Mapping[str, str]
+    block_ms: int
+
+    @property
+    def ask(self) -> Ask:
+        """The read as an XREAD; `channel_entries` parses its reply."""
+        return Ask((xread(self.cursors, block_ms=self.block_ms),))
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A wait."""
+
+    seconds: float
+
+
+Step: TypeAlias = Ask | Read | Pause
+"""What an operation asks its client to do."""
+
+STEPS = (Ask, Read, Pause)
+
+Operation: TypeAlias = Generator[Step, list[Reply], Result]
+"""An operation that returns a result."""
+
+READ_COUNT = 512
+"""Most entries of one channel in one read."""
+
+
+def xread(cursors: Mapping[str, str], *, block_ms: int | None) -> Command:
+    """Build an XREAD of the entries after the given ids. It blocks for at most `block_ms`; None does not block."""
+    block: Command = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", READ_COUNT, *block, "STREAMS", *cursors.keys(), *cursors.values())

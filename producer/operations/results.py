@@ -1,0 +1,188 @@
+"""Wait for one job or many to end, and read their output. No I/O."""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TypeAlias, cast
+
+from sluice.producer.contract import calls
+from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import command_of
+from sluice.producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
+from sluice.producer.errors import (
+    ENDS_BADLY,
+    JobFailed,
+    JobNotDone,
+    JobNotFound,
+    ProducerError,
+    ResultExpired,
+)
+from sluice.producer.operations.channels import channel_rows, is_end_id
+from sluice.producer.operations.countdown import Countdown
+from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Pause, Read, Reply, Step
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.views import views
+
+WAIT_BLOCK_MS = 2000
+"""Longest blocking read. Then the state is read again: the worker may have died, or the channel expired."""
+
+MAX_LOOK_S = 30.0
+"""Longest interval between two reads of the state while a channel is silent. The interval doubles up to this."""
+
+WAIT_SHARE = 0.05
+MAX_WAIT_S = 0.1
+"""A waiting `result` pauses between reads for this share of the time it has waited, at most `MAX_WAIT_S`."""
+
+FRONT = 512
+"""The oldest unfinished jobs, which are polled in every round: they usually end first."""
+
+SLICE = 512
+"""Other unfinished jobs polled in each round, in turn: priorities and tenants let some overtake."""
+
+MIN_PAUSE_S = 0.005
+MAX_PAUSE_S = 1.0
+IDLE_SHARE = 9
+"""A pause lasts this many times as long as the round before it: polling takes at most a tenth of the time."""
+
+
+def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[JobResult]:
+    """Wait for a job to end and return its output.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
+        ResultTimeout: the job has not ended in time.
+        ResultExpired: the job is done, but its output has expired.
+        JobNotFound: the job is unknown.
+    """
+    clock = Countdown(timeout_s)
+    while True:
+        view, data = yield from _look(queue, job_id)
+        if view is None:
+            if data is not None:
+                return decode_result(data)
+            raise JobNotFound(job_id)
+        if view.state.is_terminal:
+            return outcome(view, data)
+        clock.check(f"job {job_id} is still {view.state},")
+        yield from _wait_for_end(queue.keys_of(job_id), view, clock)
+
+
+def _look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
+    keys = queue.keys_of(job_id)
+    look = calls.status(keys, [job_id])
+    # The state first: a result is written before its job becomes terminal.
+    state, data = yield Ask((command_of(look), ("GET", keys.result(job_id))))
+    return look.parse(state)[0], cast("bytes | None", data)
+
+
+def outcome(view: JobView, data: bytes | None) -> JobResult:
+    """Return the output of a job that has ended.
+
+    Raises:
+        JobFailed, JobCancelled, JobExpired, ResultExpired: as in `result`.
+    """
+    found = decode_result(data) if data is not None else None
+    if view.state is not JobState.DONE:
+        raise ended_badly(view, found)
+    if found is None:
+        raise ResultExpired(
+            f"job {view.id} is done, but its output has expired. Look in the history: producer jobs show."
+        )
+    return found
+
+
+def ended_badly(view: JobView, partial: JobResult | None = None) -> ProducerError:
+    """Return the error for an end other than done."""
+    kind = ENDS_BADLY.get(view.state, JobFailed)
+    return kind(view.id, view.error or "no reason was given", code=view.error_code, partial=partial)
+
+
+def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown) -> Operation[None]:
+    """Block on the channels until every choice has its end, or until the state must be read again."""
+    offsets = [*view.published, *[0] * view.choices]
+    cursors = {keys.channel(view.id, choice): f"{offsets[choice]}-0" for choice in range(view.choices)}
+    until_s = clock.passed_s + WAIT_BLOCK_MS / 1000
+    while cursors and clock.passed_s < until_s:
+        found = yield Read(dict(cursors), clock.block_ms(WAIT_BLOCK_MS))
+        if not found:
+            return
+        for key, entries in cast("list[tuple[str, Entries]]", found):
+            cursors[key] = entries[-1][0]
+            if is_end_id(cursors[key]):
+                del cursors[key]
+        if cursors:
+            # Tokens end the read too: pause longer and longer, which bounds both the cost and the added latency.
+            yield Pause(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of one job, and its output."""
+
+    job_id: JobId
+    view: JobView | None
+    """Its times and counts; None if the queue no longer has it."""
+
+    result: JobResult | None
+    """Its output, complete if `error` is None."""
+
+    error: ProducerError | None
+    """JobFailed, JobCancelled, JobExpired, ResultExpired or JobNotFound."""
+
+    entries: tuple[ChannelEntry, ...] = ()
+    """Entries of its first choice's channel, if requested and not expired."""
+
+
+Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
+
+
+def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
+    """Yield the outcome of each job as it ends."""
+    watched = dict.fromkeys(job_ids)
+    turn = 0
+    while watched:
+        begin_s = monotonic()
+        now = _this_round(list(watched), turn)
+        found = yield from views(queue, now)
+        looks = list(zip(now, found, strict=True))
+        ended = {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
+        yield from _ended(queue, ended, with_entries=with_entries)
+        for job_id in ended:
+            del watched[job_id]
+        turn += 1
+        if watched and len(ended) * 2 < len(now):
+            yield Pause(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))
+
+
+def _this_round(watched: list[JobId], turn: int) -> list[JobId]:
+    rest = len(watched) - FRONT
+    if rest <= 0:
+        return watched
+    at = FRONT + turn * SLICE % rest
+    return watched[:FRONT] + watched[at : at + SLICE]
+
+
+def _ended(queue: Queue, ended: dict[JobId, JobView | None], *, with_entries: bool) -> Outcomes:
+    if not ended:
+        return
+    commands: list[Command] = [("GET", queue.keys_of(job_id).result(job_id)) for job_id in ended]
+    if with_entries:
+        commands += [("XRANGE", queue.keys_of(job_id).channel(job_id), "-", "+") for job_id in ended]
+    replies = yield Ask(tuple(commands))
+    channels = replies[len(ended) :] or [[]] * len(ended)
+    for (job_id, view), data, channel in zip(ended.items(), replies, channels, strict=False):
+        entries = tuple(decode_entry(entry) for _, entry in channel_rows(channel)) if view is not None else ()
+        yield _outcome(job_id, view, cast("bytes | None", data), entries)
+
+
+def _outcome(job_id: JobId, view: JobView | None, data: bytes | None, entries: tuple[ChannelEntry, ...]) -> Outcome:
+    if view is None:
+        return Outcome(job_id=job_id, view=None, result=None, error=JobNotFound(job_id))
+    try:
+        return Outcome(job_id=job_id, view=view, result=outcome(view, data), error=None, entries=entries)
+    except JobNotDone as error:
+        return Outcome(job_id=job_id, view=view, result=error.partial, error=error, entries=entries)
+    except ResultExpired as error:
+        return Outcome(job_id=job_id, view=view, result=None, error=error, entries=entries)

@@ -1,0 +1,57 @@
+"""Operations for script calls: one call, several in one round trip, or one for each slice of jobs."""
+
+from collections.abc import Callable, Sequence
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import Call
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import command_of
+from sluice.producer.contract.wire import JobId
+from sluice.producer.operations.operation import Ask, Operation, Result
+from sluice.producer.operations.queue import Queue, partition_in
+
+SLICES_PER_TRIP = 8
+"""Calls that each handle one slice of jobs, in one round trip."""
+
+
+def ask_call(call: Call[Result], *, is_repeatable: bool = True) -> Operation[Result]:
+    """Make one call and parse its reply."""
+    [reply] = yield Ask((command_of(call),), is_repeatable)
+    return call.parse(reply)
+
+
+def ask_calls(made: Sequence[Call[Result]], *, is_repeatable: bool = True) -> Operation[list[Result]]:
+    """Make several calls in one round trip."""
+    if not made:
+        return []
+    replies = yield Ask(tuple(map(command_of, made)), is_repeatable)
+    return [call.parse(reply) for call, reply in zip(made, replies, strict=True)]
+
+
+def for_jobs(
+    queue: Queue,
+    job_ids: Sequence[JobId],
+    make: Callable[[QueueKeys, Sequence[JobId]], Call[list[Result]]],
+    *,
+    slice_jobs: int = limits.SLICE_JOBS,
+    is_repeatable: bool = True,
+) -> Operation[list[Result]]:
+    """Make a call for each partition and slice of the jobs, in one round trip; returns results in job order."""
+    slices = _slices(job_ids, slice_jobs)
+    made = [make(queue.keys(partition), [job_ids[i] for i in places]) for partition, places in slices]
+    answers: dict[int, Result] = {}
+    for (_, places), found in zip(slices, (yield from ask_calls(made, is_repeatable=is_repeatable)), strict=True):
+        answers.update(zip(places, found, strict=True))
+    return [answers[i] for i in range(len(job_ids))]
+
+
+def _slices(job_ids: Sequence[JobId], slice_jobs: int) -> list[tuple[int, list[int]]]:
+    """Return (partition, indices into `job_ids`) of each call."""
+    places: dict[int, list[int]] = {}
+    for i, job_id in enumerate(job_ids):
+        places.setdefault(partition_in(job_id), []).append(i)
+    return [
+        (partition, here[at : at + slice_jobs])
+        for partition, here in places.items()
+        for at in range(0, len(here), slice_jobs)
+    ]

@@ -1,0 +1,1 @@
+"""The client's connections to the queue's server."""

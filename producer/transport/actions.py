@@ -1,0 +1,81 @@
+"""The I/O of a link, as values: routines yield actions, and a driver carries them out.
+
+A routine is a generator that decides what to connect, send, repeat and raise, without I/O. The drivers in `links.py`
+carry out each action, blocking or on asyncio, and send its result into the routine or throw in what it raises.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from sluice.producer.contract.transport.execution import Command
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection in use, and the pool to which it returns."""
+
+    connection: Any  # redis-py's connections share no public typed base
+    pool: Any  # nor do its pools
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Take a connection from the pool of this URL, connected; the result is a `Connection`."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendAndReceive:
+    """Send commands and read their replies, an error reply as an exception in its place."""
+
+    connection: Connection
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send commands."""
+
+    connection: Connection
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Read replies, as `SendAndReceive`."""
+
+    connection: Connection
+    num_replies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Return a connection to its pool."""
+
+    connection: Connection
+    is_broken: bool = False
+    """Close it first; the pool reconnects it when it is next taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunAll:
+    """Run routines, at the same time where the driver can; the result is a list of theirs, or the first exception."""
+
+    routines: "Sequence[Routine[Any]]"  # Any: their results
+
+
+Action: TypeAlias = Connect | SendAndReceive | Send | Receive | Release | Sleep | RunAll
+
+Routine: TypeAlias = Generator[Action, Any, Result]  # Any: each action has its own result
+"""Yields actions, is sent the result of each, and returns a result."""

@@ -1,0 +1,152 @@
+"""Round trips to a Redis Cluster: each command goes to the shard of its partition. Without I/O.
+
+When a shard does not answer, or a slot has moved, the slot map is read again. What is retried, and for how long, is as
+for one server, but for the whole round trip.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import TypeVar, cast
+
+from sluice.producer import config
+from sluice.producer.contract.transport.cluster import Address, NotACluster, read_url
+from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
+from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest, block_s, split_read
+from sluice.producer.errors import InvalidSetting
+from sluice.producer.operations.operation import Ask
+from sluice.producer.transport.actions import Routine, RunAll, Sleep
+from sluice.producer.transport.retries import HANDLED, LinkSettings, Retries, checked
+from sluice.producer.transport.server import Server
+
+POLL_S = 0.02
+"""A read of channels on several shards cannot block: it is repeated after this long."""
+
+Result = TypeVar("Result")
+
+
+class Cluster:
+    """A Cluster, as a link sees it. Changes as nodes fail and slots move.
+
+    Raises:
+        InvalidSetting: the URL cannot be read.
+    """
+
+    def __init__(self, settings: LinkSettings) -> None:
+        try:
+            self._cluster_url = read_url(settings.url)
+        except ValueError as error:
+            problem = f"cannot read the URL {config.redacted(settings.url)!r}: {error}. {config.HOW}"
+            raise InvalidSetting(problem) from error
+        self.settings = settings
+        self._router = Router(self._cluster_url.seeds, CONNECTION_ERRORS)
+        self._nodes: dict[Address, Server] = {}
+
+    def ask(self, ask: Ask) -> Routine[list[Reply]]:
+        """Make a round trip, and repeat it while a shard does not answer.
+
+        Raises:
+            InvalidSetting: a node is not a Cluster's.
+            QueueUnreachable, QueueRefused, QueueFull: as in `Server.ask`.
+        """
+        if ask.commands[0][0] == "SCAN":
+            return [(yield from self._scan(ask.commands[0]))]
+        reads = split_read(ask.commands[0])
+        if len(reads) == 1:
+            return (yield from self._ask(ask))
+        return [(yield from self._read(reads, block_s(ask.commands[0])))]
+
+    def pipe(self) -> "ClusterPipe":
+        """Open a pipe, which sends nothing ahead."""
+        return ClusterPipe(self)
+
+    def _ask(self, ask: Ask) -> Routine[list[Reply]]:
+        retries = Retries(self.settings, self._router.has_connected)
+        while True:
+            try:
+                replies = yield from self._drive(self._router.round_trip(ask.commands), is_repeatable=ask.is_repeatable)
+                return checked(ask, replies, self.settings.url)
+            except HANDLED as error:
+                self._router.forget()
+                yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
+
+    def _read(self, reads: Sequence[Command], wait_s: float) -> Routine[Reply]:
+        """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""
+        until_s = monotonic() + wait_s
+        while True:
+            replies = yield from self._ask(Ask(tuple(reads)))
+            found = [row for reply in replies for row in cast("list[Reply] | None", reply) or []]
+            if found or monotonic() >= until_s:
+                return found or None
+            yield Sleep(POLL_S)
+
+    def _scan(self, command: Command) -> Routine[Reply]:
+        """Scan shard by shard: a cursor is `SHARD:CURSOR`."""
+        name, cursor, *rest = command
+        shard, _, cursor_there = str(cursor, "ascii").rpartition(":") if isinstance(cursor, bytes) else ("", "", cursor)
+        place = int(shard or 0)
+        addresses = yield from self._drive(self._router.shards(), is_repeatable=True)
+        [reply] = yield from self._node(addresses[place]).ask(Ask(((name, cursor_there, *rest),)))
+        next_cursor, names = cast("tuple[bytes, list[bytes]]", reply)
+        if next_cursor != b"0":
+            return [b"%d:%s" % (place, next_cursor), names]
+        return [b"0" if place + 1 == len(addresses) else b"%d:0" % (place + 1), names]
+
+    def _drive(self, routing: Routing[Result], *, is_repeatable: bool) -> Routine[Result]:
+        """Run a router's generator."""
+        try:
+            requests = next(routing)
+            while True:
+                try:
+                    replies = yield RunAll([self._send(request, is_repeatable=is_repeatable) for request in requests])
+                except HANDLED as error:
+                    requests = routing.throw(error)
+                else:
+                    requests = routing.send(replies)
+        except StopIteration as stop:
+            return stop.value
+        except NotACluster as error:
+            raise InvalidSetting(f"{config.redacted(self.settings.url)}: {error}.") from error
+
+    def _send(self, request: ShardRequest, *, is_repeatable: bool) -> Routine[list[Reply]]:
+        try:
+            return (yield from self._node(request.address).exchange(Ask(request.commands, is_repeatable)))
+        except CONNECTION_ERRORS:
+            self._router.failed(request.address)
+            raise
+
+    def _node(self, address: Address) -> Server:
+        if address not in self._nodes:
+            settings = LinkSettings(self._cluster_url.url_of(address), self.settings.patience_s)
+            self._nodes[address] = Server(settings)
+        return self._nodes[address]
+
+
+class ClusterPipe:
+    """Asks that are sent one by one, each when its replies are wanted."""
+
+    has_connection = False
+    """As in `ServerPipe`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._waiting: deque[Ask] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply should be read before more is sent."""
+        return bool(self._waiting)
+
+    def send(self, ask: Ask) -> Routine[None]:
+        """Keep the ask until `receive`."""
+        self._waiting.append(ask)
+        yield from ()
+
+    def receive(self) -> Routine[list[Reply]]:
+        """Send the oldest ask, and wait for its replies; as `Cluster.ask`."""
+        return self._cluster.ask(self._waiting.popleft())
+
+    def close(self) -> Routine[None]:
+        """Hold nothing."""
+        yield from ()

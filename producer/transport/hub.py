@@ -1,0 +1,178 @@
+"""Share reads of channels between many readers, for asyncio, so that a web process can follow thousands of jobs.
+
+The hub sends one XREAD after the other, for all channels with a reader. Each blocks only briefly, so that a new reader
+joins the next one soon.
+
+A read costs server and client time for each channel in it. Most of thousands are silent: their jobs wait in the queue.
+So a channel is in every read for its first second of silence; then it is read again after a twentieth of its silence,
+and at least once a second. A token that ends a silence arrives at most a twentieth of that silence late, and at most a
+second.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from time import monotonic
+
+from sluice.producer.operations.channels import channel_entries, entry_number
+from sluice.producer.operations.operation import Ask, Entries, Reply, xread
+
+MIN_BLOCK_MS = 10
+"""Longest wait of a new reader for its first read, with few channels."""
+
+CHANNELS_PER_MS = 5
+MAX_BLOCK_MS = 250
+"""With more channels a read blocks for longer, since each costs the server time."""
+
+LIVELY_S = 1.0
+"""A channel with an entry within this time is in every read."""
+
+SILENT_SHARE = 0.05
+MAX_UNSEEN_S = 1.0
+
+Send = Callable[[Ask], Awaitable[list[Reply]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A reader's wait."""
+
+    channel: str
+    after: str
+    silent_since_s: float
+    until_s: float
+    future: "asyncio.Future[Entries]"
+
+
+@dataclass(slots=True, eq=False)
+class _Silences:
+    """When channels last had an entry, kept from one wait of a reader to its next."""
+
+    _since_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def since_s(self, channel: str) -> float:
+        """Return when a channel last had an entry, or now if that is not known."""
+        return self._since_s.pop(channel, monotonic())
+
+    def keep(self, waiter: _Waiter, num_waiting: int) -> None:
+        """Keep a wait that ended without an entry. The oldest are removed, in case their readers never return."""
+        self._since_s[waiter.channel] = waiter.silent_since_s
+        if len(self._since_s) > 1000 + 2 * num_waiting:
+            del self._since_s[next(iter(self._since_s))]
+
+
+class Hub:
+    """Reads that the readers of one event loop share.
+
+    Args:
+        send: Makes one round trip.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._lively: list[_Waiter] = []
+        self._silent: list[tuple[float, int, _Waiter]] = []
+        """A heap by due time; the number orders equal times."""
+        self._filed = count()
+        self._silences = _Silences()
+        self._pump: asyncio.Task[None] | None = None
+
+    async def read(self, channel: str, after: str, block_ms: int) -> Entries:
+        """Return a channel's entries after an entry id; none after about `block_ms` without any.
+
+        Raises:
+            QueueUnreachable: the server did not answer.
+        """
+        future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
+        since_s = self._silences.since_s(channel)
+        self._file(_Waiter(channel, after, since_s, monotonic() + block_ms / 1000, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+        return await future
+
+    async def close(self) -> None:
+        """Stop reading, and cancel the waits."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        for waiter in self._all():
+            waiter.future.cancel()
+
+    def _all(self) -> list[_Waiter]:
+        return [*self._lively, *(waiter for _, _, waiter in self._silent)]
+
+    def _file(self, waiter: _Waiter) -> None:
+        """Add a waiter to every read, or schedule it if its channel is silent."""
+        now_s = monotonic()
+        silent_s = now_s - waiter.silent_since_s
+        if silent_s < LIVELY_S:
+            self._lively.append(waiter)
+        else:
+            due_s = now_s + min(MAX_UNSEEN_S, SILENT_SHARE * silent_s)
+            heappush(self._silent, (due_s, next(self._filed), waiter))
+
+    async def _run(self) -> None:
+        while self._lively or self._silent:
+            waiters = self._due()
+            if not waiters:
+                await asyncio.sleep(MIN_BLOCK_MS / 1000)
+                continue
+            try:
+                [reply] = await self._send(self._ask(waiters))
+            except Exception as error:  # noqa: BLE001 (every waiter gets it)
+                self._fail([*waiters, *self._all()], error)
+                return
+            except asyncio.CancelledError:
+                self._lively += waiters
+                raise
+            self._settle(waiters, dict(channel_entries(reply)))
+
+    def _due(self) -> list[_Waiter]:
+        """Remove and return the waiters of the next read."""
+        waiters, self._lively = self._lively, []
+        now_s = monotonic()
+        while self._silent and self._silent[0][0] <= now_s:
+            waiters.append(heappop(self._silent)[2])
+        return [waiter for waiter in waiters if not waiter.future.done()]
+
+    def _ask(self, waiters: Sequence[_Waiter]) -> Ask:
+        # Several readers of one channel share a read from the first of their places.
+        cursors: dict[str, str] = {}
+        for waiter in waiters:
+            before = cursors.get(waiter.channel)
+            if before is None or entry_number(waiter.after) < entry_number(before):
+                cursors[waiter.channel] = waiter.after
+        block_ms = min(MAX_BLOCK_MS, MIN_BLOCK_MS + len(cursors) // CHANNELS_PER_MS)
+        if self._silent:
+            due_ms = round((self._silent[0][0] - monotonic()) * 1000)
+            block_ms = max(1, min(block_ms, MIN_BLOCK_MS + due_ms))
+        return Ask((xread(cursors, block_ms=block_ms),))
+
+    def _settle(self, waiters: Sequence[_Waiter], found: dict[str, Entries]) -> None:
+        now_s = monotonic()
+        for waiter in waiters:
+            entries = _after(found.get(waiter.channel, ()), waiter.after)
+            if waiter.future.done():
+                continue  # its reader was cancelled
+            if entries:
+                waiter.future.set_result(entries)
+            elif waiter.until_s <= now_s:
+                self._silences.keep(waiter, len(self._silent))
+                waiter.future.set_result([])
+            else:
+                self._file(waiter)
+
+    def _fail(self, waiters: Sequence[_Waiter], error: Exception) -> None:
+        self._lively, self._silent = [], []
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+
+
+def _after(entries: Sequence[tuple[str, bytes]], after: str) -> Entries:
+    if not entries:
+        return []
+    first = entry_number(after)
+    return [entry for entry in entries if entry_number(entry[0]) > first]

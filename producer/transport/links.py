@@ -1,0 +1,312 @@
+"""Links to the queue's server: they carry out what the routines of `server.py` and `cluster.py` decide.
+
+`Link` blocks and `AsyncLink` awaits; neither decides anything. Knows no queue: commands go out, replies come back.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from sluice.producer.contract.transport.cluster import is_cluster
+from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.operations.operation import Ask
+from sluice.producer.transport.actions import (
+    Action,
+    Connect,
+    Connection,
+    Receive,
+    Release,
+    Routine,
+    RunAll,
+    Send,
+    SendAndReceive,
+    Sleep,
+)
+from sluice.producer.transport.cluster import Cluster, ClusterPipe
+from sluice.producer.transport.pools import Pools, make_async_pool, make_pool, sentinels_of
+from sluice.producer.transport.retries import LinkSettings
+from sluice.producer.transport.server import Server, ServerPipe
+
+MAX_ASKS = 16
+"""Round trips of one asyncio client at once, in addition to reads that block."""
+
+Result = TypeVar("Result")
+
+
+def _endpoint(settings: LinkSettings) -> Server | Cluster:
+    return Cluster(settings) if is_cluster(settings.url) else Server(settings)
+
+
+# ---------------------------------------------------------------- blocking
+
+
+class Link:
+    """Makes round trips over pools of connections, each on a separate connection. Threads may share one.
+
+    Raises:
+        InvalidSetting: the URL cannot be read.
+    """
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._endpoint = _endpoint(settings)
+        self._pools = Pools(make_pool)
+        if isinstance(self._endpoint, Server):
+            self._pools.of(settings.url)  # raises InvalidSetting now, not at the first ask
+
+    def __repr__(self) -> str:
+        return f"Link({self._endpoint.settings!r})"
+
+    def ask(self, ask: Ask) -> list[Reply]:
+        """Send, and wait for the replies.
+
+        Raises:
+            QueueUnreachable: the server did not answer for longer than `patience_s`.
+            QueueRefused, QueueFull: it refuses the command.
+        """
+        return self.run(self._endpoint.ask(ask))
+
+    @contextmanager
+    def pipe(self) -> Generator["Pipe"]:
+        """Open a connection on which asks are sent ahead of their replies; to a Cluster, they are sent one by one."""
+        pipe = Pipe(self, self._endpoint.pipe())
+        try:
+            yield pipe
+        finally:
+            pipe.close()
+
+    def close(self) -> None:
+        """Close every connection, those to the Sentinels too."""
+        for pool in self._pools.all():
+            pool.disconnect()
+            for sentinel in sentinels_of(pool):
+                sentinel.close()
+
+    def run(self, routine: Routine[Result]) -> Result:
+        """Run a routine to its result."""
+        try:
+            action = next(routine)
+            while True:
+                try:
+                    result = self._perform(action)
+                except BaseException as error:  # noqa: BLE001  # the routine decides, and releases its connection
+                    action = routine.throw(error)
+                else:
+                    action = routine.send(result)
+        except StopIteration as stop:
+            return stop.value
+
+    def _perform(self, action: Action) -> Any:  # noqa: ANN401  # each action has its own result
+        match action:
+            case SendAndReceive(connection, commands):
+                _send(connection, commands)
+                return _receive(connection, len(commands))
+            case Connect(url):
+                pool = self._pools.of(url)
+                return Connection(pool.get_connection(), pool)
+            case Release(connection, is_broken):
+                _release(connection, is_broken=is_broken)
+            case Send(connection, commands):
+                _send(connection, commands)
+            case Receive(connection, num_replies):
+                return _receive(connection, num_replies)
+            case Sleep(seconds):
+                time.sleep(seconds)
+            case RunAll(routines):
+                return [self.run(routine) for routine in routines]
+        return None
+
+
+def _release(taken: Connection, *, is_broken: bool) -> None:
+    if is_broken:
+        taken.connection.disconnect()
+    taken.pool.release(taken.connection)
+
+
+def _send(taken: Connection, commands: Sequence[Command]) -> None:
+    taken.connection.send_packed_command(taken.connection.pack_commands(commands))
+
+
+def _receive(taken: Connection, num_replies: int) -> list[Reply]:
+    return [_read(taken) for _ in range(num_replies)]
+
+
+def _read(taken: Connection) -> Reply:
+    try:
+        return taken.connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
+
+
+class Pipe:
+    """Asks in flight, answered in order."""
+
+    def __init__(self, link: Link, pipe: ServerPipe | ClusterPipe) -> None:
+        self._link = link
+        self._pipe = pipe
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply should be read before more is sent."""
+        return self._pipe.is_full
+
+    def send(self, ask: Ask) -> None:
+        """Send without waiting for the replies."""
+        self._link.run(self._pipe.send(ask))
+
+    def receive(self) -> list[Reply]:
+        """Wait for the replies to the oldest ask in flight.
+
+        Raises:
+            QueueUnreachable, QueueRefused, QueueFull: as in `Link.ask`.
+        """
+        return self._link.run(self._pipe.receive())
+
+    def close(self) -> None:
+        """Release the connection; close it if replies are still to come."""
+        self._link.run(self._pipe.close())
+
+
+# ---------------------------------------------------------------- on asyncio
+
+
+class AsyncLink:
+    """As `Link`, for asyncio; requests to several shards are sent at the same time."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._endpoint = _endpoint(settings)
+        self._pools = Pools(make_async_pool)
+        if isinstance(self._endpoint, Server):
+            self._pools.of(settings.url)  # as in Link
+        self._slots = asyncio.Semaphore(MAX_ASKS)
+
+    def __repr__(self) -> str:
+        return f"AsyncLink({self._endpoint.settings!r})"
+
+    async def ask(self, ask: Ask) -> list[Reply]:
+        """Send, and wait for the replies; at most `MAX_ASKS` at once, so that a burst opens no more connections.
+
+        Raises:
+            QueueUnreachable, QueueRefused, QueueFull: as in `Link.ask`.
+        """
+        return await self.run_bounded(self._endpoint.ask(ask))
+
+    async def ask_blocking(self, ask: Ask) -> list[Reply]:
+        """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
+        return await self.run(self._endpoint.ask(ask))
+
+    @asynccontextmanager
+    async def pipe(self) -> AsyncGenerator["AsyncPipe"]:
+        """As `Link.pipe`."""
+        pipe = AsyncPipe(self, self._endpoint.pipe())
+        try:
+            yield pipe
+        finally:
+            await pipe.close()
+
+    async def close(self) -> None:
+        """Close every connection, those to the Sentinels too."""
+        for pool in self._pools.all():
+            await pool.disconnect()
+            for sentinel in sentinels_of(pool):
+                await sentinel.aclose()
+
+    async def run_bounded(self, routine: Routine[Result]) -> Result:
+        """Run a routine to its result, as one of at most `MAX_ASKS`."""
+        async with self._slots:
+            return await self.run(routine)
+
+    async def run(self, routine: Routine[Result]) -> Result:
+        """Run a routine to its result."""
+        try:
+            action = next(routine)
+            while True:
+                try:
+                    result = await self._perform(action)
+                except BaseException as error:  # noqa: BLE001  # as in Link
+                    action = routine.throw(error)
+                else:
+                    action = routine.send(result)
+        except StopIteration as stop:
+            return stop.value
+
+    async def _perform(self, action: Action) -> Any:  # noqa: ANN401  # as in Link
+        match action:
+            case SendAndReceive(connection, commands):
+                await _send_async(connection, commands)
+                return await _receive_async(connection, len(commands))
+            case Connect(url):
+                pool = self._pools.of(url)
+                return Connection(await pool.get_connection(), pool)
+            case Release(connection, is_broken):
+                await _release_async(connection, is_broken=is_broken)
+            case Send(connection, commands):
+                await _send_async(connection, commands)
+            case Receive(connection, num_replies):
+                return await _receive_async(connection, num_replies)
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+            case RunAll(routines):
+                return await asyncio.gather(*map(self.run, routines))
+        return None
+
+
+async def _release_async(taken: Connection, *, is_broken: bool) -> None:
+    if is_broken:
+        await taken.connection.disconnect()
+    await taken.pool.release(taken.connection)
+
+
+async def _send_async(taken: Connection, commands: Sequence[Command]) -> None:
+    """Send, and raise a cancellation that redis-py loses.
+
+    It sends within `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives just as the send
+    ends: a reader would continue although its task was cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancellations = task.cancelling()
+    await taken.connection.send_packed_command(taken.connection.pack_commands(commands))
+    if task.cancelling() > num_cancellations:
+        await taken.connection.disconnect(nowait=True)  # its reply will not be read
+        raise asyncio.CancelledError
+
+
+async def _receive_async(taken: Connection, num_replies: int) -> list[Reply]:
+    return [await _read_async(taken) for _ in range(num_replies)]
+
+
+async def _read_async(taken: Connection) -> Reply:
+    try:
+        return await taken.connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
+
+
+class AsyncPipe:
+    """As `Pipe`, for asyncio."""
+
+    def __init__(self, link: AsyncLink, pipe: ServerPipe | ClusterPipe) -> None:
+        self._link = link
+        self._pipe = pipe
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reply should be read before more is sent."""
+        return self._pipe.is_full
+
+    async def send(self, ask: Ask) -> None:
+        """Send without waiting for the replies."""
+        await self._link.run(self._pipe.send(ask))
+
+    async def receive(self) -> list[Reply]:
+        """As `Pipe.receive`; without a separate connection it counts against `MAX_ASKS`."""
+        run = self._link.run if self._pipe.has_connection else self._link.run_bounded
+        return await run(self._pipe.receive())
+
+    async def close(self) -> None:
+        """Release the connection; close it if replies are still to come."""
+        await self._link.run(self._pipe.close())

@@ -1,0 +1,112 @@
+"""What the client retries, for how long, and which of its errors it raises. Without I/O.
+
+redis-py repeats no command by itself: a repeated submit must carry the same ids, which only the operation knows.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, NoPermissionError
+
+from sluice.producer import config
+from sluice.producer.contract.transport import tls
+from sluice.producer.contract.transport.backoff import Backoff
+from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, ErrorKind, classify
+from sluice.producer.contract.transport.execution import Reply
+from sluice.producer.errors import (
+    AccessDenied,
+    CertificateRefused,
+    NotAQueue,
+    ProducerError,
+    QueueFull,
+    QueueRefused,
+    QueueUnreachable,
+)
+from sluice.producer.operations.operation import Ask
+
+HANDLED = (*CONNECTION_ERRORS, NoPermissionError, InvalidResponse)
+"""What a connection raises that is retried, or raised as QueueUnreachable."""
+
+RETRIED_REPLIES = (ErrorKind.UNAVAILABLE, ErrorKind.LOADING, ErrorKind.INTERRUPTED, ErrorKind.MOVED)
+NEVER_RETRIED = (ErrorKind.DENIED, ErrorKind.NOT_REDIS)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """The address of the server, and how long to retry after a first connection."""
+
+    url: str
+    patience_s: float = 30.0
+
+    def __repr__(self) -> str:
+        return f"LinkSettings({config.redacted(self.url)!r}, patience_s={self.patience_s:g})"
+
+
+@dataclass(slots=True, eq=False)
+class Retries:
+    """The tries of one round trip. Before a first connection, only a server that is loading is tried again."""
+
+    settings: LinkSettings
+    has_connected: bool
+    _begin_s: float = field(default_factory=monotonic)
+    _backoff: Backoff = field(default_factory=Backoff)
+
+    def next_delay_s(self, error: Exception, *, is_repeatable: bool = True) -> float:
+        """Return the seconds to wait before the next try.
+
+        Raises:
+            QueueUnreachable: there is no next try.
+        """
+        kind = classify(error)
+        is_hopeless = kind in NEVER_RETRIED or not (self.has_connected or kind is ErrorKind.LOADING)
+        is_late = monotonic() - self._begin_s > self.settings.patience_s
+        if is_hopeless or is_late or not is_repeatable:
+            raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
+        return self._backoff.next_delay_s()
+
+
+def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:
+    where, kind = config.redacted(url), classify(error)
+    if kind is ErrorKind.DENIED:
+        return _denied(error, url)
+    if kind is ErrorKind.NOT_REDIS:
+        return NotAQueue(f"what answers at {where} is not Redis. Check host and port.")
+    if tls.may_be_refused(error, url):
+        return CertificateRefused(f"{where}: TLS was refused, on one side or the other: {error}. {tls.HOW}")
+    unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
+    return QueueUnreachable(f"{where} does not answer: {error}. Check the address, and that the server runs.{unsure}")
+
+
+def _denied(error: Exception, url: str) -> AccessDenied:
+    return AccessDenied(f"{config.redacted(url)} refuses this user: {error}. Check user name, password and rights.")
+
+
+def checked(ask: Ask, replies: list[Reply], url: str) -> list[Reply]:
+    """Return the replies if none is an error; for a lenient ask, an error reply is a ProducerError in its place.
+
+    Raises:
+        redis.exceptions.ConnectionError: one says that the server cannot serve now.
+        QueueRefused, QueueFull, AccessDenied: one is another error, and the ask is not lenient.
+    """
+    return [_checked_one(reply, url, ask) if isinstance(reply, Exception) else reply for reply in replies]
+
+
+def _checked_one(error: Exception, url: str, ask: Ask) -> Reply:
+    kind = classify(error)
+    if kind in RETRIED_REPLIES:
+        raise RedisConnectionError(str(error)) from error
+    refusal = _refusal(error, kind, url)
+    if ask.is_lenient:
+        return refusal
+    raise refusal from error
+
+
+def _refusal(error: Exception, kind: ErrorKind, url: str) -> ProducerError:
+    if kind in (ErrorKind.DENIED, ErrorKind.DENIED_IN_SCRIPT):
+        return _denied(error, url)
+    where = config.redacted(url)
+    if kind is ErrorKind.FULL:
+        return QueueFull(f"{where} is at its maxmemory. Try again later, or give it more memory.",
+                         reason="full_memory", waiting=(0, 0, 0), bound=0)  # fmt: skip
+    return QueueRefused(f"{where} refuses the command: {error}")

@@ -1,0 +1,605 @@
+"""Every guard of the protocol, a mutation that breaks it, and the tests that must fail. Add a row for each new guard.
+
+A mutation replaces text that occurs exactly once in its files. The mutated code must run: a test must fail because the
+guard is missing, not because of a syntax error. `run.py` applies the mutations.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SCRIPTS = "producer/contract/scripts"
+APPEND = "tests/contract/test_append.py"
+CONTROL = "tests/contract/test_control.py"
+LIFE = "tests/contract/test_life.py"
+PULL = "tests/contract/test_pull.py"
+SUBMIT = "tests/contract/test_submit.py"
+SUSPECTS = "tests/contract/test_suspects.py"
+TURNS = "tests/integration/test_exchange_rounds.py"
+RESUMES = "tests/integration/test_worker_resumes.py"
+RECORDER = "tests/history/test_recorder.py"
+WEBHOOKS = "tests/history/callbacks/test_callbacks.py"
+SHARES = "tests/properties/test_fair_shares.py"
+SAMPLING = "tests/oracles/test_seeded_sampling.py"
+ENGINE = "tests/engine/test_llm_engine.py"
+OVERLAPPED = "tests/engine/test_overlap.py"
+MACHINE = "tests/properties/test_engine_machine.py"
+
+
+class Patch(NamedTuple):
+    """Text that occurs once in all files of a pattern, and its replacement."""
+
+    files: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A check in the code that keeps jobs from being lost or duplicated."""
+
+    name: str
+    """The fault that the mutation introduces."""
+
+    patches: tuple[Patch, ...]
+    tests: tuple[str, ...]
+    """Node ids: the smallest set that must fail."""
+
+    is_cheap: bool = False
+    """Whether the fast suite applies the mutation too."""
+
+
+def _script(name: str, old: str, new: str = "") -> tuple[Patch, ...]:
+    """Patch a script. A library's text may be in any of the libraries."""
+    files = "lib*.lua" if name.startswith("lib") else f"*{name}.lua"
+    return (Patch(f"{SCRIPTS}/{files}", old, new),)
+
+
+FENCE = (
+    Guard(
+        name="fence off: owner and epoch are not compared",
+        patches=_script(
+            "advance", "lease[OWNER] ~= incarnation or lease[EPOCH] ~= epoch or not lease[at]", "not lease[at]"
+        ),
+        tests=(f"{APPEND}::TestGivenAZombie",),
+        is_cheap=True,
+    ),
+    Guard(
+        name="epoch without incarnation",
+        patches=_script("advance", "lease[OWNER] ~= incarnation or lease[EPOCH] ~= epoch", "lease[EPOCH] ~= epoch"),
+        tests=(f"{APPEND}::TestGivenAZombie",),
+    ),
+    Guard(
+        name="incarnation without epoch",
+        patches=_script(
+            "advance", "lease[OWNER] ~= incarnation or lease[EPOCH] ~= epoch", "lease[OWNER] ~= incarnation"
+        ),
+        tests=(f"{APPEND}::TestGivenAZombie",),
+    ),
+    Guard(
+        name="a new lease keeps the old epoch",
+        patches=_script("lib_taking", "job.epoch = job.epoch + 1", "job.epoch = math.max(job.epoch, 1)"),
+        tests=(f"{LIFE}::TestGivenADeadWorker::test_when_another_pulls_then_its_jobs_move_with_a_higher_epoch",),
+    ),
+    Guard(
+        name="parts of a result are not fenced",
+        patches=_script("put_result", "lease[OWNER] ~= me or lease[EPOCH] ~= epoch", "false"),
+        tests=(f"{APPEND}::TestGivenAZombie",),
+    ),
+    Guard(
+        name="give-back is not fenced",
+        patches=_script("give_back", "lease[OWNER] ~= me or lease[EPOCH] ~= epoch", "false"),
+        tests=(f"{LIFE}::TestGivenADeregistration",),
+    ),
+)
+
+APPENDS = (
+    Guard(
+        name="`from` is not checked",
+        patches=_script("advance", "if from == offset then return nil end", "if from then return nil end"),
+        tests=(f"{APPEND}",),
+    ),
+    Guard(
+        name="a repeated end is not recognised",
+        patches=_script("advance", "and 'already' or 'replaced'", "and 'replaced' or 'replaced'"),
+        tests=(f"{APPEND}",),
+    ),
+    Guard(
+        name="a choice that has ended may end again",
+        patches=_script("advance", "if lease[at + 1] ~= 0 then return stop_word('already', lease) end"),
+        tests=(f"{APPEND}::TestGivenSeveralChoices",),
+    ),
+    Guard(
+        name="an end is published apart from its tokens",
+        patches=(
+            Patch(
+                "worker/jobs/progress.py",
+                "if choice.end is not None and choice.fits_an_entry else None",
+                "if choice.end is not None and choice.fits_an_entry and not entry.token_ids else None",
+            ),
+        ),
+        tests=("tests/worker/jobs/test_results.py",),
+        is_cheap=True,
+    ),
+    Guard(
+        name="tokens that Redis lost are not republished",
+        patches=(
+            Patch(
+                "worker/jobs/held_job.py",
+                "self._choices[choice].acknowledge(offset, has_end=False)",
+                "self._choices[choice].acknowledge(max(offset, self._choices[choice].published), has_end=False)",
+            ),
+        ),
+        tests=(f"{RESUMES}::TestGivenARedisThatLosesItsLastSeconds",),
+    ),
+    Guard(
+        name="a terminal state may be overwritten",
+        patches=(
+            *_script("cancel", "if job.state ~= 'queued' and job.state ~= 'running' then return job.state end"),
+            *_script(
+                "lib",
+                "if not string.find(TRANSITIONS, ' ' .. job.state .. '>' .. state .. ' ', 1, true) then",
+                "if false then",
+            ),
+        ),
+        tests=(f"{CONTROL}::TestGivenACancel",),
+    ),
+)
+
+PULLS = (
+    Guard(
+        name="the notification stream is read from `$`",
+        patches=(
+            Patch(
+                "worker/connection/listeners.py", 'keys.key("bell"): last for keys', 'keys.key("bell"): "$" for keys'
+            ),
+        ),
+        tests=("tests/worker/connection/test_listeners.py",),
+    ),
+    Guard(
+        name="a pull's number is not stored",
+        patches=_script("lib_taking", "request.number .. mark", "0 .. mark"),
+        tests=(f"{PULL}::TestGivenALostReply",),
+    ),
+    Guard(
+        name="a repeated pull returns no jobs",
+        patches=_script("pull", "if request.number == last then\n    resend_reply()", "if request.number == last then"),
+        tests=(f"{PULL}::TestGivenALostReply",),
+    ),
+    Guard(
+        name="a late duplicate of an older pull takes jobs",
+        patches=_script("pull", "request.number < last or not is_registered()", "not is_registered()"),
+        tests=(f"{PULL}::TestGivenALostReply",),
+    ),
+    Guard(
+        name="an expired incarnation takes jobs",
+        patches=_script("pull", "request.number < last or not is_registered()", "request.number < last"),
+        tests=(f"{PULL}::TestGivenAnIncarnationPastItsLifetime",),
+    ),
+    Guard(
+        name="an older lease has a newer one's request id",
+        patches=(Patch("worker/jobs/held_job.py", '{leased.epoch}.{next(_numbers)}"', '{leased.epoch}"'),),
+        tests=("tests/worker/jobs/test_leases.py::TestGivenAJobThatComesBack",),
+    ),
+)
+
+LIVES = (
+    Guard(
+        name="a heartbeat does not renew the lifetime",
+        patches=_script(
+            "beat",
+            "call('ZADD', ALIVE, NOW + expires_in, me)",
+            "call('ZADD', ALIVE, 'NX', NOW + math.max(expires_in, 4000), me)",
+        ),
+        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+    ),
+    Guard(
+        name="a heartbeat has no pull number",
+        patches=_script("beat", "not is_listed[id] and number and number <= processed", "not is_listed[id]"),
+        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+    ),
+    Guard(
+        name="jobs leased by a lost reply are never returned",
+        patches=_script("beat", "fire_timers()\nfinish()", "finish()")
+        + _script("beat", "\ngive_back_orphans()\n", "\n"),
+        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+    ),
+    Guard(
+        name="a hung loop keeps sending heartbeats",
+        patches=(
+            Patch(
+                "worker/serve/heartbeat.py",
+                "        if self._watchdog.is_overdue:\n            self._stay_silent()",
+                "        if False:\n            self._stay_silent()",
+            ),
+        ),
+        tests=("tests/end_to_end/test_worker_breaks.py::TestGivenAStepThatHangs",),
+    ),
+    Guard(
+        name="a heartbeat after deregistration revives the incarnation",
+        patches=_script("beat", "call('HGET', worker_key(me), 'farewell') == '1'", "false"),
+        tests=(f"{LIFE}::TestGivenADeregistration",),
+    ),
+    Guard(
+        name="a deregistration without jobs is not stored",
+        patches=_script("give_back", "call('HSET', worker_key(me), 'farewell', 1)"),
+        tests=(f"{LIFE}::TestGivenADeregistration",),
+    ),
+    Guard(
+        name="a job that ended during a heartbeat counts as lost",
+        patches=_script("beat", "lease or not was_ended_by_me(id)", "true"),
+        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+    ),
+)
+
+RECLAIMS = (
+    Guard(
+        name="the lease is deleted at give-back",
+        patches=_script("lib_places", "'', ''\n  write_lease(job.id, lease)", "'', ''\n  call('HDEL', LEASES, job.id)"),
+        tests=(f"{LIFE}::TestGivenADeregistration", f"{APPEND}::TestGivenSeveralChoices"),
+    ),
+    Guard(
+        name="reclaim right after a restart of the server",
+        patches=_script(
+            "lib_reclaim", "if not has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000) then return 0 end"
+        ),
+        tests=(f"{LIFE}::TestGivenARedisThatWasAway",),
+    ),
+    Guard(
+        name="reclaim by a pull that waited for a stalled Redis",
+        patches=_script("lib_taking", "ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW)", "ARGV[9] == '1'"),
+        tests=(f"{LIFE}::TestGivenADeadWorker",),
+    ),
+    Guard(
+        name="reclaim within a lifetime of the worker's own stall",
+        patches=(Patch("worker/serve/pull.py", "may_reclaim=undisturbed_s > beat.life_s", "may_reclaim=True"),),
+        tests=(f"{TURNS}::TestGivenARedisThatStandsStill",),
+    ),
+    Guard(
+        name="an older request is published after a pull returned its job",
+        patches=(Patch("worker/serve/exchange.py", "if not job.is_active:", "if False:"),),
+        tests=(f"{TURNS}::TestGivenARoundTripUnderWay",),
+    ),
+    Guard(
+        name="the poison-job rule is off",
+        patches=_script("lib_reclaim", "if is_settled_by_death(job, lease, death) then return end"),
+        tests=(f"{SUSPECTS}::TestGivenASecondDeathWithoutProgress",),
+    ),
+    Guard(
+        name="progress does not reset deaths",
+        patches=_script("advance", "if lease[DEATHS] == 1 then", "if false then"),
+        tests=(f"{SUSPECTS}::TestGivenAFirstDeath",),
+    ),
+    Guard(
+        name="deaths without the job are not counted",
+        patches=_script("lib_reclaim", "(alone > num_elsewhere(deaths) or alone >= LIMITS.MAX_DEATHS_ALONE)", "true"),
+        tests=(f"{SUSPECTS}::TestGivenASecondDeathWithoutProgress",),
+    ),
+    Guard(
+        name="a death is recorded more than once",
+        patches=_script("lib_reclaim", "if one.incarnation == death.incarnation then return deaths end"),
+        tests=(f"{SUSPECTS}::TestGivenAFirstDeath",),
+    ),
+    Guard(
+        name="a deregistration counts as a death",
+        patches=_script("lib_reclaim", "if death.is_deregistered then return false end"),
+        tests=(f"{LIFE}::TestGivenADeregistration",),
+    ),
+)
+
+CONTROLS = (
+    Guard(
+        name="an advance does not return the stop flag",
+        patches=_script("advance", "lease[FLAG] ~= '' and word .. ' ' .. lease[FLAG] or word", "word"),
+        tests=(f"{APPEND}::TestGivenAFlaggedJob",),
+    ),
+    Guard(
+        name="a heartbeat does not return the stop flag",
+        patches=_script("beat", "if lease[FLAG] ~= '' then stops", "if false then stops"),
+        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+    ),
+    Guard(
+        name="the stop flag is lost between advance and heartbeat",
+        patches=_script(
+            "advance", "    lease[at] = from + tokens\n", "    lease[at], lease[FLAG] = from + tokens, ''\n"
+        ),
+        tests=(f"{APPEND}::TestGivenAFlaggedJob",),
+    ),
+    Guard(
+        name="the stop flag is lost when the owner dies",
+        patches=_script(
+            "lib_reclaim",
+            "if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], "
+            "END_REASONS[lease[FLAG]]) end",
+        ),
+        tests=(f"{LIFE}::TestGivenADeadWorker",),
+    ),
+    Guard(
+        name="due timers are removed before their effect",
+        patches=_script(
+            "lib_timers",
+            "  for _, member in ipairs(due) do",
+            "  call('ZREMRANGEBYSCORE', TIMERS, '-inf', NOW)\n  for _, member in ipairs(due) do",
+        ),
+        tests=(f"{CONTROL}::TestGivenTimers",),
+    ),
+    Guard(
+        name="a timer that its effect rescheduled is removed",
+        patches=_script("lib_timers", "if again and again <= NOW then", "if again then"),
+        tests=(f"{LIFE}::TestGivenADeregistration", f"{CONTROL}::TestGivenTimers"),
+    ),
+    Guard(
+        name="the digest of a known id or key is ignored",
+        patches=(
+            *_script("submit", "if seen[1] ~= job.digest then return { 'conflict', job.id } end"),
+            *_script("submit", "if digest ~= job.digest then return { 'conflict', id or '' } end"),
+        ),
+        tests=(f"{SUBMIT}::TestGivenAJobThatWasSubmitted",),
+    ),
+    Guard(
+        name="an idempotency key expires when its job ends",
+        patches=_script(
+            "lib_ends",
+            "call('SET', idem_key(job), value, 'PX',",
+            "call('SET', idem_key(job), value, 'PX', 1 + 0 *",
+        ),
+        tests=(f"{SUBMIT}::TestGivenAJobThatWasSubmitted",),
+    ),
+    Guard(
+        name="the client retries scripts automatically",
+        patches=(
+            Patch(
+                "producer/contract/transport/execution.py",
+                "return Retry(NoBackoff(), 0)",
+                "return Retry(NoBackoff(), 3)",
+            ),
+        ),
+        tests=("tests/worker/connection/test_clients.py",),
+    ),
+)
+
+HISTORY = (
+    Guard(
+        name="the outbox is acknowledged before SQL has the rows",
+        patches=(
+            Patch(
+                "worker/history/recorder.py",
+                "        is_written = bool(entries) and self._write(outbox, entries)\n        if is_written:\n",
+                "        is_written = bool(entries)\n        if is_written:\n",
+            ),
+            Patch(
+                "worker/history/recorder.py",
+                "acknowledge([entry_id for entry_id, _ in entries])\n",
+                "acknowledge([entry_id for entry_id, _ in entries])\n"
+                "            is_written = self._write(outbox, entries)\n",
+            ),
+        ),
+        tests=(f"{RECORDER}::TestGivenADatabaseThatGoesAway",),
+    ),
+    Guard(
+        name="an older event overwrites a newer row",
+        patches=(
+            Patch(
+                "worker/history/upserts.py",
+                'is_newer = new["version"] > old["version"]',
+                'is_newer = new["version"] > 0',
+            ),
+        ),
+        tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
+    ),
+    Guard(
+        name="a recorder does not read its own pending events again",
+        patches=(
+            Patch(
+                "worker/connection/stream_group.py",
+                'self._has_group, self._own_cursor = False, b"0"',
+                "self._has_group, self._own_cursor = False, None",
+            ),
+        ),
+        tests=(f"{RECORDER}::TestGivenARecorderThatDied",),
+    ),
+    Guard(
+        name="the outbox is read from `$`",
+        patches=(
+            Patch("worker/connection/stream_group.py", 'self._group, "0", "MKSTREAM"', 'self._group, "$", "MKSTREAM"'),
+        ),
+        tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
+    ),
+)
+
+CALLBACKS = (
+    Guard(
+        name="a callback is acknowledged before rq has it",
+        patches=(
+            Patch(
+                "worker/callbacks/mover.py",
+                "        for entry in entries:\n            self._move(source.keys, entry)\n",
+                "        if entries:\n"
+                "            source.stream.acknowledge([entry_id for entry_id, _ in entries])\n"
+                "        for entry in entries:\n            self._move(source.keys, entry)\n",
+            ),
+        ),
+        tests=("tests/history/callbacks/test_callback_crash.py::TestGivenAnRqThatIsAwayWhileTheQueueIsThere",),
+    ),
+    Guard(
+        name="an end gets a new event id each time it is read",
+        patches=(
+            Patch("worker/callbacks/events.py", "sha256(of_what.encode())", "sha256(__import__('os').urandom(16))"),
+        ),
+        tests=(f"{WEBHOOKS}::TestGivenAJobThatWantsAWebhook",),
+    ),
+    Guard(
+        name="the body of a callback is not signed",
+        patches=(
+            Patch("producer/contract/webhooks.py", '.{timestamp_s}.".encode() + body', '.{timestamp_s}.".encode()'),
+        ),
+        tests=("tests/history/callbacks/test_webhooks.py",),
+    ),
+)
+
+RESUME = (
+    Guard(
+        name="resume replays without penalty counts",
+        patches=(
+            Patch(
+                "engine/execution/sampler.py",
+                "self.counts[at] += position >= sequence.num_prompt_tokens",
+                "self.counts[at] += position >= sequence.num_prompt_tokens + sequence.num_resumed_tokens",
+            ),
+        ),
+        tests=(f"{SAMPLING}::test_tokens_resume_where_an_earlier_attempt_stopped",),
+    ),
+    Guard(
+        name="resume draws the noise of another position",
+        patches=(
+            Patch(
+                "engine/execution/sampler.py",
+                "[start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]",
+                "[start + num_tokens - s.num_prompt_tokens - s.num_resumed_tokens "
+                "for s, start, num_tokens, _ in scheduled]",
+            ),
+        ),
+        tests=(f"{SAMPLING}::test_tokens_resume_where_an_earlier_attempt_stopped",),
+    ),
+    Guard(
+        name="choices share their noise",
+        patches=(Patch("engine/execution/sampler.py", "counter_2(s.choice)", "counter_2(0)"),),
+        tests=(f"{SAMPLING}::test_choices_and_seeds_draw_different_tokens",),
+    ),
+    Guard(
+        name="resume restarts the count of min_tokens",
+        patches=(
+            Patch(
+                "engine/text/output.py",
+                "        self.num_tokens = len(token_ids)\n",
+                "        self.num_tokens = len(token_ids)\n        self._min_tokens += len(token_ids)\n",
+            ),
+        ),
+        tests=("tests/properties/test_text_is_a_function_of_tokens.py::test_a_replay_goes_on_where_the_text_was",),
+    ),
+    Guard(
+        name="resume loses what a stop string held back",
+        patches=(
+            Patch(
+                "engine/text/output.py",
+                "        self.num_tokens = len(token_ids)\n",
+                "        self.num_tokens = len(token_ids)\n"
+                "        if self._matcher:\n            self._matcher.release()\n",
+            ),
+        ),
+        tests=("tests/properties/test_text_is_a_function_of_tokens.py::test_a_replay_goes_on_where_the_text_was",),
+    ),
+    Guard(
+        name="an end found by the replay is not reported",
+        patches=(
+            Patch(
+                "engine/llm_engine.py",
+                "if output.finish is not None:\n                self._ended.append",
+                "if False:\n                self._ended.append",
+            ),
+        ),
+        tests=(f"{ENGINE}::TestGivenARequestThatWasRunningElsewhere",),
+    ),
+)
+
+OVERLAP = (
+    Guard(
+        name="a late stop releases blocks while its row is in flight",
+        patches=(
+            Patch(
+                "engine/scheduling/scheduler.py",
+                "if not sequence.num_launched_tokens:\n                self.blocks.release(sequence)\n            elif",
+                "if True:\n                self.blocks.release(sequence)\n            elif",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenALateStop", MACHINE),
+    ),
+    Guard(
+        name="a preemption in flight releases blocks at once",
+        patches=(
+            Patch(
+                "engine/scheduling/scheduler.py",
+                "        if victim.num_launched_tokens:\n",
+                "        if False:\n",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenAPreemptionInFlight", MACHINE),
+    ),
+    Guard(
+        name="a discarded row is read",
+        patches=(Patch("engine/execution/isolation.py", "        if unwanted:\n", "        if False:\n"),),
+        tests=(f"{OVERLAPPED}::TestGivenALateStop",),
+    ),
+    Guard(
+        name="a step launched on top of a failed step counts",
+        patches=(Patch("engine/llm_engine.py", "if outcome.has_failed and self._in_flight is not None:", "if False:"),),
+        tests=(f"{OVERLAPPED}::TestGivenAStepThatFailsInFlight",),
+    ),
+    Guard(
+        name="a step is planned past a sequence's last token",
+        patches=(
+            Patch(
+                "engine/scheduling/scheduler.py",
+                "self._max_model_len) - 1\n",
+                "self._max_model_len) + 1\n",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
+    ),
+    Guard(
+        name="penalties do not wait for the token in flight",
+        patches=(
+            Patch(
+                "engine/scheduling/scheduler.py", "        if sequence.sampling.has_penalties:\n", "        if False:\n"
+            ),
+        ),
+        tests=(f"{SAMPLING}::test_tokens_are_the_same_in_any_batch",),
+    ),
+    Guard(
+        name="a token is fed from another sequence's batch row",
+        patches=(Patch("engine/execution/layout.py", "-1 - drawn_rows[sequence.id]", "-1"),),
+        tests=("tests/engine/execution/test_layout.py", f"{SAMPLING}::test_tokens_are_the_same_in_any_batch"),
+    ),
+    Guard(
+        name="a prompt in flight is recomputed by sequences that share it",
+        patches=(
+            Patch(
+                "engine/scheduling/scheduler.py",
+                "for sequence in self.running if sequence.num_launched_tokens > 1]",
+                "for sequence in self.running if False]",
+            ),
+        ),
+        tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
+    ),
+)
+
+ORDERS = (
+    Guard(
+        name="a long output is charged only at its end",
+        patches=_script("lib_advance", "if due <= job.charged then return end", "if true then return end"),
+        tests=(f"{SHARES}::TestGivenOutputsFarBeyondTheReserve",),
+    ),
+    Guard(
+        name="a stream of new tenants starves a tenant that is ahead",
+        patches=_script("lib_lanes", "math.max(least, math.min(greatest + 1, served_of(':' .. class)))", "least"),
+        tests=(f"{SHARES}::TestGivenATenantThatIsAheadAndNewcomersWithoutEnd",),
+    ),
+    Guard(
+        name="jobs with deadlines starve jobs without",
+        patches=_script("lib_lanes", "return step > 0 and at", "return false and at"),
+        tests=(f"{SHARES}::TestGivenJobsWithDeadlinesWithoutEnd",),
+    ),
+)
+
+GUARDS: tuple[Guard, ...] = (
+    *FENCE,
+    *APPENDS,
+    *PULLS,
+    *LIVES,
+    *RECLAIMS,
+    *CONTROLS,
+    *HISTORY,
+    *CALLBACKS,
+    *RESUME,
+    *OVERLAP,
+    *ORDERS,
+)

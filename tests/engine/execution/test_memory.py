@@ -1,0 +1,157 @@
+"""Memory of a step, measured before the KV cache is sized: what is measured, and what the share means then."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sluice import worker
+from sluice.engine.errors import NotEnoughMemory
+from sluice.engine.execution import model_runner
+from sluice.engine.execution.largest_step import largest_batches
+from sluice.engine.execution.memory import peak_bytes
+from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+
+FOLDER = Path(worker.__file__).parent / "small_model"
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def touched(num_bytes: int) -> torch.Tensor:
+    """Memory that is really there."""
+    return torch.ones(num_bytes, dtype=torch.uint8)
+
+
+class TestGivenAComputation:
+    def test_when_it_takes_memory_and_gives_it_back_then_its_peak_is_measured(self) -> None:
+        def compute() -> None:
+            large = touched(200 * MIB)
+            del large
+            touched(50 * MIB)
+
+        assert 195 * MIB <= peak_bytes(CPU, compute) <= 260 * MIB
+
+    def test_when_it_takes_nothing_then_what_was_taken_before_does_not_count(self) -> None:
+        before = touched(200 * MIB)
+        del before
+
+        assert peak_bytes(CPU, lambda: None) < 20 * MIB
+
+    def test_when_the_c_library_has_kept_as_much_then_what_it_takes_counts_all_the_same(self) -> None:
+        # To have freed large pieces is why the C library keeps later ones.
+        for size in (20, 20, 4):
+            before = [touched(size * MIB) for _ in range(8)]
+            kept = before[::3]
+            del before
+
+        assert peak_bytes(CPU, lambda: touched(8 * MIB)) >= 7 * MIB
+        assert kept
+
+
+class TestGivenTheLargestBatches:
+    @pytest.mark.parametrize(
+        ("max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+        [(64, 2048, 8192), (3, 100, 20), (256, 256, 40_000)],
+    )
+    def test_when_made_then_one_has_all_tokens_and_one_all_sequences_with_long_contexts(
+        self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+    ) -> None:
+        prompts, decodes = largest_batches(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=16,
+        )
+
+        assert prompts.num_tokens == min(max_num_batched_tokens, max_num_seqs * max_model_len)
+        assert len(prompts.sequences) == len(decodes.sequences) == max_num_seqs
+        for scheduled in (*prompts.sequences, *decodes.sequences):
+            end = scheduled.start + scheduled.num_tokens
+            assert scheduled.samples
+            assert end == scheduled.sequence.num_tokens <= max_model_len
+            assert len(scheduled.sequence.block_table) * 16 >= end
+        assert {row.start + 1 for row in decodes.sequences} == {max_model_len}
+
+
+class Scales:
+    """In the place of what measures memory: reports what a test sets, and keeps what was really there."""
+
+    def __init__(self, *, free: int = 40 * MIB, peak: int | None = None) -> None:
+        self._free = free
+        self._peak = peak
+        self.measured: list[int] = []
+
+    def free(self, _device: torch.device) -> int:
+        return self._free
+
+    def peak(self, device: torch.device, compute: Callable[[], object]) -> int:
+        self.measured.append(peak_bytes(device, compute))
+        return self.measured[-1] if self._peak is None else self._peak
+
+    def put_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(model_runner, "free_memory_bytes", self.free)
+        monkeypatch.setattr(model_runner, "peak_bytes", self.peak)
+
+
+def num_blocks(*, measures: bool = True, max_num_seqs: int = 64, given: int | None = None) -> int:
+    """Of the KV cache of a model loaded so, half of the free memory being for cache and steps."""
+    options = ModelOptions(
+        path=FOLDER,
+        dtype="float32",
+        num_threads=1,
+        memory_fraction=0.5,
+        measures_steps=measures,
+        max_num_seqs=max_num_seqs,
+        num_blocks=given,
+    )
+    return load_model_runner(options).limits.num_blocks
+
+
+class TestGivenAModelWhoseStepsAreMeasured:
+    def test_when_its_cache_is_sized_then_the_step_s_memory_is_left_out_of_the_share(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Scales(free=40 * MIB, peak=5 * MIB).put_in(monkeypatch)
+
+        plain, measured = num_blocks(measures=False), num_blocks()
+
+        assert measured == pytest.approx(plain * 15 / 20, abs=1)
+
+    def test_when_measured_for_real_then_it_is_at_least_what_its_logits_take(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scales = Scales(free=400 * MIB)
+        scales.put_in(monkeypatch)
+
+        num_blocks(max_num_seqs=512)
+
+        vocab_size = json.loads((FOLDER / "config.json").read_text())["vocab_size"]
+        assert scales.measured[0] >= 512 * vocab_size * 4
+
+    def test_when_the_step_takes_all_of_the_share_then_the_operator_is_informed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Scales(free=40 * MIB, peak=30 * MIB).put_in(monkeypatch)
+
+        with pytest.raises(NotEnoughMemory, match=r"may take 0\.0 MiB"):
+            num_blocks()
+
+    def test_when_there_is_no_memory_for_a_step_then_the_error_names_the_settings(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def forward(*_arguments: object) -> torch.Tensor:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+        monkeypatch.setattr("sluice.engine.models.decoder.Decoder.forward", forward)
+
+        with pytest.raises(NotEnoughMemory, match="a step of 2048 tokens and 64 sequences"):
+            num_blocks()
+
+    def test_when_blocks_are_given_then_nothing_is_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        scales = Scales()
+        scales.put_in(monkeypatch)
+
+        assert num_blocks(given=9) == 9
+        assert scales.measured == []

@@ -1,0 +1,179 @@
+"""The logits that a step draws from, bit by bit: what was asked is applied one operation after the other, by numpy.
+
+What is drawn from them is tested in tests/kernels; that it depends on nothing else, in tests/oracles.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sluice.engine.batch import ScheduledSequence
+from sluice.engine.execution import sampler as module
+from sluice.engine.execution.sampler import Sampler
+from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence
+from sluice.kernels.sample import SampleOptions, draws_with
+
+VOCAB_SIZE = 12
+EOS = 1
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.just(0.0),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -1.1]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    # Some of them name what the vocabulary does not have.
+    logit_bias=st.dictionaries(st.integers(-2, VOCAB_SIZE + 2), st.floats(-100, 100), max_size=5),
+    min_tokens=st.integers(0, 4),
+    stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE + 2), max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+)
+
+
+def sequence_with(sequence_id: int, prompt: list[int], params: SamplingParams) -> Sequence:
+    return Sequence(
+        id=sequence_id,
+        request_id="",
+        choice=0,
+        sampling=params,
+        token_ids=prompt.copy(),
+        num_prompt_tokens=len(prompt),
+    )
+
+
+_drawn_from: list[Tensor] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _noted() -> Iterator[None]:
+    """Note what each draw is from."""
+
+    def noting(options: SampleOptions) -> Callable[[Tensor], Tensor]:
+        draw = draws_with(options)
+
+        def note_and_draw(logits: Tensor) -> Tensor:
+            _drawn_from.append(logits)
+            return draw(logits)
+
+        return note_and_draw
+
+    with patch.object(module, "draws_with", noting):
+        yield
+
+
+def make_sampler() -> Sampler:
+    return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), device=torch.device("cpu"))
+
+
+def drawn_from(sampler: Sampler, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
+    """The logits that `sample` is given for the next token of each sequence."""
+    sampler.sample(logits, [ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences])
+    return _drawn_from.pop()
+
+
+def expected_row(row: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float32]:
+    """Biases, bans, repetition, frequency and presence, each rounded to float32, token by token."""
+    params, result = sequence.sampling, row.copy()
+    output = sequence.token_ids[sequence.num_prompt_tokens :]
+    for token, bias in params.logit_bias.items():
+        if 0 <= token < VOCAB_SIZE:
+            result[token] += np.float32(bias)
+    if len(output) < params.min_tokens:
+        for token in {*params.stop_token_ids, *([] if params.ignore_eos else [EOS])} & {*range(VOCAB_SIZE)}:
+            result[token] += np.float32(-math.inf)
+    if params.has_penalties:
+        for token in set(sequence.token_ids):
+            count, repetition = np.float32(output.count(token)), np.float32(params.repetition_penalty)
+            result[token] = result[token] / repetition if result[token] > 0 else result[token] * repetition
+            taken = np.float32(params.frequency_penalty) * count
+            result[token] -= taken + np.float32(params.presence_penalty) * np.float32(count > 0)
+    return result
+
+
+def check_drawn_from(sampler: Sampler, sequences: Items[Sequence], seed: int) -> None:
+    logits = torch.randn(len(sequences), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
+    logits[:, 3], logits[:, 4], logits[:, 5] = 0.0, -0.0, -math.inf
+    before = logits.clone()
+
+    edited = drawn_from(sampler, logits, sequences)
+
+    expected = np.stack([expected_row(row, one) for row, one in zip(before.numpy(), sequences, strict=True)])
+    assert np.array_equal(edited.numpy().view(np.int32), expected.view(np.int32))
+    assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), "what was given is changed"
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(TOKENS, PARAMS), min_size=1, max_size=4), output=TOKENS)
+def test_given_any_rows_when_they_generate_then_each_step_draws_from_what_was_asked(
+    rows: list[tuple[list[int], SamplingParams]], output: list[int]
+) -> None:
+    sampler = make_sampler()
+    sequences = [sequence_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
+
+    for step, token in enumerate(output):
+        # The last of them misses every second step.
+        check_drawn_from(sampler, sequences[: len(sequences) - step % 2] or sequences, seed=step)
+        for sequence in sequences:
+            sequence.token_ids.append((token + sequence.id) % VOCAB_SIZE)
+
+
+class TestGivenRowsOfEveryKind:
+    penalised = SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.3)
+    biased = SamplingParams(temperature=0, logit_bias={EOS: 5.0, 7: -3.0}, min_tokens=2)
+    both = replace(penalised, logit_bias={2: 1.5, 7: -3.0}, min_tokens=1)
+
+    def test_when_a_step_is_drawn_then_their_logits_change_by_one_call(self) -> None:
+        sequences = [sequence_with(i, [2, 3], p) for i, p in enumerate([self.penalised, self.biased, self.both])]
+
+        with patch.object(module, "apply_penalties", wraps=module.apply_penalties) as apply:
+            drawn_from(make_sampler(), torch.zeros(3, VOCAB_SIZE), sequences)
+
+        apply.assert_called_once()
+        entries = apply.call_args.args[1]
+        pairs = list(zip(entries.rows.tolist(), entries.token_ids.tolist(), strict=True))
+        assert sorted(pairs) == [(0, 2), (0, 3), (1, 1), (1, 7), (2, 1), (2, 2), (2, 3), (2, 7)]
+
+    def test_when_forgotten_ids_come_again_then_no_earlier_state_is_left(self) -> None:
+        sampler, logits = make_sampler(), torch.zeros(1, VOCAB_SIZE)
+        edited = drawn_from(sampler, logits, [sequence_with(0, [2, 3], self.both)])
+
+        sampler.forget([0])
+        plain = drawn_from(sampler, logits, [sequence_with(0, [2, 3], SamplingParams(temperature=0))])
+
+        assert edited is not logits
+        assert plain is logits
+
+    def test_when_the_bans_of_all_rows_are_over_then_nothing_is_copied(self) -> None:
+        sampler = make_sampler()
+        sequence = sequence_with(0, [2, 3], SamplingParams(temperature=0, min_tokens=1))
+        logits = torch.zeros(1, VOCAB_SIZE)
+
+        first = drawn_from(sampler, logits, [sequence])
+        sequence.token_ids.append(5)
+        second = drawn_from(sampler, logits, [sequence])
+
+        assert first is not logits
+        assert second is logits
+
+    def test_when_a_step_is_drawn_again_after_the_bans_were_over_then_they_are_back(self) -> None:
+        sampler, sequence = make_sampler(), sequence_with(0, [2, 3], self.biased)
+        sequence.token_ids += [5, 6]
+        check_drawn_from(sampler, [sequence], seed=0)
+
+        del sequence.token_ids[-1]
+
+        check_drawn_from(sampler, [sequence], seed=1)

@@ -1,0 +1,123 @@
+"""Tokens to text, one at a time."""
+
+from sluice.engine.null_model import NullTokenizer
+from sluice.engine.text.detokenizer import ByteDetokenizer, PieceDetokenizer, WindowDetokenizer, stream_opener
+
+BYTES: dict[int, str | bytes] = {byte: chr(byte) if byte < 128 else bytes([byte]) for byte in range(256)}
+EURO = "€".encode()
+
+
+class WordDecoder:
+    """Words by number; a space before each but the first. A special word is 9."""
+
+    words = ("one", "two", "three")
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        kept = [token_id for token_id in token_ids if not (skip_special_tokens and token_id == 9)]
+        return " ".join("<end>" if token_id == 9 else self.words[token_id] for token_id in kept)
+
+
+class RawDecoder:
+    """Bytes, without a separate stream."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+class TestGivenBytes:
+    def test_when_a_character_is_open_then_it_is_held_back_until_it_is_whole(self) -> None:
+        stream = ByteDetokenizer(BYTES)
+
+        assert [stream.push(byte) for byte in b"a" + EURO + b"b"] == ["a", "", "", "€", "b"]
+
+    def test_when_bytes_can_become_no_character_then_they_are_replaced_at_once(self) -> None:
+        stream = ByteDetokenizer(BYTES)
+
+        assert [stream.push(byte) for byte in b"\xffa"] == ["\ufffd", "a"]
+
+    def test_when_a_character_is_broken_off_by_a_letter_then_both_show(self) -> None:
+        stream = ByteDetokenizer(BYTES)
+
+        assert [stream.push(byte) for byte in EURO[:2] + b"a"] == ["", "", "\ufffda"]
+
+    def test_when_the_end_comes_within_a_character_then_it_is_replaced(self) -> None:
+        stream = ByteDetokenizer(BYTES)
+
+        assert [stream.push(byte) for byte in EURO[:2]] == ["", ""]
+        assert stream.flush() == "\ufffd"
+        assert stream.flush() == ""
+
+    def test_when_a_token_spans_two_characters_then_the_first_is_shown(
+        self,
+    ) -> None:
+        stream = ByteDetokenizer({0: EURO[:1], 1: EURO[1:] + EURO[:2], 2: EURO[2:]})
+
+        assert [stream.push(token_id) for token_id in (0, 1, 2)] == ["", "€", "€"]
+
+
+PIECES: dict[int, str | int] = {0: " a", 1: "b", 2: "", **{byte: byte for byte in range(128, 256)}}
+
+
+class TestGivenPiecesAndSingleBytes:
+    def test_when_the_text_begins_with_a_space_then_one_is_dropped(self) -> None:
+        stream = PieceDetokenizer(PIECES)
+
+        assert [stream.push(token_id) for token_id in (2, 0, 0)] == ["", "a", " a"]
+
+    def test_when_a_run_of_bytes_ends_then_it_shows(self) -> None:
+        stream = PieceDetokenizer(PIECES)
+
+        assert [stream.push(token_id) for token_id in (1, *EURO, 1)] == ["b", "", "", "", "€b"]
+
+    def test_when_a_token_without_text_comes_within_a_run_then_the_run_continues(self) -> None:
+        stream = PieceDetokenizer(PIECES)
+
+        assert [stream.push(token_id) for token_id in (EURO[0], 2, *EURO[1:])] == [""] * 4
+        assert stream.flush() == "€"
+
+    def test_when_any_of_a_run_is_wrong_then_each_of_its_bytes_is_replaced(self) -> None:
+        stream = PieceDetokenizer(PIECES)
+
+        assert [stream.push(token_id) for token_id in (*EURO, 0xFF, 1)] == ["", "", "", "", "\ufffd" * 4 + "b"]
+
+
+class TestGivenADecoderOfItsOwnKind:
+    def test_when_it_joins_words_then_each_comes_with_what_joins_it(self) -> None:
+        stream = WindowDetokenizer(WordDecoder(), skip_special_tokens=True)
+
+        assert [stream.push(token_id) for token_id in (0, 1, 2, 0)] == ["one", " two", " three", " one"]
+
+    def test_when_tokens_without_text_come_without_end_then_the_window_stays_small(self) -> None:
+        decoded: list[int] = []
+
+        class CountingDecoder(WordDecoder):
+            def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+                decoded.append(len(token_ids))
+                return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        stream = WindowDetokenizer(CountingDecoder(), skip_special_tokens=True)
+        texts = [stream.push(token_id) for token_id in (0, *[9] * 100, 1)]
+
+        assert max(decoded) < 10
+        assert "".join(texts) == "one two"
+
+    def test_when_bytes_never_become_a_character_then_they_show_after_four(self) -> None:
+        stream = WindowDetokenizer(RawDecoder(), skip_special_tokens=True)
+
+        texts = [stream.push(0xFF) for _ in range(8)]
+
+        assert texts == ["", "", "", "\ufffd" * 4] * 2
+
+    def test_when_a_character_is_open_at_the_end_then_it_is_released(self) -> None:
+        stream = WindowDetokenizer(RawDecoder(), skip_special_tokens=True)
+
+        assert [stream.push(byte) for byte in b"a" + EURO[:2]] == ["a", "", ""]
+        assert stream.flush() == "\ufffd"
+
+
+class TestGivenADecoder:
+    def test_when_it_can_stream_then_its_own_way_is_taken(self) -> None:
+        assert isinstance(stream_opener(NullTokenizer())(True), ByteDetokenizer)
+
+    def test_when_it_cannot_then_windows_are_decoded(self) -> None:
+        assert isinstance(stream_opener(WordDecoder())(True), WindowDetokenizer)

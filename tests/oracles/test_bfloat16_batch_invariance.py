@@ -1,0 +1,82 @@
+"""In bfloat16 on the CPU, too, a request's tokens and log-probabilities are its own, to the last bit.
+
+A product of matrices that sums in another order with other rows next to it would move a bfloat16 logit by its rounding,
+and now and then a token: so a resumed job could continue with others. The native products sum each row in one order.
+Attention sums block by block, so this holds among workers of one block size.
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+
+from sluice.engine.request import ChoiceProgress, Request
+from sluice.kernels.linear import cpu as linear_cpu
+from sluice.kernels.native import library
+from tests.oracles.engines import DISTURBED, Outcome, Setting, run
+from tests.oracles.test_seeded_sampling import requests
+from tests.oracles.tiny_models import TinyModel
+
+DTYPE = "bfloat16"
+MODEL = TinyModel(
+    "qwen3",
+    {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
+)
+"""Of a shape that the native products take."""
+
+
+@pytest.fixture(autouse=True)
+def _native_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that multiplies bfloat16, whatever this one does."""
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setattr(linear_cpu, "_multiplies_bfloat16", lambda: True)
+
+
+@cache
+def folder() -> Path:
+    path = Path(mkdtemp(prefix="sluice-tiny-"))
+    MODEL.save(path, torch.bfloat16)
+    return path
+
+
+@cache
+def alone(block_size: int) -> Outcome:
+    """Each request in a separate engine."""
+    outcome = Outcome()
+    for request in requests():
+        single = run(folder(), [request], Setting(block_size=block_size), dtype=DTYPE)
+        outcome.token_ids |= single.token_ids
+        outcome.logprobs |= single.logprobs
+    return outcome
+
+
+@pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
+def test_nothing_depends_on_the_batch(setting: Setting) -> None:
+    outcome = run(folder(), requests(), setting, dtype=DTYPE)
+
+    expected = alone(setting.block_size)
+    assert outcome.token_ids == expected.token_ids
+    assert outcome.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("cut", [1, 7, 15])
+def test_a_resumed_request_goes_on_to_the_bit(cut: int) -> None:
+    setting = DISTURBED["preemption"]
+    expected = alone(setting.block_size)
+    later = [resumed(request, expected, cut) for request in requests()]
+
+    outcome = run(folder(), later, setting, dtype=DTYPE)
+
+    for key, tokens in expected.token_ids.items():
+        assert outcome.token_ids.get(key, []) == tokens[cut:]
+        assert outcome.logprobs.get(key, []) == expected.logprobs[key][cut:]
+
+
+def resumed(request: Request, whole: Outcome, cut: int) -> Request:
+    """As it is after another worker has said `cut` tokens of each choice."""
+    said = (tuple(whole.token_ids[request.id, choice][:cut]) for choice in range(request.num_choices))
+    return replace(request, progress=tuple(ChoiceProgress(token_ids=token_ids) for token_ids in said))

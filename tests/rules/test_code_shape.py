@@ -1,0 +1,99 @@
+"""Rules that no linter checks: length of functions, docstrings of modules, imports of a fresh interpreter."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("engine", "kernels", "migrations", "producer", "worker")
+MAX_FUNCTION_LINES = 40
+
+# Imported in this order in one interpreter: a later module may need more than an earlier one.
+OF_PRODUCER_AND_WORKER = [
+    (
+        "sluice.producer.client, sluice.producer.aio, sluice.producer.cli.main",
+        ("torch", "transformers", "rq", "alembic", "triton"),
+    ),
+    ("sluice.worker.cli", ("torch", "transformers", "rq")),
+    ("sluice.worker.history.recorder", ("torch", "transformers")),
+    ("sluice.worker.callbacks.command", ("torch", "transformers")),
+]
+OF_THE_ENGINE = [
+    ("sluice.engine.llm_engine, sluice.engine.null_model", ("torch", "transformers", "redis", "sqlalchemy")),
+    ("sluice.engine.execution.model_runner", ("transformers", "triton", "redis", "sqlalchemy")),
+]
+
+
+def _modules() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _is_exempt(path: Path) -> bool:
+    """A kernel is one function by nature; a migration is a list of columns."""
+    return path.name == "kernel.py" or path.parent.name == "versions"
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body, the docstring not counted."""
+    body = function.body
+    first = body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        body = body[1:]
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+class TestGivenEveryModule:
+    @pytest.mark.parametrize("path", _modules(), ids=_name)
+    def test_when_it_is_read_then_it_says_what_it_is(self, path: Path) -> None:
+        tree = ast.parse(path.read_text())
+
+        assert ast.get_docstring(tree) is not None or not tree.body
+
+    @pytest.mark.parametrize("path", [p for p in _modules() if not _is_exempt(p)], ids=_name)
+    def test_when_its_functions_are_measured_then_each_fits_a_screen(self, path: Path) -> None:
+        long = {f.name: _code_lines(f) for f in _functions(ast.parse(path.read_text()))}
+
+        assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+class TestGivenAFreshInterpreter:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("imports", [OF_PRODUCER_AND_WORKER, OF_THE_ENGINE], ids=["producer and worker", "engine"])
+    def test_when_a_module_is_imported_then_what_it_must_not_need_stays_out(
+        self, imports: list[tuple[str, tuple[str, ...]]]
+    ) -> None:
+        code = "import sys\n" + "".join(
+            f"import {modules}\nprint([m for m in {absent!r} if m in sys.modules])\n" for modules, absent in imports
+        )
+
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout.split()) == (0, ["[]"] * len(imports)), done.stderr
+
+    @pytest.mark.long
+    def test_when_transformers_probes_for_a_kernels_package_then_ours_does_no_harm(self) -> None:
+        code = "import kernels; from transformers import LlamaForCausalLM; print(LlamaForCausalLM.__name__)"
+
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout.strip()) == (0, "LlamaForCausalLM"), done.stderr
+
+
+class TestGivenTheScripts:
+    @pytest.mark.parametrize("path", sorted((ROOT / "producer/contract/scripts").glob("*.lua")), ids=_name)
+    def test_when_a_script_is_read_then_it_begins_with_what_it_does(self, path: Path) -> None:
+        assert path.read_text().startswith("--")

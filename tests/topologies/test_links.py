@@ -1,0 +1,84 @@
+"""A link that threads share, without a server: one pool per node, and each connection returns to its own pool."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sluice.producer.contract.transport.cluster import CLUSTER_SLOTS
+from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.operations.operation import Ask
+from sluice.producer.transport import links
+from sluice.producer.transport.links import Link
+from sluice.producer.transport.retries import LinkSettings
+
+NUM_THREADS = 4
+
+
+class FakeConnection:
+    """A node of a Cluster with one shard."""
+
+    def pack_commands(self, commands: Sequence[Command]) -> Sequence[Command]:
+        return commands
+
+    def send_packed_command(self, commands: Sequence[Command]) -> None:
+        self._commands = list(commands)
+
+    def read_response(self, *, disable_decoding: bool) -> Reply:
+        assert disable_decoding
+        return [[0, 16383, [b"a", 1]]] if self._commands.pop(0) == CLUSTER_SLOTS else b"PONG"
+
+
+class FakePool:
+    """A pool that is slow to make, so that threads that race for it overlap."""
+
+    def __init__(self, url: str) -> None:
+        time.sleep(0.05)
+        self.url = url
+        self.in_use: set[FakeConnection] = set()
+        self.is_open = True
+
+    def get_connection(self) -> FakeConnection:
+        connection = FakeConnection()
+        self.in_use.add(connection)
+        return connection
+
+    def release(self, connection: FakeConnection) -> None:
+        self.in_use.remove(connection)
+
+    def disconnect(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakePool]:
+    """The pools that links make."""
+    pools: list[FakePool] = []
+
+    def make(url: str) -> FakePool:
+        pool = FakePool(url)
+        pools.append(pool)
+        return pool
+
+    monkeypatch.setattr(links, "make_pool", make)
+    return pools
+
+
+class TestGivenThreadsThatShareALink:
+    def test_when_they_ask_one_node_at_once_then_it_has_one_pool_which_close_disconnects(
+        self, made: list[FakePool]
+    ) -> None:
+        link, together = Link(LinkSettings("redis+cluster://a:1")), threading.Barrier(NUM_THREADS)
+
+        def ask(_: int) -> list[Reply]:
+            together.wait()
+            return link.ask(Ask((("PING",),)))
+
+        with ThreadPoolExecutor(NUM_THREADS) as threads:
+            replies = list(threads.map(ask, range(NUM_THREADS)))
+        link.close()
+
+        assert replies == [[b"PONG"]] * NUM_THREADS
+        assert [(pool.url, pool.in_use, pool.is_open) for pool in made] == [("redis://a:1/0", set(), False)]

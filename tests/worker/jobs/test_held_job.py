@@ -1,0 +1,126 @@
+"""A held job: its fields are its own, and each transition needs the state it starts from."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sluice.producer.contract.calls import LeasedJob
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End, JobId, JobSpec
+from sluice.worker.jobs.channel import ChannelOutput
+from sluice.worker.jobs.held_job import HeldJob, HoldState
+from sluice.worker.jobs.leases import Leases
+from sluice.worker.jobs.results import JobMeasures
+
+ROOT = Path(__file__).parents[3]
+WORKER = ROOT / "worker"
+JOBS = WORKER / "jobs"
+PAGE = ROOT / "docs" / "reference" / "job-states.md"
+
+
+def new_job(*, choices: int = 1) -> HeldJob:
+    leased = LeasedJob(
+        id=JobId("0.t.a"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=choices,
+        submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0,) * choices,
+        ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
+    )  # fmt: skip
+    return Leases().new_job(leased, QueueKeys("q"), JobSpec())
+
+
+def assignments(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Every attribute that a module assigns, also by index, of an object other than `self`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+            continue
+        targets = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else node.targets
+        yield from (one for target in targets for one in attributes(target) if ast.unparse(one.value) != "self")
+
+
+def attributes(target: ast.expr) -> Iterator[ast.Attribute]:
+    """The attributes that one target assigns, whole or in part."""
+    match target:
+        case ast.Attribute():
+            yield target
+        case ast.Subscript() | ast.Starred():
+            yield from attributes(target.value)
+        case ast.Tuple() | ast.List():
+            for part in target.elts:
+                yield from attributes(part)
+        case _:
+            return
+
+
+class TestGivenTheFieldsOfAHeldJob:
+    def test_when_one_is_assigned_then_it_is_refused(self) -> None:
+        names = [name for name, member in vars(HeldJob).items() if isinstance(member, property)]
+        job = new_job()
+
+        for name in names:
+            with pytest.raises(AttributeError):
+                setattr(job, name, None)
+        assert {"state", "stop", "was_admitted", "is_announced", "leased", "choices", "measures"} <= set(names)
+        assert all(name.startswith("_") for name in HeldJob.__slots__)
+
+    def test_when_the_worker_s_modules_are_read_then_none_assigns_a_job_s_fields(self) -> None:
+        names = {
+            *HeldJob.__slots__,
+            *(name for name, member in vars(HeldJob).items() if isinstance(member, property)),
+            *(one.name for kind in (ChannelOutput, JobMeasures) for one in fields(kind)),
+        } - {"id", "keys", "state", "_lock", "_state"}  # names of other objects' fields too; a job's are refused above
+
+        found = [
+            f"{path.relative_to(WORKER)}:{target.lineno}: {ast.unparse(target)}"
+            for path in sorted(WORKER.rglob("*.py"))
+            if path != JOBS / "held_job.py"
+            for target in assignments(ast.parse(path.read_text()))
+            if target.attr in names
+        ]
+
+        assert found == []
+
+
+class TestGivenATransition:
+    def test_when_the_documents_show_the_transitions_then_they_show_the_same(self) -> None:
+        def rows(text: str) -> list[list[str]]:
+            table = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("|")]
+            return [[cell.strip() for cell in row] for row in table[2:]]
+
+        module = rows(inspect.getdoc(inspect.getmodule(HeldJob)) or "")
+        page = rows(PAGE.read_text().partition("## Inside a worker\n")[2].partition("\n## ")[0])
+
+        assert page == module
+        assert {state for row in module for state in row[2].split(", ")} == {state.value for state in HoldState}
+
+    def test_when_it_was_admitted_then_it_is_not_admitted_again(self) -> None:
+        job = new_job()
+        job.admit()
+
+        with pytest.raises(AssertionError, match="admitted while admitted"):
+            job.admit()
+
+    def test_when_it_is_flagged_twice_then_the_first_state_stands(self) -> None:
+        job = new_job()
+
+        assert job.flag(JobState.CANCELLED)
+        assert not job.flag(JobState.EXPIRED)
+        assert job.stop is JobState.CANCELLED
+
+    def test_when_it_was_rejected_then_its_end_is_published_and_it_is_not_given_back(self) -> None:
+        job = new_job(choices=2)
+        job.end_all(End(state=JobState.FAILED), now_ms=1)
+
+        assert not job.give_back(only_unstarted=True)
+        assert job.has_updates
+        assert job.is_active
+
+    def test_when_it_returns_then_it_returns_once(self) -> None:
+        job = new_job()
+
+        assert job.give_back()
+        assert not job.give_back()
+        assert (job.is_active, job.is_held) == (False, True)

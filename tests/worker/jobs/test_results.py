@@ -1,0 +1,166 @@
+"""Results and records: what is kept of a job when it ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import LeasedJob
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End, JobId, JobSpec, TokenLogprobs, decode_entry, decode_record, decode_result
+from sluice.worker.jobs import progress
+from sluice.worker.jobs.channel import ChannelOutput
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.jobs.leases import Leases
+from sluice.worker.jobs.progress import Update, batches_of, move_large_results, pending_updates
+from sluice.worker.jobs.results import JobMeasures, Origin, percentile, result_of
+
+ORIGIN = Origin(model="m", fingerprint="f", worker="w")
+
+
+def job_of(*choices: ChannelOutput) -> HeldJob:
+    leased = LeasedJob(
+        id=JobId("0.t.abc"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=len(choices),
+        submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0,) * len(choices),
+        ended=(False,) * len(choices), fingerprint=None, was_reclaimed=False, fits=True,
+    )  # fmt: skip
+    job = Leases().new_job(leased, QueueKeys("q"), JobSpec())
+    for index, output in enumerate(choices):
+        job.restore(index, output)
+    job.admit()
+    return job
+
+
+def updates_of(*choices: ChannelOutput) -> list[Update]:
+    """What a job of each choice alone has to publish."""
+    jobs = [job_of(one) for one in choices]
+    return [(job, update) for job in jobs for update in pending_updates(job, ORIGIN)]
+
+
+def choice(num_tokens: int, *, ends: JobState | None = None) -> ChannelOutput:
+    made = ChannelOutput(token_ids=list(range(num_tokens)), pieces=[(i + 1, "x") for i in range(num_tokens)])
+    if ends is not None:
+        made.finish(End(state=ends, finish_reason="length" if ends is JobState.DONE else None), now_ms=5)
+    return made
+
+
+class TestGivenAJobThatEndsWithItsLastStep:
+    def test_when_published_then_tokens_and_end_are_in_one_progress_update(self) -> None:
+        (said,) = pending_updates(job_of(choice(3, ends=JobState.DONE)), ORIGIN)
+
+        assert said.num_tokens == 3
+        assert decode_entry(said.entry).token_ids == (0, 1, 2)
+        assert said.end is not None
+
+
+class TestGivenAJobWithChoices:
+    def test_when_one_ends_and_another_runs_then_it_carries_no_result(self) -> None:
+        first, second = pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2)), ORIGIN)
+
+        assert first.end is not None
+        assert first.end.result is None
+        assert second.end is None
+
+    def test_when_one_is_done_and_another_expired_then_the_record_has_no_finish_reason(self) -> None:
+        said = list(pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.EXPIRED)), ORIGIN))
+
+        for one in said:
+            assert one.end is not None
+            assert (one.end.state, one.end.reason) == ("expired", None)
+            assert decode_record(one.end.record or b"").finish_reason is None
+
+    def test_when_all_have_ended_then_each_end_carries_the_whole_result(self) -> None:
+        said = list(pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN))
+
+        for one in said:
+            assert one.end is not None
+            assert one.end.result is not None
+            result = decode_result(one.end.result)
+            assert [made.text for made in result.choices] == ["xxx", "xx"]
+            assert result.usage.output_tokens == one.end.output_tokens == 5
+            assert decode_record(one.end.record).output_tokens == 5
+
+    def test_when_one_of_them_failed_then_the_job_has(self) -> None:
+        failed = choice(1)
+        failed.finish(End(state=JobState.FAILED, error="no", error_code="engine_error"), now_ms=5)
+
+        said = list(pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN))
+
+        ends = [one.end for one in said if one.end]
+        assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
+        own = [decode_entry(end.entry).end for end in ends if end.entry]
+        assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
+
+
+class TestGivenAResultAtItsBound:
+    def test_when_log_probabilities_exceed_it_then_they_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 500)
+        made = choice(10, ends=JobState.DONE)
+        made.logprobs = [TokenLogprobs(chosen=-1.0, top=((1, -1.0),) * 10)] * 10
+
+        encoded = result_of(ORIGIN, JobMeasures(prompt_tokens=1), [made])
+
+        assert encoded is not None
+        kept = decode_result(encoded).choices[0]
+        assert (kept.text, kept.logprobs) == ("x" * 10, None)
+
+    @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED])
+    def test_when_the_text_of_a_job_that_is_not_done_exceeds_it_then_its_end_stands(
+        self, monkeypatch: pytest.MonkeyPatch, state: JobState
+    ) -> None:
+        monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 5)
+
+        job = job_of(choice(10, ends=state))
+        (said,) = pending_updates(job, ORIGIN)
+
+        assert said.end is not None
+        assert (said.end.state, said.end.result) == (state, None)
+        assert move_large_results([(job, said)]) == ([(job, said)], [])
+
+
+class TestGivenMoreNewsThanACallTakes:
+    @given(st.lists(st.integers(0, 30), min_size=1, max_size=600))
+    def test_when_cut_into_calls_then_all_is_said_once_in_order(self, lengths: list[int]) -> None:
+        updates = updates_of(*(choice(length + 1) for length in lengths))
+
+        batches = list(batches_of(updates))
+
+        assert [one for batch in batches for one in batch] == updates
+        assert all(0 < len(batch) <= 256 for batch in batches)
+
+    def test_when_one_is_larger_than_a_call_then_it_travels_alone(self) -> None:
+        large = choice(1)
+        large.pieces = [(1, "x" * 2**21)]
+        updates = updates_of(choice(1), large, choice(1))
+
+        assert [len(batch) for batch in batches_of(updates)] == [1, 1, 1]
+
+
+class TestGivenAResultLargerThanAPart:
+    def test_when_it_is_taken_out_then_each_end_names_its_length_and_it_is_there_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(progress, "PART_BYTES", 4)
+        job = job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE))
+        whole = [one.end.result for one in pending_updates(job, ORIGIN) if one.end]
+
+        updates, results = move_large_results([(job, one) for one in pending_updates(job, ORIGIN)])
+
+        assert results == [(job, whole[1])]
+        ends = [one.end for _, one in updates if one.end]
+        assert [(end.result, end.result_bytes) for end in ends] == [(None, len(one or b"")) for one in whole]
+        assert b"".join(part for _, part in progress.parts_of(results[0][1])) == whole[0]
+
+
+class TestGivenGaps:
+    @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+    def test_when_ranked_then_enough_are_not_above_and_enough_not_below(self, gaps: list[float], part: float) -> None:
+        value = percentile(sorted(gaps), part)
+
+        assert value in gaps
+        assert sum(gap <= value for gap in gaps) >= part * len(gaps) - 1e-6
+        assert sum(gap >= value for gap in gaps) >= (1 - part) * len(gaps) - 1e-6
+
+    def test_when_there_are_none_then_there_is_no_percentile(self) -> None:
+        assert percentile([], 0.5) is None

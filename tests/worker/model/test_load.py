@@ -1,0 +1,75 @@
+"""A model that cannot be loaded: whether a person must act, which setting says so, and which errors differ from it."""
+
+import pytest
+import torch
+
+from sluice.engine.errors import QuantizationUnavailable
+from sluice.engine.execution import model_runner
+from sluice.engine.execution.model_runner import ModelOptions
+from sluice.worker.config import load_config
+from sluice.worker.errors import ConfigError, WorkerBroken
+from sluice.worker.model import load as serving
+from sluice.worker.model.load import SMALL_MODEL, load
+
+
+class TestGivenAMachineWhoseMemoryAnotherProcessHolds:
+    """Nothing is free now."""
+
+    @pytest.fixture(autouse=True)
+    def no_free_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def none(_device: torch.device) -> int:
+            return 0
+
+        monkeypatch.setattr(model_runner, "free_memory_bytes", none)
+
+    def test_when_the_cache_s_size_is_measured_then_it_is_worth_another_try(self) -> None:
+        with pytest.raises(WorkerBroken, match=r"cannot be loaded now: the KV cache may take 0\.0 MiB, but one block"):
+            load(load_config({}))
+
+    def test_when_the_length_of_a_sequence_is_stated_then_a_person_must_act(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_MAX_MODEL_LEN: the KV cache may take"):
+            load(load_config({"SLUICE_MAX_MODEL_LEN": "64"}))
+
+
+class TestGivenACacheThatIsStated:
+    def test_when_it_does_not_hold_one_sequence_then_a_person_must_act(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_NUM_BLOCKS: one sequence of 64 tokens needs 4 blocks"):
+            load(load_config({"SLUICE_NUM_BLOCKS": "3", "SLUICE_MAX_MODEL_LEN": "64"}))
+
+    def test_when_this_machine_does_not_give_so_much_then_a_person_must_act(self) -> None:
+        with pytest.raises(ConfigError, match="SLUICE_NUM_BLOCKS: the KV cache of 1000000000000 blocks"):
+            load(load_config({"SLUICE_NUM_BLOCKS": "1000000000000"}))
+
+
+class TestGivenADeviceThatCannotKeepAModelAsAsked:
+    @pytest.mark.parametrize(
+        ("asked", "named"),
+        [
+            ({"QUANTIZATION": "int8"}, "SLUICE_QUANTIZATION"),
+            ({"KV_CACHE_DTYPE": "fp8"}, "SLUICE_KV_CACHE_DTYPE"),
+            ({"QUANTIZATION": "int8", "KV_CACHE_DTYPE": "fp8"}, "SLUICE_QUANTIZATION or SLUICE_KV_CACHE_DTYPE"),
+        ],
+        ids=str,
+    )
+    def test_when_it_is_loaded_then_what_asks_for_it_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], named: str
+    ) -> None:
+        def accept(_device: str) -> None:
+            pass
+
+        def refuse(_options: ModelOptions) -> None:
+            raise QuantizationUnavailable("this card has none.")
+
+        # In the place of a GPU of before 2022.
+        monkeypatch.setattr(serving, "_check_device", accept)
+        monkeypatch.setattr(model_runner, "load_model_runner", refuse)
+
+        with pytest.raises(ConfigError) as caught:
+            load(load_config({"SLUICE_DEVICE": "cuda:0", **{f"SLUICE_{name}": value for name, value in asked.items()}}))
+
+        assert caught.value.problems == (f"{named}: this card has none.",)
+
+
+class TestGivenNoShareOfTheMemory:
+    def test_when_a_model_is_loaded_by_a_worker_or_without_one_then_it_takes_the_same(self) -> None:
+        assert load_config({}).model.memory_share == ModelOptions(path=SMALL_MODEL).memory_fraction

@@ -1,0 +1,132 @@
+"""/metrics, /healthz, /readyz; and a port that is taken."""
+
+import socket
+from collections.abc import Generator
+from http.client import HTTPConnection
+
+import pytest
+from structlog.testing import capture_logs
+
+from sluice.worker.config import MetricsConfig
+from sluice.worker.log import get_log
+from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness, Snapshot, WorkerCollector
+
+SNAPSHOT = Snapshot(
+    running_requests=3, waiting_requests=1, utilisation=0.5, tokens_per_second=120.0, kv_tokens_total=1000,
+    kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5, cached_tokens=1, output_tokens=7,
+)  # fmt: skip
+
+
+class Health:
+    """What the probes return. Changes with the test."""
+
+    sick: str | None = None
+    unready: str | None = None
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def meters() -> Meters:
+    return Meters()
+
+
+def server_on(port: int, health: Health, meters: Meters) -> MetricsServer:
+    readiness = Readiness(sick=lambda: health.sick, unready=lambda: health.unready)
+    collector = WorkerCollector(lambda: SNAPSHOT, meters)
+    return MetricsServer(MetricsConfig(port=port), collector, readiness, get_log())
+
+
+@pytest.fixture
+def server(health: Health, meters: Meters) -> Generator[MetricsServer]:
+    server = server_on(0, health, meters)
+    server.start()
+    yield server
+    server.stop()
+
+
+def get(server: MetricsServer, path: str) -> tuple[int, str]:
+    assert server.port is not None
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode()
+    finally:
+        connection.close()
+
+
+class TestGivenAServer:
+    def test_when_scraped_then_all_is_there(self, server: MetricsServer, meters: Meters) -> None:
+        meters.ended("done", ttft_s=0.02, e2e_s=1.2, gaps_ms=[3.0, 700.0])
+        meters.num_refused_writes = 4
+
+        status, text = get(server, "/metrics")
+
+        assert status == 200
+        for line in (
+            "sluice_running_requests 3.0",
+            "sluice_kv_tokens_used 250.0",
+            "sluice_preemptions_total 2.0",
+            "sluice_refused_writes_total 4.0",
+            'sluice_jobs_ended_total{state="done"} 1.0',
+            'sluice_ttft_seconds_bucket{le="0.025"} 1.0',
+            'sluice_itl_seconds_bucket{le="0.005"} 1.0',
+            'sluice_itl_seconds_bucket{le="+Inf"} 2.0',
+            "sluice_e2e_seconds_sum 1.2",
+        ):
+            assert line in text
+        assert "sluice_queue_depth_jobs" not in text, "Redis did not say"
+
+    def test_when_probed_then_the_reason_for_a_no_is_returned(self, server: MetricsServer, health: Health) -> None:
+        assert get(server, "/healthz") == (200, "ok\n")
+        assert get(server, "/readyz") == (200, "ok\n")
+
+        health.sick, health.unready = "hung", "draining"
+
+        assert get(server, "/healthz") == (503, "hung\n")
+        assert get(server, "/readyz") == (503, "draining\n")
+        assert get(server, "/else")[0] == 404
+
+
+class TestGivenATakenPort:
+    def test_when_a_second_worker_starts_then_it_takes_the_next(self, health: Health, meters: Meters) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            server = server_on(port, health, meters)
+            server.start()
+            try:
+                assert server.port is not None
+                assert server.port > port
+            finally:
+                server.stop()
+
+    def test_when_no_port_is_free_then_it_goes_on_without(self, health: Health, meters: Meters) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 65535))
+            taken.listen()
+            server = server_on(65535, health, meters)
+            with capture_logs() as lines:
+                server.start()
+
+            assert server.port is None
+            assert lines[0]["event"] == "metrics not served"
+            server.stop()
+
+
+class TestGivenRates:
+    def test_when_sampled_then_they_are_of_the_time_between(self) -> None:
+        now = [0.0]
+        rates = Rates(lambda: now[0])
+
+        now[0] = 2.0
+        rates.sample(tokens=100, busy_s=1.0)
+        assert (rates.tokens_per_s, rates.utilisation) == (50.0, 0.5)
+        now[0] = 3.0
+        rates.sample(tokens=100, busy_s=1.0)
+        assert (rates.tokens_per_s, rates.utilisation) == (0.0, 0.0)

@@ -1,0 +1,126 @@
+"""When to pull: at a bell, at more room, at a timer, in turns; and under the same number until answered."""
+
+from sluice.engine.request import Room
+from sluice.producer.contract.calls import PullReply
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.serve.mailbox import NO_ROOM
+from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule
+
+ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
+ROOM = Room(kv_tokens=100, prefill_tokens=100, sequences=10)
+
+
+def room(sequences: int) -> Room:
+    return Room(kv_tokens=100, prefill_tokens=100, sequences=sequences)
+
+
+def reply(number: int, **given: object) -> PullReply:
+    fields: dict[str, object] = {
+        "number": number, "jobs": (), "bell": "5-0", "has_more": False, "is_paused": False,
+        "drain_for_suspects": False, "server_ms": 1000, "look_again_ms": None,
+    }  # fmt: skip
+    return PullReply(**{**fields, **given})  # pyright: ignore[reportArgumentType]  # fields by name
+
+
+def asked(
+    pulls: PullSchedule, *, now_s: float = 0.0, left: Room = ROOM, is_empty: bool = True
+) -> tuple[int, int] | None:
+    """(partition, number) of the pull to make."""
+    found = pulls.next(left, now_s=now_s, cache_tokens=1000, is_empty=is_empty, may_reclaim=True, holds_oversized=False)
+    return (found[0].partition, found[1].number) if found else None
+
+
+class TestGivenOnePartition:
+    def test_when_a_reply_was_lost_then_the_same_number_is_asked_again(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+
+        assert asked(pulls) == (0, 1)
+        assert asked(pulls) == (0, 1)
+        pulls.on_reply(ONE, reply(1), left=ROOM, now_s=0.0)
+        pulls.on_notified(ONE, "6-0")
+        assert asked(pulls) == (0, 2)
+
+    def test_when_a_reply_is_lost_and_there_is_no_room_then_the_pull_is_repeated(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        assert asked(pulls, left=NO_ROOM) is None
+        assert asked(pulls) == (0, 1)
+        pulls.on_missed(ONE)
+
+        found = pulls.next(
+            NO_ROOM, now_s=0.0, cache_tokens=1000, is_empty=True, may_reclaim=True, holds_oversized=False
+        )
+
+        assert found is not None
+        request = found[1]
+        assert (request.number, request.sequences, request.is_empty) == (1, 0, False), "suspects need room too"
+        pulls.on_reply(ONE, reply(1, has_more=True), left=NO_ROOM, now_s=0.0)
+        assert asked(pulls, left=NO_ROOM) is None
+
+    def test_when_all_was_taken_then_nothing_is_asked_until_something_happens(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1), left=ROOM, now_s=0.0)
+
+        assert asked(pulls, now_s=0.1) is None
+        assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S) == (0, 2)
+
+    def test_when_the_bell_rang_before_the_pull_then_it_is_no_news(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1, bell="7-3"), left=ROOM, now_s=0.0)
+
+        pulls.on_notified(ONE, "7-3")
+        assert asked(pulls) is None
+
+        pulls.on_notified(ONE, "7-4")
+        assert asked(pulls) == (0, 2)
+
+    def test_when_it_stopped_at_its_bite_then_it_asks_at_once(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+
+        pulls.on_reply(ONE, reply(1, has_more=True), left=ROOM, now_s=0.0)
+
+        assert asked(pulls) == (0, 2)
+
+    def test_when_room_grows_then_it_asks_and_when_it_shrinks_it_does_not(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1), left=room(5), now_s=0.0)
+
+        assert asked(pulls, left=room(3)) is None
+        assert asked(pulls, left=room(4)) == (0, 2)
+
+    def test_when_there_is_no_room_then_it_never_asks(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+
+        assert asked(pulls, left=room(0), now_s=99.0) is None
+
+    def test_when_a_timer_is_due_then_it_asks_in_time(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1, look_again_ms=1050), left=ROOM, now_s=10.0)
+
+        assert asked(pulls, now_s=10.04) is None
+        assert asked(pulls, now_s=10.051) == (0, 2)
+
+    def test_when_it_must_drain_for_a_suspect_then_it_asks_only_when_empty(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1, drain_for_suspects=True), left=ROOM, now_s=0.0)
+
+        assert asked(pulls, now_s=99.0, is_empty=False) is None
+        assert asked(pulls, now_s=99.0, is_empty=True) == (0, 2)
+
+    def test_when_paused_then_it_does_not_spin(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1, has_more=True, is_paused=True), left=ROOM, now_s=0.0)
+
+        assert asked(pulls, now_s=0.1) is None
+
+
+class TestGivenTwoPartitions:
+    def test_when_both_have_more_then_they_take_turns_each_with_its_own_numbers(self) -> None:
+        pulls = PullSchedule([ONE, TWO], "me", reserve_tokens=16)
+        served: list[tuple[int, int] | None] = []
+        for _ in range(4):
+            turn = asked(pulls)
+            assert turn is not None
+            served.append(turn)
+            pulls.on_reply(QueueKeys("q", turn[0]), reply(turn[1], has_more=True), left=ROOM, now_s=0.0)
+
+        assert served == [(0, 1), (1, 1), (0, 2), (1, 2)]

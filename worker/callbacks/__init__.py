@@ -1,0 +1,1 @@
+"""The command `worker callbacks`: webhooks, exports and retention, run by rq."""

@@ -1,0 +1,62 @@
+"""rq queues and workers that run chores and nothing else.
+
+rq imports and calls the function and the callbacks that a job names, and posts to the URLs that it lists, so write
+access to its Redis is enough to run any function. `ChoreJob` calls chores only, with JSON arguments, and ignores
+callbacks and URLs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rq import Queue, SimpleWorker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from sluice.worker.callbacks import chores
+from sluice.worker.connection.clients import Client
+
+WEBHOOKS_QUEUE, CHORES_QUEUE = "sluice-webhooks", "sluice-chores"
+
+CHORES: Mapping[str, Callable[..., object]] = {
+    f"{module}.{chore.__name__}": chore
+    # Jobs that release 0.1 queued have the second name.
+    for module in (chores.__name__, "worker.chores")
+    for chore in (chores.deliver_webhook, chores.export, chores.retain)
+}
+
+
+class NotAChore(Exception):
+    """A job names a function that is not a chore."""
+
+
+class ChoreJob(Job):
+    """An rq job that can only call one of `CHORES`."""
+
+    @property
+    def func(self) -> Callable[..., object]:
+        """The chore that the job names.
+
+        Raises:
+            NotAChore: the job names another function.
+        """
+        chore = None if self.instance is not None else CHORES.get(str(self.func_name))
+        if chore is None:
+            raise NotAChore(f"{self.func_name!r} is not one of {', '.join(CHORES)}")
+        return chore
+
+    def restore(self, raw_data: Any) -> None:  # noqa: ANN401  # rq's own type
+        """Read the job from Redis, without its callbacks and URLs."""
+        super().restore(raw_data)  # pyright: ignore[reportUnknownMemberType]
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+        self.webhooks = []
+
+
+def rq_queue(name: str, rq_client: Client) -> Queue:
+    """Open an rq queue for chores."""
+    return Queue(name, connection=rq_client, serializer=JSONSerializer, job_class=ChoreJob)
+
+
+def rq_worker(name: str, rq_client: Client) -> SimpleWorker:
+    """Make a worker for the chores of one rq queue."""
+    queue = rq_queue(name, rq_client)
+    return SimpleWorker([queue], connection=rq_client, serializer=JSONSerializer, job_class=ChoreJob)

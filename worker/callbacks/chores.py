@@ -1,0 +1,137 @@
+"""Functions that rq workers run: webhooks, exports and retention. Arguments are JSON. Never imports torch.
+
+Secrets must not be stored in Redis as arguments of a job, so each rq worker process calls `bind` with its settings
+before it starts to work.
+"""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from rq import get_current_job
+from sqlalchemy.engine import Engine
+
+from sluice.producer.contract.database import open_database
+from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
+from sluice.worker.clock import monotonic_s, wall_ms
+from sluice.worker.history.export import export_batch, num_ended
+from sluice.worker.history.retention import erase_prompts_before, forget_before
+from sluice.worker.log import get_log
+
+DAY_MS = 86_400_000
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreSettings:
+    """Settings of chores that are not in their arguments."""
+
+    database_url: str
+    sender: Sender | None = None
+    """None disables webhooks."""
+
+    export_folder: str | None = None
+    """The only folder to which exports are written."""
+
+    export_patience_s: float = 5.0
+    """How long one try of an export waits for the recorder."""
+
+    def __repr__(self) -> str:
+        return f"ChoreSettings(sender={self.sender!r})"
+
+
+_settings: ContextVar[ChoreSettings] = ContextVar("chore settings")
+
+
+def bind(settings: ChoreSettings) -> None:
+    """Set the settings of this process's chores."""
+    _settings.set(settings)
+
+
+def deliver_webhook(url: str, event_id: str, body: str) -> str:
+    """Send one event to one URL. rq retries if this raises.
+
+    Raises:
+        WebhookFailed: the receiver did not accept it.
+        WebhookRefused: no retry can help. rq keeps the failed job and does not retry it.
+    """
+    sender = _settings.get().sender
+    assert sender is not None, "webhooks are queued only where a secret is set"
+    log = get_log(event_id=event_id)
+    try:
+        status = sender.send(url, event_id, body.encode())
+    except WebhookRefused as error:
+        _try_no_more()
+        log.warning("webhook refused", error=str(error))
+        raise
+    log.info("webhook delivered", status=status)
+    return f"delivered: {status}"
+
+
+class HistoryBehind(Exception):
+    """The recorder has not written all ends of a batch yet. rq retries later."""
+
+
+def export(queue: str, batch: str, folder: str, total: int) -> dict[str, object]:
+    """Write a batch as JSON lines into the export folder, once the history has all of its ends (`history.export`).
+
+    The last try writes what the history has.
+
+    Raises:
+        ValueError: `folder` is not the export folder.
+        HistoryBehind: the history lacks the ends of some of the `total` jobs.
+    """
+    if folder != _settings.get().export_folder:
+        raise ValueError("the export's folder is not SLUICE_EXPORT_FOLDER")
+    log = get_log(batch=batch)
+    engine = open_database(_settings.get().database_url)
+    try:
+        found = _wait_for_ends(engine, queue, batch, total)
+        if found < total and not _is_last_try():
+            raise HistoryBehind(f"the history has {found} of the {total} ends of batch {batch}")
+        written = export_batch(engine, queue, batch, Path(folder))
+    finally:
+        engine.dispose()
+    if found < total:
+        log.warning("batch exported incompletely", found=found, total=total)
+    log.info("batch exported", done=written.num_done, failed=written.num_failed)
+    return {
+        "output": str(written.output_path),
+        "errors": str(written.error_path),
+        "done": written.num_done,
+        "failed": written.num_failed,
+        "open": written.num_open,
+    }
+
+
+def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
+    """Delete jobs that ended more than `days` ago, and prompts of jobs that ended more than `prompt_days` ago."""
+    engine = open_database(_settings.get().database_url, is_writer=True)
+    try:
+        deleted = 0 if days is None else forget_before(engine, wall_ms() - int(days * DAY_MS))
+        erased = 0 if prompt_days is None else erase_prompts_before(engine, wall_ms() - int(prompt_days * DAY_MS))
+    finally:
+        engine.dispose()
+    if deleted or erased:
+        get_log().info("retention applied", jobs_deleted=deleted, prompts_erased=erased)
+    return {"jobs_deleted": deleted, "prompts_erased": erased}
+
+
+def _wait_for_ends(engine: Engine, queue: str, batch: str, total: int) -> int:
+    """Wait briefly for the recorder, and return the number of ends in the history."""
+    until_s = monotonic_s() + _settings.get().export_patience_s
+    while (found := num_ended(engine, queue, batch)) < total and monotonic_s() < until_s:
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _is_last_try() -> bool:
+    job = get_current_job()
+    return job is None or not job.retries_left
+
+
+def _try_no_more() -> None:
+    job = get_current_job()
+    if job is not None:
+        job.retries_left = 0

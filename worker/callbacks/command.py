@@ -1,0 +1,57 @@
+"""The command `worker callbacks`: a mover in this process, and rq workers in child processes."""
+
+import contextlib
+import signal
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+from sluice.producer.config import redacted
+from sluice.producer.contract.database import HistoryError, HistoryUnreachable
+from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE
+from sluice.worker.callbacks.mover import Mover
+from sluice.worker.callbacks.rq_workers import WorkerPool, check_history
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.connection.clients import connect
+from sluice.worker.errors import ExitCode
+from sluice.worker.log import get_log
+
+
+def main(settings: CallbackSettings) -> ExitCode:
+    """Run `worker callbacks` until SIGTERM or SIGINT."""
+    log = get_log(queue=settings.queue)
+    try:
+        check_history(settings)
+    except HistoryUnreachable as error:
+        log.warning("history database unreachable; exports and retention wait", error=str(error))
+    except HistoryError as error:
+        log.error("callbacks cannot run", error=str(error))  # noqa: TRY400  # a sentence, no traceback
+        return ExitCode.MISUSED
+    if settings.secret is None:
+        log.warning("no secret configured; webhooks wait in the queue")
+    pool = WorkerPool(
+        [CHORES_QUEUE, *[WEBHOOKS_QUEUE] * (settings.webhook_workers if settings.secret else 0)], settings
+    )
+    mover = Mover(connect(settings.redis_url, timeout_s=5), connect(settings.rq_url, timeout_s=5), settings)
+    with _stopped_by_signals(mover):
+        pool.start()
+        log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
+        mover.run()
+    pool.stop()
+    log.info("callbacks stopped")
+    return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(mover: Mover) -> Generator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        mover.stop()
+
+    before: dict[signal.Signals, Any] = {  # Any: a handler of any kind
+        number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

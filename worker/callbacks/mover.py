@@ -1,0 +1,217 @@
+"""Move ends of jobs and batches from the queue to rq.
+
+    {q:p}:callbacks ──Mover──> rq queue `sluice-webhooks` ──rq workers──> receivers
+                        └────> rq queue `sluice-chores`   ──rq worker───> files, SQL
+
+The mover enqueues a job in rq before it acknowledges the queue's entry. After a crash in between, the entry is read
+again: rq refuses the same rq job id, and the receiver drops the same event id.
+
+Retention is enqueued by the mover once an hour, under an id made of the hour, so several movers enqueue it once.
+`rq cron` is not used because it enqueues jobs as pickles.
+"""
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from rq import Queue, Retry
+from rq.exceptions import DuplicateJobError
+from rq.scheduler import RQScheduler
+from rq.serializers import JSONSerializer
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.calls import BatchView, QueueSettings, configure, inspect_batch, join_batch
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.wire import WireError
+from sluice.worker.callbacks import chores
+from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE, rq_queue
+from sluice.worker.callbacks.events import Event, batch_event, job_event
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.clock import wall_ms
+from sluice.worker.connection.clients import Client
+from sluice.worker.connection.outage import Outage
+from sluice.worker.connection.stream_group import Entry, StreamGroup, keep_garbage
+from sluice.worker.log import get_log
+
+GROUP = "callbacks"
+KEPT_S = 86_400
+"""How long rq remembers a finished job and refuses its id."""
+
+EXPORT_TIMEOUT_S = 3600
+HOUR_S = 3600
+SCHEDULE_EVERY_S = 1.0
+LOCK_EVERY_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class CallbackStream:
+    """One partition's stream of ends with callbacks. Changes with errors and recovery."""
+
+    keys: QueueKeys
+    stream: StreamGroup
+    outage: Outage
+    """Of the partition's server: shards fail independently."""
+
+    is_configured: bool = False
+    """Whether the queue has the export setting. An error clears it, because a restarted server may have lost it."""
+
+
+class Mover:
+    """Moves ends of jobs and batches from the queue to rq, one partition after the other."""
+
+    def __init__(self, client: Client, rq_client: Client, settings: CallbackSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._log = get_log(queue=settings.queue)
+        self._partitions = [self._open(QueueKeys(settings.queue, number)) for number in range(settings.partitions)]
+        self._webhooks = rq_queue(WEBHOOKS_QUEUE, rq_client)
+        self._chores = rq_queue(CHORES_QUEUE, rq_client)
+        self._retries = _Retries(rq_client)
+        self._stopping = threading.Event()
+        self._retained_hour = -1
+
+    def _open(self, keys: QueueKeys) -> CallbackStream:
+        name, claim_after_s = self._settings.name or socket.gethostname(), self._settings.claim_after_s
+        stream = StreamGroup(self._client, keys.callbacks, group=GROUP, name=name, claim_after_s=claim_after_s)
+        return CallbackStream(keys, stream, Outage("redis", self._log))
+
+    def run(self) -> None:
+        """Move ends until `stop`."""
+        while not self._stopping.is_set():
+            for source in self._partitions:
+                if not source.outage.wait_s:
+                    self._try_turn(source)
+            self._stopping.wait(min(source.outage.wait_s for source in self._partitions))
+
+    def _try_turn(self, source: CallbackStream) -> None:
+        try:
+            self.turn(source, block_s=self._settings.block_s / len(self._partitions))
+        except (redis.RedisError, OSError) as error:
+            source.stream.recover()
+            source.is_configured = False
+            source.outage.failed(error, key=source.stream.key)
+        else:
+            source.outage.recovered(key=source.stream.key)
+
+    def stop(self) -> None:
+        """Make `run` return. May be called repeatedly and from a signal handler."""
+        self._stopping.set()
+
+    def drain(self) -> int:
+        """Move all entries and return their number."""
+        return sum(iter(lambda: sum(self.turn(source, block_s=0) for source in self._partitions), 0))
+
+    def turn(self, source: CallbackStream, *, block_s: float) -> int:
+        """Move one page of entries from a partition to rq, then enqueue what is due. Return the number of entries.
+
+        Raises:
+            redis.RedisError: a server does not answer. Nothing is lost.
+        """
+        if not source.is_configured:
+            self._configure(source)
+        entries = source.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
+        for entry in entries:
+            self._move(source.keys, entry)
+        if entries:
+            source.stream.acknowledge([entry_id for entry_id, _ in entries])
+        self._retries.enqueue_due()
+        self._enqueue_retention()
+        return len(entries)
+
+    def _configure(self, source: CallbackStream) -> None:
+        """Let the queue report batches without a callback URL if, and only if, batches are exported."""
+        settings = QueueSettings(export_batches=self._settings.export_folder is not None)
+        run(self._client, configure(source.keys, settings))
+        source.is_configured = True
+
+    def _move(self, keys: QueueKeys, entry: Entry) -> None:
+        entry_id, raw = entry
+        if not raw:
+            return
+        try:
+            event = self._read(keys, raw)
+        except (WireError, KeyError, ValueError) as error:
+            self._log.warning("malformed callback entry", entry=entry_id.decode(), error=str(error))
+            keep_garbage(self._client, keys, keys.callbacks, b" ".join(raw.values()))
+            return
+        if event is not None:
+            self._enqueue_webhook(event)
+
+    def _read(self, keys: QueueKeys, raw: Mapping[bytes, bytes]) -> Event | None:
+        fields = {name.decode(): value.decode() for name, value in raw.items() if name != b"spec"}
+        if fields["kind"] == "batch":
+            return self._complete(fields["id"], fields.get("url"))
+        return job_event(keys, fields, raw[b"spec"])
+
+    def _complete(self, batch: str, url: str | None) -> Event | None:
+        """Export a batch and make its event if all partitions have completed their part; the last one's entry does."""
+        views = [inspect_batch(source.keys, batch) for source in self._partitions]
+        whole = join_batch([run(self._client, view) for view in views])
+        if whole.completed_ms is None or not whole.total:
+            return None
+        self._enqueue_export(whole, whole.completed_ms)
+        return batch_event(self._settings.queue, whole, whole.completed_ms, url) if url else None
+
+    def _enqueue_webhook(self, event: Event) -> None:
+        retry = Retry(max=len(self._settings.retry_after_s), interval=list(self._settings.retry_after_s))
+        arguments = (event.url, event.id, event.body)
+        # Connecting and reading may each take the full timeout, at every address.
+        timeout_s = int(self._settings.timeout_s * 4 + 5)
+        _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
+
+    def _enqueue_export(self, batch: BatchView, completed_ms: int) -> None:
+        if self._settings.export_folder is None:
+            return
+        queue = self._settings.queue
+        name = hashlib.sha256(f"{queue} {batch.id} {completed_ms}".encode()).hexdigest()[:32]
+        retry = Retry(max=len(self._settings.export_after_s), interval=list(self._settings.export_after_s))
+        arguments = (queue, batch.id, self._settings.export_folder, batch.total)
+        _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)
+
+    def _enqueue_retention(self) -> None:
+        days, prompt_days = self._settings.retention_days, self._settings.prompt_retention_days
+        hour = wall_ms() // 1000 // HOUR_S
+        if hour == self._retained_hour or (days is None and prompt_days is None):
+            return
+        retry = Retry(max=2, interval=[60, 600])
+        _enqueue_once(self._chores, chores.retain, (days, prompt_days), f"retain-{hour}", EXPORT_TIMEOUT_S, retry)
+        self._retained_hour = hour
+
+
+class _Retries:
+    """Returns jobs whose retry is due to rq's queues. It runs rq's scheduler without a process."""
+
+    def __init__(self, rq_client: Client) -> None:
+        self._scheduler = RQScheduler(
+            [WEBHOOKS_QUEUE, CHORES_QUEUE], rq_client, logging_level="WARNING", serializer=JSONSerializer
+        )
+        self._lock_at_s = self._schedule_at_s = 0.0
+
+    def enqueue_due(self) -> None:
+        """Enqueue due retries about once a second, if this mover holds the scheduler's lock."""
+        now_s = time.monotonic()
+        if now_s >= self._lock_at_s:
+            self._scheduler.acquire_locks()
+            self._lock_at_s = now_s + LOCK_EVERY_S
+        if now_s >= self._schedule_at_s:
+            self._scheduler.enqueue_scheduled_jobs()
+            self._schedule_at_s = now_s + SCHEDULE_EVERY_S
+
+
+def _enqueue_once(
+    queue: Queue, chore: Callable[..., object], arguments: tuple[object, ...], job_id: str, timeout_s: int, retry: Retry
+) -> None:
+    """Enqueue a chore unless rq already knows its id: then it is done or enqueued."""
+    half_typed: Any = queue  # Any: rq is partly untyped
+    with contextlib.suppress(DuplicateJobError):
+        half_typed.enqueue(
+            chore, args=arguments, job_id=job_id, unique=True, job_timeout=timeout_s, retry=retry, result_ttl=KEPT_S,
+            failure_ttl=7 * KEPT_S,
+        )  # fmt: skip

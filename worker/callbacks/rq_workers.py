@@ -1,0 +1,117 @@
+"""The processes of rq workers. Each listens to one queue, speaks JSON and never imports torch.
+
+Each process listens to one queue because rq can lose a job between two.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+
+from sluice.producer.contract.database import HistoryError, open_database
+from sluice.worker.callbacks import chores
+from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, rq_worker
+from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.connection.clients import connect
+from sluice.worker.connection.outage import Outage
+from sluice.worker.history.migrate import prepare
+from sluice.worker.log import configure_logs, get_log
+
+RESTART_AFTER_S = 1.0
+STOP_TIMEOUT_S = 30.0
+
+
+def work(queue: str, settings: CallbackSettings) -> None:
+    """Run one rq worker on one queue in this process, until SIGTERM or until the parent ends."""
+    configure_logs(settings.log)
+    _end_with_parent()
+    chores.bind(settings.chores)
+    if queue == CHORES_QUEUE:
+        _wait_for_history(settings)
+    client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
+    rq_worker(queue, client).work(logging_level="WARNING")
+
+
+def _wait_for_history(settings: CallbackSettings) -> None:
+    """Wait until the history is reachable; its chores wait in rq meanwhile."""
+    outage = Outage("history database", get_log(queue=settings.queue))
+    while True:
+        try:
+            check_history(settings)
+        except HistoryError as error:
+            time.sleep(outage.failed(error))
+        else:
+            return outage.recovered()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class WorkerPool:
+    """The processes of rq workers, restarted when they die. Changes as processes start and end."""
+
+    def __init__(self, queues: Sequence[str], settings: CallbackSettings) -> None:
+        # Spawned, because a forked child would inherit threads and connections.
+        self._context = multiprocessing.get_context("spawn")
+        self._settings = settings
+        self._processes: dict[int, tuple[str, BaseProcess]] = {}
+        self._queues = queues
+        self._log = get_log(queue=settings.queue)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        """Start all processes and watch them."""
+        for number, queue in enumerate(self._queues):
+            self._spawn(number, queue)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop all processes gracefully, and kill them after a timeout."""
+        self._closing.set()
+        self._thread.join()
+        for _, process in self._processes.values():
+            process.terminate()
+        until_s = time.monotonic() + STOP_TIMEOUT_S
+        for _, process in self._processes.values():
+            process.join(max(0.1, until_s - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _spawn(self, number: int, queue: str) -> None:
+        process = self._context.Process(target=work, args=(queue, self._settings), daemon=False)
+        process.start()
+        self._processes[number] = queue, process
+
+    def _watch(self) -> None:
+        while not self._closing.wait(RESTART_AFTER_S):
+            for number, (queue, process) in list(self._processes.items()):
+                if not process.is_alive():
+                    self._log.warning("rq worker ended; restarting", rq_queue=queue, exit_code=process.exitcode)
+                    self._spawn(number, queue)
+
+
+def check_history(settings: CallbackSettings) -> None:
+    """Migrate or check the history's schema, as at a worker's start.
+
+    Raises:
+        HistoryError: the database is unreachable, or its schema does not match this release.
+    """
+    engine = open_database(settings.database_url, is_writer=True)
+    try:
+        prepare(engine)
+    finally:
+        engine.dispose()

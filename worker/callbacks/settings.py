@@ -1,0 +1,74 @@
+"""Settings of `worker callbacks`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sluice.worker.callbacks.chores import ChoreSettings
+from sluice.worker.callbacks.webhooks import IpNetwork, Sender
+from sluice.worker.config import LogConfig
+
+RETRY_AFTER_S = (1, 5, 25, 120, 600, 1800, 3600, 7200, 21_600)
+"""Delays before the nine retries of a webhook, nine and a half hours in total."""
+
+EXPORT_AFTER_S = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 3600, 3600)
+"""Delays between tries of an export while the history is incomplete or unreachable, four hours in total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackSettings:
+    """Where callbacks are read from, and how webhooks, exports and retention run."""
+
+    redis_url: str = field(repr=False)
+    """URL of the queue's Redis."""
+
+    rq_url: str = field(repr=False)
+    """URL of rq's Redis; may be the same."""
+
+    database_url: str = field(repr=False)
+    queue: str = "default"
+    partitions: int = 1
+    name: str = ""
+    """Consumer name of the mover, stable across restarts. Empty means the host name."""
+
+    secret: str | None = field(default=None, repr=False)
+    """Signing keys, separated by spaces. Without one, webhooks wait in the queue."""
+
+    networks: tuple[IpNetwork, ...] = ()
+    """Private networks that webhooks may reach."""
+
+    timeout_s: float = 10.0
+    """Time limit of each wait for a receiver."""
+
+    retry_after_s: Sequence[int] = RETRY_AFTER_S
+    export_after_s: Sequence[int] = EXPORT_AFTER_S
+    export_patience_s: float = 5.0
+    """How long one try of an export waits for the recorder."""
+
+    webhook_workers: int = 2
+    """Number of rq worker processes that send webhooks, so that one slow receiver does not block the others."""
+
+    retention_days: float | None = None
+    prompt_retention_days: float | None = None
+    export_folder: str | None = None
+    """Folder for completed batches as JSON lines. None disables exports."""
+
+    block_s: float = 0.5
+    claim_after_s: float = 15.0
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def sender(self) -> Sender | None:
+        """The sender of webhooks; None without a secret."""
+        if self.secret is None:
+            return None
+        return Sender(secrets=self.secret, timeout_s=self.timeout_s, networks=self.networks)
+
+    @property
+    def chores(self) -> ChoreSettings:
+        """The settings of the chores."""
+        return ChoreSettings(
+            database_url=self.database_url,
+            sender=self.sender,
+            export_folder=self.export_folder,
+            export_patience_s=self.export_patience_s,
+        )

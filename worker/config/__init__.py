@@ -1,0 +1,40 @@
+"""The worker's configuration: `schema` declares the settings, `loader` reads them."""
+
+from sluice.worker.config.loader import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, Setting, load_config
+from sluice.worker.config.schema import (
+    DEFAULT_BLOCK_SIZE,
+    MAX_STREAM_INTERVAL_S,
+    BatchingConfig,
+    BeatConfig,
+    CallbacksConfig,
+    DrainConfig,
+    HistoryConfig,
+    LogConfig,
+    MetricsConfig,
+    ModelConfig,
+    QueueConfig,
+    RedisConfig,
+    WorkerConfig,
+)
+
+__all__ = [
+    "CONFIG_FILE_NAME",
+    "DEFAULT_BLOCK_SIZE",
+    "MAX_STREAM_INTERVAL_S",
+    "PREFIX",
+    "READ_ELSEWHERE",
+    "SETTINGS",
+    "BatchingConfig",
+    "BeatConfig",
+    "CallbacksConfig",
+    "DrainConfig",
+    "HistoryConfig",
+    "LogConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "QueueConfig",
+    "RedisConfig",
+    "Setting",
+    "WorkerConfig",
+    "load_config",
+]

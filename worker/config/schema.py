@@ -1,0 +1,368 @@
+"""The worker's settings: a frozen tree of dataclasses. Reads no file and no environment; `loader` does.
+
+Each setting is declared once, with its default, names, unit and help. Flags, environment names and `--help` are derived
+from these declarations. Secrets are left out of every `repr`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from sluice.engine.config import CPU_MEMORY_FRACTION, DISCIPLINE_NAMES, GPU_MEMORY_FRACTION
+from sluice.producer.contract import limits
+from sluice.worker.devices import is_device
+
+T = TypeVar("T")
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+def setting(
+    default: T,
+    *,
+    env: str,
+    metavar: str,
+    help: str,
+    secret: bool = False,
+) -> T:
+    """Declare a setting. `env` names it in the environment (SLUICE_<env>) and, in lower case, on the command line."""
+    return field(default=default, repr=not secret, metadata={"env": env, "metavar": metavar, "help": help})
+
+
+MAX_STREAM_INTERVAL_S = 1.0
+"""Jobs without readers are published at this interval too (`channel.CHECKPOINT_S`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisConfig:
+    """Where the queue is."""
+
+    url: str | None = setting(
+        None, env="REDIS_URL", metavar="URL", secret=True,
+        help="Redis or Valkey: redis, rediss, unix, redis+sentinel or redis+cluster URL. Starts one if not given.",
+    )  # fmt: skip
+    timeout_s: float = setting(
+        5.0, env="REDIS_TIMEOUT_S", metavar="SECONDS",
+        help="Treat Redis as unreachable if it does not answer for this long.",
+    )  # fmt: skip
+    patience_s: float = setting(
+        30.0, env="REDIS_PATIENCE_S", metavar="SECONDS", help="Wait this long for Redis at startup."
+    )
+    buffer_mib: int = setting(
+        64, env="BUFFER_MIB", metavar="MIB",
+        help="Buffer this much output while Redis is unreachable, then pause generation.",
+    )  # fmt: skip
+    stream_interval_s: float = setting(
+        0.02, env="STREAM_INTERVAL_S", metavar="SECONDS",
+        help="Publish tokens at most this often; first tokens and ends are published at once. 0 publishes every step.",
+    )  # fmt: skip
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        plain = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+        schemes = (*plain, "redis+cluster://", "rediss+cluster://")
+        if self.url is not None and not self.url.startswith(schemes):
+            scheme = self.url.split("://")[0] if "://" in self.url else "no scheme"
+            yield "url", f"expected a URL that begins with {', '.join(schemes)}; got {scheme}"
+        yield from _positive(self, "timeout_s", "buffer_mib")
+        if not 0 <= self.stream_interval_s <= MAX_STREAM_INTERVAL_S:
+            yield "stream_interval_s", f"expected 0 to {MAX_STREAM_INTERVAL_S:g} seconds, got {self.stream_interval_s}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """The history of jobs in SQL."""
+
+    database_url: str | None = setting(
+        None, env="DATABASE_URL", metavar="URL", secret=True,
+        help="SQLAlchemy URL of the job history (SQLite or PostgreSQL). Uses a local SQLite file if not given.",
+    )  # fmt: skip
+    recorder: bool = setting(True, env="RECORDER", metavar="", help="Run `worker record` as a child process.")
+    keep_prompts: Literal["none", "hash", "full"] | None = setting(
+        None, env="KEEP_PROMPTS", metavar="WHAT",
+        help="Prompts in the history: none, hash or full. Keeps the queue's setting if not given.",
+    )  # fmt: skip
+    keep_results: bool | None = setting(
+        None, env="KEEP_RESULTS", metavar="",
+        help="Keep results in the history. Keeps the queue's setting if not given.",
+    )  # fmt: skip
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if self.database_url is not None and not self.database_url.startswith(("sqlite", "postgresql", "postgres")):
+            yield "database_url", "expected sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """The queue to serve, and which of its jobs to take."""
+
+    name: str = setting("default", env="QUEUE", metavar="NAME", help="Queue to serve.")
+    partitions: int = setting(
+        1, env="PARTITIONS", metavar="COUNT", help="Number of partitions of the queue. The worker serves all of them."
+    )
+    reserve_tokens: int = setting(
+        256, env="RESERVE_TOKENS", metavar="TOKENS",
+        help="Reserve at most this many output tokens for a job when deciding whether it fits.",
+    )  # fmt: skip
+    on_model_change: Literal["wait", "continue", "fail"] = setting(
+        "continue", env="ON_MODEL_CHANGE", metavar="WHAT",
+        help="For a job that another model started: wait for that model, continue with this one, or fail it.",
+    )  # fmt: skip
+    model_wait_s: float = setting(
+        10.0, env="MODEL_WAIT_S", metavar="SECONDS",
+        help="With --on-model-change wait: hold such a job for this long before other workers may take it.",
+    )  # fmt: skip
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if not 0 < len(self.name) <= limits.MAX_QUEUE_NAME_CHARS or any(c in self.name for c in "{}: \n"):
+            yield "name", f"expected 1 to {limits.MAX_QUEUE_NAME_CHARS} characters without braces, colons or spaces"
+        yield from _positive(self, "partitions", "reserve_tokens", "model_wait_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model, its device, and the memory of its KV cache."""
+
+    path: str | None = setting(
+        None, env="MODEL", metavar="PATH_OR_NAME",
+        help="Model folder or Hugging Face name. Uses the small model that ships with Sluice if not given.",
+    )  # fmt: skip
+    device: str = setting(
+        "cpu", env="DEVICE", metavar="DEVICE",
+        help="cpu, or cuda:N for GPU N. cuda:0,2 or cuda:all starts one process per GPU.",
+    )  # fmt: skip
+    processes: int = setting(
+        1, env="PROCESSES", metavar="COUNT",
+        help="Worker processes on the CPU, which share its cores and memory. A GPU runs one.",
+    )  # fmt: skip
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", env="DTYPE", metavar="DTYPE", help="auto (the folder's dtype), float32, bfloat16 or float16."
+    )
+    quantization: Literal["none", "int8"] = setting(
+        "none", env="QUANTIZATION", metavar="HOW",
+        help="none, or int8: weights take half the memory and half the bandwidth, at some loss of quality.",
+    )  # fmt: skip
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "auto", env="KV_CACHE_DTYPE", metavar="HOW",
+        help="auto (the model's dtype), or fp8: keys and values take half the memory. Needs a GPU of 2022 or later.",
+    )  # fmt: skip
+    block_size: int | None = setting(
+        None, env="BLOCK_SIZE", metavar="TOKENS",
+        help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
+    )  # fmt: skip
+    num_blocks: int | None = setting(
+        None, env="NUM_BLOCKS", metavar="BLOCKS", help="Blocks of the KV cache. As many as fit if not given."
+    )
+    memory_fraction: float | None = setting(
+        None,
+        env="MEMORY_FRACTION",
+        metavar="FRACTION",
+        help="Share of the memory left by the weights that the KV cache and a GPU's largest step may use. "
+        f"{GPU_MEMORY_FRACTION} on a GPU, {CPU_MEMORY_FRACTION} on a CPU if not given.",
+    )
+    max_model_len: int | None = setting(
+        None, env="MAX_MODEL_LEN", metavar="TOKENS",
+        help="Longest prompt and output together. The model's own limit if not given.",
+    )  # fmt: skip
+    graphs: bool = setting(
+        True, env="GRAPHS", metavar="", help="On a GPU, capture steps as CUDA graphs and replay them."
+    )
+    num_threads: int | None = setting(
+        None, env="NUM_THREADS", metavar="THREADS",
+        help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core.",
+    )  # fmt: skip
+
+    @property
+    def memory_share(self) -> float:
+        """The configured memory fraction, or the device's default."""
+        return self.memory_fraction or (CPU_MEMORY_FRACTION if self.device == "cpu" else GPU_MEMORY_FRACTION)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if not is_device(self.device):
+            yield "device", f"expected cpu, cuda:N, cuda:N,N or cuda:all, got {self.device!r}"
+        if self.processes > 1 and self.device != "cpu":
+            yield "processes", f"several processes are for the CPU; each GPU of {self.device} runs one: name more GPUs"
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            yield "memory_fraction", f"must be over 0 and at most 1, got {self.memory_fraction:g}"
+        int8_dtypes = ("auto", "bfloat16") if self.device == "cpu" else ("auto", "bfloat16", "float16")
+        if self.quantization == "int8" and self.dtype not in int8_dtypes:
+            needed = "bfloat16 (or auto)" if self.device == "cpu" else "bfloat16, float16 (or auto)"
+            yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
+        yield from _positive(self, "processes", "block_size", "num_blocks", "max_model_len", "num_threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingConfig:
+    """How the engine batches."""
+
+    max_num_seqs: int = setting(
+        64, env="MAX_NUM_SEQS", metavar="SEQUENCES", help="Maximum number of sequences running at once."
+    )
+    max_num_batched_tokens: int = setting(
+        2048, env="MAX_NUM_BATCHED_TOKENS", metavar="TOKENS",
+        help="Maximum number of tokens computed in one step, prefill and decode together.",
+    )  # fmt: skip
+    long_prefill_token_threshold: int = setting(
+        0, env="LONG_PREFILL_TOKEN_THRESHOLD", metavar="TOKENS",
+        help="Maximum number of prompt tokens of one sequence in a step while others run. 0 sets no limit.",
+    )  # fmt: skip
+    enable_prefix_caching: bool = setting(
+        True, env="ENABLE_PREFIX_CACHING", metavar="", help="Share KV blocks between prompts with a common prefix."
+    )
+    policy: str = setting(
+        "fcfs", env="POLICY", metavar="NAME", help="Scheduling order in the engine: fcfs or priority."
+    )
+    discipline: str = setting(
+        "continuous", env="DISCIPLINE", metavar="NAME",
+        help=f"Batching discipline: {', '.join(DISCIPLINE_NAMES)}. All but the first are for comparison.",
+    )  # fmt: skip
+    batch_window_s: float = setting(
+        0.1, env="BATCH_WINDOW_S", metavar="SECONDS",
+        help="With --discipline dynamic: start a partial batch this long after its first sequence arrived.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatConfig:
+    """Heartbeats and the watchdog."""
+
+    every_s: float = setting(
+        limits.BEAT_EVERY_S, env="BEAT_EVERY_S", metavar="SECONDS", help="Send a heartbeat this often."
+    )
+    life_s: float = setting(
+        limits.LIFE_S, env="BEAT_LIFE_S", metavar="SECONDS",
+        help="Consider a worker dead after this long without a heartbeat, and take over its jobs.",
+    )  # fmt: skip
+    step_deadline_s: float = setting(
+        30.0, env="STEP_DEADLINE_S", metavar="SECONDS",
+        help="Consider a step hung if it takes longer than this and than five times the slowest step so far.",
+    )  # fmt: skip
+
+    @property
+    def answer_within_s(self) -> float:
+        """Seconds after which an unanswered heartbeat is sent again on a new connection, within its lifetime."""
+        return max(1.0, self.life_s / 2)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        yield from _positive(self, "every_s", "life_s", "step_deadline_s")
+        if self.every_s * 3 > self.life_s:
+            yield "every_s", f"must be at most a third of BEAT_LIFE_S ({self.life_s:g}), got {self.every_s:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainConfig:
+    """Graceful shutdown on SIGTERM."""
+
+    mode: Literal["finish", "hand-over"] = setting(
+        "finish", env="DRAIN", metavar="MODE",
+        help="On SIGTERM, finish running jobs within the timeout, or hand them over at their next token.",
+    )  # fmt: skip
+    timeout_s: float = setting(
+        30.0, env="DRAIN_TIMEOUT_S", metavar="SECONDS", help="Hand over jobs that still run this long after SIGTERM."
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if self.timeout_s < 0:
+            yield "timeout_s", f"must be 0 or more, got {self.timeout_s:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """The HTTP server of /metrics, /healthz and /readyz."""
+
+    enabled: bool = setting(True, env="METRICS", metavar="", help="Serve /metrics, /healthz and /readyz.")
+    host: str = setting("127.0.0.1", env="METRICS_HOST", metavar="ADDRESS", help="Address to serve metrics on.")
+    port: int = setting(
+        9400,
+        env="METRICS_PORT",
+        metavar="PORT",
+        help="Port to serve metrics on. Uses the next free one if it is taken.",
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if not 0 <= self.port <= 65535:
+            yield "port", f"must be 0 (any) to 65535, got {self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Logging."""
+
+    name: str | None = setting(
+        None, env="NAME", metavar="NAME",
+        help="Name of this worker in its log lines and in `worker status`. A fleet names its processes.",
+    )  # fmt: skip
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", env="LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."
+    )
+    format: Literal["auto", "plain", "json"] = setting(
+        "auto", env="LOG_FORMAT", metavar="FORMAT", help="plain, json, or auto: plain on a terminal, JSON elsewhere."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbacksConfig:
+    """Webhooks, exports and retention, run by rq."""
+
+    redis_url: str | None = setting(
+        None, env="CALLBACKS_REDIS_URL", metavar="URL", secret=True,
+        help="Redis for rq. Uses the queue's Redis if not given.",
+    )  # fmt: skip
+    secret: str | None = setting(
+        None, env="CALLBACKS_SECRET", metavar="SECRET", secret=True,
+        help="Keys that sign webhooks (HMAC-SHA256), separated by spaces. Webhooks wait until one is given.",
+    )  # fmt: skip
+    networks: str | None = setting(
+        None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",
+        help="Private networks that webhooks may reach, separated by commas.",
+    )  # fmt: skip
+    senders: int = setting(2, env="CALLBACKS_SENDERS", metavar="PROCESSES", help="Processes that send webhooks.")
+    export_folder: str | None = setting(
+        None, env="EXPORT_FOLDER", metavar="FOLDER",
+        help="Write each completed batch here as JSON lines. Writes none if not given.",
+    )  # fmt: skip
+    prompt_retention_days: float | None = setting(
+        None, env="PROMPT_RETENTION_DAYS", metavar="DAYS",
+        help="Delete prompts from the history after this many days. Keeps them with their rows if not given.",
+    )  # fmt: skip
+    retention_days: float | None = setting(
+        None,
+        env="RETENTION_DAYS",
+        metavar="DAYS",
+        help="Delete history rows after this many days. Keeps all rows if not given.",
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        yield from _positive(self, "retention_days", "prompt_retention_days", "senders")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """The whole configuration."""
+
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    beat: BeatConfig = field(default_factory=BeatConfig)
+    drain: DrainConfig = field(default_factory=DrainConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
+
+
+def _positive(section: object, *names: str) -> Iterator[tuple[str, str]]:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value <= 0:
+            yield name, f"must be over 0, got {value:g}"

@@ -1,0 +1,1 @@
+"""Connections to Redis: clients, availability, notifications."""

@@ -1,0 +1,159 @@
+"""The worker's Redis clients. They repeat no command: only the caller knows whether it may run twice.
+
+Knows no scripts and no keys.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
+
+import redis
+from redis.sentinel import Sentinel
+
+from sluice.producer.config import read_sentinel_url, redacted
+from sluice.producer.contract.transport import cluster, tls
+from sluice.producer.contract.transport.execution import no_retry
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.cluster import ClusterClient
+from sluice.worker.errors import ConfigError
+
+AT_ONCE_S = 1.0
+"""A first connection made within this time was not waited for, so Redis need not have been unreachable before."""
+
+Client = Any  # redis-py's clients share no typed base
+"""A Redis client whose replies are bytes."""
+
+
+def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None = None) -> Client:
+    """Make a client for one thread; it does not connect yet.
+
+    URLs: `redis://`, `rediss://`, `unix://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`, and
+    `redis+cluster://HOST:PORT,HOST:PORT` (see `sluice.producer.contract.transport.cluster`).
+    `connected` is called after each connection, also when redis-py replaces a broken one.
+
+    Raises:
+        ConfigError: the URL cannot be read; the message does not contain its secrets.
+    """
+    options: dict[str, Any] = {  # redis-py's options are untyped
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+        "health_check_interval": 0,
+        "protocol": 2,
+        "retry": no_retry(),
+    }
+    if connected is not None:
+        options["redis_connect_func"] = partial(_connect, connected)
+    if cluster.is_cluster(url):
+        return _cluster_client(url, lambda node: connect(node, timeout_s=timeout_s, connected=connected))
+    try:
+        tls.check_files(url)
+        if "+sentinel://" in url:
+            return _sentinel_client(url, options)
+        if url.startswith("unix://"):
+            options.pop("socket_keepalive")
+        return _checked(redis.Redis.from_url(url, **options))  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+
+
+def _cluster_client(url: str, make: Callable[[str], Client]) -> Client:
+    try:
+        return ClusterClient(cluster.read_url(url), make)
+    except ValueError as error:
+        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
+
+
+def _checked(client: Client) -> Client:
+    pool = client.connection_pool
+    pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
+    return client
+
+
+def is_cluster(client: Client) -> bool:
+    """Tell whether this client is one of a Cluster."""
+    return isinstance(client, ClusterClient)
+
+
+def shards_of(client: Client) -> list[Client]:
+    """Return a client for each shard of a Cluster, or the client itself.
+
+    Raises:
+        RedisError: a Cluster does not answer.
+    """
+    return client.shards() if isinstance(client, ClusterClient) else [client]
+
+
+def _connect(connected: Callable[[], None], connection: Any) -> None:  # noqa: ANN401  # as `Client`
+    connection.on_connect()
+    connected()
+
+
+class Uplink:
+    """The exchange's two clients, and since when both are connected. Changes with each connection."""
+
+    def __init__(self, connections: "Connections") -> None:
+        self._made_s = monotonic_s() if connections.is_one_server else -inf
+        self.since_s = inf
+        """When the last connection was made; -inf if it was there from the start, inf before the first."""
+
+        self.client = connections.open(self._noting())
+        """Sends the engine's output. Connected first, before the model is loaded."""
+
+        self.puller = connections.open(self._noting())
+        """Pulls jobs."""
+
+    def _noting(self) -> Callable[[], None]:
+        is_first = True
+
+        def note() -> None:
+            nonlocal is_first
+            # A client's first connection is no reconnection when the other client is already connected.
+            if not is_first or self.since_s == inf:
+                self._note(monotonic_s())
+            is_first = False
+
+        return note
+
+    def _note(self, now_s: float) -> None:
+        # Workers that lost Redis at the same time could not send heartbeats either, so their leases get one lifetime.
+        was_at_once = self.since_s == inf and now_s - self._made_s <= AT_ONCE_S
+        self.since_s = -inf if was_at_once else now_s
+
+
+class Connections:
+    """The clients of one worker, one for each thread that needs one. It closes them when it stops."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._clients: list[Client] = []
+        self.uplink = Uplink(self)
+
+    @property
+    def is_one_server(self) -> bool:
+        """Whether the URL names one server: no failover can have promoted another one a moment ago."""
+        return not self._url.startswith(("redis+sentinel:", "redis+cluster:"))
+
+    @property
+    def name(self) -> str:
+        """The URL without its secrets, for messages."""
+        return redacted(self._url)
+
+    def open(self, connected: Callable[[], None] | None = None, *, timeout_s: float | None = None) -> Client:
+        """Make another client, optionally with a shorter time-out than the others; see `connect`."""
+        timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        self._clients.append(connect(self._url, timeout_s=timeout_s, connected=connected))
+        return self._clients[-1]
+
+    def stop(self) -> None:
+        """Close every connection."""
+        for client in self._clients:
+            client.connection_pool.disconnect()
+
+
+def _sentinel_client(url: str, options: dict[str, Any]) -> Client:  # as above
+    asked = read_sentinel_url(url, options)
+    sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+    return sentinel.master_for(asked.service, **asked.options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped

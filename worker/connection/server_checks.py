@@ -1,0 +1,107 @@
+"""Check that a Redis server is safe for jobs, at startup and in `worker doctor`. Changes nothing."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from sluice.producer.config import redacted
+from sluice.producer.contract.transport import tls
+from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.clients import Client, shards_of
+from sluice.worker.errors import ConfigError, NotReady
+from sluice.worker.log import Log
+
+OLDEST_VERSION = (6, 2)
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """The fields of INFO that matter here."""
+
+    name: str
+    version: str
+    maxmemory: int
+    maxmemory_policy: str
+    is_replica: bool
+    uptime_s: int
+
+    def problems(self) -> list[str]:
+        """List why jobs are not safe on this server, each with what to do."""
+        problems: list[str] = []
+        parts = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
+        if parts < OLDEST_VERSION:
+            problems.append(f"{self.name} {self.version} is too old: Redis 6.2, Valkey 7.2 or later is needed")
+        if self.maxmemory_policy not in ("noeviction", "unknown"):
+            problems.append(
+                f"maxmemory-policy is {self.maxmemory_policy}: the server may evict jobs when it is full; "
+                f"set it to noeviction"
+            )
+        if self.is_replica:
+            problems.append("the server is a read-only replica: give the primary's URL, or its Sentinels'")
+        return problems
+
+
+def read_facts(client: Client) -> ServerFacts:
+    """Read the facts of a server.
+
+    Raises:
+        RedisError: the server does not answer.
+    """
+    # A server that is loading its data answers INFO but refuses PING.
+    client.ping()
+    info: dict[str, Any] = client.info()  # redis-py's replies are untyped
+    return ServerFacts(
+        name="Valkey" if "valkey_version" in info else "Redis",
+        version=str(info.get("valkey_version") or info.get("redis_version", "0")),
+        maxmemory=int(info.get("maxmemory", 0)),
+        maxmemory_policy=str(info.get("maxmemory_policy", "unknown")),
+        is_replica=info.get("role") == "slave",
+        uptime_s=int(info.get("uptime_in_seconds", 0)),
+    )
+
+
+def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) -> ServerFacts:
+    """Wait for the server, and check that it is safe for jobs.
+
+    Raises:
+        ConfigError: the server refuses this user, or it could lose jobs.
+        NotReady: the server did not answer in time.
+    """
+    deadline_s = monotonic_s() + patience_s
+    has_complained = False
+    while True:
+        try:
+            facts = [read_facts(shard) for shard in shards_of(client)]
+        except (RedisError, OSError) as error:
+            raise_if_refused(error, url)
+            if monotonic_s() >= deadline_s:
+                raise NotReady(
+                    f"redis at {redacted(url)} did not answer within {patience_s:g} s: {error}. "
+                    f"{tls.HOW if tls.may_be_refused(error, url) else 'Check the URL and that the server runs.'}"
+                ) from error
+            if not has_complained:
+                log.warning("waiting for redis", url=redacted(url), error=str(error), patience_s=patience_s)
+            has_complained = True
+            time.sleep(POLL_S)
+        else:
+            if problems := [problem for one in facts for problem in one.problems()]:
+                raise ConfigError([f"redis at {redacted(url)}: {problem}" for problem in problems])
+            return facts[0]
+
+
+def raise_if_refused(error: BaseException, url: str) -> None:
+    """Raise ConfigError for wrong credentials; return for an unreachable server.
+
+    Raises:
+        ConfigError: the server refuses this user, or one side refuses the other's certificate.
+    """
+    if classify(error) is ErrorKind.DENIED:
+        raise ConfigError(
+            [f"redis at {redacted(url)} refuses this user: check the name and password in the URL"]
+        ) from error
+    if tls.is_refused(error):
+        raise ConfigError([f"redis at {redacted(url)}: TLS was refused: {error}. {tls.HOW}"]) from error

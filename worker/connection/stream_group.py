@@ -1,0 +1,120 @@
+"""Read a stream through a consumer group, with at-least-once delivery. Knows nothing of the entries' meaning.
+
+A reader's name is stable across restarts. It first reads its own unacknowledged entries, then claims entries that
+another reader has left unacknowledged for too long, then reads new ones.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import redis
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.connection.clients import Client
+
+PAGE_ENTRIES = 100
+
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+"""(id, fields). The fields are empty if the entry was deleted while it was pending."""
+
+
+# A script, because at maxmemory Redis refuses every command of a MULTI, including these two.
+_ACKNOWLEDGE = """
+redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 2))
+return redis.call('XDEL', KEYS[1], unpack(ARGV, 2))
+"""
+
+# At maxmemory, Redis refuses a growing write as a script's first write, and allows it after any other write.
+_WRITE = "redis.call('DEL', KEYS[1] .. ':nothing') return redis.call(unpack(ARGV))"
+
+
+def write_even_when_full(client: Client, key: str, *command: str | bytes | int) -> None:
+    """Run one command on `key` that Redis would refuse at maxmemory, because here it leads to freed memory.
+
+    Raises:
+        redis.RedisError: the command is refused for another reason, or the server is unreachable.
+    """
+    client.eval(_WRITE, 1, key, *command)
+
+
+def keep_garbage(client: Client, keys: QueueKeys, where: str, what: bytes) -> None:
+    """Keep a malformed entry for inspection, truncated, in a stream of bounded length."""
+    key, cut = keys.key("garbage"), what[: limits.GARBAGE_ENTRY_BYTES]
+    bound = ("MAXLEN", "~", limits.GARBAGE_MAXLEN)
+    write_even_when_full(client, key, "XADD", key, *bound, "*", "where", where, "what", cut)
+
+
+class StreamGroup:
+    """One reader's view of a stream. Changes as it is read."""
+
+    def __init__(self, client: Client, key: str, *, group: str, name: str, claim_after_s: float) -> None:
+        self.key = key
+        self._client = client
+        self._group = group
+        self._name = name
+        self._claim_after_s = claim_after_s
+        self._has_group = False
+        self._own_cursor: bytes | None = b"0"
+        self._claim_cursor: bytes = b"0-0"
+        self._claim_at_s = 0.0
+
+    def read(self, *, block_s: float, max_bytes: int, max_pages: int) -> list[Entry]:
+        """Return the next entries, and wait up to `block_s` for new ones if there are no others.
+
+        Raises:
+            redis.RedisError: the call failed. Call `recover` before the next read.
+        """
+        if not self._has_group:
+            self._create_group()
+        entries = self._read_own() if self._own_cursor is not None else []
+        if not entries and time.monotonic() >= self._claim_at_s:
+            entries = self._claim()
+        return entries or self._read_new(block_s, max_bytes, max_pages)
+
+    def acknowledge(self, ids: Sequence[bytes]) -> None:
+        """Acknowledge and delete entries atomically."""
+        self._client.eval(_ACKNOWLEDGE, 1, self.key, self._group, *ids)
+
+    def recover(self) -> None:
+        """Reset after an error: the group may be gone, and a lost reply may have delivered entries."""
+        self._has_group, self._own_cursor = False, b"0"
+
+    def _create_group(self) -> None:
+        try:
+            # From the beginning, to include entries that were written before the first reader started.
+            write_even_when_full(self._client, self.key, "XGROUP", "CREATE", self.key, self._group, "0", "MKSTREAM")
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._has_group = True
+
+    def _read_own(self) -> list[Entry]:
+        entries = self._read_group(self._own_cursor or b"0", block_ms=None)
+        self._own_cursor = entries[-1][0] if entries else None
+        return entries
+
+    def _claim(self) -> list[Entry]:
+        idle_ms = int(self._claim_after_s * 1000)
+        self._claim_cursor, found, *_ = self._client.xautoclaim(
+            self.key, self._group, self._name, idle_ms, self._claim_cursor, count=PAGE_ENTRIES
+        )
+        if self._claim_cursor == b"0-0":
+            self._claim_at_s = time.monotonic() + self._claim_after_s / 2
+        # Redis before 7.0 returns nil for an entry that is pending but deleted.
+        return [(entry_id, fields or {}) for entry_id, fields in found if entry_id is not None]
+
+    def _read_new(self, block_s: float, max_bytes: int, max_pages: int) -> list[Entry]:
+        entries: list[Entry] = []
+        size_bytes = 0
+        for _ in range(max_pages):
+            page = self._read_group(b">", block_ms=None if entries else int(block_s * 1000) or None)
+            entries += page
+            size_bytes += sum(len(value) for _, fields in page for value in fields.values())
+            if len(page) < PAGE_ENTRIES or size_bytes > max_bytes:
+                break
+        return entries
+
+    def _read_group(self, after: bytes, *, block_ms: int | None) -> list[Entry]:
+        reply = self._client.xreadgroup(self._group, self._name, {self.key: after}, count=PAGE_ENTRIES, block=block_ms)
+        return [(entry_id, fields or {}) for _, entries in reply for entry_id, fields in entries]

@@ -1,0 +1,1 @@
+"""The command `worker doctor`: checks everything that a worker depends on."""

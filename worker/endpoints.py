@@ -1,0 +1,60 @@
+"""The servers and keys of a configuration; embedded servers where no URL is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluice.producer import config as producer_config
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.config import WorkerConfig
+from sluice.worker.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """URLs of the servers of a configuration."""
+
+    redis_url: str = field(repr=False)
+    database_url: str = field(repr=False)
+
+
+def find_endpoints(config: WorkerConfig, environ: Mapping[str, str]) -> Endpoints:
+    """Find the servers, or start embedded ones.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host.
+    """
+    return Endpoints(redis_url_of(config, environ), database_url_of(config, environ))
+
+
+def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
+    """Return the configured Redis URL, or that of the embedded server, which is started if necessary.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host.
+    """
+    return config.redis.url or _embedded_url(environ)
+
+
+def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
+    """Return the configured database URL, or that of a SQLite file in the state folder, which is created."""
+    if config.history.database_url is not None:
+        return config.history.database_url
+    path = producer_config.history_path(environ)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"sqlite:///{path}"
+
+
+def _embedded_url(environ: Mapping[str, str]) -> str:
+    # Imported only where no URL is given.
+    from sluice.producer.embedded import ensure
+    from sluice.producer.errors import EmbeddedServerError
+
+    try:
+        return ensure(producer_config.state_dir(environ)).url
+    except EmbeddedServerError as error:
+        raise ConfigError([f"SLUICE_REDIS_URL: {error}"]) from error
+
+
+def partitions_of(config: WorkerConfig) -> tuple[QueueKeys, ...]:
+    """List the keys of every partition of the queue."""
+    return tuple(QueueKeys(config.queue.name, number) for number in range(config.queue.partitions))

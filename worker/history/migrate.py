@@ -1,0 +1,128 @@
+"""Migrate the history's tables up or down. Knows no Redis.
+
+A SQLite file belongs to one program, so workers migrate it at startup. PostgreSQL is shared, so only `worker migrate`
+migrates it.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import SetColumnComment
+
+from sluice import migrations
+from sluice.producer.contract.database import (
+    HistoryError,
+    HistoryMissing,
+    HistoryUnreachable,
+    SchemaTooNew,
+    SchemaTooOld,
+    check_schema,
+    open_database,
+    schema_revision,
+    why,
+)
+from sluice.producer.contract.tables import SCHEMA_REVISION, metadata
+from sluice.worker.errors import ExitCode
+
+__all__ = [
+    "HistoryError",
+    "HistoryMissing",
+    "HistoryUnreachable",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "main",
+    "migrate",
+    "prepare",
+]
+
+# A number that all releases share, so that two migrations of one PostgreSQL database cannot run at once.
+_POSTGRES_LOCK = 0x51_1C_E0
+
+
+def prepare(engine: Engine) -> None:
+    """Prepare a history at a worker's start: migrate SQLite, check PostgreSQL.
+
+    Raises:
+        HistoryMissing, SchemaTooOld: PostgreSQL must be migrated with `worker migrate` first.
+        SchemaTooNew: a newer release has migrated the database.
+        HistoryUnreachable: the database does not answer.
+    """
+    if engine.dialect.name == "sqlite":
+        migrate(engine)
+        return
+    with _reached(), engine.connect() as connection:
+        check_schema(connection)
+
+
+def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None, str | None]:
+    """Migrate to `revision` (`base` for no tables) in one transaction. Return the revisions (before, after).
+
+    Raises:
+        SchemaTooNew: this release does not know the database's revision.
+        HistoryUnreachable: the database does not answer.
+    """
+    with _reached(), engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_POSTGRES_LOCK})")
+        before = schema_revision(connection)
+        if before is not None and before > SCHEMA_REVISION:
+            raise SchemaTooNew(f"the history has schema {before}; this release knows {SCHEMA_REVISION}: update it")
+        _move(connection, before, revision)
+        if revision == SCHEMA_REVISION and connection.dialect.name == "postgresql":
+            _comment(connection)
+        return before, schema_revision(connection)
+
+
+@contextmanager
+def _reached() -> Generator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise HistoryUnreachable(f"the history's database failed: {why(error)}") from error
+
+
+def _move(connection: Connection, before: str | None, revision: str) -> None:
+    if before == revision:
+        return
+    is_down = revision == "base" or (before is not None and revision < before)
+    step: Callable[[Config, str], None] = command.downgrade if is_down else command.upgrade
+    step(_config(connection), revision)
+
+
+def _comment(connection: Connection) -> None:
+    """Store the descriptions of columns as comments in the database (`\\d+ jobs`)."""
+    for table in metadata.sorted_tables:
+        for column in table.columns:
+            if column.comment:
+                connection.execute(SetColumnComment(column))
+
+
+def _config(connection: Connection) -> Config:
+    """Build Alembic's settings without a file, so that an installed wheel works too."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> ExitCode:
+    """Run `worker migrate`, and report the result or the error through `say`."""
+    try:
+        engine = open_database(database_url, is_writer=True)
+        try:
+            before, after = migrate(engine, revision)
+        finally:
+            engine.dispose()
+    except HistoryUnreachable as error:
+        say(str(error))
+        return ExitCode.NOT_READY
+    except HistoryError as error:
+        say(str(error))
+        return ExitCode.MISUSED
+    say(f"The history is at schema {after or 'none'}" + (f", was at {before or 'none'}." if before != after else "."))
+    return ExitCode.DONE

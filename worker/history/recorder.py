@@ -1,0 +1,293 @@
+"""Write events from the outboxes to the history, in a separate process so that the token path never waits for SQL.
+
+Read `Recorder.turn` first. It reads events from an outbox through the consumer group `recorder`, writes them in one
+transaction, then acknowledges and deletes them. After a crash in between, the same events are written again, which is
+idempotent (`worker.history.rows`). Several recorders may serve one queue. Each finds its unacknowledged events by its
+name after a restart, and claims events that another recorder has abandoned.
+
+If the database is unreachable, the recorder retries with backoff. The outbox keeps further events meanwhile.
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Literal
+
+import redis
+from sqlalchemy.engine import Engine
+
+from sluice.producer.config import redacted
+from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.wire import OutboxEvent, WireError, decode_events
+from sluice.worker.clock import wall_ms
+from sluice.worker.connection.clients import Client, connect
+from sluice.worker.connection.outage import Outage
+from sluice.worker.connection.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage
+from sluice.worker.errors import ExitCode
+from sluice.worker.history.migrate import prepare
+from sluice.worker.history.rows import JobChange, changes_of
+from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
+from sluice.worker.log import get_log
+
+GROUP = "recorder"
+ENTRY_FIELD = b"e"
+PAGES_PER_TURN = 20
+"""Up to 2000 entries in one transaction, or `TURN_BYTES`."""
+
+TURN_BYTES = 8 * 1024 * 1024
+COUNT_SHARE = 20
+"""Counting batches takes at most one twentieth of the time."""
+
+COUNT_EVERY_S = 0.1
+FINISH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderSettings:
+    """Which outboxes to record, and timing."""
+
+    queue: str = "default"
+    partitions: int = 1
+    name: str = ""
+    """Consumer name of this recorder, stable across restarts. Empty means the host name."""
+
+    keep_prompts: Literal["none", "hash", "full"] = "full"
+    """Upper limit on what is kept of prompts, even if events contain more."""
+
+    block_s: float = 0.5
+    """Time limit of a blocking read; new events end it at once."""
+
+    linger_s: float = 0.02
+    """Pause after a small transaction, so that the next one has more rows."""
+
+    claim_after_s: float = 15.0
+    """Claim events that another recorder has held for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """One partition's outbox."""
+
+    keys: QueueKeys
+    stream: StreamGroup
+    outage: Outage
+    """Of the partition's server: shards fail independently."""
+
+
+class Recorder:
+    """Writes events from the outboxes of one queue to one database."""
+
+    def __init__(
+        self, client: Client, writer: HistoryWriter, settings: RecorderSettings, stopping: threading.Event | None = None
+    ) -> None:
+        name = settings.name or socket.gethostname()
+        self._client = client
+        self._writer = writer
+        self._settings = settings
+        self._log = get_log(queue=settings.queue, recorder=name)
+        self._outboxes = [self._open(QueueKeys(settings.queue, p), name) for p in range(settings.partitions)]
+        self._database_outage = Outage("history database", self._log)
+        self._stopping = stopping or threading.Event()
+        self._to_count: list[BatchName] = []
+        # The previous process may have ended before it counted its last rows.
+        self._has_written = True
+        self._count_at_s = 0.0
+        self.num_recorded = 0
+        """Events written so far."""
+
+    def _open(self, keys: QueueKeys, name: str) -> Outbox:
+        claim_after_s = self._settings.claim_after_s
+        stream = StreamGroup(self._client, keys.outbox, group=GROUP, name=name, claim_after_s=claim_after_s)
+        return Outbox(keys, stream, Outage("redis", self._log))
+
+    def run(self) -> None:
+        """Record until `stop`, then drain the outboxes for at most `FINISH_S`."""
+        while not self._stopping.is_set():
+            for outbox in self._outboxes:
+                if not outbox.outage.wait_s:
+                    self._try_turn(outbox, block_s=self._settings.block_s / len(self._outboxes))
+            self._stopping.wait(min(outbox.outage.wait_s for outbox in self._outboxes))
+        until_s = time.monotonic() + FINISH_S
+        for outbox in self._outboxes:
+            while self._try_turn(outbox, block_s=0) and time.monotonic() < until_s:
+                pass
+
+    def stop(self) -> None:
+        """Make `run` drain and return. May be called repeatedly and from a signal handler."""
+        self._stopping.set()
+
+    def drain(self) -> int:
+        """Record all entries of the outboxes and return their number."""
+        return sum(iter(lambda: sum(self.turn(outbox, block_s=0) for outbox in self._outboxes), 0))
+
+    def turn(self, outbox: Outbox, *, block_s: float) -> int:
+        """Read, write and acknowledge one transaction's entries of one outbox. Return the number recorded.
+
+        Raises:
+            redis.RedisError: Redis does not answer. Nothing is lost.
+        """
+        entries = outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)
+        is_written = bool(entries) and self._write(outbox, entries)
+        if is_written:
+            outbox.stream.acknowledge([entry_id for entry_id, _ in entries])
+        self._count_batches()
+        return len(entries) if is_written else 0
+
+    def _try_turn(self, outbox: Outbox, *, block_s: float) -> int:
+        try:
+            num_entries = self.turn(outbox, block_s=block_s)
+        except redis.RedisError as error:
+            outbox.stream.recover()
+            outbox.outage.failed(error, key=outbox.stream.key)
+            return 0
+        outbox.outage.recovered(key=outbox.stream.key)
+        if 0 < num_entries < PAGE_ENTRIES:
+            self._stopping.wait(self._settings.linger_s)
+        return num_entries
+
+    def _write(self, outbox: Outbox, entries: Sequence[Entry]) -> bool:
+        """Write entries, retrying while the database is unreachable. Return False if stopped before."""
+        events = [event for entry in entries for event in self._events_of(outbox, entry)]
+        changes = changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
+        cleaned = self._write_patiently(list(changes.values()))
+        if cleaned is None:
+            return False
+        for job_id, reason in cleaned:
+            self._log.warning("row cleaned", job_id=job_id, error=reason)
+        self.num_recorded += len(events)
+        self._has_written = True
+        return True
+
+    def _write_patiently(self, changes: Sequence[JobChange]) -> list[tuple[str, str]] | None:
+        while True:
+            try:
+                cleaned = self._writer.write(changes)
+            except HistoryAway as error:
+                if self._stopping.wait(self._database_outage.failed(error)):
+                    return None
+            else:
+                self._database_outage.recovered()
+                return cleaned
+
+    def _events_of(self, outbox: Outbox, entry: Entry) -> list[OutboxEvent]:
+        entry_id, fields = entry
+        if not fields:
+            return []
+        data = fields.get(ENTRY_FIELD, b" ".join(fields.values()))
+        try:
+            return [self._with_result(outbox, event) for event in _checked(data)]
+        except WireError as error:
+            self._log.warning("malformed outbox entry", entry=entry_id.decode(), error=str(error))
+            keep_garbage(self._client, outbox.keys, outbox.stream.key, data)
+            return []
+
+    def _with_result(self, outbox: Outbox, event: OutboxEvent) -> OutboxEvent:
+        """Add a result that was too large for the entry, if its key still has the result of this end."""
+        size_bytes = event.fields.get("result_bytes")
+        if size_bytes is None:
+            return event
+        data = self._client.get(outbox.keys.result(event.job_id))
+        if data is None or len(data) != size_bytes:
+            return event
+        return replace(event, fields={**event.fields, "result": data})
+
+    def _count_batches(self) -> None:
+        """Count one open batch at intervals, if rows were written since the last full count."""
+        began_s = time.monotonic()
+        if began_s < self._count_at_s:
+            return
+        try:
+            if not self._to_count and self._has_written:
+                self._to_count, self._has_written = self._writer.open_batches(), False
+            if self._to_count:
+                self._writer.count_batch(self._to_count.pop(), now_ms=wall_ms())
+        except HistoryAway as error:
+            self._has_written = True
+            self._database_outage.failed(error)
+        ended_s = time.monotonic()
+        self._count_at_s = ended_s + max(COUNT_EVERY_S, (ended_s - began_s) * COUNT_SHARE)
+
+
+def _checked(data: bytes) -> list[OutboxEvent]:
+    """Decode and check the events of an entry.
+
+    Raises:
+        WireError: the entry is malformed.
+    """
+    events = decode_events(data)
+    for event in events:
+        split_job_id(event.job_id)
+        if not 0 < event.version < 2**63:
+            raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
+    return events
+
+
+# ---------------------------------------------------------------- the process
+
+
+def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until_eof: bool = False) -> ExitCode:
+    """Run `worker record` until SIGTERM, SIGINT or, with `until_eof`, the end of standard input."""
+    log = get_log()
+    stopping = threading.Event()
+    with _stopped_by_signals(stopping):
+        if until_eof:
+            threading.Thread(target=_stop_at_eof, args=(stopping,), daemon=True).start()
+        try:
+            engine = open_database(database_url, is_writer=True)
+            _prepare_patiently(engine, stopping)
+        except HistoryError as error:
+            log.error("history cannot be used", error=str(error))  # noqa: TRY400  # the message is enough
+            return ExitCode.MISUSED
+        client = connect(redis_url, timeout_s=max(5.0, settings.block_s * 2))
+        recorder = Recorder(client, HistoryWriter(engine), settings, stopping)
+        endpoints = {"redis": redacted(redis_url), "database": engine.url.render_as_string(hide_password=True)}
+        log.info("recorder started", **endpoints)
+        recorder.run()
+        engine.dispose()
+    log.info("recorder stopped", recorded=recorder.num_recorded)
+    return ExitCode.DONE
+
+
+def _prepare_patiently(engine: Engine, stopping: threading.Event) -> None:
+    """Wait until the database is reachable, then prepare it.
+
+    Raises:
+        HistoryError: its schema does not match this release.
+    """
+    outage = Outage("history database", get_log())
+    while not stopping.is_set():
+        try:
+            prepare(engine)
+        except HistoryUnreachable as error:
+            stopping.wait(outage.failed(error))
+        else:
+            outage.recovered()
+            return
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stopping: threading.Event) -> Generator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_at_eof(stopping: threading.Event) -> None:
+    """Stop when standard input ends, which it does when the parent worker ends for any reason."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdin.buffer.read()
+    stopping.set()

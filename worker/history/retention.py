@@ -1,0 +1,62 @@
+"""Delete rows that the history has kept long enough, a slice at a time so that writers wait briefly. Knows no Redis."""
+
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from sluice.producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
+
+SLICE_JOBS = 500
+PAUSE_S = 0.02
+"""Pause between slices. SQLite has one writer at a time, and the recorder is more urgent."""
+
+
+def forget_before(engine: Engine, before_ms: int, *, pause: Callable[[float], None] = time.sleep) -> int:
+    """Delete jobs that ended before `before_ms` (rounded down to the hour), with their attempts and results.
+
+    Jobs that have not ended are kept at any age. A batch is deleted with the last of its jobs.
+
+    Returns:
+        The number of deleted jobs.
+    """
+    num_deleted = 0
+    while num_in_slice := _delete_slice(engine, before_ms - before_ms % HOUR_MS):
+        num_deleted += num_in_slice
+        pause(PAUSE_S)
+    _forget_empty_batches(engine, before_ms)
+    return num_deleted
+
+
+def erase_prompts_before(engine: Engine, before_ms: int) -> int:
+    """Erase prompts of jobs that ended before `before_ms`. Hashes of prompts stay. Return the number of jobs."""
+    is_old = sa.and_(jobs.c.finished_hour_ms < before_ms - before_ms % HOUR_MS, jobs.c.prompt.is_not(None))
+    num_erased = 0
+    while True:
+        with engine.begin() as connection:
+            job_slice = sa.select(jobs.c.id).where(is_old).limit(SLICE_JOBS)
+            changed = connection.execute(
+                jobs.update().where(jobs.c.id.in_(job_slice)).values(prompt=None, asked=None)
+            ).rowcount
+        num_erased += changed
+        if changed < SLICE_JOBS:
+            return num_erased
+
+
+def _delete_slice(engine: Engine, before_ms: int) -> int:
+    with engine.begin() as connection:
+        old = sa.select(jobs.c.id).where(jobs.c.finished_hour_ms < before_ms).limit(SLICE_JOBS)
+        ids = connection.execute(old).scalars().all()
+        # Jobs first, as in the recorder: the same lock order prevents deadlocks.
+        for table, column in ((jobs, jobs.c.id), (attempts, attempts.c.job_id), (results, results.c.job_id)):
+            if ids:
+                connection.execute(table.delete().where(column.in_(ids)))
+    return len(ids)
+
+
+def _forget_empty_batches(engine: Engine, before_ms: int) -> None:
+    of_batch = sa.and_(jobs.c.queue == batches.c.queue, jobs.c.batch == batches.c.id)
+    is_empty = ~sa.exists().where(of_batch)
+    with engine.begin() as connection:
+        connection.execute(batches.delete().where(batches.c.created_ms < before_ms, is_empty))

@@ -1,0 +1,1 @@
+"""The jobs that a worker holds: leases, channels, progress, results and retries."""

@@ -1,0 +1,202 @@
+"""The output of one choice, and how much of it its channel has: deltas in, entries out, and entries in to resume.
+
+What the channel lacks is one slice of the output. So output merges while a round trip is under way or Redis is away,
+and "send again from N" is a slice with another start. Knows no scripts and no engine state.
+"""
+
+from dataclasses import dataclass, field
+
+from sluice.engine.request import ChoiceProgress, TokenDelta
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry
+from sluice.worker.connection.clients import Client
+from sluice.worker.errors import JobRejected
+
+PAGE_ENTRIES = 512
+"""Entries of a channel to read in one round trip when a job is resumed."""
+
+MAX_ENTRY_TOKENS = 2048
+"""Most tokens in one entry; after a long absence of Redis there are several."""
+
+CHECKPOINT_TOKENS = 64
+CHECKPOINT_S = 1.0
+"""A job that is not streamed publishes an entry after this many tokens, or this long."""
+
+
+@dataclass(slots=True, eq=False)
+class ChannelOutput:
+    """All output of one choice, of all attempts. Grows with each step."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    pieces: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Pieces of text, each with the number of tokens after which it was visible; ascending."""
+
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    """One per token; empty if the job did not ask for them."""
+
+    tail: str = ""
+    """Text that only the end released."""
+
+    end: End | None = None
+    published: int = 0
+    """Tokens that the queue has acknowledged."""
+
+    has_end: bool = False
+    """Whether the queue has acknowledged the end."""
+
+    gaps_ms: list[float] = field(default_factory=list[float])
+    """Times between one token and the next, within attempts only."""
+
+    last_s: float | None = None
+    """When the last token of this attempt was drawn, on the monotonic clock."""
+
+    last_ms: int = 0
+    """When the last token was drawn, on the server's clock."""
+
+    sent_s: float | None = None
+    """When the last entry was made, or the first token drawn, on the monotonic clock."""
+
+    def extend(self, delta: TokenDelta, *, now_s: float, now_ms: int) -> None:
+        """Append what a step added, except its end."""
+        assert delta.start == len(self.token_ids), f"a delta from {delta.start} after {len(self.token_ids)} tokens"
+        num_new = len(delta.token_ids)
+        if num_new:
+            self._note_time(num_new, now_s)
+            self.last_ms = now_ms
+            self.token_ids.extend(delta.token_ids)
+            if delta.text:
+                self.pieces.append((len(self.token_ids), delta.text))
+            if delta.logprobs is not None:
+                self.logprobs.extend(TokenLogprobs(chosen=one.chosen, top=one.top) for one in delta.logprobs)
+        else:
+            self.tail += delta.text
+
+    def _note_time(self, num_new: int, now_s: float) -> None:
+        if self.last_s is not None:
+            self.gaps_ms.extend([(now_s - self.last_s) * 1000 / num_new] * num_new)
+        self.last_s = now_s
+
+    def finish(self, end: End, *, now_ms: int) -> None:
+        """Set the end that the engine reported; the first end stands."""
+        if len(self.token_ids) < self.published:
+            # Lost tokens were generated again, and the output ended before the last token that readers have.
+            message = f"channel lost at {len(self.token_ids)}: generating it again ended before token {self.published}"
+            end = End(state=JobState.FAILED, error=message, error_code="channel_lost", usage=end.usage)
+        self.close(end, now_ms=now_ms)
+
+    def close(self, end: End, *, now_ms: int) -> None:
+        """Set an end; the first end stands."""
+        if self.end is None:
+            self.end = end
+            self.last_ms = self.last_ms or now_ms
+
+    @property
+    def text(self) -> str:
+        """All visible text."""
+        return "".join([text for _, text in self.pieces]) + self.tail
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether the channel lacks tokens or the end."""
+        return len(self.token_ids) > self.published or (self.end is not None and not self.has_end)
+
+    def reach_checkpoint(self, now_s: float) -> bool:
+        """Return whether a choice that is not streamed should be published now; if so, start the next interval."""
+        if self.sent_s is None:
+            self.sent_s = now_s
+        num_unsent = len(self.token_ids) - self.published
+        if self.end is None and num_unsent < CHECKPOINT_TOKENS and now_s - self.sent_s < CHECKPOINT_S:
+            return False
+        self.sent_s = now_s
+        return True
+
+    def entry(self) -> ChannelEntry:
+        """Return the next entry: the first `MAX_ENTRY_TOKENS` tokens that the channel lacks."""
+        start, stop = self.published, self.published + MAX_ENTRY_TOKENS
+        return ChannelEntry(
+            start=start,
+            token_ids=tuple(self.token_ids[start:stop]),
+            text=self._text_between(start, stop),
+            logprobs=tuple(self.logprobs[start:stop]) if self.logprobs else None,
+            time_ms=self.last_ms,
+        )
+
+    @property
+    def fits_an_entry(self) -> bool:
+        """Whether the next entry has all missing tokens, so that the end may follow it."""
+        return len(self.token_ids) - self.published <= MAX_ENTRY_TOKENS
+
+    def end_entry(self) -> ChannelEntry:
+        """Return the last entry: the end, and the text that only the end released."""
+        offset = max(len(self.token_ids), self.published)
+        return ChannelEntry(start=offset, token_ids=(), text=self.tail, time_ms=self.last_ms, end=self.end)
+
+    def _text_between(self, start: int, stop: int) -> str:
+        texts: list[str] = []
+        for offset, text in reversed(self.pieces):
+            if offset <= start:
+                break
+            if offset <= stop:
+                texts.append(text)
+        return "".join(reversed(texts))
+
+    def acknowledge(self, offset: int, *, has_end: bool) -> None:
+        """Record that the channel has all tokens before `offset`, and whether it has the end."""
+        self.published = offset
+        self.has_end = has_end
+
+    def as_progress(self) -> ChoiceProgress:
+        """Return the tokens for the engine to replay instead of generating them."""
+        return ChoiceProgress(token_ids=tuple(self.token_ids), is_finished=self.has_end)
+
+    def replay(self, entry: ChannelEntry) -> None:
+        """Append one entry that an earlier attempt published.
+
+        Raises:
+            ChannelLost: Tokens before this entry are missing.
+        """
+        if entry.start != len(self.token_ids):
+            raise ChannelLost(len(self.token_ids))
+        num_new = len(entry.token_ids)
+        if num_new and self.token_ids:
+            self.gaps_ms.extend([(entry.time_ms - self.last_ms) / num_new] * num_new)
+        self.token_ids.extend(entry.token_ids)
+        self.logprobs.extend(entry.logprobs or ())
+        if num_new and entry.text:
+            self.pieces.append((len(self.token_ids), entry.text))
+        elif entry.text:
+            self.tail += entry.text
+        self.last_ms = entry.time_ms
+        self.end = entry.end
+
+
+class ChannelLost(Exception):
+    """Published tokens are missing on the channel, from `offset`."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"channel lost at {offset}")
+
+
+def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> ChannelOutput:
+    """Read the output of a choice from its channel, page by page.
+
+    From a channel that lost entries it reads up to the first gap: fewer tokens than `published`.
+
+    Raises:
+        JobRejected: An entry cannot be read.
+    """
+    output = ChannelOutput(published=published, has_end=has_end)
+    after = "-"
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)
+        try:
+            for _, fields in page:
+                output.replay(decode_entry(next(iter(fields.values()))))
+        except ChannelLost:
+            return output
+        except WireError as error:
+            raise JobRejected("channel_damaged", f"its channel has an entry that cannot be read: {error}") from error
+        if len(page) < PAGE_ENTRIES:
+            return output
+        after = "(" + page[-1][0].decode()

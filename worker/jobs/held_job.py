@@ -1,0 +1,330 @@
+"""One job that this worker holds, from its pull to its release: a state machine that owns its fields.
+
+| from | method | to | called by |
+|---|---|---|---|
+| | `Leases.new_job` | preparing | the pull thread, for each leased job |
+| preparing | `admit` | admitted | the preparation thread, as it delivers the request to the engine |
+| admitted | `add_output` | generating | the exchange thread, with the engine's first output |
+| preparing, admitted, generating | `give_back` | returning | the pull thread: shutdown, or another model's job |
+| all of these | `release` | released | `Leases.remove`: its end or return is acknowledged, or its lease is lost |
+
+No other transition exists. Each holds one lock, that of `Leases`. Two facts do not depend on the state: `stop`, the
+final state that the queue asks for, is set at most once by `flag`; `was_admitted` stays true after `admit`.
+
+`add_output` takes the lock only with the first output, and reads `generating` without it afterwards. Another thread may
+return or release the job meanwhile. The output is then dropped later: only active jobs are published.
+
+One thread at a time writes outputs and measures: the preparation thread before `admit`, the exchange thread after it.
+Other modules call methods and read properties; none of them assigns a field. No I/O, no clock.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import count
+
+from sluice.engine.request import Finish, FinishReason, TokenDelta
+from sluice.producer.contract.calls import LeasedJob, Progress
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End, JobId, JobSpec
+from sluice.worker.errors import INVALID_REQUEST
+from sluice.worker.jobs.channel import ChannelOutput
+from sluice.worker.jobs.results import JobMeasures, usage_of
+
+_numbers = count(1)
+
+FORGET_PROMPT_BYTES = 16 * 1024
+"""Prompts up to this length stay in memory: releasing one costs more than it frees."""
+
+
+class HoldState(Enum):
+    """The state of a job inside a worker. Not `JobState`, which is the job's state in the queue."""
+
+    PREPARING = "preparing"
+    """Leased; its channels are read and its request is made."""
+
+    ADMITTED = "admitted"
+    """The engine has its request, or is about to take it."""
+
+    GENERATING = "generating"
+    """The engine has yielded output."""
+
+    RETURNING = "returning"
+    """It goes back to the queue; nothing further is published."""
+
+    RELEASED = "released"
+    """The worker no longer holds it. Final."""
+
+
+_GENERATING = HoldState.GENERATING
+_ACTIVE = frozenset({HoldState.PREPARING, HoldState.ADMITTED, HoldState.GENERATING})
+
+
+class HeldJob:
+    """One leased job with its outputs and measures. Changes only by its own methods."""
+
+    __slots__ = (
+        "_choices",
+        "_is_announced",
+        "_is_streamed",
+        "_keys",
+        "_leased",
+        "_lock",
+        "_measures",
+        "_request_id",
+        "_spec",
+        "_state",
+        "_stop",
+        "_was_admitted",
+    )
+
+    def __init__(self, *, leased: LeasedJob, keys: QueueKeys, spec: JobSpec | None, lock: threading.RLock) -> None:
+        """Start to hold a job.
+
+        Args:
+            leased: The lease, as a pull returned it.
+            keys: The partition of the job.
+            spec: What the producer asked for; None if it cannot be read.
+            lock: The lock of the `Leases` that hold the job.
+        """
+        self._leased = leased
+        self._keys = keys
+        self._spec = spec
+        self._lock = lock
+        self._state = HoldState.PREPARING
+        self._stop: JobState | None = None
+        self._was_admitted = False
+        self._is_announced = False
+        self._is_streamed = spec is not None and spec.stream
+        self._request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
+        self._measures = JobMeasures(
+            prompt_tokens=leased.prompt_tokens,
+            first_scheduled_ms=leased.first_scheduled_ms,
+            first_token_ms=leased.first_token_ms,
+        )
+        self._choices = [
+            ChannelOutput(published=offset, has_end=ended)
+            for offset, ended in zip(leased.published, leased.ended, strict=True)
+        ]
+
+    # ------------------------------------------------------------ identity
+
+    @property
+    def leased(self) -> LeasedJob:
+        """The lease; without its payload once a long prompt is translated."""
+        return self._leased
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The keys of its partition."""
+        return self._keys
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """The producer's options; None if they cannot be read."""
+        return self._spec
+
+    @property
+    def id(self) -> JobId:
+        """The job's id in the queue."""
+        return self._leased.id
+
+    @property
+    def request_id(self) -> str:
+        """The engine's id for it, unique per lease.
+
+        A Redis that lost its last second may grant the same epoch twice, so the epoch alone is not unique.
+        """
+        return self._request_id
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def state(self) -> HoldState:
+        """The state, as of now: another thread may change it unless you hold the lock of `Leases`."""
+        return self._state
+
+    @property
+    def stop(self) -> JobState | None:
+        """The final state that the queue asks for, if it asks for one."""
+        return self._stop
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether the engine was given its request at any time."""
+        return self._was_admitted
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its output is still published: it is neither returning nor released."""
+        return self._state in _ACTIVE
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not released."""
+        return self._state is not HoldState.RELEASED
+
+    def admit(self) -> None:
+        """Enter `admitted`. The caller holds the lock of `Leases` until it has delivered the request."""
+        with self._lock:
+            assert self._state is HoldState.PREPARING, f"admitted while {self._state.value}"
+            assert self._stop is None, "admitted after it was flagged"
+            self._state = HoldState.ADMITTED
+            self._was_admitted = True
+
+    def flag(self, state: JobState) -> bool:
+        """Store the final state that the queue asks for; False if one is stored already or the job is released."""
+        with self._lock:
+            if self._stop is not None or self._state is HoldState.RELEASED:
+                return False
+            self._stop = state
+            return True
+
+    def give_back(self, *, only_unstarted: bool = False) -> bool:
+        """Enter `returning`; False if it is not active, or with `only_unstarted` if it has output or an end."""
+        with self._lock:
+            is_started = self._state is _GENERATING or self.has_ended
+            if self._state not in _ACTIVE or (only_unstarted and is_started):
+                return False
+            self._state = HoldState.RETURNING
+            return True
+
+    def release(self) -> None:
+        """Enter `released`, from any state. Called by `Leases.remove` alone."""
+        with self._lock:
+            self._state = HoldState.RELEASED
+
+    # ------------------------------------------------------------ preparation
+
+    def restore(self, choice: int, output: ChannelOutput) -> None:
+        """Set the output of one choice to what earlier attempts published."""
+        self._choices[choice] = output
+
+    def record_resumption(self, exactness: str) -> None:
+        """Store how exactly the output continues, and how many of its tokens earlier attempts generated."""
+        self._measures.resumed_tokens = self.num_published
+        self._measures.exactness = exactness
+
+    def record_translation(self, *, num_prompt_tokens: int) -> None:
+        """Store the length of the prompt, and release the bytes of a long one: the engine has its tokens."""
+        self._measures.prompt_tokens = num_prompt_tokens
+        if len(self._leased.payload) > FORGET_PROMPT_BYTES:
+            self._leased = replace(self._leased, payload=b"")
+
+    def end_all(self, end: End, *, now_ms: int) -> None:
+        """End every choice that has not ended, without the engine."""
+        for choice in self._choices:
+            if not choice.has_end:
+                choice.close(end, now_ms=now_ms)
+
+    # ------------------------------------------------------------ output
+
+    def add_output(self, delta: TokenDelta, *, now_s: float, now_ms: int) -> bool:
+        """Append what a step yielded for one choice; dropped if the job is not active.
+
+        Args:
+            delta: The step's output.
+            now_s: When the step ended, on the monotonic clock.
+            now_ms: The same, on the server's clock.
+
+        Returns:
+            Whether the choice should be published: it is streamed, has ended, or reached a checkpoint.
+        """
+        is_first = self._measures.first_token_ms is None
+        if self._state is not _GENERATING:
+            if not self._begin():
+                return False
+            is_first = True
+        choice = self._choices[delta.choice]
+        choice.extend(delta, now_s=now_s, now_ms=now_ms)
+        if delta.finish is not None:
+            self._measure(delta, now_s, now_ms)
+            choice.finish(self._end_of(delta.finish), now_ms=now_ms)
+        elif is_first and delta.token_ids:
+            self._measure(delta, now_s, now_ms)
+        return self._is_streamed or choice.reach_checkpoint(now_s)
+
+    def _begin(self) -> bool:
+        with self._lock:
+            if self._state is HoldState.ADMITTED:
+                self._state = _GENERATING
+            assert self._state is not HoldState.PREPARING, "output before it was admitted"
+            return self._state is _GENERATING
+
+    def _measure(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
+        measures, stats = self._measures, delta.stats
+        if delta.token_ids and measures.first_token_ms is None:
+            measures.first_token_ms = now_ms
+        if measures.first_scheduled_ms is None and stats.first_scheduled_s is not None:
+            measures.first_scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
+        if delta.finish is not None:
+            measures.preemptions += stats.num_preemptions
+            measures.cached_tokens = max(measures.cached_tokens, stats.num_cached_tokens)
+
+    def _end_of(self, finish: Finish) -> End:
+        usage = usage_of(self._measures, self._choices)
+        match finish.reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                return End(state=JobState.DONE, finish_reason=finish.reason.value, usage=usage)
+            case FinishReason.ABORTED:
+                return End(state=self._stop or JobState.CANCELLED, usage=usage)
+            case FinishReason.ERROR:
+                code = INVALID_REQUEST if finish.is_rejection else finish.failure.value
+                return End(state=JobState.FAILED, error=finish.error, error_code=code, usage=usage)
+
+    # ------------------------------------------------------------ publication
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Record that the queue has all that `progress` carried."""
+        offset = progress.start + progress.num_tokens
+        self._choices[progress.choice].acknowledge(offset, has_end=progress.end is not None)
+        if progress.first_token_ms is not None:
+            self._is_announced = True
+
+    def resend_from(self, choice: int, offset: int) -> None:
+        """Set where the next entry of a choice starts: the queue's channel ends at `offset`.
+
+        A channel that is shorter than was acknowledged means that Redis lost its last writes. The ends that it
+        acknowledged may be lost too, so all choices send theirs again.
+        """
+        if offset < self._choices[choice].published:
+            for other in self._choices:
+                other.acknowledge(other.published, has_end=False)
+        self._choices[choice].acknowledge(offset, has_end=False)
+
+    @property
+    def choices(self) -> Sequence[ChannelOutput]:
+        """The output of each choice."""
+        return self._choices
+
+    @property
+    def measures(self) -> JobMeasures:
+        """Its counts and times. To read."""
+        return self._measures
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the queue has its first times, its prompt tokens and its fingerprint."""
+        return self._is_announced
+
+    @property
+    def num_published(self) -> int:
+        """Tokens on its channels, all choices."""
+        return sum(choice.published for choice in self._choices)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has its end, published or not."""
+        return all(choice.end is not None or choice.has_end for choice in self._choices)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the queue has acknowledged every end."""
+        return all(choice.has_end for choice in self._choices)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether its channels lack tokens or ends."""
+        return any(choice.has_updates for choice in self._choices)

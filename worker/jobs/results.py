@@ -1,0 +1,95 @@
+"""The result of a job for readers, and its record for the history. Pure functions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.producer.contract.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
+from sluice.worker.jobs.channel import ChannelOutput
+
+
+@dataclass(slots=True, eq=False)
+class JobMeasures:
+    """Counts and times of a job; times are of the server's wall clock. Written by `HeldJob` alone."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    resumed_tokens: int = 0
+    preemptions: int = 0
+    first_scheduled_ms: int | None = None
+    first_token_ms: int | None = None
+    exactness: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The model and the worker, the same in every result and record of this worker."""
+
+    model: str
+    fingerprint: str
+    worker: str
+
+
+def usage_of(measures: JobMeasures, choices: Sequence[ChannelOutput]) -> Usage:
+    """Count the tokens of a job, all choices."""
+    return Usage(
+        prompt_tokens=measures.prompt_tokens,
+        output_tokens=sum(len(choice.token_ids) for choice in choices),
+        cached_tokens=measures.cached_tokens,
+    )
+
+
+def result_of(origin: Origin, measures: JobMeasures, choices: Sequence[ChannelOutput]) -> bytes | None:
+    """Encode the result of an ended job, without log-probabilities if they would exceed the bound.
+
+    Returns:
+        The result; None if it is too large without them.
+    """
+    usage = usage_of(measures, choices)
+    for with_logprobs in (True, False):
+        kept = tuple(_choice_result(choice, with_logprobs=with_logprobs) for choice in choices)
+        try:
+            return encode_result(JobResult(choices=kept, usage=usage, model=origin.model))
+        except WireError:
+            continue
+    return None
+
+
+def _choice_result(choice: ChannelOutput, *, with_logprobs: bool) -> ChoiceResult:
+    return ChoiceResult(
+        text=choice.text,
+        token_ids=tuple(choice.token_ids),
+        finish_reason=choice.end.finish_reason if choice.end else None,
+        logprobs=tuple(choice.logprobs) if choice.logprobs and with_logprobs else None,
+    )
+
+
+def record_of(
+    origin: Origin, measures: JobMeasures, choices: Sequence[ChannelOutput], *, finish_reason: str | None
+) -> JobRecord:
+    """Make the record of a job; `finish_reason` is that of the end that decides the job's state."""
+    gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
+    return JobRecord(
+        model=origin.model,
+        fingerprint=origin.fingerprint,
+        worker=origin.worker,
+        finish_reason=finish_reason,
+        prompt_tokens=measures.prompt_tokens,
+        cached_tokens=measures.cached_tokens,
+        output_tokens=sum(len(choice.token_ids) for choice in choices),
+        resumed_tokens=measures.resumed_tokens,
+        preemptions=measures.preemptions,
+        first_scheduled_ms=measures.first_scheduled_ms,
+        first_token_ms=measures.first_token_ms,
+        itl_p50_ms=percentile(gaps_ms, 0.50),
+        itl_p99_ms=percentile(gaps_ms, 0.99),
+        itl_max_ms=gaps_ms[-1] if gaps_ms else None,
+        exactness=measures.exactness,
+    )
+
+
+def percentile(ascending: list[float], fraction: float) -> float | None:
+    """Return the nearest-rank percentile: the smallest value that `fraction` of all do not exceed; None for none."""
+    if not ascending:
+        return None
+    rank = -int(-fraction * len(ascending) // 1)
+    return ascending[max(rank, 1) - 1]

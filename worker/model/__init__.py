@@ -1,0 +1,1 @@
+"""Load a model and turn jobs into engine requests: chat template, tokenizer, translation."""

@@ -1,0 +1,288 @@
+"""Load a model: a folder, a Hugging Face name, the small model that ships with Sluice, or the null model.
+
+Imports torch only to load a real model, and never transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from sluice.engine.config import EngineConfig
+from sluice.engine.errors import (
+    EngineBroken,
+    EngineError,
+    ModelFolderError,
+    NotEnoughMemory,
+    OutOfMemory,
+    QuantizationUnavailable,
+)
+from sluice.engine.execution.device_errors import guarded
+from sluice.engine.execution.threads import limit_spinning
+from sluice.engine.executor import Executor, TextDecoder
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
+from sluice.engine.request import Request, SamplingParams
+from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
+from sluice.worker.devices import is_several
+from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
+from sluice.worker.model.chat_template import ChatTemplate, compile_template
+from sluice.worker.model.translate import Encoder
+
+NULL = "null"
+"""Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
+
+For tests, `obey_prompts=1` lets prompts request faults, as in `[[kill@7]]` (`fault_injection.faults_in`).
+"""
+
+SMALL_MODEL = Path(__file__).parents[1] / "small_model"
+_ONE_THREAD_BYTES = 64 * 2**20
+_NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A loaded model, as the daemon and the translator use it."""
+
+    name: str
+    engine: LLMEngine
+    executor: Executor
+    encode: Encoder
+    template: ChatTemplate | None
+
+    @property
+    def max_job_tokens(self) -> int:
+        """Maximum number of tokens of prompt and output together that this worker can run."""
+        limits = self.executor.limits
+        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
+def load(config: WorkerConfig) -> LoadedModel:
+    """Load the configured model onto its device.
+
+    Raises:
+        ConfigError: the settings do not allow it.
+        WorkerBroken: memory or the device is unavailable now.
+    """
+    path = config.model.path
+    try:
+        if path is not None and path.partition("?")[0] == NULL:
+            return _load_null(config, path.partition("?")[2])
+        return _load_folder(config, find_folder(path))
+    except ModelFolderError as error:
+        raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
+    except QuantizationUnavailable as error:
+        raise ConfigError([f"{_names_of_forms(config.model)}: {error}"]) from error
+    except NotEnoughMemory as error:
+        raise _lack_of_memory(config.model, error) from error
+    except (EngineBroken, OutOfMemory) as error:
+        # Not a setting: another process may free the device's memory soon.
+        raise _not_now(error) from error
+
+
+def _names_of_forms(model: ModelConfig) -> str:
+    """Name the settings that request other formats for weights, or for keys and values, than the model's own."""
+    asked = {
+        "SLUICE_QUANTIZATION": model.quantization != "none",
+        "SLUICE_KV_CACHE_DTYPE": model.kv_cache_dtype != "auto",
+    }
+    return " or ".join(name for name, is_asked in asked.items() if is_asked)
+
+
+def _lack_of_memory(model: ModelConfig, error: NotEnoughMemory) -> WorkerError:
+    """Blame a configured size, which will never fit; without one, another process may free memory."""
+    for name, stated in (("NUM_BLOCKS", model.num_blocks), ("MAX_MODEL_LEN", model.max_model_len)):
+        if stated is not None:
+            return ConfigError([f"SLUICE_{name}: {error}"])
+    return _not_now(error)
+
+
+def _not_now(error: EngineError) -> WorkerBroken:
+    return WorkerBroken(f"the model cannot be loaded now: {error}")
+
+
+def find_folder(path: str | None) -> Path:
+    """Return a model's folder: the shipped one, one on this host, or a snapshot of a Hugging Face repository.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if path is None:
+        if not (SMALL_MODEL / "config.json").is_file():
+            raise ConfigError([f"SLUICE_MODEL: not set, and the small model is missing at {SMALL_MODEL}"])
+        return SMALL_MODEL
+    folder = Path(path).expanduser()
+    if not is_name(path):
+        if not (folder / "config.json").is_file():
+            why = "has no config.json" if folder.is_dir() else "is not a folder"
+            raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
+        return folder
+    return _download(path)
+
+
+def is_name(path: str | None) -> bool:
+    """Return whether `path` is a Hugging Face name (owner/name) and not a folder on this host."""
+    return (
+        path is not None and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
+    )
+
+
+def _download(name: str) -> Path:
+    try:
+        # Imported here because only names need it and it is slow to import.
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
+    except ImportError as error:
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
+        ) from error
+    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # it passes on errors of its network stack
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
+             f"check the name and the network, or give a folder"]
+        ) from error  # fmt: skip
+
+
+def engine_config(config: WorkerConfig) -> EngineConfig:
+    """Build the engine's configuration.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+    batching = config.batching
+    made = EngineConfig(
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        long_prefill_token_threshold=batching.long_prefill_token_threshold,
+        enable_prefix_caching=batching.enable_prefix_caching,
+        policy=batching.policy,
+        discipline=batching.discipline,
+        batch_window_s=batching.batch_window_s,
+    )
+    if problems := made.problems():
+        raise ConfigError(problems)
+    return made
+
+
+def _load_null(config: WorkerConfig, query: str) -> LoadedModel:
+    if config.model.quantization != "none":
+        raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
+    if config.model.kv_cache_dtype != "auto":
+        raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
+    tokenizer = NullTokenizer()
+    options = dict(parse_qsl(query))
+    obeys_prompts = options.pop("obey_prompts", "0") == "1"
+    executor: Executor = NullModel(_null_config(config.model, options))
+    if obeys_prompts:
+        # For tests only.
+        from sluice.engine.testing.fault_injection import ChaoticExecutor
+
+        read_prompt = partial(tokenizer.decode, skip_special_tokens=True)
+        executor = ChaoticExecutor(executor, read_prompt=read_prompt)
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        del add_special_tokens  # the null tokenizer has none
+        return tokenizer.encode(text)
+
+    return _loaded_model(NULL, executor, tokenizer, config, encode, compile_template(_NULL_TEMPLATE, {}))
+
+
+def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
+    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(NullModelConfig)}  # int, float
+    options: dict[str, Any] = {}  # int or float, as the field's default
+    for name, text in asked.items():
+        try:
+            options[name] = kinds[name](text)
+        except (KeyError, ValueError):
+            raise ConfigError([f"SLUICE_MODEL: the null model has no option {name}={text}"]) from None
+    for name in ("max_model_len", "num_blocks", "block_size"):
+        if (value := getattr(model, name)) is not None:
+            options[name] = value
+    return NullModelConfig(**options)
+
+
+def _load_folder(config: WorkerConfig, folder: Path) -> LoadedModel:
+    # Before the import of torch, which reads this setting once.
+    limit_spinning()
+    # Imported here because torch takes seconds to import and the null model does not need it.
+    from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+    from sluice.engine.text.tokenizer import load_tokenizer
+
+    _check_device(config.model.device)
+    tokenizer = load_tokenizer(folder)
+    model, batching = config.model, engine_config(config)
+    options = ModelOptions(
+        path=folder,
+        device=model.device,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=model.kv_cache_dtype,
+        block_size=model.block_size or DEFAULT_BLOCK_SIZE,
+        num_blocks=model.num_blocks,
+        memory_fraction=model.memory_share,
+        max_model_len=model.max_model_len,
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        num_threads=model.num_threads or _num_threads(folder),
+        graphs=None if model.graphs else False,
+    )
+    executor = guarded(lambda: load_model_runner(options))
+    facts = tokenizer.facts
+    template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
+    name = config.model.path if is_name(config.model.path) else folder.name
+    loaded = _loaded_model(name or folder.name, executor, tokenizer, config, tokenizer.encode, template)
+    _warm_up(loaded)
+    return loaded
+
+
+def _warm_up(model: LoadedModel) -> None:
+    """Run a few steps, so that kernels are compiled and memory is touched before the first job."""
+    sampling = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
+    model.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
+    while not model.engine.is_idle:
+        model.engine.step()
+
+
+def _check_device(device: str) -> None:
+    """Check that the device exists.
+
+    Raises:
+        ConfigError: there is no such GPU, or the name stands for several.
+    """
+    import torch
+
+    if is_several(device):
+        raise ConfigError([f"SLUICE_DEVICE: {device} stands for several GPUs, and this command runs on one: name it"])
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= count:
+        build = "" if torch.version.cuda else "; this torch is built without CUDA"
+        raise ConfigError(
+            [f"SLUICE_DEVICE: there is no GPU {index or 0} ({count} found{build}): give another, or --cpu"]
+        )
+
+
+def _num_threads(folder: Path) -> int | None:
+    """Return 1 for a small model, else None for all cores.
+
+    A small model's matrix products end before a second thread has woken. If another process uses that thread's core,
+    every product waits for it: steps were measured to be 50 times slower.
+    """
+    size_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return 1 if size_bytes < _ONE_THREAD_BYTES else None
+
+
+def _loaded_model(
+    name: str,
+    executor: Executor,
+    decoder: TextDecoder,
+    config: WorkerConfig,
+    encode: Encoder,
+    template: ChatTemplate | None,
+) -> LoadedModel:
+    engine = LLMEngine(executor, decoder, engine_config(config))
+    return LoadedModel(name=name, engine=engine, executor=executor, encode=encode, template=template)

@@ -1,0 +1,147 @@
+"""Translate jobs of the queue to requests of the engine. Runs outside the loop and has no state.
+
+Text and chats become token ids; token ids pass through. An invalid job raises `JobRejected` with a code for programs
+and a message for people.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from sluice.engine.errors import InvalidSamplingParams, RequestRejected
+from sluice.engine.request import Request, Room, SamplingParams
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.wire import JobOptions, JobSpec, Message, Prompt, WireError, decode_prompt, decode_spec
+from sluice.worker.errors import INVALID_REQUEST, JobRejected
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.model.chat_template import ChatTemplate
+
+
+class Encoder(Protocol):
+    """Encodes text as token ids."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translator:
+    """Makes requests for one model. Thread-safe."""
+
+    encode: Encoder
+    template: ChatTemplate | None
+    validate: Callable[[Request], None]
+    """Raises if the engine can never run a request."""
+
+    model: str
+    """Name by which producers may request this model."""
+
+    def request(self, job: HeldJob) -> Request:
+        """Translate a job, including the tokens that earlier attempts published.
+
+        Raises:
+            JobRejected: the job cannot run.
+        """
+        if job.spec is None:
+            raise JobRejected(INVALID_REQUEST, "the job's options cannot be read")
+        try:
+            self._check_model(job.spec)
+            request = self._request(job, job.spec, decode_prompt(job.leased.payload))
+            self.validate(request)
+        except WireError as error:
+            raise JobRejected(INVALID_REQUEST, f"the job cannot be read: {error}") from error
+        except RequestRejected as error:
+            raise JobRejected(code_of(error), str(error)) from error
+        return request
+
+    def _check_model(self, spec: JobSpec) -> None:
+        if spec.model is not None and spec.model != self.model:
+            message = f"the job asks for the model {spec.model!r}; this queue serves {self.model!r}"
+            raise JobRejected("model_mismatch", message)
+
+    def _request(self, job: HeldJob, spec: JobSpec, prompt: Prompt) -> Request:
+        leased = job.leased
+        tenant = split_job_id(job.id)[1]
+        progress = tuple(choice.as_progress() for choice in job.choices)
+        has_progress = any(one.token_ids or one.is_finished for one in progress)
+        return Request(
+            id=job.request_id,
+            prompt_token_ids=tuple(self._token_ids(prompt, spec, leased.submitted_ms)),
+            sampling=sampling_of(spec.options, leased.seed),
+            num_choices=leased.choices,
+            priority=leased.priority,
+            arrival_s=leased.submitted_ms / 1000,
+            tenant=tenant,
+            cache_salt=tenant,
+            progress=progress if has_progress else (),
+        )
+
+    def _token_ids(self, prompt: Prompt, spec: JobSpec, submitted_ms: int) -> tuple[int, ...] | list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt, add_special_tokens=spec.add_special_tokens)
+        if prompt and isinstance(prompt[0], Message):
+            messages = tuple(one for one in prompt if isinstance(one, Message))
+            # Chat templates write the begin-of-sequence token themselves.
+            return self.encode(self._render(messages, submitted_ms), add_special_tokens=False)
+        return tuple(one for one in prompt if isinstance(one, int))
+
+    def _render(self, messages: tuple[Message, ...], submitted_ms: int) -> str:
+        if self.template is None:
+            raise JobRejected(INVALID_REQUEST, f"the model {self.model!r} has no chat template: send text instead")
+        return self.template.render(messages, now_ms=submitted_ms)
+
+
+# Cached because jobs often share a spec, and decoding it is the most expensive part of taking a small job.
+@lru_cache(maxsize=1024)
+def read_spec(spec: bytes) -> JobSpec | None:
+    """Decode a job's spec; None if it cannot be decoded."""
+    try:
+        return decode_spec(spec)
+    except (WireError, ValueError):
+        return None
+
+
+def sampling_of(options: JobOptions, seed: int) -> SamplingParams:
+    """Convert a job's options to sampling parameters.
+
+    Raises:
+        InvalidSamplingParams: a value is out of range.
+    """
+    return SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
+        logit_bias=options.logit_bias,
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+        seed=seed,
+        skip_special_tokens=options.skip_special_tokens,
+    )
+
+
+def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
+    """Estimate the room of a leased job: its prompt, its published tokens, and a bounded share of further output."""
+    num_prompt_tokens, num_published = job.leased.prompt_tokens, job.num_published
+    max_tokens = job.spec.options.max_tokens if job.spec else reserve_tokens
+    rests = [max(0, max_tokens - choice.published) for choice in job.choices if not choice.has_end]
+    return Room(
+        kv_tokens=num_prompt_tokens + num_published + sum(min(rest, reserve_tokens) for rest in rests),
+        prefill_tokens=num_prompt_tokens + num_published,
+        sequences=len(rests),
+    )
+
+
+def code_of(error: RequestRejected) -> str:
+    """Return the code of a rejection: its class name in snake case, or `invalid_request` for general classes."""
+    if type(error) is RequestRejected or isinstance(error, InvalidSamplingParams):
+        return INVALID_REQUEST
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

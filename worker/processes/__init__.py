@@ -1,0 +1,1 @@
+"""Processes of one host: the fleet, child processes and sidecars."""

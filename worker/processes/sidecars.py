@@ -1,0 +1,69 @@
+"""The commands `worker record` and `worker callbacks`, from a configuration to their main functions."""
+
+from collections.abc import Mapping
+
+from sluice.producer.contract.transport.cluster import is_cluster
+from sluice.worker.config import WorkerConfig
+from sluice.worker.endpoints import find_endpoints
+from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.log import configure_logs
+
+
+def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool) -> ExitCode:
+    """Run `worker record`.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host.
+    """
+    # Imported here because SQLAlchemy is slow to import and workers do not need it.
+    from sluice.worker.history.recorder import RecorderSettings
+    from sluice.worker.history.recorder import main as record
+
+    configure_logs(config.log)
+    endpoints = find_endpoints(config, environ)
+    settings = RecorderSettings(
+        queue=config.queue.name,
+        partitions=config.queue.partitions,
+        keep_prompts=config.history.keep_prompts or "full",
+    )
+    return record(
+        redis_url=endpoints.redis_url, database_url=endpoints.database_url, settings=settings, until_eof=until_eof
+    )
+
+
+def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
+    """Run `worker callbacks`.
+
+    Raises:
+        ConfigError: no URL is given and no server can be started on this host, a network is malformed, or rq's Redis is
+            a Cluster.
+    """
+    # Imported here because rq and SQLAlchemy are slow to import and workers do not need them.
+    from sluice.worker.callbacks.command import main as serve_callbacks
+    from sluice.worker.callbacks.settings import CallbackSettings
+    from sluice.worker.callbacks.webhooks import parse_networks
+
+    configure_logs(config.log)
+    endpoints, asked = find_endpoints(config, environ), config.callbacks
+    if is_cluster(rq_url := asked.redis_url or endpoints.redis_url):
+        raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
+    try:
+        networks = parse_networks(asked.networks or "")
+    except ValueError as error:
+        raise ConfigError([f"SLUICE_CALLBACKS_NETWORKS: {error}"]) from error
+    return serve_callbacks(
+        CallbackSettings(
+            redis_url=endpoints.redis_url,
+            rq_url=rq_url,
+            database_url=endpoints.database_url,
+            queue=config.queue.name,
+            partitions=config.queue.partitions,
+            secret=asked.secret,
+            networks=networks,
+            webhook_workers=asked.senders,
+            retention_days=asked.retention_days,
+            prompt_retention_days=asked.prompt_retention_days,
+            export_folder=asked.export_folder,
+            log=config.log,
+        )
+    )

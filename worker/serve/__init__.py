@@ -1,0 +1,1 @@
+"""`worker start`: the loop, the exchange with the queue, heartbeat and metrics."""

@@ -1,0 +1,38 @@
+"""What all components of one worker share: its identity, its held jobs, and the objects between its threads."""
+
+from dataclasses import dataclass, field
+
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.clock import ServerClock
+from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.availability import RedisHealth
+from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
+from sluice.worker.jobs.leases import Leases
+from sluice.worker.jobs.results import Origin
+from sluice.worker.log import Log
+from sluice.worker.serve.mailbox import Mailbox
+from sluice.worker.serve.metrics import Meters
+from sluice.worker.serve.watchdog import Watchdog
+from sluice.worker.signals import Quiet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """The shared state of one worker. Built once, at start; each member is safe to use from any thread."""
+
+    incarnation: str
+    partitions: tuple[QueueKeys, ...]
+    config: WorkerConfig
+    origin: Origin
+    cache_tokens: int
+    """Size of the engine's KV cache."""
+
+    leases: Leases
+    mailbox: Mailbox
+    clock: ServerClock
+    health: RedisHealth
+    unavailable: UnavailablePartitions
+    meters: Meters
+    watchdog: Watchdog
+    log: Log
+    quiet: Quiet = field(default_factory=Quiet)

@@ -1,0 +1,162 @@
+"""The worker: starts its components in order, runs the loop, and stops the components in reverse order.
+
+Read `Daemon._loop` first. All work that could block the loop runs on other threads.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from sluice.engine.errors import EngineBroken
+from sluice.engine.llm_engine import LLMEngine
+from sluice.worker.errors import ExitCode, WorkerBroken
+from sluice.worker.serve.context import WorkerContext
+from sluice.worker.serve.exchange import Exchange
+from sluice.worker.serve.give_back import ReturnQueue
+
+
+class Component(Protocol):
+    """A component that runs alongside the loop. `stop` may be called without `start`, and twice."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Daemon:
+    """One worker process: an engine, an exchange, and the components around them."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        exchange: Exchange,
+        context: WorkerContext,
+        components: Sequence[Component],
+        returns: ReturnQueue,
+        on_broken: Callable[[], None],
+    ) -> None:
+        """Join what the loop needs; `run` starts it.
+
+        Args:
+            engine: Generates.
+            exchange: The loop's side of the queue. One of the components too.
+            context: The worker's shared state.
+            components: What runs alongside the loop, in the order to start.
+            returns: Takes the jobs to return at shutdown.
+            on_broken: Called if the loop ends with an error, before the components stop.
+        """
+        self._engine = engine
+        self._exchange = exchange
+        self._components = tuple(components)
+        self._context = context
+        self._returns = returns
+        self._on_broken = on_broken
+        self._log = context.log
+        self._num_stops = 0
+
+    def run(self) -> ExitCode:
+        """Run until asked to stop; return the exit code, by which a supervisor decides whether to restart."""
+        try:
+            with self._signals(), self._components_running():
+                self._log.info("worker started")
+                if self._exchange.is_quiet:
+                    self._log.info("quiet: pulling no more")
+                self._loop(until=lambda: self._num_stops > 0)
+                self._drain()
+        except (WorkerBroken, EngineBroken) as error:
+            self._log.error("worker broken", error=str(error))  # the cause was logged where it happened
+            return ExitCode.BROKEN
+        self._log.info("worker stopped")
+        return ExitCode.DONE
+
+    def _loop(self, until: Callable[[], bool]) -> None:
+        engine, exchange, watchdog = self._engine, self._exchange, self._context.watchdog
+        while not until():
+            requests = exchange.new_requests(room=engine.room(), wait_s=engine.idle_s)
+            with watchdog:
+                engine.add(requests)
+                engine.abort(exchange.cancelled())
+                engine.drop(exchange.lost())
+                deltas = engine.step()
+            exchange.publish(deltas)
+
+    def _drain(self) -> None:
+        """Shut down gracefully: stop pulling, return unstarted jobs, finish the others within the timeout."""
+        config = self._context.config.drain
+        self._log.info("draining", mode=config.mode, timeout_s=config.timeout_s)
+        self._exchange.quiet()
+        self._returns.add_unstarted()
+        if config.mode == "finish":
+            over = threading.Event()
+            timer = threading.Timer(config.timeout_s, lambda: (over.set(), self._exchange.interrupt()))
+            timer.daemon = True
+            timer.start()
+            self._loop(until=lambda: self._exchange.is_drained or self._num_stops > 1 or over.is_set())
+            timer.cancel()
+
+    @contextmanager
+    def _components_running(self) -> Generator[None]:
+        try:
+            for component in self._components:
+                component.start()
+            yield
+        except Exception:
+            # A job may break one worker after another. The queue counts a death for each, to find that job.
+            self._on_broken()
+            raise
+        finally:
+            # The heartbeat's deregistration returns the jobs that are still held.
+            for component in reversed(self._components):
+                component.stop()
+
+    # ------------------------------------------------------------ signals
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        handlers = {
+            signal.SIGTERM: self._on_stop,
+            signal.SIGINT: self._on_stop,
+            signal.SIGTSTP: self._on_quiet,
+            signal.SIGCONT: self._on_resume,
+            signal.SIGUSR1: self._on_describe,
+        }
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals need the main thread; tests call `stop`
+            return
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Request a graceful shutdown; a second call returns all jobs at once. Safe from threads and handlers."""
+        self._num_stops += 1
+        self._exchange.interrupt()
+
+    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop()
+
+    def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
+        self._exchange.quiet()
+        threading.Thread(target=self._log_quiet, daemon=True).start()
+
+    def _log_quiet(self) -> None:
+        self._exchange.wait_for_pull()
+        self._log.info("quiet: pulling no more")
+
+    def _on_resume(self, _number: int, _frame: FrameType | None) -> None:
+        if self._num_stops == 0 and self._exchange.is_quiet:
+            self._exchange.resume()
+            self._log_later("pulling again")
+
+    def _on_describe(self, _number: int, _frame: FrameType | None) -> None:
+        lines = self._engine.describe()
+        self._log_later("sequences", count=len(lines), lines=lines)
+
+    def _log_later(self, event: str, **facts: object) -> None:
+        # The handler may have interrupted a write to the log, which cannot be entered twice.
+        threading.Thread(target=self._log.info, args=(event,), kwargs=facts, daemon=True).start()

@@ -1,0 +1,332 @@
+"""Between Redis and the loop: two threads, each with one pipelined round trip at a time.
+
+This thread publishes what the engine yielded since its last round trip; `pull.py` asks the queue for jobs. Output
+merges while a round trip is under way or Redis is away, so the loop does not wait for Redis while it has work. First
+tokens and ends are sent at once, other tokens in rounds (docs/decisions/tokens-travel-in-rounds.md). Every call may be
+repeated: the queue compares an advance with its channel, and pulls are numbered.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from sluice.engine.request import Request, Room, TokenDelta
+from sluice.producer.contract.calls import (
+    AdvanceAnswer,
+    Already,
+    Broken,
+    EndCall,
+    Ok,
+    Progress,
+    Replaced,
+    Retried,
+    SendFrom,
+    advance,
+    put_result,
+)
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.clients import Client
+from sluice.worker.errors import ComponentDied
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.jobs.progress import Update, batches_of, move_large_results, parts_of, pending_updates
+from sluice.worker.serve import lease_changes
+from sluice.worker.serve.context import WorkerContext
+from sluice.worker.serve.mailbox import is_urgent
+from sluice.worker.serve.pull import Pulling
+from sluice.worker.serve.round_trips import PartitionCall, RoundTrip, RoundTrips
+
+REST_S = 0.5
+"""Longest sleep when there is nothing to publish."""
+
+FLUSH_S = 3.0
+"""Longest time at shutdown to publish what is left; the worker that takes over generates the rest again."""
+
+FLUSH_RETRY_S = 0.05
+
+
+class Exchange:
+    """The loop's side of the queue. A component: start, stop."""
+
+    def __init__(self, client: Client, context: WorkerContext, pulling: Pulling) -> None:
+        """Prepare the thread; `start` runs it and the one that pulls. `client` belongs to this thread alone."""
+        self._context = context
+        self._leases = context.leases
+        self._mailbox = context.mailbox
+        self._unavailable = context.unavailable
+        self._round_trips = RoundTrips(client, context)
+        self._pulling = pulling
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._closing = threading.Event()
+        self._to_publish: dict[str, HeldJob] = {}
+        """Jobs with something to publish now, by request id."""
+
+        self._next_round: dict[str, HeldJob] = {}
+        """Jobs with tokens to publish in the next round."""
+
+        self._round_s = 0.0
+        """When the next round begins, on the monotonic clock."""
+
+        self._unreleased_bytes = 0
+
+    # ------------------------------------------------------------ called by the loop
+
+    def new_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+        """Return the requests that are ready, for an engine with this much room; wait up to `wait_s` for an event.
+
+        Raises:
+            WorkerBroken: A thread that the loop depends on has ended.
+        """
+        return self._mailbox.take_requests(room, wait_s=wait_s)
+
+    def cancelled(self) -> list[str]:
+        """Return the requests to abort: their ends are published."""
+        return self._mailbox.take_cancelled()
+
+    def lost(self) -> list[str]:
+        """Return the requests to drop: their leases are lost, so their output is not published."""
+        return self._mailbox.take_lost()
+
+    def publish(self, deltas: Sequence[TokenDelta]) -> None:
+        """Queue the output of a step; returns at once unless the buffer is full because Redis is away."""
+        self._mailbox.put_deltas(deltas)
+
+    def interrupt(self) -> None:
+        """Let a waiting loop return once. Safe from any thread and from a signal handler."""
+        self._mailbox.interrupt()
+
+    # ------------------------------------------------------------ called as a component
+
+    def start(self) -> None:
+        """Start both threads."""
+        self._thread.start()
+        self._pulling.start()
+
+    def quiet(self) -> None:
+        """Stop pulling."""
+        self._pulling.quiet()
+
+    def wait_for_pull(self) -> None:
+        """Wait until the pull under way, if there is one, has been answered."""
+        self._pulling.wait_for_pull()
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._pulling.resume()
+
+    def stop(self) -> None:
+        """Publish what is left, for at most `FLUSH_S`, and end both threads."""
+        self._unavailable.stop()
+        self._pulling.stop()
+        self._closing.set()
+        self._mailbox.ring()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it does not pull."""
+        return self._pulling.is_quiet
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no job is held."""
+        return not len(self._leases)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+            self._flush()
+        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
+            self._mailbox.fail(ComponentDied("exchange", error))
+
+    def _turn(self) -> None:
+        self._drain_engine_output()
+        until_round_s = self._begin_round()
+        if self._send_updates() is not None:
+            return
+        if not self._to_publish:
+            # What is buffered belongs to released jobs, or is kept with jobs until their round or checkpoint.
+            self._release_buffer()
+        if until_round_s > 0:
+            self._mailbox.wait(until_round_s, for_urgent=True)
+        else:
+            self._mailbox.wait(REST_S)
+
+    def _begin_round(self) -> float:
+        """Begin a round if one is due; return the seconds until the next one."""
+        now_s = monotonic_s()
+        if now_s < self._round_s:
+            return self._round_s - now_s
+        if self._next_round:
+            self._to_publish.update((name, job) for name, job in self._next_round.items() if job.has_updates)
+            self._next_round.clear()
+            self._round_s = now_s + self._context.config.redis.stream_interval_s
+        return 0.0
+
+    def _release_buffer(self) -> None:
+        self._mailbox.release(self._unreleased_bytes)
+        self._unreleased_bytes = 0
+
+    def _flush(self) -> None:
+        """Publish all that is left, checkpoint or not."""
+        deadline_s = monotonic_s() + FLUSH_S
+        while monotonic_s() < deadline_s:
+            self._drain_engine_output()
+            self._to_publish.update({job.request_id: job for job in self._leases.all() if job.has_updates})
+            round_trip = self._send_updates()
+            if round_trip is None:
+                return
+            if not round_trip.is_complete:
+                time.sleep(FLUSH_RETRY_S)
+
+    # ------------------------------------------------------------ output of the engine
+
+    def _drain_engine_output(self) -> None:
+        for request_id in self._mailbox.take_ended():
+            if (job := self._leases.of_request(request_id)) is not None:
+                self._to_publish[request_id] = job
+        steps, num_bytes = self._mailbox.take_steps()
+        self._unreleased_bytes += num_bytes
+        for at_s, deltas in steps:
+            now_ms = self._context.clock.ms(at_s)
+            for delta in deltas:
+                self._add_output(delta, at_s, now_ms)
+
+    def _add_output(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
+        job = self._leases.of_request(delta.request_id)
+        if job is not None and job.add_output(delta, now_s=now_s, now_ms=now_ms):
+            (self._to_publish if is_urgent(delta) else self._next_round)[delta.request_id] = job
+
+    # ------------------------------------------------------------ updates to the queue
+
+    def _send_updates(self) -> RoundTrip | None:
+        """Publish in one round trip what the channels lack; return None if there is nothing to send."""
+        calls: list[PartitionCall] = []
+        batches: dict[int, list[Update]] = {}
+        for keys, jobs in self._jobs_to_publish().items():
+            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin)]
+            updates, results = move_large_results(updates)
+            calls += [call for job, result in results for call in self._put_result(keys, job, result)]
+            for batch in batches_of(updates):
+                batches[len(calls)] = batch
+                calls.append((keys, advance(keys, self._context.incarnation, [progress for _, progress in batch])))
+        if not calls:
+            return None
+        round_trip = self._round_trips.make(calls)
+        for number, batch in batches.items():
+            if not isinstance(round_trip.replies[number], BaseException):
+                self._on_advance_replies(batch, round_trip.replies[number])
+        # Last, because it may raise: what the healthy partitions acknowledged is applied.
+        self._round_trips.mark_partitions(round_trip)
+        if round_trip.has_answer:
+            # Also the bytes of partitions that did not answer: their output is kept with its jobs until they end.
+            self._release_buffer()
+        return round_trip
+
+    def _jobs_to_publish(self) -> dict[QueueKeys, list[HeldJob]]:
+        by_partition: dict[QueueKeys, list[HeldJob]] = {}
+        for job in list(self._to_publish.values()):
+            if not job.is_active:
+                # A newer lease replaced it, or it returns to the queue.
+                del self._to_publish[job.request_id]
+            elif job.keys not in self._unavailable:
+                by_partition.setdefault(job.keys, []).append(job)
+        return by_partition
+
+    def _put_result(self, keys: QueueKeys, job: HeldJob, result: bytes) -> Iterator[PartitionCall]:
+        """Write a result in parts before the end that names its length; their replies say nothing that it does not."""
+        lease = (self._context.incarnation, job.id, job.leased.epoch)
+        for offset, part in parts_of(result):
+            yield keys, put_result(keys, *lease, offset=offset, part=part)
+
+    def _on_advance_replies(self, updates: list[Update], replies: list[AdvanceAnswer]) -> None:
+        for (job, progress), reply in zip(updates, replies, strict=True):
+            self._on_advance_reply(job, progress, reply)
+
+    def _on_advance_reply(self, job: HeldJob, progress: Progress, reply: AdvanceAnswer) -> None:
+        match reply:
+            case Ok(stop) | Already(stop):
+                self._acknowledge(job, progress)
+                if stop is not None and not job.is_finished:
+                    lease_changes.flag(self._context, job, stop)
+            case SendFrom(offset):
+                self._resend_from(job, progress.choice, offset)
+            case Replaced():
+                # A job that returned to the queue meanwhile is not held any more and not counted.
+                self._context.meters.num_refused_writes += self._lose(job, "replaced")
+            case Retried():
+                self._on_retried(job, progress)
+            case Broken(reason):
+                self._lose(job, reason)
+
+    def _acknowledge(self, job: HeldJob, progress: Progress) -> None:
+        job.acknowledge(progress)
+        end = progress.end
+        if end is not None and (end.retry_in_ms is not None or job.is_finished):
+            if self._release(job):
+                self._report(job, end)
+        elif not job.has_updates:
+            self._to_publish.pop(job.request_id, None)
+
+    def _resend_from(self, job: HeldJob, choice: int, offset: int) -> None:
+        published = job.choices[choice].published
+        if offset < published:
+            self._context.log.warning("redis lost tokens", job_id=job.id, had=published, has=offset)
+        job.resend_from(choice, offset)
+
+    def _lose(self, job: HeldJob, why: str) -> bool:
+        self._to_publish.pop(job.request_id, None)
+        return lease_changes.lose(self._context, job, why)
+
+    def _on_retried(self, job: HeldJob, progress: Progress) -> None:
+        """Release a job that failed here: the queue starts it again later, on any worker."""
+        end = progress.end
+        assert end is not None, "only an end is answered so"
+        if self._release(job):
+            self._context.meters.num_jobs_retried += 1
+            self._context.log.warning(
+                "job returned for a retry",
+                job_id=job.id,
+                attempt=job.leased.attempt,
+                failures=job.leased.failures + 1,
+                error_code=end.error_code,
+                error=end.error,
+                retry_in_ms=end.retry_in_ms,
+            )
+
+    def _release(self, job: HeldJob) -> bool:
+        """Release a job whose end the queue has acknowledged; return False if it was not held."""
+        self._to_publish.pop(job.request_id, None)
+        was_held = self._leases.remove(job)
+        if was_held and job.is_finished:
+            self._mailbox.forget([job.request_id])
+        elif was_held:
+            # One choice ended the job; the engine may still run the others.
+            self._mailbox.lose([job.request_id])
+        if self.is_drained:
+            self._mailbox.ring()  # suspects are leased to an empty worker only
+            if self.is_quiet:
+                self._mailbox.interrupt()
+        return was_held
+
+    def _report(self, job: HeldJob, end: EndCall) -> None:
+        now_ms = self._context.clock.ms(monotonic_s())
+        first_ms = job.measures.first_token_ms
+        ttft_s = (first_ms - job.leased.submitted_ms) / 1000 if first_ms is not None else None
+        e2e_s = (now_ms - job.leased.submitted_ms) / 1000
+        gaps = (gap for choice in job.choices for gap in choice.gaps_ms)
+        self._context.meters.ended(end.state, ttft_s=ttft_s, e2e_s=e2e_s, gaps_ms=gaps)
+        self._context.log.info(
+            "job ended",
+            job_id=job.id,
+            attempt=job.leased.attempt,
+            state=end.state.value,
+            finish_reason=end.reason,
+            output_tokens=sum(len(choice.token_ids) for choice in job.choices),
+            ttft_s=ttft_s,
+            e2e_s=e2e_s,
+        )

@@ -1,0 +1,262 @@
+"""The exchange between the loop and the threads around it: requests in, deltas out, wake-ups. Knows no Redis, no jobs.
+
+Every method holds the lock for microseconds. It is an `RLock`, because a signal handler may interrupt the loop inside a
+method and call `interrupt`.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from sluice.engine.request import Request, Room, TokenDelta
+from sluice.worker.clock import monotonic_s
+
+NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)
+
+MAX_WAIT_S = 0.5
+"""Longest wait of the loop. A signal handler may call `interrupt` between the check and the sleep of a wait, and that
+notification is lost."""
+
+_TOKEN_BYTES = 200
+_LOGPROB_BYTES = 120
+"""Approximate memory of a buffered token, and of each log-probability with it."""
+
+
+class Mailbox:
+    """The queues and the wake-ups between the loop and the other threads. Changes under its own lock."""
+
+    def __init__(self, *, max_buffered_bytes: int, clock: Callable[[], float] = monotonic_s) -> None:
+        self._clock = clock
+        self._max_buffered_bytes = max_buffered_bytes
+        lock = threading.RLock()
+        self._loop_wakes = threading.Condition(lock)
+        self._exchange_wakes = threading.Condition(lock)
+        self._puller_wakes = threading.Condition(lock)
+        self._steps: deque[tuple[float, Sequence[TokenDelta]]] = deque()
+        self._steps_bytes = 0
+        self._ended: list[str] = []
+        self._requests: list[Request] = []
+        self._cancelled: list[str] = []
+        self._lost: list[str] = []
+        self._room = NO_ROOM
+        self._coming: dict[str, Room] = {}
+        self._handed: list[str] = []
+        self._buffered_bytes = 0
+        self._is_interrupted = False
+        self._has_work = False
+        self._has_urgent_work = False
+        self._waits_for_urgent_work = False
+        self._may_pull_again = False
+        self._failure: BaseException | None = None
+
+    # ------------------------------------------------------------ called by the loop
+
+    def take_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+        """Set the engine's room, and take the requests that are ready; wait up to `wait_s` for an event.
+
+        It may return earlier, with nothing.
+
+        Raises:
+            BaseException: The failure of a thread that the loop depends on.
+        """
+        self._state_room(room)
+        with self._loop_wakes:
+            if wait_s > 0:
+                self._loop_wakes.wait_for(self._has_mail, timeout=min(wait_s, MAX_WAIT_S))
+            self._is_interrupted = False
+            self._raise_failure()
+            requests, self._requests = self._requests, []
+            self._handed = [request.id for request in requests]
+            return requests
+
+    def _state_room(self, room: Room) -> None:
+        with self._exchange_wakes:
+            # The engine has counted the requests it took before it measured this room.
+            for request_id in self._handed:
+                self._coming.pop(request_id, None)
+            has_grown = _exceeds(room, self._room)
+            self._room = room
+            if has_grown:
+                self._wake_puller()
+
+    def _has_mail(self) -> bool:
+        return bool(self._requests or self._cancelled or self._lost or self._is_interrupted or self._failure)
+
+    def take_cancelled(self) -> list[str]:
+        """Take the request ids to abort; those that the loop has not taken yet come later, when an abort finds them."""
+        with self._loop_wakes:
+            untaken = {request.id for request in self._requests}
+            cancelled = [one for one in self._cancelled if one not in untaken]
+            self._cancelled = [one for one in self._cancelled if one in untaken]
+            return cancelled
+
+    def take_lost(self) -> list[str]:
+        """Take the request ids to drop: their leases are lost."""
+        with self._loop_wakes:
+            lost, self._lost = self._lost, []
+            return lost
+
+    def put_deltas(self, deltas: Sequence[TokenDelta]) -> None:
+        """Queue the output of a step; block while the buffer is full, which needs a long absence of Redis.
+
+        Raises:
+            BaseException: The failure of a thread that the loop depends on.
+        """
+        if deltas:
+            with self._exchange_wakes:
+                self._steps.append((self._clock(), deltas))
+                num_bytes = bytes_of(deltas)
+                self._steps_bytes += num_bytes
+                self._buffered_bytes += num_bytes
+                self._wake_exchange(urgent=any(map(is_urgent, deltas)))
+        if self._buffered_bytes > self._max_buffered_bytes:
+            with self._loop_wakes:
+                while self._buffered_bytes > self._max_buffered_bytes and not (self._failure or self._is_interrupted):
+                    self._loop_wakes.wait(MAX_WAIT_S)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def interrupt(self) -> None:
+        """Let a waiting loop return once, with nothing."""
+        with self._loop_wakes:
+            self._is_interrupted = True
+            self._loop_wakes.notify_all()
+
+    # ------------------------------------------------------------ called by other threads
+
+    def wait(self, timeout_s: float, *, for_urgent: bool = False) -> None:
+        """Sleep until the exchange has work, with `for_urgent` urgent work; at most this long."""
+        with self._exchange_wakes:
+            self._waits_for_urgent_work = for_urgent
+            if not (self._has_urgent_work if for_urgent else self._has_work):
+                self._exchange_wakes.wait(timeout_s)
+            self._has_work = self._has_urgent_work = False
+
+    def wait_to_pull(self, timeout_s: float) -> None:
+        """Sleep until there may be jobs to pull or room for them, at most this long."""
+        with self._puller_wakes:
+            if not self._may_pull_again:
+                self._puller_wakes.wait(timeout_s)
+            self._may_pull_again = False
+
+    def ring(self) -> None:
+        """Wake the exchange thread and the pull thread."""
+        with self._exchange_wakes:
+            self._wake_exchange()
+            self._wake_puller()
+
+    def _wake_exchange(self, *, urgent: bool = True) -> None:
+        self._has_work = True
+        self._has_urgent_work = self._has_urgent_work or urgent
+        if urgent or not self._waits_for_urgent_work:
+            self._exchange_wakes.notify()
+
+    def _wake_puller(self) -> None:
+        self._may_pull_again = True
+        self._puller_wakes.notify()
+
+    def take_steps(self) -> tuple[list[tuple[float, Sequence[TokenDelta]]], int]:
+        """Return the output of each step since the last call, with when it ended, and about how many bytes it takes."""
+        with self._exchange_wakes:
+            steps, num_bytes = list(self._steps), self._steps_bytes
+            self._steps.clear()
+            self._steps_bytes = 0
+            return steps, num_bytes
+
+    def put_ended(self, request_id: str) -> None:
+        """Queue a job that ended without the engine, for the exchange to publish its end."""
+        with self._exchange_wakes:
+            self._ended.append(request_id)
+            self._wake_exchange()
+
+    def take_ended(self) -> list[str]:
+        """Take the jobs that ended without the engine."""
+        with self._exchange_wakes:
+            ended, self._ended = self._ended, []
+            return ended
+
+    def expect(self, coming: Iterable[tuple[str, Room]]) -> None:
+        """Count requests as on their way to the engine, each with the room that it will take."""
+        with self._exchange_wakes:
+            self._coming.update(coming)
+
+    def is_coming(self, request_id: str) -> bool:
+        """Return whether a request is on its way to the engine, or not yet counted in its room."""
+        return request_id in self._coming
+
+    def room(self) -> Room:
+        """Return the room that the engine reported, less what is on its way to it."""
+        with self._exchange_wakes:
+            return Room(
+                kv_tokens=max(0, self._room.kv_tokens - sum(one.kv_tokens for one in self._coming.values())),
+                prefill_tokens=max(
+                    0, self._room.prefill_tokens - sum(one.prefill_tokens for one in self._coming.values())
+                ),
+                sequences=max(0, self._room.sequences - sum(one.sequences for one in self._coming.values())),
+            )
+
+    def deliver(self, requests: Iterable[Request]) -> None:
+        """Queue requests for the loop."""
+        with self._loop_wakes:
+            self._requests.extend(requests)
+            self._loop_wakes.notify()
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Queue requests for the loop to abort."""
+        with self._loop_wakes:
+            self._cancelled.extend(request_ids)
+            self._loop_wakes.notify()
+
+    def lose(self, request_ids: Sequence[str]) -> None:
+        """Remove requests that the loop has not taken, and queue all of them for the loop to drop."""
+        self.forget(request_ids)
+        with self._loop_wakes:
+            gone = set(request_ids)
+            self._requests = [request for request in self._requests if request.id not in gone]
+            self._lost.extend(request_ids)
+            self._loop_wakes.notify()
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Stop counting requests as on their way: their room is free."""
+        with self._exchange_wakes:
+            gone = [self._coming.pop(request_id, None) for request_id in request_ids]
+            if any(gone):
+                self._wake_puller()
+
+    def release(self, num_bytes: int) -> None:
+        """Take bytes off the buffer that Redis has acknowledged."""
+        with self._loop_wakes:
+            self._buffered_bytes = max(0, self._buffered_bytes - num_bytes)
+            self._loop_wakes.notify()
+
+    def fail(self, failure: BaseException) -> None:
+        """Raise `failure` from the loop's next call: a thread that it depends on has ended."""
+        with self._loop_wakes:
+            self._failure = self._failure or failure
+            self._loop_wakes.notify_all()
+
+
+def is_urgent(delta: TokenDelta) -> bool:
+    """Return whether a delta is published at once: it is a choice's first token or its end."""
+    return delta.start == 0 or delta.finish is not None
+
+
+def bytes_of(deltas: Sequence[TokenDelta]) -> int:
+    """Return about how much memory deltas take while they are buffered."""
+    total = 0
+    for delta in deltas:
+        total += _TOKEN_BYTES * (len(delta.token_ids) + 1) + len(delta.text)
+        for one in delta.logprobs or ():
+            total += _LOGPROB_BYTES * (len(one.top) + 1)
+    return total
+
+
+def _exceeds(room: Room, other: Room) -> bool:
+    return (
+        room.kv_tokens > other.kv_tokens
+        or room.prefill_tokens > other.prefill_tokens
+        or room.sequences > other.sequences
+    )

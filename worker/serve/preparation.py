@@ -1,0 +1,198 @@
+"""Preparation: the thread that turns pulled jobs into requests.
+
+It reads the channels of a resumed job and translates the prompt.
+"""
+
+import queue
+import threading
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from sluice.engine.request import Request
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import End
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.availability import RetryPolicy, is_away
+from sluice.worker.connection.clients import Client
+from sluice.worker.errors import ComponentDied, JobRejected
+from sluice.worker.jobs.channel import read_channel
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.jobs.retries import rejection_of
+from sluice.worker.model.translate import Translator
+from sluice.worker.serve.context import WorkerContext
+from sluice.worker.serve.give_back import ReturnQueue
+
+FLUSH_AFTER_S = 0.001
+"""Ready requests are delivered before the next job if one took longer than this to prepare."""
+
+
+@dataclass(slots=True)
+class _Ready:
+    """Jobs and their requests, until the next delivery. Grows."""
+
+    jobs: list[HeldJob] = field(default_factory=list[HeldJob])
+    requests: list[Request] = field(default_factory=list[Request])
+
+
+class Preparation:
+    """The thread between pull and engine. A component: start, stop."""
+
+    def __init__(self, client: Client, context: WorkerContext, translator: Translator, returns: ReturnQueue) -> None:
+        """Prepare the thread; `start` runs it.
+
+        Args:
+            client: A connection for this thread alone.
+            context: The worker's shared state.
+            translator: Makes the requests.
+            returns: Takes jobs that wait for another model.
+        """
+        self._client = client
+        self._context = context
+        self._translator = translator
+        self._returns = returns
+        self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
+
+    def start(self) -> None:
+        """Start to take jobs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the present job."""
+        self._closing.set()
+        self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def put(self, jobs: list[HeldJob]) -> None:
+        """Prepare these jobs, then deliver them to the engine or end them."""
+        self._jobs.put(jobs)
+
+    def _run(self) -> None:
+        try:
+            while (jobs := self._jobs.get()) is not None and not self._closing.is_set():
+                self._prepare_all(jobs)
+        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
+            self._context.mailbox.fail(ComponentDied("preparation", error))
+
+    def _prepare_all(self, jobs: list[HeldJob]) -> None:
+        ready = _Ready()
+        for job in jobs:
+            began_s = monotonic_s()
+            request = self._prepare(job)
+            if request is not None:
+                ready.jobs.append(job)
+                ready.requests.append(request)
+            if monotonic_s() - began_s > FLUSH_AFTER_S:
+                self._hand_over(ready)
+                ready = _Ready()
+        self._hand_over(ready)
+
+    def _prepare(self, job: HeldJob) -> Request | None:
+        """Make the request of a job; return None if it ended here or goes to another worker."""
+        try:
+            self._resume(job)
+            self._check_model(job)
+            request = self._translator.request(job)
+        except JobRejected as rejection:
+            self._reject(job, rejection)
+            return None
+        except _NotPrepared:
+            return None
+        except BaseException as error:  # noqa: BLE001  # an error in one job must end that job alone
+            # Panics of Rust libraries are not `Exception`s, and no signal is handled on this thread.
+            self._reject(job, rejection_of(error))
+            return None
+        job.record_translation(num_prompt_tokens=len(request.prompt_token_ids))
+        return request
+
+    def _resume(self, job: HeldJob) -> None:
+        """Read what earlier attempts published; a job whose partition is unavailable is prepared later."""
+        retries = RetryPolicy()
+        for index, choice in enumerate(job.choices):
+            while choice.published or choice.has_end:
+                if self._closing.is_set() or not job.is_held:
+                    raise _NotPrepared
+                if job.keys in self._context.unavailable:
+                    self._context.unavailable.when_back(job.keys, lambda: self.put([job]))
+                    raise _NotPrepared
+                try:
+                    key = job.keys.channel(job.id, index)
+                    output = read_channel(self._client, key, published=choice.published, has_end=choice.has_end)
+                except (RedisError, OSError) as error:
+                    delay_s = retries.delay_after(error)
+                    if is_away(error):
+                        self._context.unavailable.failed(job.keys, error)
+                    else:
+                        self._closing.wait(delay_s)
+                else:
+                    job.restore(index, output)
+                    break
+
+    def _check_model(self, job: HeldJob) -> None:
+        began_with = job.leased.fingerprint
+        is_same = began_with is None or began_with == self._context.origin.fingerprint
+        if job.leased.attempt == 1 or not job.num_published:
+            job.record_resumption("undisturbed")
+            return
+        job.record_resumption("same_fingerprint" if is_same else "other_fingerprint")
+        if not is_same:
+            self._on_other_model(job)
+        self._check_channels(job, is_same=is_same)
+
+    def _on_other_model(self, job: HeldJob) -> None:
+        match self._context.config.queue.on_model_change:
+            case "continue":
+                self._context.log.warning(
+                    "job continues under another model", job_id=job.id, attempt=job.leased.attempt
+                )
+            case "fail":
+                message = "another model began this job, and this queue does not continue jobs under a different one"
+                raise JobRejected("model_changed", message)
+            case "wait":
+                self._context.log.info("job waits for its model", job_id=job.id, attempt=job.leased.attempt)
+                self._returns.add_later(job)
+                raise _NotPrepared
+
+    def _check_channels(self, job: HeldJob, *, is_same: bool) -> None:
+        for choice in job.choices:
+            at = len(choice.token_ids)
+            if at < choice.published:
+                facts = {"job_id": job.id, "attempt": job.leased.attempt, "at": at, "published": choice.published}
+                if not is_same:
+                    raise JobRejected("channel_lost", f"channel lost at {at}: {choice.published} were published")
+                self._context.log.warning("channel lost; generating again", **facts)
+
+    def _reject(self, job: HeldJob, rejection: JobRejected) -> None:
+        self._context.log.info(
+            "job rejected", job_id=job.id, attempt=job.leased.attempt, code=rejection.code, reason=str(rejection)
+        )
+        end = End(state=JobState.FAILED, error=str(rejection), error_code=rejection.code)
+        self._end(job, end)
+
+    def _end(self, job: HeldJob, end: End) -> None:
+        now_ms = self._context.clock.ms(monotonic_s())
+        job.end_all(end, now_ms=now_ms)
+        self._context.mailbox.lose([job.request_id])
+        self._context.mailbox.put_ended(job.request_id)
+
+    def _hand_over(self, ready: _Ready) -> None:
+        """Deliver requests to the loop, except those whose jobs were released, returned or flagged meanwhile."""
+        requests: list[Request] = []
+        with self._context.leases.lock:
+            for job, request in zip(ready.jobs, ready.requests, strict=True):
+                if not job.is_active:
+                    continue
+                if job.stop is not None:
+                    self._end(job, End(state=job.stop))
+                    continue
+                job.admit()
+                requests.append(request)
+            if requests:
+                self._context.mailbox.deliver(requests)
+
+
+class _NotPrepared(Exception):
+    """The job is not for this engine now: it is released or waits, or the worker stops."""

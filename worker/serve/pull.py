@@ -1,0 +1,182 @@
+"""The thread that pulls jobs from the queue, alongside the one that publishes output (`exchange.py`).
+
+Each has its own connection, so the server works on one while the worker reads from the other. Only leases order the
+two threads: an update carries its job's epoch and offset, and a job that is pulled again is another `HeldJob` whose
+predecessor publishes nothing more. Jobs are returned on this thread too, between pulls.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from sluice.producer.contract.calls import PullReply, PullRequest, pull
+from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.clients import Uplink
+from sluice.worker.connection.listeners import WakeupListener
+from sluice.worker.errors import ComponentDied
+from sluice.worker.jobs.held_job import HeldJob
+from sluice.worker.model.translate import read_spec, room_of
+from sluice.worker.serve.context import WorkerContext
+from sluice.worker.serve.give_back import ReturnQueue
+from sluice.worker.serve.mailbox import NO_ROOM
+from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule, has_room
+from sluice.worker.serve.round_trips import RoundTrips
+
+
+class Pulling:
+    """Pulls jobs while there is room for them. The exchange starts and stops it."""
+
+    def __init__(
+        self,
+        uplink: Uplink,
+        listener: WakeupListener,
+        context: WorkerContext,
+        returns: ReturnQueue,
+        prepare: Callable[[list[HeldJob]], None],
+    ) -> None:
+        """Prepare the thread; `start` runs it.
+
+        Args:
+            uplink: The connection to pull over, and since when it stands.
+            listener: Wakes the thread when jobs may have become ready.
+            context: The worker's shared state.
+            returns: The jobs to return between pulls.
+            prepare: Takes the jobs that a pull brought; must not block.
+        """
+        self._uplink = uplink
+        self._listener = listener
+        self._context = context
+        self._leases = context.leases
+        self._mailbox = context.mailbox
+        self._watchdog = context.watchdog
+        self._returns = returns
+        self._prepare = prepare
+        self._round_trips = RoundTrips(uplink.puller, context)
+        self._schedule = PullSchedule(
+            context.partitions,
+            context.incarnation,
+            reserve_tokens=context.config.queue.reserve_tokens,
+            unavailable=context.unavailable,
+        )
+        self._oversized: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="pulling", daemon=True)
+        self._closing = threading.Event()
+        self._turning = threading.Lock()
+        self._quiet = context.quiet
+
+    def quiet(self) -> None:
+        """Stop pulling."""
+        self._quiet.is_asked = True
+        self._mailbox.ring()
+
+    def wait_for_pull(self) -> None:
+        """Wait until the pull under way, if there is one, has been answered."""
+        with self._turning:
+            pass
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._quiet.is_asked = False
+        self._mailbox.ring()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it does not pull."""
+        return self._quiet.is_asked
+
+    def start(self) -> None:
+        """Start to pull."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, after the pull under way."""
+        self._closing.set()
+        self._mailbox.ring()
+        self._listener.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
+            self._mailbox.fail(ComponentDied("pulling", error))
+
+    def _turn(self) -> None:
+        with self._turning:
+            self._returns.turn()
+            asked = self._next_pull()
+            if asked is not None:
+                self._pull(*asked)
+        if asked is None:
+            self._rest()
+
+    def _pull(self, keys: QueueKeys, request: PullRequest) -> None:
+        round_trip = self._round_trips.make([(keys, pull(keys, request))])
+        (reply,) = round_trip.replies
+        if isinstance(reply, BaseException):
+            self._schedule.on_missed(keys)
+        else:
+            self._on_pull_reply(keys, reply)
+        self._round_trips.mark_partitions(round_trip)
+
+    def _rest(self) -> None:
+        """Sleep until the engine has room, a notification arrives, or a time is due."""
+        due_s = self._returns.next_due_s()
+        may_pull = not self.is_quiet and not self._watchdog.is_overdue and has_room(self._mailbox.room())
+        if may_pull:
+            self._listener.listen(self._schedule.bells)
+            due_s = min(due_s, self._schedule.next_due_s())
+        self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
+        for keys, bell in self._listener.take_notified():
+            self._schedule.on_notified(keys, bell)
+
+    def _next_pull(self) -> tuple[QueueKeys, PullRequest] | None:
+        # While the loop hangs there is no heartbeat, and other workers take the held jobs.
+        if self._closing.is_set() or self._watchdog.is_overdue:
+            return None
+        now_s, beat = monotonic_s(), self._context.config.beat
+        # Other workers may have been cut off or stalled with this one: for one lifetime it declares none of them dead.
+        undisturbed_s = now_s - max(self._uplink.since_s, self._context.health.stalled_s)
+        asked = self._schedule.next(
+            NO_ROOM if self.is_quiet else self._mailbox.room(),
+            now_s=now_s,
+            cache_tokens=self._context.cache_tokens,
+            is_empty=not len(self._leases),
+            may_reclaim=undisturbed_s > beat.life_s,
+            holds_oversized=self._holds_oversized(),
+        )
+        if asked is None:
+            return None
+        keys, request = asked
+        return keys, replace(request, reclaim_until_ms=self._context.clock.ms(now_s + beat.every_s))
+
+    def _holds_oversized(self) -> bool:
+        """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""
+        self._oversized &= {job_id for job_id in self._oversized if self._mailbox.is_coming(job_id)}
+        return bool(self._oversized)
+
+    def _on_pull_reply(self, keys: QueueKeys, reply: PullReply) -> None:
+        jobs = [self._leases.new_job(leased, keys, read_spec(leased.spec)) for leased in reply.jobs]
+        reserve_tokens = self._context.config.queue.reserve_tokens
+        self._oversized |= {job.request_id for job in jobs if not job.leased.fits}
+        self._mailbox.expect([(job.request_id, room_of(job, reserve_tokens=reserve_tokens)) for job in jobs])
+        for older in self._leases.take(keys, reply.number, jobs):
+            self._mailbox.lose([older.request_id])
+        self._schedule.on_reply(keys, reply, left=self._mailbox.room(), now_s=monotonic_s())
+        if jobs:
+            self._context.meters.num_jobs_pulled += len(jobs)
+            self._log_taken(jobs)
+            self._prepare(jobs)
+
+    def _log_taken(self, jobs: list[HeldJob]) -> None:
+        for job in jobs:
+            self._context.log.info(
+                "job taken",
+                job_id=job.id,
+                attempt=job.leased.attempt,
+                published=job.num_published,
+                resumed_from=job.leased.resumed_from,
+            )

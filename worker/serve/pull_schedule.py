@@ -1,0 +1,141 @@
+"""When to pull, from which partition and for how much room. No I/O."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from sluice.engine.request import Room
+from sluice.producer.contract.calls import PullReply, PullRequest
+from sluice.producer.contract.keys import QueueKeys
+
+PULL_AT_LEAST_EVERY_S = 0.5
+"""Longest time between pulls without a notification: jobs of dead workers are found by pulling."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """The state of pulling from one partition. Changes with each reply."""
+
+    keys: QueueKeys
+    number: int = 1
+    bell: str = "0-0"
+    has_more: bool = True
+    has_rung: bool = False
+    due_s: float = 0.0
+    left: Room | None = None
+    """Room that the last pull left unused; pull again once there is more."""
+
+    has_missed: bool = False
+    """Whether the last pull was not answered: repeating its number returns the jobs that it may have leased."""
+
+    is_draining: bool = False
+    """Whether a suspect, which runs alone, waits for this worker to be empty."""
+
+    def is_due(self, room: Room, now_s: float, *, is_empty: bool) -> bool:
+        """Return whether a pull could bring jobs."""
+        if self.is_draining and not is_empty:
+            return False
+        return self.has_more or self.has_rung or now_s >= self.due_s or self._has_grown(room)
+
+    def _has_grown(self, room: Room) -> bool:
+        left = self.left
+        if left is None:
+            return False
+        grown = room.sequences > left.sequences or room.kv_tokens > left.kv_tokens
+        grown = grown or room.prefill_tokens > left.prefill_tokens
+        if not grown:
+            self.left = room
+        return grown
+
+
+class PullSchedule:
+    """Decides when to pull, from which partition and for how much room. Called by the pull thread only."""
+
+    def __init__(
+        self,
+        partitions: Iterable[QueueKeys],
+        incarnation: str,
+        *,
+        reserve_tokens: int,
+        unavailable: Container[QueueKeys] = (),
+    ) -> None:
+        self._turns = [_Turn(keys) for keys in partitions]
+        self._incarnation = incarnation
+        self._reserve_tokens = reserve_tokens
+        self._unavailable = unavailable
+
+    @property
+    def bells(self) -> dict[QueueKeys, str]:
+        """The last notification id of each partition that a pull has covered."""
+        return {turn.keys: turn.bell for turn in self._turns}
+
+    def next_due_s(self) -> float:
+        """Return when the next pull is due without an event; infinity if all partitions are unavailable."""
+        return min((turn.due_s for turn in self._there()), default=float("inf"))
+
+    def next(
+        self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
+    ) -> tuple[QueueKeys, PullRequest] | None:
+        """Return the pull to make now, if any; partitions take turns. An unanswered one is repeated without room."""
+        turn = self._next_turn(room, now_s, is_empty=is_empty)
+        if turn is None:
+            return None
+        return turn.keys, PullRequest(
+            incarnation=self._incarnation,
+            number=turn.number,
+            kv_tokens=room.kv_tokens,
+            prefill_tokens=room.prefill_tokens,
+            sequences=room.sequences,
+            cache_tokens=cache_tokens,
+            is_empty=is_empty and has_room(room),
+            holds_oversized=holds_oversized,
+            may_reclaim=may_reclaim,
+            reserve_tokens=self._reserve_tokens,
+        )
+
+    def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
+        there = self._there()
+        due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
+        missed = (one for one in there if one.has_missed)
+        return next(due, None) or next(missed, None)
+
+    def _there(self) -> list[_Turn]:
+        return [turn for turn in self._turns if turn.keys not in self._unavailable]
+
+    def on_reply(self, keys: QueueKeys, reply: PullReply, *, left: Room, now_s: float) -> None:
+        """Take an answered pull: advance the number, and let another partition go first."""
+        turn = self._turn_of(keys)
+        turn.number = reply.number + 1
+        turn.bell = reply.bell
+        turn.has_more = reply.has_more and not reply.is_paused
+        turn.has_rung = turn.has_missed = False
+        turn.is_draining = reply.drain_for_suspects
+        turn.left = left
+        until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
+        turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))
+        self._turns.remove(turn)
+        self._turns.append(turn)
+
+    def on_missed(self, keys: QueueKeys) -> None:
+        """Take an unanswered pull: repeat its number later, and let another partition go first."""
+        turn = self._turn_of(keys)
+        turn.has_missed = True
+        self._turns.remove(turn)
+        self._turns.append(turn)
+
+    def on_notified(self, keys: QueueKeys, bell: str) -> None:
+        """Take a notification: jobs may have become ready."""
+        turn = self._turn_of(keys)
+        turn.has_rung = turn.has_rung or _order(bell) > _order(turn.bell)
+
+    def _turn_of(self, keys: QueueKeys) -> _Turn:
+        return next(turn for turn in self._turns if turn.keys == keys)
+
+
+def has_room(room: Room) -> bool:
+    """Return whether any job could fit."""
+    return min(room.sequences, room.kv_tokens, room.prefill_tokens) > 0
+
+
+def _order(stream_id: str) -> tuple[int, int]:
+    ms, _, number = stream_id.partition("-")
+    return int(ms), int(number or 0)

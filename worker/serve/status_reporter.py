@@ -1,0 +1,121 @@
+"""The status of a worker: for the queue with each heartbeat, for scrapes and for probes."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
+
+from sluice.producer.contract.calls import QueueView, inspect
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.clock import monotonic_s
+from sluice.worker.connection.clients import Client
+from sluice.worker.model.load import LoadedModel
+from sluice.worker.serve.context import WorkerContext
+from sluice.worker.serve.metrics import Depth, Rates, Snapshot
+
+QUEUE_VIEW_AGE_S = 1.0
+"""Least time between two reads of the queue's depth."""
+
+
+class QueueDepth:
+    """The depth of a queue, cached between scrapes. Changes with each read."""
+
+    def __init__(
+        self, client: Client, partitions: Sequence[QueueKeys], *, clock: Callable[[], float] = monotonic_s
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._clock = clock
+        self._depth: Depth | None = None
+        self._looked_s = float("-inf")
+
+    def look(self) -> Depth | None:
+        """Return the depth, at most `QUEUE_VIEW_AGE_S` old; None while Redis is away."""
+        if self._clock() - self._looked_s > QUEUE_VIEW_AGE_S:
+            self._looked_s = self._clock()
+            try:
+                self._depth = _depth_of([run(self._client, inspect(keys)) for keys in self._partitions])
+            except (RedisError, OSError):
+                self._depth = None
+        return self._depth
+
+
+def _depth_of(views: Sequence[QueueView]) -> Depth:
+    ages_ms = [view.server_ms - view.oldest_ms for view in views if view.oldest_ms is not None]
+    return Depth(
+        jobs=sum(view.waiting_jobs for view in views),
+        tokens=sum(view.waiting_tokens for view in views),
+        oldest_s=max(ages_ms) / 1000 if ages_ms else None,
+        outbox=sum(view.outbox_entries for view in views),
+        callbacks=sum(view.callback_entries for view in views),
+        dead=sum(view.dead for view in views),
+        suspects=sum(view.suspects for view in views),
+        worker_deaths=sum(view.worker_deaths for view in views),
+        is_paused=any(view.is_paused for view in views),
+    )
+
+
+class StatusReporter:
+    """Reports one worker's status. Called by the heartbeat and by the metrics server."""
+
+    def __init__(self, context: WorkerContext, served: LoadedModel, client: Client) -> None:
+        """Report on a worker. `client` is a connection for scrapes alone."""
+        self._context = context
+        self._served = served
+        self._depth = QueueDepth(client, context.partitions)
+        self._rates = Rates()
+        self._started_ms = context.clock.ms(monotonic_s())
+
+    def report(self) -> dict[str, str]:
+        """Return the facts for `worker status`, with the rate by which start times are estimated."""
+        stats = self._served.engine.stats
+        self._rates.sample(tokens=stats.num_output_tokens, busy_s=self._context.watchdog.busy_s)
+        return {
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "name": self._context.config.log.name or "-",
+            "device": self._context.config.model.device,
+            "model": self._context.origin.model,
+            "discipline": self._context.config.batching.discipline,
+            "fingerprint": self._context.origin.fingerprint,
+            "started_ms": str(self._started_ms),
+            "held": str(len(self._context.leases)),
+            "running": str(stats.num_running),
+            "waiting": str(stats.num_waiting),
+            "kv_tokens_total": str(stats.kv_tokens_total),
+            "kv_tokens_used": str(stats.kv_tokens_used),
+            "tokens_per_s": f"{self._rates.tokens_per_s:.1f}",
+            "utilisation": f"{self._rates.utilisation:.3f}",
+            "state": "quiet" if self._context.quiet.is_asked else "pulling",
+        }
+
+    def snapshot(self) -> Snapshot:
+        """Return the values for a scrape."""
+        stats = self._served.engine.stats
+        return Snapshot(
+            running_requests=stats.num_running,
+            waiting_requests=stats.num_waiting,
+            utilisation=self._rates.utilisation,
+            tokens_per_second=self._rates.tokens_per_s,
+            kv_tokens_total=stats.kv_tokens_total,
+            kv_tokens_used=stats.kv_tokens_used,
+            preemptions=stats.num_preemptions,
+            steps=stats.num_steps,
+            prompt_tokens=stats.num_prompt_tokens,
+            cached_tokens=stats.num_cached_tokens,
+            output_tokens=stats.num_output_tokens,
+            redis_outages=self._context.health.num_outages,
+            queue=self._depth.look(),
+        )
+
+    def sick(self) -> str | None:
+        """Return why the process should be restarted; None if it should not."""
+        return "a step has outlasted its deadline" if self._context.watchdog.is_overdue else None
+
+    def unready(self) -> str | None:
+        """Return why the worker takes no jobs now; None if it takes jobs."""
+        if self._context.quiet.is_asked:
+            return "draining"
+        return None if self._context.health.is_well else "redis is unreachable"

@@ -1,0 +1,1 @@
+"""`worker tune`: find settings for a machine, a model and its traffic."""
