@@ -167,7 +167,7 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     "weights",
     metavar="TENANT=WEIGHT",
     multiple=True,
-    help="Weight of a tenant in mode fair. May be repeated.",
+    help="Weight of a tenant in mode fair, from 0.001 to 1000. May be repeated.",
 )
 @click.option(
     "--channel-ttl",
@@ -206,7 +206,10 @@ def _settings(values: Values) -> QueueSettings:
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to set: give a setting.")
-    return QueueSettings(**given)
+    try:
+        return QueueSettings(**given)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
 
 
 def _weight(text: str) -> tuple[str, float]:

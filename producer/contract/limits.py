@@ -102,6 +102,10 @@ MAX_DEATHS_ALONE = 6
 CHARGE_EVERY_TOKENS = 128
 """Tokens of a choice between two checks whether its tenant has been charged for them."""
 
+MIN_WEIGHT = 0.001
+MAX_WEIGHT = 1000.0
+"""A tenant's weight in mode fair is in this range. Other values would overflow or reverse its virtual tokens."""
+
 DEFAULT_AGE_STEP_S = 60.0
 """Waiting time that raises a lane by one priority class."""
 

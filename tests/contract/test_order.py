@@ -4,7 +4,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls import Ok
+from sluice.producer.contract.calls import Call, Ok, QueueSettings
 from sluice.producer.contract.states import JobState
 from tests.contract.driving import Queue, check, drain, ending, new_job, short, tokens
 
@@ -104,6 +104,24 @@ class TestGivenModeFair:
         first = short(queue.worker("A").pull(sequences=20).jobs)
 
         assert sum(name.startswith("b") for name in first) == 15
+
+    @pytest.mark.parametrize("weight", ["-1", "0", "nan", "inf", "1e-300", "abc"])
+    def test_when_a_weight_is_no_share_then_it_is_refused_and_counts_as_one(self, queue: Queue, weight: str) -> None:
+        bad, good = ("weight:odd", weight), ("weight:odd", "0.5")
+
+        with pytest.raises(ResponseError, match=r"weight:odd must be a number from 0\.001 to 1000"):
+            queue.run(Call("configure", queue.keys.fixed(), ("mode", "fifo", *good, *bad), lambda reply: reply))
+
+        assert "mode" not in queue.hash_of("config"), "refused as a whole"
+        queue.client.hset(queue.keys.key("config"), *bad)
+        queue.submit(*[new_job(f"o{i}", "odd") for i in range(20)], *[new_job(f"e{i}", "even") for i in range(20)])
+        first = short(queue.worker("A").pull(sequences=20).jobs)
+        assert sum(name.startswith("o") for name in first) == 10
+
+    @pytest.mark.parametrize("weight", [-1, 0, float("nan"), float("inf")])
+    def test_when_a_weight_is_no_share_then_the_settings_are_a_mistake(self, weight: float) -> None:
+        with pytest.raises(ValueError, match="the weight of tenant a must be from 0.001 to 1000"):
+            QueueSettings(weights={"a": weight})
 
     def test_when_jobs_differ_in_cost_then_tokens_count_and_not_jobs(self, queue: Queue) -> None:
         queue.submit(*[new_job(f"l{i}", "large", prompt_tokens=130) for i in range(20)])

@@ -380,6 +380,7 @@ class TestGivenAMisuse:
             (["stream", "nonsense"], "not a job id"),
             (["submit", "in.jsonl", "-o", "out.jsonl"], "-o needs --wait"),
             (["queues", "set"], "nothing to set"),
+            (["queues", "set", "--weight", "a=nan"], "the weight of tenant a must be from 0.001 to 1000, got nan"),
             (["nonsense"], "No such command"),
         ],
         ids=joined,

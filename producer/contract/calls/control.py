@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from sluice.producer.contract import limits
 from sluice.producer.contract.calls.base import Call, Raw, check_slice, read_nothing, read_truths, read_words
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
@@ -48,7 +49,11 @@ def fire_timers(keys: QueueKeys) -> Call[tuple[int, int | None]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """Bounds and behaviour of a queue; None leaves a value as it is."""
+    """Bounds and behaviour of a queue; None leaves a value as it is.
+
+    Raises:
+        ValueError: a weight is out of its range.
+    """
 
     max_waiting_jobs: int | None = None
     max_waiting_tokens: int | None = None
@@ -70,7 +75,7 @@ class QueueSettings:
     """0: strict priority classes, no ageing."""
 
     weights: Mapping[str, float] | None = None
-    """Tenant to weight, for mode fair."""
+    """Tenant to weight, for mode fair: from `MIN_WEIGHT` to `MAX_WEIGHT`."""
 
     channel_ttl_ms: int | None = None
     result_ttl_ms: int | None = None
@@ -95,6 +100,12 @@ class QueueSettings:
 
     test_clock_offset_ms: int | None = None
     """For tests: shifts the clock of the queue against that of the server."""
+
+    def __post_init__(self) -> None:
+        for tenant, weight in (self.weights or {}).items():
+            if not limits.MIN_WEIGHT <= weight <= limits.MAX_WEIGHT:
+                bounds = f"from {limits.MIN_WEIGHT:g} to {limits.MAX_WEIGHT:g}"
+                raise ValueError(f"the weight of tenant {tenant} must be {bounds}, got {weight:g}")
 
 
 def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:

@@ -8,6 +8,12 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
+for i = 1, #ARGV, 2 do
+  if string.find(ARGV[i], '^weight:') and ARGV[i + 1] ~= '' and not weight_of(ARGV[i + 1]) then
+    return redis.error_reply('ERR ' .. ARGV[i] .. ' must be a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT')
+  end
+end
+
 -- Settings that the scores of lanes depend on.
 local function order()
   if MODE ~= 'deadline' then return MODE end

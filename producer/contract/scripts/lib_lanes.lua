@@ -62,11 +62,17 @@ local function lift_served(class, tenant)
   if served_of(tenant) < floor then set_served(tenant, floor) end
 end
 
+-- A weight in `limits`, or nil. NaN is not.
+local function weight_of(text)
+  local weight = tonumber(text or '')
+  return weight and weight >= LIMITS.MIN_WEIGHT and weight <= LIMITS.MAX_WEIGHT and weight or nil
+end
+
 -- Charge the tenant of a job, or refund it with a negative number. The virtual time of the class advances by the charge
 -- per waiting tenant (`waiting`, if the caller knows their number), and never moves back: another number of tenants may
 -- wait at the refund, which could then exceed the advance, again and again.
 local function charge(job, tokens, waiting)
-  local virtual = tokens / (tonumber(SETTINGS['weight:' .. job.tenant]) or 1)
+  local virtual = tokens / (weight_of(SETTINGS['weight:' .. job.tenant]) or 1)
   set_served(job.tenant, served_of(job.tenant) + virtual)
   if virtual <= 0 then return end
   waiting = waiting or is_sound_class(job.class) and call('ZCARD', PREFIX .. 'ready:' .. job.class) or 0

@@ -11,6 +11,7 @@ SCRIPTS = "producer/contract/scripts"
 APPEND = "tests/contract/test_append.py"
 CONTROL = "tests/contract/test_control.py"
 LIFE = "tests/contract/test_life.py"
+ORDER = "tests/contract/test_order.py"
 PULL = "tests/contract/test_pull.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/test_suspects.py"
@@ -587,6 +588,17 @@ ORDERS = (
         name="jobs with deadlines starve jobs without",
         patches=_script("lib_lanes", "return step > 0 and at", "return false and at"),
         tests=(f"{SHARES}::TestGivenJobsWithDeadlinesWithoutEnd",),
+    ),
+    Guard(
+        name="a weight of any value is accepted",
+        patches=_script("configure", "ARGV[i + 1] ~= '' and not weight_of(ARGV[i + 1])", "false"),
+        tests=(f"{ORDER}::TestGivenModeFair",),
+        is_cheap=True,
+    ),
+    Guard(
+        name="a weight that another program wrote is used",
+        patches=_script("lib_lanes", "weight and weight >= LIMITS.MIN_WEIGHT and", "weight and"),
+        tests=(f"{ORDER}::TestGivenModeFair",),
     ),
 )
 
