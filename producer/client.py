@@ -251,7 +251,10 @@ class Producer:
         return self._run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
 
     def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
-        """Requeue failed jobs, which resume after their last token. False for a job that is not failed."""
+        """Requeue failed jobs, which resume after their last token.
+
+        False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
+        """
         return self._run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
 
     def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:

@@ -79,7 +79,8 @@ def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, *
 def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: bool, **values: object) -> None:
     """Requeue failed jobs, which resume after their last token.
 
-    Jobs given by id are requeued at once. Filters are combined with and; without --yes, the selected jobs are only
+    Jobs given by id are requeued at once. A job is not requeued if it has not failed, if its prompt has expired, or if
+    a newer job has its idempotency key. Filters are combined with and; without --yes, the selected jobs are only
     listed.
 
     \b
@@ -101,7 +102,7 @@ def requeue(job_ids: tuple[str, ...], *, is_all: bool, is_sure: bool, as_json: b
 
 def _requeue_each(job_ids: tuple[str, ...], values: Values) -> None:
     with producer_of(values) as producer:
-        answers = ["requeued" if done else "not failed" for done in producer.requeue(job_ids)]
+        answers = ["requeued" if done else "not requeued" for done in producer.requeue(job_ids)]
     _print_answers(job_ids, answers, is_bad=lambda answer: answer != "requeued")
 
 

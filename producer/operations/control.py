@@ -27,7 +27,7 @@ def known(answer: str, job_id: JobId) -> str:
 
 
 def requeue(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[bool]]:
-    """Requeue failed jobs; False for a job that is not in the dead set."""
+    """Requeue failed jobs; False for a job that has not failed, or cannot run again."""
     return (yield from for_jobs(queue, job_ids, calls.requeue, is_repeatable=False))
 
 

@@ -276,6 +276,22 @@ class TestGivenTheDeadSet:
 
         assert queue.client.pttl(queue.keys.key("idem", "t", "k")) == -1
 
+    def test_when_a_newer_job_has_its_key_then_only_the_newer_one_runs(self, queue: Queue) -> None:
+        old = queue.add("old", idempotency_key="k", digest=b"request")
+        worker = queue.worker("A")
+        worker.advance(ending(worker.take(), 0, state=JobState.FAILED))
+        key = queue.keys.key("idem", "t", "k")
+        queue.client.delete(key)  # as its expiry does, long before the dead set forgets the job
+        queue.add("new", idempotency_key="k", digest=b"request")
+        mapped = queue.client.get(key)
+
+        assert queue.requeue(old) == [False]
+
+        assert queue.client.get(key) == mapped
+        assert short(worker.pull().jobs) == ["new"]
+        assert queue.state(old) is JobState.FAILED
+        check(queue)
+
 
 class TestGivenAPurge:
     def test_when_much_waits_then_it_goes_in_bites(self, queue: Queue) -> None:

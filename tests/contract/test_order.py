@@ -120,7 +120,7 @@ class TestGivenModeFair:
 
     @pytest.mark.parametrize("weight", [-1, 0, float("nan"), float("inf")])
     def test_when_a_weight_is_no_share_then_the_settings_are_a_mistake(self, weight: float) -> None:
-        with pytest.raises(ValueError, match="the weight of tenant a must be from 0.001 to 1000"):
+        with pytest.raises(ValueError, match="the weight of tenant a must be from"):
             QueueSettings(weights={"a": weight})
 
     def test_when_jobs_differ_in_cost_then_tokens_count_and_not_jobs(self, queue: Queue) -> None:

@@ -156,7 +156,7 @@ class TestGivenJobsInTheQueue:
         worker.say(leased, [], "", end=JobState.FAILED, error="broken", code="broken")
         assert leased.id == failed
 
-        assert run("requeue", failed, waiting) == Said(1, f"{failed}\trequeued\n{waiting}\tnot failed\n", "")
+        assert run("requeue", failed, waiting) == Said(1, f"{failed}\trequeued\n{waiting}\tnot requeued\n", "")
         assert run("cancel", failed) == Said(0, f"{failed}\tcancelled\n", "")
         assert run("cancel", "0.default.nobody").code == 1
         deleted = run("delete", failed, waiting)

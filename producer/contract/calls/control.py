@@ -22,7 +22,8 @@ def cancel(keys: QueueKeys, job_ids: Sequence[JobId], *, reason: str | None = No
 def requeue(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[bool]]:
     """Requeue failed jobs of the dead set; they resume after their last token.
 
-    False for a job that has not failed, or whose prompt has expired. At most `SLICE_JOBS` jobs a call.
+    False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has. At most
+    `SLICE_JOBS` jobs a call.
     """
     return Call("requeue", keys.fixed(), (pack_for_script(check_slice(job_ids)),), read_truths)
 

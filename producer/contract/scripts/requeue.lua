@@ -2,7 +2,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
--- Reply: for each 1, or 0 if it has not failed or its prompt has expired.
+-- Reply: for each 1, or 0 if it has not failed, its prompt has expired, or a newer job has its
+--   idempotency key.
 
 write_even_when_full()
 local wrong = wrong_key()
@@ -69,9 +70,18 @@ local function renew_timers(job)
     'reason', 'asked', 'published')
 end
 
+-- Whether another job took the idempotency key, which expires before the dead set forgets the job: that one is the
+-- request now.
+local function has_lost_key(job)
+  if not job.key then return false end
+  local value = try('GET', idem_key(job))
+  return failed(value) or value and string.sub(value, 1, #job.id + 1) ~= job.id .. ' '
+end
+
 local function requeue(id)
   local job = load_job(id)
-  if not job or job.state ~= 'failed' or not open_lane(RETURNED, job.tenant).is_sound then return 0 end
+  if not job or job.state ~= 'failed' or has_lost_key(job) then return 0 end
+  if not open_lane(RETURNED, job.tenant).is_sound then return 0 end
   if call('TYPE', payload_key(job)).ok ~= 'string' then return 0 end
   local lease = lease_again(job)
   enter(job, 'queued')

@@ -356,6 +356,11 @@ CONTROLS = (
         ),
         tests=("tests/worker/connection/test_clients.py",),
     ),
+    Guard(
+        name="a requeue takes an idempotency key from a newer job",
+        patches=_script("requeue", "or has_lost_key(job) then", "then"),
+        tests=(f"{CONTROL}::TestGivenTheDeadSet",),
+    ),
 )
 
 HISTORY = (
