@@ -55,9 +55,10 @@ class NullTokenizer:
 
     eos_token_ids = frozenset({END_OF_SEQUENCE})
     vocab_size = _VOCABULARY_SIZE
+    max_token_bytes = 1
 
-    def encode(self, text: str) -> list[int]:
-        """Return the UTF-8 bytes of `text`."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the UTF-8 bytes of `text`; there are no special tokens to add."""
         return list(text.encode())
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:

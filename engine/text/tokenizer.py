@@ -15,6 +15,7 @@ from tokenizers import decoders
 
 from sluice.engine.errors import ModelFolderError
 from sluice.engine.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, WindowDetokenizer
+from sluice.engine.text.text_bound import max_token_bytes
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -45,6 +46,8 @@ class Tokenizer:
         self._backend = backend
         self.facts = facts
         self._open_stream = _stream_of(backend)
+        self.max_token_bytes = max_token_bytes(backend)
+        """Most bytes of text that one token can stand for; None if the tokenizer does not bound them."""
 
     @property
     def vocab_size(self) -> int:
@@ -53,11 +56,13 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, with special tokens around it (a rendered template has them already)."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` holds the GIL for seconds on a long text, which would stop the engine's loop; this releases it.
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each of `texts`, encoded in parallel."""
-        return [encoding.ids for encoding in self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)]
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Return the text of `token_ids`; unknown ids give no text."""

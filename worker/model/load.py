@@ -29,7 +29,7 @@ from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import ChatTemplate, compile_template
-from sluice.worker.model.translate import Encoder
+from sluice.worker.model.translate import Encoder, bounded_encoder
 
 NULL = "null"
 """Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
@@ -184,10 +184,7 @@ def _load_null(config: WorkerConfig, query: str) -> LoadedModel:
         read_prompt = partial(tokenizer.decode, skip_special_tokens=True)
         executor = ChaoticExecutor(executor, read_prompt=read_prompt)
 
-    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        del add_special_tokens  # the null tokenizer has none
-        return tokenizer.encode(text)
-
+    encode = bounded_encoder(tokenizer, executor.limits)
     return _loaded_model(NULL, executor, tokenizer, config, encode, compile_template(_NULL_TEMPLATE, {}))
 
 
@@ -234,7 +231,8 @@ def _load_folder(config: WorkerConfig, folder: Path) -> LoadedModel:
     facts = tokenizer.facts
     template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
     name = config.model.path if is_name(config.model.path) else folder.name
-    loaded = _loaded_model(name or folder.name, executor, tokenizer, config, tokenizer.encode, template)
+    encode = bounded_encoder(tokenizer, executor.limits)
+    loaded = _loaded_model(name or folder.name, executor, tokenizer, config, encode, template)
     _warm_up(loaded)
     return loaded
 

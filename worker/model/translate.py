@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from sluice.engine.errors import InvalidSamplingParams, RequestRejected
+from sluice.engine.errors import InvalidSamplingParams, PromptTooLong, RequestRejected
+from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request, Room, SamplingParams
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.wire import JobOptions, JobSpec, Message, Prompt, WireError, decode_prompt, decode_spec
@@ -23,6 +24,40 @@ class Encoder(Protocol):
     """Encodes text as token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class TextEncoder(Protocol):
+    """A tokenizer, as far as prompts need it."""
+
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Most bytes of text that one token can stand for; None if nothing bounds them."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of `text`."""
+        ...
+
+
+def bounded_encoder(tokenizer: TextEncoder, limits: ModelLimits) -> Encoder:
+    """Return an encoder that refuses text before it is tokenized if no tokenization can fit the model's context.
+
+    Tokenizing megabytes takes seconds of a core, whatever becomes of the job.
+    """
+    if tokenizer.max_token_bytes is None:
+        return tokenizer.encode
+    max_bytes = limits.max_model_len * tokenizer.max_token_bytes
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        # A character has at most four bytes of UTF-8, so most texts need not be encoded to be measured.
+        if 4 * len(text) > max_bytes and (num_bytes := len(text.encode())) > max_bytes:
+            raise PromptTooLong(
+                f"prompt is {num_bytes} bytes of text; the {limits.max_model_len} tokens that this model reads hold at "
+                f"most {max_bytes}. Shorten the prompt or use a model with a longer context."
+            )
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    return encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
