@@ -41,6 +41,7 @@ class ModelJob:
 
     digest: bytes
     choices: int
+    deadline_ms: int | None = None
     state: JobState = JobState.QUEUED
     owner: str = ""
     epoch: int = 0
@@ -81,6 +82,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         self.jobs: dict[JobId, ModelJob] = {}
         self.workers: dict[str, Worker] = {}
         self.leases: list[tuple[str, LeasedJob]] = []
+        self.deregistered: set[str] = set()
         self.last_pull: dict[str, tuple[JobId, ...]] = {}
         self.is_paused = False
 
@@ -118,6 +120,7 @@ class ScriptsMachine(RuleBasedStateMachine):
     ) -> None:
         digest = b"other" if is_other else name.encode()
         now = self.queue.now_ms
+        ends_at_ms = deadline_ms and now + deadline_ms
         job = new_job(
             name,
             tenant,
@@ -126,7 +129,7 @@ class ScriptsMachine(RuleBasedStateMachine):
             priority=priority,
             ttl_ms=ttl_ms,
             not_before_ms=wait_ms and now + wait_ms,
-            deadline_ms=deadline_ms and now + deadline_ms,
+            deadline_ms=ends_at_ms,
             idempotency_key=f"{tenant}-{name}",
             batch="batch",
         )
@@ -135,7 +138,9 @@ class ScriptsMachine(RuleBasedStateMachine):
         known = self.jobs.get(job.id)
         if known is None:
             assert isinstance(answer, Accepted)
-            self.jobs[job.id] = ModelJob(digest, choices, offsets=[0] * choices, ended=[False] * choices)
+            self.jobs[job.id] = ModelJob(
+                digest, choices, ends_at_ms, offsets=[0] * choices, ended=[False] * choices
+            )
         elif known.digest == digest:
             assert answer == Duplicate(job.id, known.state)
         else:
@@ -266,6 +271,8 @@ class ScriptsMachine(RuleBasedStateMachine):
         assert answer is is_mine
         if is_mine:
             job.end(job.flag) if job.flag else job.go_back()
+        if is_farewell:
+            self.deregistered.add(name)
 
     @rule(name=st.sampled_from(WORKERS), forgets=st.booleans(), is_late=st.booleans())
     def beat(self, name: str, forgets: bool, is_late: bool) -> None:
@@ -276,6 +283,9 @@ class ScriptsMachine(RuleBasedStateMachine):
         numbers = self.queue.hash_of("held", name)
         processed = worker.number - 1 if is_late else worker.number
         reply = worker.beat(*held, processed=processed, life_ms=LIFE_MS)
+        if name in self.deregistered:
+            assert sorted(reply.lost) == held
+            return
 
         self._after_beat(
             name, held, mine, {one: int(number.rstrip("hrb")) for one, number in numbers.items()}, processed
@@ -360,8 +370,13 @@ class ScriptsMachine(RuleBasedStateMachine):
                     assert job.flag is None
                     job.go_back()
                 elif view.state.is_terminal:
-                    assert view.state is (job.flag or JobState.FAILED)
+                    assert view.state is (self._flag_now(job) or JobState.FAILED)
                     job.end(view.state)
+
+    def _flag_now(self, job: ModelJob) -> JobState | None:
+        """The flag of a running job once due timers have fired: the call that reclaims a job fires them first."""
+        is_late = job.deadline_ms is not None and job.deadline_ms <= self.queue.now_ms
+        return job.flag or (JobState.EXPIRED if is_late else None)
 
     def _after_timers(self) -> None:
         """Time to live and deadlines may have ended or flagged jobs."""
