@@ -82,8 +82,8 @@ class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
         assert client.zrange(KEYS.key("dead"), 0, -1) == [guilty.id.encode()]
         assert (guilty.state, guilty.error_code) == (JobState.FAILED, "killed_its_worker")
         assert guilty.attempt >= 4
-        *earlier, last_but_one, last = guilty.deaths
-        assert len(earlier) >= 2
+        # The list restarts when the job makes progress, so the deaths in company may be missing in it.
+        *_, last_but_one, last = guilty.deaths
         assert [(death.is_apart, death.mates) for death in (last_but_one, last)] == [(True, 0)] * 2
         assert len({death.incarnation for death in guilty.deaths}) == len(guilty.deaths)
         num_said = sum(len(entry.token_ids) for entry in read_channel(client, guilty.id))

@@ -138,9 +138,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         known = self.jobs.get(job.id)
         if known is None:
             assert isinstance(answer, Accepted)
-            self.jobs[job.id] = ModelJob(
-                digest, choices, ends_at_ms, offsets=[0] * choices, ended=[False] * choices
-            )
+            self.jobs[job.id] = ModelJob(digest, choices, ends_at_ms, offsets=[0] * choices, ended=[False] * choices)
         elif known.digest == digest:
             assert answer == Duplicate(job.id, known.state)
         else:
