@@ -44,6 +44,7 @@ ACTS: dict[str, Act] = {
     "pull": lambda queue: queue.worker("B").pull(),
     "advance": lambda queue: queue.worker("A").advance(ending(_running(queue), 0, 3)),
     "beat": lambda queue: queue.worker("A").beat(processed=2),
+    "report_death": lambda queue: queue.run(calls.report_death(queue.keys, "A")),
     "give_back": lambda queue: queue.worker("A").give_back(_running(queue), farewell=True),
     "cancel": lambda queue: queue.cancel(JobId("0.t.other"), JobId("0.t.running")),
     "requeue": lambda queue: queue.requeue(JobId("0.t.failed")),

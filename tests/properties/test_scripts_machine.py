@@ -279,12 +279,16 @@ class ScriptsMachine(RuleBasedStateMachine):
         known = sorted({job.id for owner, job in self.leases if owner == name})
         held = [] if forgets else known
         numbers = self.queue.hash_of("held", name)
+        has_ended = self.queue.hash_of("worker", name).get("reported") == "1"
         processed = worker.number - 1 if is_late else worker.number
         reply = worker.beat(*held, processed=processed, life_ms=LIFE_MS)
         if name in self.deregistered:
             assert sorted(reply.lost) == held
             return
 
+        if has_ended:
+            assert list(reply.lost) == held
+            return
         self._after_beat(
             name, held, mine, {one: int(number.rstrip("hrb")) for one, number in numbers.items()}, processed
         )
@@ -292,6 +296,14 @@ class ScriptsMachine(RuleBasedStateMachine):
         for job_id, flag in reply.stops:
             assert self.jobs[job_id].flag is flag
         assert {one for one in reply.lost if self.jobs[one].owner == name} == set()
+
+    @rule()
+    def report_the_death_of_the_last(self) -> None:
+        """Of one worker only: it is gone for good, and the others go on."""
+        is_registered = self.queue.client.zscore(self.queue.keys.key("alive"), WORKERS[-1]) is not None
+
+        assert self.queue.run(calls.report_death(self.queue.keys, WORKERS[-1])) is is_registered
+        assert not is_registered or WORKERS[-1] in self._dead()
 
     @rule(name=st.sampled_from(WORKERS))
     def lose_a_pull(self, name: str) -> None:

@@ -23,7 +23,7 @@ from sluice.producer.contract.calls.control import (
     purge,
     requeue,
 )
-from sluice.producer.contract.calls.heartbeat import Beat, BeatReply, beat
+from sluice.producer.contract.calls.heartbeat import Beat, BeatReply, beat, report_death
 from sluice.producer.contract.calls.leasing import LeasedJob, PullReply, PullRequest, Returned, give_back, pull
 from sluice.producer.contract.calls.progress import (
     AdvanceAnswer,
@@ -96,6 +96,7 @@ __all__ = [
     "pull",
     "purge",
     "put_result",
+    "report_death",
     "requeue",
     "status",
     "submit",

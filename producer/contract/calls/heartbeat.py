@@ -1,4 +1,4 @@
-"""Renew a worker's heartbeat."""
+"""Renew a worker's heartbeat (`beat`), or report that its process has ended (`report_death`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,3 +58,11 @@ def _read_beat(reply: Raw) -> BeatReply:
         stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
         lost=tuple(JobId(one.decode()) for one in lost),
     )
+
+
+def report_death(keys: QueueKeys, incarnation: str) -> Call[bool]:
+    """Report that the process of an incarnation has ended: other workers reclaim its jobs at once.
+
+    Call it only when the process is gone. False if the incarnation is not registered: there is nothing to reclaim.
+    """
+    return Call("report_death", keys.fixed(), (incarnation,), bool)

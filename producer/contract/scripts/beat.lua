@@ -95,8 +95,13 @@ local function give_back_orphans()
   end
 end
 
--- A deregistered incarnation stays deregistered: a beat that was in flight does not bring it back.
-if call('HGET', worker_key(me), 'farewell') == '1' then return { NOW, 1, {}, listed } end
+-- A deregistered incarnation stays deregistered, and one whose process has ended stays dead: a beat that was in flight
+-- does not bring it back.
+local function has_left()
+  return call('HGET', worker_key(me), 'farewell') == '1' or call('HGET', worker_key(me), 'reported') == '1'
+end
+
+if has_left() then return { NOW, 1, {}, listed } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()

@@ -9,6 +9,9 @@ local function has_been_up_for(ms)
   return (uptime_s - 1) * 1000 + NOW - server_clock() >= ms
 end
 
+-- The parent process saw its end: it is neither slow nor cut off.
+local function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
+
 local function dead_workers()
   local dead = {}
   for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
@@ -52,10 +55,16 @@ local function reclaim_job(id, death)
   move_to_me(job, lease, death)
 end
 
+-- Whether its process has ended, or must have: its heartbeat expired while nothing kept it from renewing it.
+local function is_dead(incarnation)
+  if is_reported(incarnation) then return true end
+  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
+  return request.may_reclaim and has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)
+end
+
 -- Move jobs that fit; the dead worker leaves `alive` when it holds no more.
 local function reclaim_from(incarnation, budget)
-  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
-  if not has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000) then return 0 end
+  if not is_dead(incarnation) then return 0 end
   local death = about_death(incarnation)
   local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
   for _, id in ipairs(ids) do
@@ -68,7 +77,7 @@ local function reclaim_from(incarnation, budget)
 end
 
 local function reclaim()
-  if not request.may_reclaim or request.holds then return end
+  if request.holds then return end
   local budget = LIMITS.SLICE_JOBS
   for _, incarnation in ipairs(dead_workers()) do
     if budget <= 0 or is_slice_full() then break end

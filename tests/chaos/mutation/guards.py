@@ -13,8 +13,9 @@ CONTROL = "tests/contract/test_control.py"
 LIFE = "tests/contract/test_life.py"
 ORDER = "tests/contract/test_order.py"
 PULL = "tests/contract/test_pull.py"
+REPORT = "tests/contract/deaths/test_report_death.py"
 SUBMIT = "tests/contract/test_submit.py"
-SUSPECTS = "tests/contract/test_suspects.py"
+SUSPECTS = "tests/contract/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
 RESUMES = "tests/integration/test_worker_resumes.py"
 RECORDER = "tests/history/test_recorder.py"
@@ -240,10 +241,28 @@ RECLAIMS = (
     ),
     Guard(
         name="reclaim right after a restart of the server",
-        patches=_script(
-            "lib_reclaim", "if not has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000) then return 0 end"
-        ),
+        patches=_script("lib_reclaim", "has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)", "true"),
         tests=(f"{LIFE}::TestGivenARedisThatWasAway",),
+    ),
+    Guard(
+        name="reclaim of all that seem dead by a worker that was cut off itself",
+        patches=_script("lib_reclaim", "return request.may_reclaim and has_been_up_for", "return has_been_up_for"),
+        tests=(f"{LIFE}::TestGivenADeadWorker", f"{REPORT}::TestGivenWorkersThatMayNotReclaim"),
+    ),
+    Guard(
+        name="a reported death waits as if it could be an error",
+        patches=_script("lib_reclaim", "if is_reported(incarnation) then return true end"),
+        tests=(f"{REPORT}::TestGivenWorkersThatMayNotReclaim",),
+    ),
+    Guard(
+        name="a heartbeat in flight revives an incarnation whose process has ended",
+        patches=_script("beat", "call('HGET', worker_key(me), 'reported') == '1'", "false"),
+        tests=(f"{REPORT}::TestGivenAWorkerThatHoldsAJob",),
+    ),
+    Guard(
+        name="a death is reported of an incarnation that is not registered",
+        patches=_script("report_death", "if not expiry then return 0 end", "expiry = expiry or NOW + 1"),
+        tests=(f"{REPORT}::TestGivenAWorkerThatHoldsAJob",),
     ),
     Guard(
         name="reclaim by a pull that waited for a stalled Redis",

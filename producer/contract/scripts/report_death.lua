@@ -1,0 +1,19 @@
+-- Report that the process of an incarnation has ended: its heartbeat expires now, and no later one renews it. Its jobs
+-- are reclaimed by the next pull of another worker, which counts the death.
+--
+-- KEYS: config, then the fixed keys of the queue. ARGV: incarnation.
+-- Reply: 1, or 0 if it is not registered: it deregistered, never began, or all its jobs have been reclaimed.
+
+write_even_when_full()
+local wrong = wrong_key(ARGV[1])
+if wrong then return wrong end
+
+local dead = ARGV[1]
+local expiry = tonumber(call('ZSCORE', ALIVE, dead) or '')
+if not expiry then return 0 end
+if expiry > NOW then call('ZADD', ALIVE, NOW, dead) end
+call('HSET', worker_key(dead), 'reported', 1)
+call('PEXPIRE', worker_key(dead), LIMITS.WORKER_KEPT_S * 1000)
+notify()
+finish()
+return 1
