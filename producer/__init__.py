@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sluice.producer.operations.results import Outcome
     from sluice.producer.operations.submission import Receipt
     from sluice.producer.operations.views import JobStatus
+    from sluice.producer.waits import WaitCause, WaitNotice
 
 __all__ = [
     "AccessDenied",
@@ -98,6 +99,8 @@ __all__ = [
     "StreamEvent",
     "TokenLogprobs",
     "Usage",
+    "WaitCause",
+    "WaitNotice",
     "job",
 ]
 
@@ -126,6 +129,8 @@ _HOMES = {
     "Outcome": "operations.results",
     "Receipt": "operations.submission",
     "JobStatus": "operations.views",
+    "WaitCause": "waits",
+    "WaitNotice": "waits",
 }
 """The module of each name that is not an error."""
 

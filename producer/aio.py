@@ -35,6 +35,7 @@ from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.hub import Hub
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
 from sluice.producer.transport.retries import LinkSettings
+from sluice.producer.waits import OnWait, Waits
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
@@ -45,7 +46,7 @@ Result = TypeVar("Result")
 class AsyncProducer:
     """Client for one event loop: submit jobs, follow their tokens, wait for results. See `Producer`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is a setting of the client, given by its name
         self,
         url: str | None = None,
         *,
@@ -54,10 +55,12 @@ class AsyncProducer:
         durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
+        on_wait: OnWait | None = None,
     ) -> None:
+        self.waits = Waits(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
-        self._link = AsyncLink(LinkSettings(server_url(url), patience_s))
+        self._link = AsyncLink(LinkSettings(server_url(url), patience_s, self.waits))
         self._hub = Hub(self._link.ask_blocking)
         self._database_url = config.database_url(database_url)
 
@@ -94,7 +97,11 @@ class AsyncProducer:
         durability_check = await self._run(self._durability.resolve(self._queue, durability))
         is_chosen = options.get("job_id") is not None
         return await self._run(
-            submit_within(wait_s, lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen))
+            submit_within(
+                wait_s,
+                lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen),
+                self.waits,
+            )
         )
 
     async def submit_many(
@@ -141,21 +148,21 @@ class AsyncProducer:
     ) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream`."""
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader, timeout_s))
+        return self._events(following.stream(self._queue, reader, timeout_s, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream_many`."""
         pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
         readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
-        return self._events(following.follow(self._queue, readers))
+        return self._events(following.follow(self._queue, readers, waits=self.waits))
 
     async def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
         """Do as `Producer.result`."""
-        return await self._run(results.result(self._queue, JobId(str(job)), timeout_s))
+        return await self._run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
     def results(self, jobs: Iterable[AnyJob]) -> AsyncIterator[Outcome]:
         """Do as `Producer.results`."""
-        return self._events(outcomes(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._events(outcomes(self._queue, [JobId(str(job)) for job in jobs], waits=self.waits))
 
     # ------------------------------------------------------------ look and change
 

@@ -34,6 +34,7 @@ from sluice.producer.operations.submission import Chunk, Packer, Receipt, Submit
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
 from sluice.producer.transport.retries import LinkSettings
+from sluice.producer.waits import OnWait, Waits
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
@@ -55,6 +56,8 @@ class Producer:
         database_url: SQLAlchemy URL of the job history, for `jobs`. Default: SLUICE_DATABASE_URL, else the SQLite file
             of the embedded server.
         patience_s: How long to retry while the server is unreachable, after the first successful connection.
+        on_wait: Receives a `WaitNotice` when a call has waited for 2 s (for a worker, a server, room in the queue, a
+            turn), and another when that wait ends. It must return quickly.
 
     Raises:
         InvalidJob: `durability` names no durability.
@@ -62,7 +65,7 @@ class Producer:
         EmbeddedServerError: no URL is given, and no server can be started.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is a setting of the client, given by its name
         self,
         url: str | None = None,
         *,
@@ -71,10 +74,12 @@ class Producer:
         durability: str | None = None,
         database_url: str | None = None,
         patience_s: float = 30.0,
+        on_wait: OnWait | None = None,
     ) -> None:
+        self.waits = Waits(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
-        self._link = Link(LinkSettings(server_url(url), patience_s))
+        self._link = Link(LinkSettings(server_url(url), patience_s, self.waits))
         self._database_url = config.database_url(database_url)
 
     def __enter__(self) -> Self:
@@ -121,7 +126,11 @@ class Producer:
         durability_check = self._run(self._durability.resolve(self._queue, durability))
         is_chosen = options.get("job_id") is not None
         return self._run(
-            submit_within(wait_s, lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen))
+            submit_within(
+                wait_s,
+                lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen),
+                self.waits,
+            )
         )
 
     def submit_many(
@@ -188,7 +197,7 @@ class Producer:
             QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
         """
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader, timeout_s))
+        return self._events(following.stream(self._queue, reader, timeout_s, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.
@@ -200,7 +209,7 @@ class Producer:
         """
         pairs = [job if isinstance(job, tuple) else (job, 0) for job in jobs]
         readers = [Reader(self._queue, JobId(str(job)), place) for job, place in pairs]
-        return self._events(following.follow(self._queue, readers))
+        return self._events(following.follow(self._queue, readers, waits=self.waits))
 
     def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
         """Wait for a job to end and return its output.
@@ -211,7 +220,7 @@ class Producer:
             JobNotFound: the job is unknown.
             ResultExpired: the job is done, but its output has expired.
         """
-        return self._run(results.result(self._queue, JobId(str(job)), timeout_s))
+        return self._run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
     def results(self, jobs: Iterable[AnyJob], *, with_entries: bool = False) -> Iterator[Outcome]:
         """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
@@ -221,7 +230,7 @@ class Producer:
             with_entries: Whether to read the channel of each first choice too, which has the time of each token.
         """
         ids = [JobId(str(job)) for job in jobs]
-        return self._events(outcomes(self._queue, ids, with_entries=with_entries))
+        return self._events(outcomes(self._queue, ids, with_entries=with_entries, waits=self.waits))
 
     # ------------------------------------------------------------ look and change
 

@@ -24,6 +24,7 @@ from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidJob, LessDurable, ProducerError, QueueFull
 from sluice.producer.jobs import Options, Prepared
+from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.results import Outcome
 
 REPORT_EVERY = 256
@@ -121,6 +122,9 @@ class BulkRun:
         self._submitted: dict[JobId, SubmittedLine] = {}
         self._bad: list[BadLine] = []
         self._written: set[str] = set()
+        self._room = producer.waits.wait()
+        """The wait for room in the queue."""
+
         self.counts = Counts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
@@ -142,6 +146,7 @@ class BulkRun:
         with (
             Journal(settings.journal, is_new_run=settings.is_again, asked=asked) as journal,
             self._error_file() as errors,
+            self._producer.waits.wait() as self._room,
         ):
             self._jobs.run = journal.run
             self._submit_all(journal, errors)
@@ -189,6 +194,8 @@ class BulkRun:
             refused.append(job)
             self.counts.full = answer
             self._listener(self.counts)
+            if self._room.is_due:
+                self._room.waits_for(no_room(answer))
             return
         if isinstance(answer, LessDurable):
             raise answer  # not in the journal: the next run submits it again, and the queue accepts it once
@@ -197,6 +204,7 @@ class BulkRun:
         if isinstance(answer, ProducerError):
             self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)), name_of(job.id), errors)
             return
+        self._room.goes_on()
         journal.add(job.id)
         if getattr(answer, "is_duplicate", False):
             self.counts.before += 1

@@ -13,6 +13,7 @@ from sluice.producer.client import Producer
 from sluice.producer.contract.messages import JobOptions
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.jobs import OPTION_NAMES, Options
+from sluice.producer.waits import WaitNotice
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above
@@ -118,7 +119,12 @@ def options_of(values: Values) -> Options:
 def producer_of(values: Values) -> Producer:
     """Remove the connection options from the values of a command and return the client they describe."""
     names = ("url", "queue", "partitions", "database_url", "durability")
-    return Producer(**{name: values.pop(name) for name in names if name in values})
+    return Producer(**{name: values.pop(name) for name in names if name in values}, on_wait=note_wait)
+
+
+def note_wait(notice: WaitNotice) -> None:
+    """Print what a command waits for to stderr, and that it goes on."""
+    note(f"producer: {notice.message}" if notice.is_over else f"producer: waiting: {notice.message}")
 
 
 def note(text: str) -> None:

@@ -25,11 +25,23 @@ from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.queues import queues, server
 from sluice.producer.client import Producer
 from sluice.producer.contract.wire import JobResult
-from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting, JobNotDone, ProducerError
+from sluice.producer.errors import (
+    BadOffset,
+    InvalidJob,
+    InvalidSetting,
+    JobNotDone,
+    ProducerError,
+    QueueUnreachable,
+    ResultTimeout,
+)
 from sluice.producer.operations.follow import StreamEvent
 from sluice.producer.operations.submission import Receipt
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+class AskTimeout(ProducerError):
+    """The job of `producer ask` did not end in time and was cancelled."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
@@ -93,9 +105,15 @@ def ask(
                 show_json(_result_object(job.id, producer.result(job, timeout_s)))
             else:
                 _print_events(producer, job, timeout_s)
-        except (KeyboardInterrupt, TimeoutError):
+        except ResultTimeout as error:
+            producer.cancel(job, reason="the asker gave up")
+            raise AskTimeout(f"job {job.id} has not ended after {timeout_s:g} s and is cancelled") from error
+        except KeyboardInterrupt:
             producer.cancel(job, reason="the asker gave up")
             note(f"job {job.id} is cancelled")
+            raise
+        except QueueUnreachable:
+            note(f"job {job.id} continues. Read it later: producer stream {job.id}")
             raise
 
 

@@ -111,3 +111,9 @@ DEFAULT_AGE_STEP_S = 60.0
 
 STEPS_WITHOUT_DEADLINE = 10
 """In mode deadline, a job without a deadline is due this many steps of ageing after its submit."""
+
+STARTING = "starting"
+"""Field of a queue's settings that a worker writes while it loads its model: `<server's ms> <host>`."""
+
+STARTING_LIFE_MS = 15_000
+"""How long that field counts. The worker writes it again in a third of this."""

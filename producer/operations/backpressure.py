@@ -10,28 +10,38 @@ from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Operation, Pause
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Chunk, Receipt, SubmitAnswer, retry_after_s
+from sluice.producer.waits import WaitCause, WaitReason, Waits
 
 MAX_PAUSE_S = 2.0
 """Longest pause before the next attempt: the estimate may be too high."""
 
 
-def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]]) -> Operation[Receipt]:
-    """Submit; while the queue is full, wait as long as its refusal suggests and try again.
+def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], waits: Waits) -> Operation[Receipt]:
+    """Submit; while the queue is full, wait as long as its refusal suggests and try again. Tell of long waits.
 
     Raises:
         QueueFull: the queue had no room within `wait_s`; the job was not submitted.
         ProducerError: as `attempt` does.
     """
     clock = Countdown(wait_s)
-    while True:
-        try:
-            return (yield from attempt())
-        except QueueFull as full:
-            left_s = wait_s - clock.passed_s
-            if left_s <= 0:
-                raise
-            pause_s = min(full.retry_after_s, left_s, MAX_PAUSE_S)
-        yield Pause(pause_s)
+    with waits.wait() as wait:
+        while True:
+            try:
+                return (yield from attempt())
+            except QueueFull as full:
+                left_s = wait_s - clock.passed_s
+                if left_s <= 0:
+                    raise
+                if wait.is_due:
+                    wait.waits_for(no_room(full))
+                pause_s = min(full.retry_after_s, left_s, MAX_PAUSE_S)
+            yield Pause(pause_s)
+
+
+def no_room(full: QueueFull) -> WaitReason:
+    """Return what a submit to a full queue waits for."""
+    how = "More workers empty it sooner; producer queues set raises its limits"
+    return WaitReason(WaitCause.QUEUE_FULL, f"{str(full).rstrip('.')}. {how}")
 
 
 ASKED_AGAIN_S = 1.0

@@ -29,7 +29,8 @@ from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly
-from sluice.producer.operations.views import views
+from sluice.producer.operations.views import explain, views
+from sluice.producer.waits import Wait, Waits
 
 
 class Cursor(NamedTuple):
@@ -259,44 +260,51 @@ def _max_tokens(view: JobView) -> int:
     return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
 
 
-def follow(queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None) -> Follow:
-    """Yield the events of any number of channels, over one connection, until each has ended.
+def follow(
+    queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: Waits | None = None
+) -> Follow:
+    """Yield the events of any number of channels, over one connection, until each has ended; tell of long waits.
 
     Raises:
         JobNotFound, BadOffset, ResultExpired, ChannelExpired: a channel cannot be read from its position.
         ResultTimeout: not all channels have ended within `timeout_s`.
     """
-    clock = Countdown(timeout_s)
+    with (waits or Waits()).wait() as wait:
+        yield from _follow(queue, readers, Countdown(timeout_s), wait)
+
+
+def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wait) -> Follow:
     open_readers = {reader.key: reader for reader in readers if not reader.is_finished}
     look_after_s = WAIT_BLOCK_MS / 1000
     while open_readers:
         # The state first: the channel of a terminal job is complete when it is read.
-        yield from _look(queue, open_readers)
+        yield from _look(queue, open_readers, wait)
         last_entry_s = clock.passed_s
         while open_readers and clock.passed_s - last_entry_s < look_after_s:
             clock.check(f"{len(open_readers)} of {len(readers)} channels")
             found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
             if found:
+                wait.goes_on()
                 yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
                 last_entry_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
         look_after_s = min(2 * look_after_s, MAX_LOOK_S)
 
 
-def stream(queue: Queue, reader: Reader, timeout_s: float | None = None) -> Follow:
+def stream(queue: Queue, reader: Reader, timeout_s: float | None = None, *, waits: Waits | None = None) -> Follow:
     """Yield the events of one channel, then raise if the job ended other than done.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended so.
         JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
     """
-    yield from follow(queue, [reader], timeout_s)
+    yield from follow(queue, [reader], timeout_s, waits=waits)
     if reader.end is not None and reader.end.state is not JobState.DONE:
         [view] = yield from views(queue, [reader.job_id])
         if view is not None and view.state is reader.end.state:
             raise ended_badly(view)
 
 
-def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
+def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:
     """Read the state of each job; yield what its channel has, or finish it from its result."""
     readers = list(open_readers.values())
     found = yield from views(queue, [reader.job_id for reader in readers])
@@ -305,6 +313,10 @@ def _look(queue: Queue, open_readers: dict[str, Reader]) -> Follow:
     found_entries = list(channel_entries(reply))
     yield from _feed(open_readers, found_entries)
     has_entries = {key for key, _ in found_entries}
+    if found_entries:
+        wait.goes_on()
+    elif wait.is_due and not checked[0].state.is_terminal:
+        wait.waits_for((yield from explain(queue, checked[0])))
     for reader, view in zip(readers, checked, strict=True):
         if view.state.is_terminal and reader.key not in has_entries:
             [data] = yield Ask((reader.result_command,))

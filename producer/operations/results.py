@@ -23,7 +23,8 @@ from sluice.producer.operations.channels import channel_rows, is_end_id
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Pause, Read, Reply, Step
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.views import views
+from sluice.producer.operations.views import explain, views
+from sluice.producer.waits import Wait, Waits
 
 WAIT_BLOCK_MS = 2000
 """Longest blocking read. Then the state is read again: the worker may have died, or the channel expired."""
@@ -47,8 +48,8 @@ IDLE_SHARE = 9
 """A pause lasts this many times as long as the round before it: polling takes at most a tenth of the time."""
 
 
-def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[JobResult]:
-    """Wait for a job to end and return its output.
+def result(queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: Waits | None = None) -> Operation[JobResult]:
+    """Wait for a job to end and return its output; tell of long waits.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
@@ -56,7 +57,12 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[Jo
         ResultExpired: the job is done, but its output has expired.
         JobNotFound: the job is unknown.
     """
-    clock = Countdown(timeout_s)
+    with (waits or Waits()).wait() as wait:
+        return (yield from _result(queue, job_id, Countdown(timeout_s), wait))
+
+
+def _result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operation[JobResult]:
+    published: tuple[int, ...] = ()
     while True:
         view, data = yield from _look(queue, job_id)
         if view is None:
@@ -66,6 +72,11 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None) -> Operation[Jo
         if view.state.is_terminal:
             return outcome(view, data)
         clock.check(f"job {job_id} is still {view.state},")
+        if view.published != published:
+            published = view.published
+            wait.goes_on()
+        elif wait.is_due:
+            wait.waits_for((yield from explain(queue, view)))
         yield from _wait_for_end(queue.keys_of(job_id), view, clock)
 
 
@@ -138,10 +149,16 @@ class Outcome:
 Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 
-def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
-    """Yield the outcome of each job as it ends."""
-    watched = dict.fromkeys(job_ids)
-    turn = 0
+def outcomes(
+    queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False, waits: Waits | None = None
+) -> Outcomes:
+    """Yield the outcome of each job as it ends; tell of waits in which none ends."""
+    with (waits or Waits()).wait() as wait:
+        yield from _outcomes(queue, dict.fromkeys(job_ids), wait, with_entries=with_entries)
+
+
+def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entries: bool) -> Outcomes:
+    turn, progress = 0, (len(watched), ())
     while watched:
         begin_s = monotonic()
         now = _this_round(list(watched), turn)
@@ -151,6 +168,11 @@ def outcomes(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = Fal
         yield from _ended(queue, ended, with_entries=with_entries)
         for job_id in ended:
             del watched[job_id]
+        first, before, progress = looks[0][1], progress, (len(watched), looks[0][1] and looks[0][1].published)
+        if progress != before:
+            wait.goes_on()
+        elif first is not None and wait.is_due:
+            wait.waits_for((yield from explain(queue, first)))
         turn += 1
         if watched and len(ended) * 2 < len(now):
             yield Pause(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))

@@ -6,12 +6,14 @@ from typing import cast
 
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import JobView, QueueView
+from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs
+from sluice.producer.waits import WaitCause, WaitReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,9 @@ class JobStatus(JobView):
 
     starts_in_s: float | None = None
     """Tokens ahead on its lane divided by the rate that the workers report; None if unknown."""
+
+    waits_for: str | None = None
+    """What a queued job waits for, and what to do; None if that is unknown."""
 
 
 def views(queue: Queue, job_ids: Sequence[JobId]) -> Operation[list[JobView | None]]:
@@ -43,13 +48,49 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
         survey = yield from ask_call(calls.inspect(queue.keys_of(job_id)))
     except AccessDenied:
         return JobStatus(**facts)  # a user limited to one tenant cannot read the whole queue
-    return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey))
+    reason = wait_reason(queue, view, survey)
+    return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey), waits_for=reason.message)
 
 
 def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
     if view.ahead_tokens is None or not queue.tokens_per_s:
         return None
     return view.ahead_tokens / queue.tokens_per_s
+
+
+def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
+    """Find out what an unfinished job waits for."""
+    try:
+        return wait_reason(queue, view, (yield from ask_call(calls.inspect(queue.keys_of(view.id)))))
+    except AccessDenied:
+        return WaitReason(WaitCause.BEHIND_OTHERS, f"job {view.id} is {view.state}; this user may not read the queue")
+
+
+def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
+    """Return what an unfinished job waits for."""
+    if view.state is JobState.RUNNING:
+        return WaitReason(WaitCause.RUNNING, f"job {view.id} is running (attempt {view.attempt}) and has no new token")
+    if survey.is_paused:
+        how = f"Resume it: producer queues resume --queue {queue.name}"
+        return WaitReason(WaitCause.QUEUE_PAUSED, f"queue {queue.name!r} is paused. {how}")
+    if not survey.workers:
+        return _without_workers(queue, survey)
+    if all(about.get("state") == "quiet" for about in survey.workers.values()):
+        how = "Send them SIGCONT, or start another"
+        return WaitReason(WaitCause.WORKERS_QUIET, f"the workers of queue {queue.name!r} take no more jobs. {how}")
+    if view.ahead_jobs is None:
+        return WaitReason(WaitCause.NOT_YET, f"job {view.id} waits for its time, not_before or that of its next try")
+    starts_in_s = _starts_in_s(view, survey)
+    when = "" if starts_in_s is None else f"; it starts in about {starts_in_s:.0f} s"
+    return WaitReason(WaitCause.BEHIND_OTHERS, f"{view.ahead_jobs} jobs are ahead of job {view.id}{when}")
+
+
+def _without_workers(queue: Queue, survey: QueueView) -> WaitReason:
+    since_ms, _, host = survey.settings.get(STARTING, "0 ").partition(" ")
+    if since_ms.isdigit() and survey.server_ms - int(since_ms) < STARTING_LIFE_MS:
+        return WaitReason(WaitCause.MODEL_LOADING, f"a worker of queue {queue.name!r} loads its model, on {host}")
+    how = f"Start one on the same server: worker start --queue {queue.name}"
+    return WaitReason(WaitCause.NO_WORKER, f"no worker serves queue {queue.name!r}. {how}")
 
 
 def inspect(queue: Queue) -> Operation[list[QueueView]]:

@@ -62,14 +62,15 @@ class Cluster:
         return ClusterPipe(self)
 
     def _ask(self, ask: Ask) -> Routine[list[Reply]]:
-        retries = Retries(self.settings, self._router.has_connected)
-        while True:
-            try:
-                replies = yield from self._drive(self._router.round_trip(ask.commands), is_repeatable=ask.is_repeatable)
-                return checked(ask, replies, self.settings.url)
-            except HANDLED as error:
-                self._router.forget()
-                yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
+        with Retries(self.settings, self._router.has_connected) as retries:
+            while True:
+                try:
+                    round_trip = self._router.round_trip(ask.commands)
+                    replies = yield from self._drive(round_trip, is_repeatable=ask.is_repeatable)
+                    return checked(ask, replies, self.settings.url)
+                except HANDLED as error:
+                    self._router.forget()
+                    yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
 
     def _read(self, reads: Sequence[Command], wait_s: float) -> Routine[Reply]:
         """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""

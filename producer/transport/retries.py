@@ -5,6 +5,8 @@ redis-py repeats no command by itself: a repeated submit must carry the same ids
 
 from dataclasses import dataclass, field
 from time import monotonic
+from types import TracebackType
+from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoPermissionError
@@ -24,6 +26,7 @@ from sluice.producer.errors import (
     QueueUnreachable,
 )
 from sluice.producer.operations.operation import Ask
+from sluice.producer.waits import Wait, WaitCause, WaitReason, Waits
 
 HANDLED = (*CONNECTION_ERRORS, NoPermissionError, InvalidResponse)
 """What a connection raises that is retried, or raised as QueueUnreachable."""
@@ -38,6 +41,8 @@ class LinkSettings:
 
     url: str
     patience_s: float = 30.0
+    waits: Waits = field(default_factory=Waits)
+    """Told of outages that last."""
 
     def __repr__(self) -> str:
         return f"LinkSettings({config.redacted(self.url)!r}, patience_s={self.patience_s:g})"
@@ -51,6 +56,18 @@ class Retries:
     has_connected: bool
     _begin_s: float = field(default_factory=monotonic)
     _backoff: Backoff = field(default_factory=Backoff)
+    _wait: Wait = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._wait = self.settings.waits.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._wait.__exit__(kind, error, traceback)
 
     def next_delay_s(self, error: Exception, *, is_repeatable: bool = True) -> float:
         """Return the seconds to wait before the next try.
@@ -63,7 +80,17 @@ class Retries:
         is_late = monotonic() - self._begin_s > self.settings.patience_s
         if is_hopeless or is_late or not is_repeatable:
             raise _unreachable(error, self.settings.url, is_repeatable=is_repeatable) from error
+        if self._wait.is_due:
+            self._wait.waits_for(_outage(error, kind, self.settings))
         return self._backoff.next_delay_s()
+
+
+def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitReason:
+    where, how = config.redacted(settings.url), f"Trying for up to {settings.patience_s:g} s"
+    if kind is ErrorKind.LOADING:
+        return WaitReason(WaitCause.SERVER_LOADING, f"{where} loads its data. {how}")
+    message = f"{where} does not answer: {str(error).rstrip('.')}. {how}; check that the server runs"
+    return WaitReason(WaitCause.SERVER_UNREACHABLE, message)
 
 
 def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:

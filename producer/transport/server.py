@@ -36,12 +36,12 @@ class Server:
             QueueUnreachable: there is no reply within `patience_s`, or before the first connection.
             QueueRefused, QueueFull: the server refuses a command.
         """
-        retries = self.retries()
-        while True:
-            try:
-                return checked(ask, (yield from self.exchange(ask)), self.settings.url)
-            except HANDLED as error:
-                yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
+        with self.retries() as retries:
+            while True:
+                try:
+                    return checked(ask, (yield from self.exchange(ask)), self.settings.url)
+                except HANDLED as error:
+                    yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
 
     def exchange(self, ask: Ask) -> Routine[list[Reply]]:
         """Make a round trip on one connection, once; an error reply is an exception in its place."""
@@ -101,16 +101,16 @@ class ServerPipe:
         Raises:
             QueueUnreachable, QueueRefused, QueueFull: as in `Server.ask`.
         """
-        retries = self._server.retries()
-        while True:
-            try:
-                replies = checked(self._in_flight[0], (yield from self._oldest()), self._url)
-            except HANDLED as error:
-                yield from self._drop()
-                yield Sleep(retries.next_delay_s(error))
-            else:
-                self._in_flight.popleft()
-                return replies
+        with self._server.retries() as retries:
+            while True:
+                try:
+                    replies = checked(self._in_flight[0], (yield from self._oldest()), self._url)
+                except HANDLED as error:
+                    yield from self._drop()
+                    yield Sleep(retries.next_delay_s(error))
+                else:
+                    self._in_flight.popleft()
+                    return replies
 
     def close(self) -> Routine[None]:
         """Release the connection; close it if replies are still to come."""

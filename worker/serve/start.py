@@ -17,6 +17,7 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.worker.clock import ServerClock, monotonic_s
 from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.announcement import announced
 from sluice.worker.connection.availability import RedisHealth, is_away
 from sluice.worker.connection.clients import Client, Connections
 from sluice.worker.connection.listeners import make_listener
@@ -74,7 +75,8 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
     with ThreadPoolExecutor(1, thread_name_prefix="history") as background:
         # Both take seconds of imports and reading.
         history = background.submit(_check_history, config, endpoints.database_url, log)
-        served = _load(config, log)
+        with announced(client, partitions_of(config)):
+            served = _load(config, log)
         history.result()
     _agree_patiently(client, endpoints.redis_url, config, served, log)
     recorder = [_recorder(config, endpoints, environ, log)] if config.history.recorder else []
@@ -101,6 +103,7 @@ def _stop_at_eof() -> None:
 
 def _load(config: WorkerConfig, log: Log) -> LoadedModel:
     began_s = monotonic_s()
+    log.info("loading the model", model=config.model.path or "small", device=config.model.device)
     served = load(config)
     limits = served.executor.limits
     log.info(

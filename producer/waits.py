@@ -1,0 +1,147 @@
+"""What calls of a client wait for: told once when a wait begins to last, and once when it ends. No I/O.
+
+A call that waits owns a `Wait` and states why it waits. `Waits` joins those of one client, so that a hundred readers of
+a paused queue give one notice. Knows no queue and no server.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+NOTICE_AFTER_S = 2.0
+"""A wait is told of when it has lasted this long."""
+
+
+class WaitCause(StrEnum):
+    """Why a call waits: a constant word for programs."""
+
+    SERVER_UNREACHABLE = "server_unreachable"
+    SERVER_LOADING = "server_loading"
+    SERVER_CANNOT_WRITE = "server_cannot_write"
+    QUEUE_FULL = "queue_full"
+    QUEUE_PAUSED = "queue_paused"
+    NO_WORKER = "no_worker"
+    MODEL_LOADING = "model_loading"
+    WORKERS_QUIET = "workers_quiet"
+    NOT_YET = "not_yet"
+    """The job waits for its time: `not_before`, or the delay before a retry."""
+
+    BEHIND_OTHERS = "behind_others"
+    RUNNING = "running"
+    """A worker has the job, and its next token has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReason:
+    """Why a call waits, in a word, and in a sentence that says what to do."""
+
+    cause: WaitCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNotice:
+    """The begin or the end of a wait that has lasted `NOTICE_AFTER_S`."""
+
+    cause: WaitCause
+    message: str
+    is_over: bool
+    waited_s: float
+
+
+OnWait = Callable[[WaitNotice], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A cause for which calls wait now. Changes as calls come and go."""
+
+    since_s: float
+    num_calls: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Waits:
+    """The waits of one client. Threads may share it. Changes as calls begin and end to wait."""
+
+    on_wait: OnWait | None = None
+    """Receives each notice; called on the thread or event loop of the call that waits."""
+
+    _open: dict[WaitCause, _Open] = field(default_factory=dict[WaitCause, _Open])
+    _lock: Lock = field(default_factory=Lock)
+
+    def wait(self) -> "Wait":
+        """Start the clock of one call."""
+        return Wait(self)
+
+    def begin(self, reason: WaitReason, since_s: float) -> None:
+        """Count a call that waits; the first one for its cause is told of."""
+        with self._lock:
+            found = self._open.get(reason.cause)
+            if found is not None:
+                found.num_calls += 1
+                return
+            self._open[reason.cause] = _Open(since_s)
+        self._tell(reason.cause, reason.message, since_s, is_over=False)
+
+    def end(self, cause: WaitCause, *, is_answered: bool) -> None:
+        """Discount a call. The end of the last one is told of, unless it failed: then its error says why."""
+        with self._lock:
+            found = self._open[cause]
+            found.num_calls -= 1
+            if found.num_calls:
+                return
+            del self._open[cause]
+        if is_answered:
+            waited_s = monotonic() - found.since_s
+            self._tell(cause, f"continued after {waited_s:.0f} s", found.since_s, is_over=True)
+
+    def _tell(self, cause: WaitCause, message: str, since_s: float, *, is_over: bool) -> None:
+        if self.on_wait is not None:
+            waited_s = monotonic() - since_s
+            self.on_wait(WaitNotice(cause=cause, message=message, is_over=is_over, waited_s=waited_s))
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """The wait of one call, used in a `with`. Changes as the call waits and goes on."""
+
+    _waits: Waits
+    _since_s: float = field(default_factory=monotonic)
+    _asked_s: float = field(default_factory=monotonic)
+    _cause: WaitCause | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(is_answered=kind is None)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to find out why the call waits: nobody said so within `NOTICE_AFTER_S`."""
+        return self._waits.on_wait is not None and monotonic() - self._asked_s >= NOTICE_AFTER_S
+
+    def waits_for(self, reason: WaitReason) -> None:
+        """State why the call waits."""
+        self._asked_s = monotonic()
+        if reason.cause is not self._cause:
+            self._leave(is_answered=True)
+            self._waits.begin(reason, self._since_s)
+            self._cause = reason.cause
+
+    def goes_on(self) -> None:
+        """State that the call made progress: a wait ends, and the next one is measured from now."""
+        self._leave(is_answered=True)
+        self._since_s = self._asked_s = monotonic()
+
+    def _leave(self, *, is_answered: bool) -> None:
+        cause, self._cause = self._cause, None
+        if cause is not None:
+            self._waits.end(cause, is_answered=is_answered)
