@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, NamedTuple, NewType, TypedDict, cast, get_args
+from typing import Literal, NewType, TypedDict, cast, get_args
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
@@ -261,23 +261,32 @@ class End:
     usage: Usage | None = None
 
 
-class ChannelEntry(NamedTuple):
-    """One entry of a channel: the output of one advance.
-
-    A named tuple, because one is made per choice and step: use field names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelEntry:
+    """One entry of a channel, as its readers see it: the output of one advance.
 
     Its stream id is `<offset after it>-0`. The id of an end is `<offset>-<1 + requeues>`; an end has no tokens, only
     the text that it releases.
     """
 
     start: int
+    """Tokens before it."""
+
     token_ids: tuple[int, ...]
     text: str
+    """New text. It may lag behind the tokens until the end."""
+
     time_ms: int
     """Wall clock of the server, as estimated by the worker, when its last token was sampled."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     end: End | None = None
+    """How the choice ended; set on its last entry."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens after it."""
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,15 +162,23 @@ def decode_spec(data: bytes) -> JobSpec:
 # ---------------------------------------------------------------- channel
 
 
-def encode_entry(entry: ChannelEntry) -> bytes:
-    """Pack one channel entry.
+def encode_entry(
+    *,
+    start: int,
+    token_ids: Sequence[int],
+    text: str,
+    time_ms: int,
+    logprobs: Sequence[TokenLogprobs] | None = None,
+    end: End | None = None,
+) -> bytes:
+    """Pack one channel entry from the fields of `ChannelEntry`: no object is made per choice and step.
 
     Raises:
         WireError: it is too large.
     """
-    logprobs = False if entry.logprobs is None else [_logprobs_parts(one) for one in entry.logprobs]
-    end = False if entry.end is None else _end_parts(entry.end)
-    message = (WIRE_VERSION, entry.start, entry.token_ids, entry.text, entry.time_ms, logprobs, end)
+    packed_logprobs = False if logprobs is None else [_logprobs_parts(one) for one in logprobs]
+    packed_end = False if end is None else _end_parts(end)
+    message = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
     return _bounded(_packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
 
 

@@ -18,7 +18,6 @@ from sluice.producer.contract.wire import (
     End,
     JobId,
     JobResult,
-    TokenLogprobs,
     decode_entry,
     decode_result,
     decode_spec,
@@ -80,32 +79,13 @@ def _checked(cursor: Cursor, place: object) -> Cursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEvent:
-    """Output that one or more steps added to one choice of a job."""
+class StreamEvent(ChannelEntry):
+    """An entry of a channel, with its job and its place: output that one or more steps added to one choice."""
 
     job_id: JobId
     choice: int
-    start: int
-    """Tokens before this event."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    """New text. It may lag behind the tokens until the end."""
-
-    logprobs: tuple[TokenLogprobs, ...] | None
-    time_ms: int
-    """Wall clock of the last token, in milliseconds."""
-
-    end: End | None
-    """How the choice ended; set on its last event."""
-
     cursor: str
     """The position after this event: pass it to `stream` to resume from here."""
-
-    @property
-    def offset(self) -> int:
-        """Tokens after this event."""
-        return self.start + len(self.token_ids)
 
 
 Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
@@ -149,9 +129,9 @@ class Reader:
             BadOffset: the position is a bare offset between two events, so the text cannot be cut.
         """
         read = [decode_entry(data) for _, data in entries]
-        before = [entry for entry in read if entry.start + len(entry.token_ids) <= self._cursor.tokens]
+        before = [entry for entry in read if entry.offset <= self._cursor.tokens]
         if self._cursor.chars is None:
-            at = before[-1].start + len(before[-1].token_ids) if before else 0
+            at = before[-1].offset if before else 0
             raise BadOffset(
                 f"offset {self._cursor.tokens} of job {self.job_id} lies between two events; the one before it ends "
                 f"at {at}. Give the cursor of the last event you saw, or that offset."
@@ -226,7 +206,7 @@ class Reader:
 
     def _event(self, entry: ChannelEntry) -> StreamEvent:
         chars = None if self._cursor.chars is None else self._cursor.chars + len(entry.text)
-        self._cursor = Cursor(entry.start + len(entry.token_ids), chars, entry.end is not None)
+        self._cursor = Cursor(entry.offset, chars, entry.end is not None)
         self.end = entry.end
         self.is_finished = entry.end is not None
         return StreamEvent(

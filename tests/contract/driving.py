@@ -50,7 +50,7 @@ def new_job(name: str, tenant: str = "t", **changes: Any) -> NewJob:  # Any: the
 def packed(start: int, num_tokens: int, end: End | None = None) -> bytes:
     """A channel entry whose token ids are their own offsets."""
     token_ids = tuple(range(start, start + num_tokens))
-    return encode_entry(ChannelEntry(start=start, token_ids=token_ids, text="x" * num_tokens, time_ms=1, end=end))
+    return encode_entry(start=start, token_ids=token_ids, text="x" * num_tokens, time_ms=1, end=end)
 
 
 def tokens(

@@ -8,7 +8,7 @@ import redis
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Already, Broken, Ok, Replaced, Retried, SendFrom
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, End, JobId, encode_entry
+from sluice.producer.contract.wire import End, JobId
 from tests.contract.driving import Queue, check, ending, new_job, packed, tokens
 
 
@@ -127,15 +127,14 @@ class TestGivenAnEnd:
         assert worker.advance(ending(job, 0, 3)) == [Replaced()]
         assert queue.worker("B").advance(ending(again, 0, 3)) == [Replaced()]
 
-    def test_when_tokens_and_end_share_one_entry_then_they_are_written_apart(self, queue: Queue) -> None:
+    def test_when_tokens_come_with_an_end_then_they_are_written_apart(self, queue: Queue) -> None:
         """So that a requeue can take back the end without its tokens."""
         job_id = queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
         end = End(state=JobState.DONE, finish_reason="length")
-        both = encode_entry(ChannelEntry(start=0, token_ids=(0, 1), text="xx", time_ms=1, end=end))
 
-        worker.advance(ending(job, 0, 2, entry=None)._replace(entry=both))
+        worker.advance(ending(job, 0, 2, entry=packed(2, 0, end)))
 
         entries = queue.channel(job_id)
         assert [(i, e.start, e.token_ids, e.text, e.end) for i, e in entries] == [

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -45,6 +45,11 @@ from tests.examples import examples
 DECODERS = [decode_prompt, decode_spec, decode_entry, decode_result, decode_record, decode_events]
 USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
 
+
+def encoded_entry(entry: ChannelEntry) -> bytes:
+    return encode_entry(**{one.name: getattr(entry, one.name) for one in fields(entry)})
+
+
 # ---------------------------------------------------------------- golden bytes of version 1: they must be read for ever
 
 GOLDEN: list[tuple[str, Any, Any, Any]] = [
@@ -66,13 +71,13 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
     (
         "9701039104a2c3a9ce499602d2c2c2",
         ChannelEntry(start=3, token_ids=(4,), text="é", time_ms=1234567890),
-        encode_entry,
+        encoded_entry,
         decode_entry,
     ),
     (
         "9701049" + "0a005c282a5" + "7374617465a4646f6e65ad66696e6973685f726561736f6ea473746f70",
         ChannelEntry(start=4, token_ids=(), text="", time_ms=5, end=End(state=JobState.DONE, finish_reason="stop")),
-        encode_entry,
+        encoded_entry,
         decode_entry,
     ),
     (
@@ -250,7 +255,7 @@ class TestGivenAJobThatAsksTooMuch:
     def test_when_an_entry_or_result_is_too_large_then_it_is_not_written(self) -> None:
         text = "x" * limits.MAX_ENTRY_BYTES
         with pytest.raises(WireError, match="channel entry"):
-            encode_entry(ChannelEntry(start=0, token_ids=(), text=text, time_ms=0))
+            encode_entry(start=0, token_ids=(), text=text, time_ms=0)
 
 
 # ---------------------------------------------------------------- any value, there and back
@@ -338,7 +343,7 @@ class TestGivenAnyValue:
 
     @given(entries)
     def test_when_an_entry_goes_there_and_back_then_it_is_the_same(self, entry: ChannelEntry) -> None:
-        assert decode_entry(encode_entry(entry)) == entry
+        assert decode_entry(encoded_entry(entry)) == entry
 
     @given(results)
     def test_when_a_result_goes_there_and_back_then_it_is_the_same(self, result: JobResult) -> None:

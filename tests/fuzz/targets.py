@@ -13,7 +13,6 @@ from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport import cluster
 from sluice.producer.contract.wire import (
-    ChannelEntry,
     ChoiceResult,
     End,
     JobId,
@@ -77,8 +76,8 @@ PROMPTS = [
 _USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
 _LOGPROBS = (TokenLogprobs(chosen=-0.5, top=((1, -0.5), (2, -1.5))),)
 ENTRIES = [
-    encode_entry(ChannelEntry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_LOGPROBS)),
-    encode_entry(ChannelEntry(start=5, token_ids=(), text="", time_ms=1, end=End(state=JobState.DONE, usage=_USAGE))),
+    encode_entry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_LOGPROBS),
+    encode_entry(start=5, token_ids=(), text="", time_ms=1, end=End(state=JobState.DONE, usage=_USAGE)),
 ]
 RESULTS = [
     encode_result(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sluice.producer import Producer, Receipt, StreamEvent, job
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, JobId, Message, decode_prompt, encode_entry
+from sluice.producer.contract.wire import JobId, Message, decode_prompt, encode_entry
 from sluice.producer.errors import (
     BadOffset,
     ChannelExpired,
@@ -358,8 +358,8 @@ class TestGivenARunningJob:
         channel = worker.keys.channel(running.id)
         redis_client.delete(channel)
         for start, token_ids, text in ((0, (1, 2, 3), "abc"), (3, (4, 5, 6), "def"), (6, (7,), "g")):
-            entry = ChannelEntry(start=start, token_ids=token_ids, text=text, time_ms=0)
-            redis_client.xadd(channel, {"e": encode_entry(entry)}, id=f"{start + len(token_ids)}-0")
+            entry = encode_entry(start=start, token_ids=token_ids, text=text, time_ms=0)
+            redis_client.xadd(channel, {"e": entry}, id=f"{start + len(token_ids)}-0")
 
         seen.append(next(events))
 

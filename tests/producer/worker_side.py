@@ -22,7 +22,6 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import (
-    ChannelEntry,
     ChoiceResult,
     End,
     JobRecord,
@@ -96,10 +95,10 @@ class HandWorker:
         output.text += text + released
         output.logprobs += logprobs or ()
         now_ms = int(time() * 1000)
-        entry = ChannelEntry(start=start, token_ids=tuple(token_ids), text=text, logprobs=logprobs, time_ms=now_ms)
+        entry = encode_entry(start=start, token_ids=token_ids, text=text, logprobs=logprobs, time_ms=now_ms)
         progress = Progress(
             job_id=job.id, epoch=job.epoch, choice=choice, start=start, num_tokens=len(token_ids),
-            entry=encode_entry(entry), first_scheduled_ms=now_ms if start == 0 else None,
+            entry=entry if token_ids else b"", first_scheduled_ms=now_ms if start == 0 else None,
             first_token_ms=now_ms if start == 0 else None, prompt_tokens=PROMPT_TOKENS if start == 0 else None,
             end=None if end is None else self._end(job, choice, end, error, code, released),
         )  # fmt: skip
@@ -122,11 +121,11 @@ class HandWorker:
         )  # fmt: skip
         end = End(state=state, finish_reason=reason, error=error, error_code=code, usage=usage)
         offset = len(outputs[choice].token_ids)
-        entry = ChannelEntry(start=offset, token_ids=(), text=released, time_ms=int(time() * 1000), end=end)
+        entry = encode_entry(start=offset, token_ids=(), text=released, time_ms=int(time() * 1000), end=end)
         return EndCall(
             state=state, reason=reason, error=error, error_code=code,
             result=encode_result(JobResult(choices=choices, usage=usage, model="toy")),
-            record=encode_record(JobRecord(output_tokens=tokens)), output_tokens=tokens, entry=encode_entry(entry),
+            record=encode_record(JobRecord(output_tokens=tokens)), output_tokens=tokens, entry=entry,
         )  # fmt: skip
 
     def generate(self, job: LeasedJob, num_tokens: int = 3) -> None:

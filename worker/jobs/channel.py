@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sluice.engine.request import ChoiceProgress, TokenDelta
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry
+from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
 from sluice.worker.connection.clients import Client
 from sluice.worker.errors import JobRejected
 
@@ -110,14 +110,19 @@ class ChannelOutput:
         self.sent_s = now_s
         return True
 
-    def entry(self) -> ChannelEntry:
-        """Return the next entry: the first `MAX_ENTRY_TOKENS` tokens that the channel lacks."""
+    @property
+    def num_next_tokens(self) -> int:
+        """Tokens in the next entry: those that the channel lacks, at most `MAX_ENTRY_TOKENS`."""
+        return min(max(0, len(self.token_ids) - self.published), MAX_ENTRY_TOKENS)
+
+    def encode_next(self) -> bytes:
+        """Return the next entry, which starts at `published`, encoded."""
         start, stop = self.published, self.published + MAX_ENTRY_TOKENS
-        return ChannelEntry(
+        return encode_entry(
             start=start,
-            token_ids=tuple(self.token_ids[start:stop]),
+            token_ids=self.token_ids[start:stop],
             text=self._text_between(start, stop),
-            logprobs=tuple(self.logprobs[start:stop]) if self.logprobs else None,
+            logprobs=self.logprobs[start:stop] if self.logprobs else None,
             time_ms=self.last_ms,
         )
 
@@ -126,10 +131,10 @@ class ChannelOutput:
         """Whether the next entry has all missing tokens, so that the end may follow it."""
         return len(self.token_ids) - self.published <= MAX_ENTRY_TOKENS
 
-    def end_entry(self) -> ChannelEntry:
-        """Return the last entry: the end, and the text that only the end released."""
+    def encode_end(self, end: End) -> bytes:
+        """Return the last entry, encoded: this end, and the text that only the end released."""
         offset = max(len(self.token_ids), self.published)
-        return ChannelEntry(start=offset, token_ids=(), text=self.tail, time_ms=self.last_ms, end=self.end)
+        return encode_entry(start=offset, token_ids=(), text=self.tail, time_ms=self.last_ms, end=end)
 
     def _text_between(self, start: int, stop: int) -> str:
         texts: list[str] = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sluice.producer.contract.calls import EndCall, Progress
 from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, encode_entry, encode_record
+from sluice.producer.contract.wire import End, encode_record
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.results import Origin, record_of, result_of
@@ -31,15 +31,14 @@ def pending_updates(job: HeldJob, origin: Origin) -> Iterator[Progress]:
 
 
 def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin) -> Progress:
-    entry = choice.entry()
-    end = _end_call(job, choice, origin) if choice.end is not None and choice.fits_an_entry else None
+    end = _end_call(job, choice, choice.end, origin) if choice.end is not None and choice.fits_an_entry else None
     progress = Progress(
         job_id=job.id,
         epoch=job.leased.epoch,
         choice=index,
-        start=entry.start,
-        num_tokens=len(entry.token_ids),
-        entry=encode_entry(entry) if entry.token_ids else b"",
+        start=choice.published,
+        num_tokens=choice.num_next_tokens,
+        entry=choice.encode_next() if choice.num_next_tokens else b"",
         end=end,
     )
     return progress if job.is_announced else _announced(progress, job, origin)
@@ -78,15 +77,13 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
         yield offset, result[offset : offset + PART_BYTES]
 
 
-def _end_call(job: HeldJob, choice: ChannelOutput, origin: Origin) -> EndCall:
+def _end_call(job: HeldJob, choice: ChannelOutput, own_end: End, origin: Origin) -> EndCall:
     # The queue reads state and result with the last choice's end only. All ends carry them once all choices have
     # ended, because any of them may be the last that the queue takes.
-    ends = [one.end for one in (job.choices if job.has_ended else [choice]) if one.end]
-    decisive, own_end = _worst(ends), choice.end_entry()
+    decisive = _worst([one.end for one in job.choices if one.end]) if job.has_ended else own_end
     result = result_of(origin, job.measures, job.choices) if job.has_ended else None
     if job.has_ended and result is None and decisive.state is JobState.DONE:
-        decisive = _too_large(decisive)
-        own_end = own_end._replace(end=decisive)
+        decisive = own_end = _too_large(decisive)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
@@ -96,13 +93,13 @@ def _end_call(job: HeldJob, choice: ChannelOutput, origin: Origin) -> EndCall:
         record=encode_record(record_of(origin, job.measures, job.choices, finish_reason=decisive.finish_reason)),
         output_tokens=sum(len(one.token_ids) for one in job.choices),
         # Only a choice that failed asks for a retry.
-        retry_in_ms=_retry_in_ms(job, own_end.end),
-        entry=encode_entry(own_end),
+        retry_in_ms=_retry_in_ms(job, own_end),
+        entry=choice.encode_end(own_end),
     )
 
 
-def _retry_in_ms(job: HeldJob, end: End | None) -> int | None:
-    if end is None or end.state is not JobState.FAILED:
+def _retry_in_ms(job: HeldJob, end: End) -> int | None:
+    if end.state is not JobState.FAILED:
         return None
     leased = job.leased
     return retry_in_ms(end.error_code, leased.failures, which=f"{leased.id} {leased.epoch}")
@@ -139,5 +136,5 @@ def batches_of(updates: Iterable[Update]) -> Iterator[list[Update]]:
 def _bytes_of(progress: Progress) -> int:
     """Return about how many bytes of a call a Progress takes."""
     end = progress.end
-    of_end = len(end.record) + len(end.result or b"") + len(end.entry or b"") if end else 0
+    of_end = len(end.record) + len(end.result or b"") + len(end.entry) if end else 0
     return _OVERHEAD_BYTES + len(progress.entry) + of_end

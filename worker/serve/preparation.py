@@ -5,7 +5,6 @@ It reads the channels of a resumed job and translates the prompt.
 
 import queue
 import threading
-from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
@@ -25,14 +24,6 @@ from sluice.worker.serve.give_back import ReturnQueue
 
 FLUSH_AFTER_S = 0.001
 """Ready requests are delivered before the next job if one took longer than this to prepare."""
-
-
-@dataclass(slots=True)
-class _Ready:
-    """Jobs and their requests, until the next delivery. Grows."""
-
-    jobs: list[HeldJob] = field(default_factory=list[HeldJob])
-    requests: list[Request] = field(default_factory=list[Request])
 
 
 class Preparation:
@@ -78,16 +69,15 @@ class Preparation:
             self._context.mailbox.fail(ComponentDied("preparation", error))
 
     def _prepare_all(self, jobs: list[HeldJob]) -> None:
-        ready = _Ready()
+        ready: list[tuple[HeldJob, Request]] = []
         for job in jobs:
             began_s = monotonic_s()
             request = self._prepare(job)
             if request is not None:
-                ready.jobs.append(job)
-                ready.requests.append(request)
+                ready.append((job, request))
             if monotonic_s() - began_s > FLUSH_AFTER_S:
                 self._hand_over(ready)
-                ready = _Ready()
+                ready = []
         self._hand_over(ready)
 
     def _prepare(self, job: HeldJob) -> Request | None:
@@ -178,11 +168,11 @@ class Preparation:
         self._context.mailbox.lose([job.request_id])
         self._context.mailbox.put_ended(job.request_id)
 
-    def _hand_over(self, ready: _Ready) -> None:
+    def _hand_over(self, ready: list[tuple[HeldJob, Request]]) -> None:
         """Deliver requests to the loop, except those whose jobs were released, returned or flagged meanwhile."""
         requests: list[Request] = []
         with self._context.leases.lock:
-            for job, request in zip(ready.jobs, ready.requests, strict=True):
+            for job, request in ready:
                 if not job.is_active:
                     continue
                 if job.stop is not None:

@@ -9,7 +9,7 @@ from sluice.producer.contract.calls.base import Call, Raw
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId, decode_entry, encode_entry
+from sluice.producer.contract.wire import JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,12 @@ class EndCall:
     output_tokens: int
     """Of all choices, to correct the tenant's virtual tokens."""
 
+    entry: bytes
+    """Encoded ChannelEntry of the end: no tokens, `start` is the offset after the last one, the text that only the end
+    releases, and its `End`. A requeue removes this entry alone."""
+
     retry_in_ms: int | None = None
     """Retryable failure: requeue the job after this long, unless it has failed too often."""
-
-    entry: bytes | None = None
-    """Encoded ChannelEntry of the end: no tokens, `start` is the offset after the last one, the text that only the end
-    releases, and its `End`. None if `Progress.entry` carries the end; an entry with tokens and an end is split, and all
-    its text stays with the tokens."""
 
     result_bytes: int | None = None
     """Length of a result that was written in parts (`put_result`); `result` is None then."""
@@ -52,7 +51,7 @@ class Progress(NamedTuple):
     start: int
     num_tokens: int
     entry: bytes
-    """Encoded ChannelEntry, opaque."""
+    """Encoded ChannelEntry of the tokens; empty if there are none."""
 
     first_scheduled_ms: int | None = None
     """Set in the first advance that has it; likewise the next three."""
@@ -124,25 +123,13 @@ def _progress_row(one: Progress) -> tuple[object, ...]:
     has_extras = extras != _NO_EXTRAS
     if one.end is None:
         return (*row, extras) if has_extras else row
-    entry, end_entry = _entries(one, one.end)
-    return (*row[:5], entry, extras if has_extras else None, _end_row(one.end, end_entry))
+    return (*row, extras if has_extras else None, _end_row(one.end))
 
 
 _NO_EXTRAS = (None, None, None, None)
 
 
-def _entries(one: Progress, end: EndCall) -> tuple[bytes, bytes]:
-    """Return the entry of the tokens and that of the end, so that a requeue can remove the end alone."""
-    if end.entry is not None:
-        return one.entry, end.entry
-    if one.num_tokens == 0:
-        return b"", one.entry
-    both = decode_entry(one.entry)
-    bare = both._replace(start=one.start + one.num_tokens, token_ids=(), text="", logprobs=None)
-    return encode_entry(both._replace(end=None)), encode_entry(bare)
-
-
-def _end_row(end: EndCall, entry: bytes) -> tuple[object, ...]:
+def _end_row(end: EndCall) -> tuple[object, ...]:
     """Build the end in the order of `how_of` in advance.lua."""
     return (
         str(end.state),
@@ -153,7 +140,7 @@ def _end_row(end: EndCall, entry: bytes) -> tuple[object, ...]:
         end.record,
         end.output_tokens,
         end.retry_in_ms,
-        entry,
+        end.entry,
         end.result_bytes,
     )
 

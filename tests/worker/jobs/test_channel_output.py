@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sluice.engine.request import SequenceStats, TokenDelta
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChannelEntry, End
+from sluice.producer.contract.wire import ChannelEntry, End, decode_entry
 from sluice.worker.jobs.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChannelOutput
 
 STATS = SequenceStats(num_prompt_tokens=1)
@@ -84,11 +84,11 @@ def send(output: ChannelOutput, channel: Channel, *, reply_is_lost: bool = False
     for _ in range(3):
         if not output.has_updates and output.published == channel.offset:
             return
-        entry = output.entry()
+        entry = decode_entry(output.encode_next())
         elsewhere = channel.append(entry)
         if reply_is_lost:
             return
-        output.acknowledge(entry.start + len(entry.token_ids) if elsewhere is None else elsewhere, has_end=False)
+        output.acknowledge(entry.offset if elsewhere is None else elsewhere, has_end=False)
 
 
 class TestGivenAChannelThatLostItsMiddle:
@@ -101,7 +101,7 @@ class TestGivenAChannelThatLostItsMiddle:
         for number in range(2, 8):
             output.extend(delta(number, number, text="cdefgh"[number - 2]), now_s=0.0, now_ms=0)
 
-        entry = output.entry()
+        entry = decode_entry(output.encode_next())
         assert (entry.start, entry.token_ids, entry.text) == (6, (6, 7), "gh")
 
     def test_when_it_ends_before_what_was_published_then_the_job_fails(self) -> None:
@@ -113,7 +113,7 @@ class TestGivenAChannelThatLostItsMiddle:
         assert output.end is not None
         assert output.end.state is JobState.FAILED
         assert output.end.error_code == "channel_lost"
-        assert output.end_entry().start == 6
+        assert decode_entry(output.encode_end(output.end)).start == 6
 
     def test_when_an_entry_is_missing_then_reading_stops_there(self) -> None:
         output = ChannelOutput(published=6)
@@ -164,15 +164,16 @@ class TestGivenMoreTokensThanAnEntryTakes:
     def test_when_sent_then_it_is_published_in_several_entries_and_the_end_comes_last(self) -> None:
         num_tokens = 2 * MAX_ENTRY_TOKENS + 10
         output, channel = output_of(["x"] * num_tokens), Channel()
-        output.finish(End(state=JobState.DONE), now_ms=1)
+        end = End(state=JobState.DONE)
+        output.finish(end, now_ms=1)
         was_last: list[bool] = []
 
         while output.published < num_tokens:
             was_last.append(output.fits_an_entry)
-            entry = output.entry()
+            entry = decode_entry(output.encode_next())
             assert channel.append(entry) is None
-            output.acknowledge(entry.start + len(entry.token_ids), has_end=False)
+            output.acknowledge(entry.offset, has_end=False)
 
         assert was_last == [False, False, True]
         assert [len(entry.text) for entry in channel.entries] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 10]
-        assert output.end_entry().start == num_tokens
+        assert decode_entry(output.encode_end(end)).start == num_tokens

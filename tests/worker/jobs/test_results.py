@@ -89,7 +89,7 @@ class TestGivenAJobWithChoices:
 
         ends = [one.end for one in said if one.end]
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
-        own = [decode_entry(end.entry).end for end in ends if end.entry]
+        own = [decode_entry(end.entry).end for end in ends]
         assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
 
 
