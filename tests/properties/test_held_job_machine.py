@@ -115,8 +115,11 @@ class HeldJobs(RuleBasedStateMachine):
     def lose_writes(self, job: HeldJob, choice: int, share: float) -> None:
         """Redis lost its last writes: the choice is published again from an earlier offset."""
         if job.is_active and not job.is_finished:
-            job.resend_from(choice, int(job.choices[choice].published * share))
-            assert not any(one.has_end for one in job.choices) or share == 1
+            published = job.choices[choice].published
+            offset = int(published * share)
+            job.resend_from(choice, offset)
+            resent = job.choices if offset < published else [job.choices[choice]]
+            assert not any(one.has_end for one in resent)
 
     # ------------------------------------------------------------ what always holds
 
