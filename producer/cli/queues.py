@@ -160,7 +160,7 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     "age_step_s",
     metavar="SECONDS",
     type=click.FloatRange(0),
-    help="Raise a job by one priority class after this waiting time; 0 means never.",
+    help="Raise a job by one class, among those below the highest, after this waiting time; 0: strict classes.",
 )
 @click.option(
     "--weight",

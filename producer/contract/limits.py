@@ -107,7 +107,10 @@ MAX_WEIGHT = 1000.0
 """A tenant's weight in mode fair is in this range. Other values would overflow or reverse its virtual tokens."""
 
 DEFAULT_AGE_STEP_S = 60.0
-"""Waiting time that raises a lane by one priority class."""
+"""Waiting time that raises a lane by one priority class, among the classes below the highest that waits."""
+
+LOWER_CLASSES_SHARE = 0.05
+"""Share of the tokens that the classes below the highest one get while it waits."""
 
 STEPS_WITHOUT_DEADLINE = 10
 """In mode deadline, a job without a deadline is due this many steps of ageing after its submit."""

@@ -1,4 +1,4 @@
-"""Decision "Order": class with ageing, then the mode, then the older head; in a lane first come, first served."""
+"""Decision "Order": the class, then the mode, then the older head; in a lane first come, first served."""
 
 import pytest
 from redis.exceptions import ResponseError
@@ -50,30 +50,64 @@ class TestGivenClasses:
 
         assert drain(queue, queue.worker("A")) == ["p9", "p5", "p3", "p0"]
 
-    def test_when_a_lower_class_has_waited_a_step_then_it_is_one_class_higher(self, queue: Queue) -> None:
-        queue.configure(age_step_ms=1000)
-        queue.add("old", "one", priority=0)
-        queue.pass_time(2500)
-        queue.add("two", "two", priority=2)
-        queue.add("three", "three", priority=3)
+    def test_when_lower_classes_have_waited_long_then_the_highest_still_goes_first(self, queue: Queue) -> None:
+        queue.submit(*[new_job(f"old{i}", "old") for i in range(40)])
+        queue.pass_time(600_000)
+        queue.add("fresh", "fresh", priority=9)
 
-        assert drain(queue, queue.worker("A")) == ["three", "old", "two"]
+        assert drain(queue, queue.worker("A"))[0] == "fresh"
+        check(queue)
+
+    @pytest.mark.parametrize("mode", ["fifo", "fair", "deadline"])
+    @pytest.mark.parametrize("at_once", [1, 7, 1000])
+    def test_when_the_highest_never_ends_then_lower_ones_get_their_share(
+        self, queue: Queue, mode: str, at_once: int
+    ) -> None:
+        queue.configure(mode=mode)
+        queue.submit(*[new_job(f"high{i}", "high", priority=9) for i in range(250)])
+        queue.submit(*[new_job(f"low{i}", "low", prompt_tokens=40) for i in range(30)])
+        worker = queue.worker("A")
+
+        order: list[str] = []
+        while len(order) < 200:
+            order += short(worker.pull(sequences=at_once).jobs)
+
+        tokens_of = {"high": 30, "low": 60}
+        for end in range(1, len(order)):
+            kinds = [name.rstrip("0123456789") for name in order[:end]]
+            total, low = sum(map(tokens_of.__getitem__, kinds)), 60 * kinds.count("low")
+            assert 0.05 * total - 60 <= low <= 0.05 * total, (end, order[:end])
+        check(queue)
+
+    def test_when_it_is_the_turn_of_lower_classes_then_ageing_decides_among_them(self, queue: Queue) -> None:
+        queue.configure(age_step_ms=1000)
+        queue.add("class0", "a", priority=0)
+        queue.pass_time(3500)
+        queue.add("class3", "b", priority=3)
+        queue.add("class5", "c", priority=5)
+        queue.pass_time(10)
+        queue.submit(*[new_job(f"high{i}", "high", priority=9) for i in range(70)])
+
+        order = drain(queue, queue.worker("A"))
+
+        assert [name for name in order if name.startswith("class")] == ["class5", "class0", "class3"]
+
+    def test_when_only_one_class_waits_then_nothing_is_saved_for_others(self, queue: Queue) -> None:
+        worker = queue.worker("A")
+        queue.submit(*[new_job(f"high{i}", "high", priority=9) for i in range(60)])
+        drain(queue, worker)
+        queue.submit(*[new_job(f"low{i}", "low") for i in range(3)])
+        queue.submit(*[new_job(f"again{i}", "high", priority=9) for i in range(3)])
+
+        assert [name.rstrip("012") for name in drain(queue, worker)] == ["again"] * 3 + ["low"] * 3
 
     def test_when_ageing_is_off_then_classes_are_strict(self, queue: Queue) -> None:
         queue.configure(age_step_ms=0)
         queue.add("old", "one", priority=0)
         queue.pass_time(10_000_000)
-        queue.add("new", "two", priority=1)
+        queue.submit(*[new_job(f"new{i:02}", "two", priority=1) for i in range(40)])
 
-        assert drain(queue, queue.worker("A")) == ["new", "old"]
-
-    def test_when_effective_classes_are_equal_then_the_older_head_goes_first(self, queue: Queue) -> None:
-        queue.configure(age_step_ms=1000)
-        queue.add("old", "one", priority=0)
-        queue.pass_time(2000)
-        queue.add("new", "two", priority=2)
-
-        assert drain(queue, queue.worker("A")) == ["old", "new"]
+        assert drain(queue, queue.worker("A")) == [*(f"new{i:02}" for i in range(40)), "old"]
 
 
 class TestGivenModeFifo:

@@ -1,4 +1,4 @@
-"""Tenants share the workers' tokens by their weights, and no job waits for more than the ageing allows.
+"""Tenants share the workers' tokens by their weights, and classes go first by rank and share.
 
 The real scripts on a real server, several incarnations, and a clock that the test moves: ten seconds take about two.
 """
@@ -209,6 +209,8 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, int, str]]:
 
 class TestGivenJobsOfManyClasses:
     STEP_MS = 1000
+    COSTS = (1, 1, 5, 30, 30)
+    """Of a job of each class: small ones of the lower classes, so that their share soon covers one."""
 
     @pytest.mark.parametrize("mode", ["fifo", "fair", "deadline"])
     @settings(
@@ -218,7 +220,7 @@ class TestGivenJobsOfManyClasses:
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(jobs=arrivals(), data=st.data())
-    def test_when_they_are_pulled_then_none_is_overtaken_beyond_its_class_s_lead(
+    def test_when_they_are_pulled_then_the_highest_goes_first_but_for_the_share(
         self, valkey: RedisServer, mode: str, jobs: list[tuple[int, int, str]], data: st.DataObject
     ) -> None:
         queue = fresh(valkey)
@@ -226,18 +228,21 @@ class TestGivenJobsOfManyClasses:
         workers = [queue.worker(name) for name in "AB"]
         came: dict[JobId, tuple[int, int]] = {}
         waiting: set[JobId] = set()
+        share = 0.0
 
         def pull_one() -> None:
+            nonlocal share
             worker = data.draw(st.sampled_from(workers))
             worker.beat()
             for leased in worker.pull(sequences=1).jobs:
                 waiting.discard(leased.id)
-                self.check_overtaken(leased.id, waiting, came, is_fifo=mode == "fifo")
-                worker.advance(ending(leased, 0, 1))
+                share += self.check_turn(leased.id, waiting, came, share, queue.now_ms)
+                worker.advance(ending(leased, 0, 0))
 
         for number, (after_ms, priority, tenant) in enumerate(jobs):
             queue.pass_time(after_ms)
-            job_id = queue.add(f"j{number}", tenant, priority=priority)
+            cost = self.COSTS[priority]
+            job_id = queue.add(f"j{number}", tenant, priority=priority, prompt_tokens=cost, max_tokens=0)
             came[job_id] = (queue.now_ms, priority)
             waiting.add(job_id)
             if data.draw(st.booleans()):
@@ -247,23 +252,26 @@ class TestGivenJobsOfManyClasses:
             pull_one()
         queue.client.close()
 
-    def check_overtaken(
-        self, taken: JobId, waiting: set[JobId], came: Mapping[JobId, tuple[int, int]], *, is_fifo: bool
-    ) -> None:
-        """A job of class c that came at t may go before one of class d, come at u, only if t <= u + (c - d) steps.
+    def check_turn(
+        self, taken: JobId, waiting: set[JobId], came: Mapping[JobId, tuple[int, int]], share: float, now_ms: int
+    ) -> float:
+        """Check that a job's class was next; return what it adds to the share of the lower classes, or takes from it.
 
-        Where tenants take turns, one that came later may be its class's next, but only while an older one of that
-        class waits that may itself go first.
+        Among the lower classes, the wait of the oldest job of a class lifts it.
         """
-        at_ms, priority = came[taken]
-        older_ms = min([at_ms, *(came[one][0] for one in waiting if came[one][1] == priority)])
-        for other in waiting:
-            other_ms, other_priority = came[other]
-            latest_ms = other_ms + (priority - other_priority) * self.STEP_MS
-            if is_fifo:
-                assert at_ms <= latest_ms, (taken, other)
-            elif priority != other_priority:
-                assert older_ms <= latest_ms, (taken, other)
+        times_and_classes = [came[one] for one in (taken, *waiting)]
+        oldest = {one: min(at_ms for at_ms, other in times_and_classes if other == one) for _, one in times_and_classes}
+        priority = came[taken][1]
+        cost = self.COSTS[priority]
+        highest, *lower = sorted(oldest, reverse=True)
+        if not lower:
+            return 0
+        if priority == highest:
+            return cost * 5 / 95
+        assert share > cost - 1e-6, (taken, share)
+        rank = {one: (one + (now_ms - oldest[one]) / self.STEP_MS, -oldest[one]) for one in lower}
+        assert rank[priority] == max(rank.values()), (taken, rank)
+        return -cost
 
 
 class TestGivenTenantsOfOneClass:

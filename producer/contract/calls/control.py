@@ -73,7 +73,7 @@ class QueueSettings:
     bytes_per_token: float | None = None
     mode: Literal["fifo", "fair", "deadline"] | None = None
     age_step_ms: int | None = None
-    """0: strict priority classes, no ageing."""
+    """0: strict priority classes, without ageing and without a share for lower classes."""
 
     weights: Mapping[str, float] | None = None
     """Tenant to weight, for mode fair: from `MIN_WEIGHT` to `MAX_WEIGHT`."""

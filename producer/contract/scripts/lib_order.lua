@@ -1,5 +1,10 @@
 -- Take jobs from lanes, in the order of classes, tenants and heads.
 
+-- The name used outside: a script may have 200 locals, and `pull` is near that limit.
+local take_from_lanes
+
+do
+
 local AGE_STEP = age_step()
 local oldest = {}  -- class -> submit time of its oldest head, or false if none waits
 
@@ -9,23 +14,6 @@ local function look_at(class)
 end
 
 local skipped = {}  -- lanes whose head can never fit this worker
-
--- The class with the highest effective priority: class plus age of its oldest head by the step. An older head wins a
--- tie.
-local function best_class()
-  if oldest[RETURNED] then return RETURNED end
-  local best, best_rank
-  for class = LIMITS.MAX_PRIORITY, 0, -1 do
-    local head = oldest[class]
-    if head then
-      local rank = class + (AGE_STEP > 0 and (NOW - head.at) / AGE_STEP or 0)
-      if not best or rank > best_rank or rank == best_rank and head.at < oldest[best].at then
-        best, best_rank = class, rank
-      end
-    end
-  end
-  return best
-end
 
 -- Among lanes with the least score, the one with the older head.
 local function best_tenant(class)
@@ -61,6 +49,61 @@ local function next_entry(lane)
   return buffer.entries[buffer.at], buffer
 end
 
+-- ---------------------------------------------------------------- the class
+
+-- Tokens that the classes below the highest may take: their share of what the highest has taken while they waited.
+local LOWER = ':lower'
+local SHARE_RATIO = LIMITS.LOWER_CLASSES_SHARE / (1 - LIMITS.LOWER_CLASSES_SHARE)
+
+-- The highest class that waits, and of those below it the one with the highest effective priority: class plus age of
+-- its oldest head by the step. An older head wins a tie.
+local function first_classes()
+  local highest, lower, lower_rank
+  for class = LIMITS.MAX_PRIORITY, 0, -1 do
+    local head = oldest[class]
+    if head and not highest then
+      highest = class
+    elseif head then
+      local rank = class + (NOW - head.at) / AGE_STEP
+      if not lower or rank > lower_rank or rank == lower_rank and head.at < oldest[lower].at then
+        lower, lower_rank = class, rank
+      end
+    end
+  end
+  return highest, lower
+end
+
+-- Whether the next job of a class costs no more than the share saved for it. `due_at`: the cost of that job, as far as
+-- this pull knows it.
+local due_at = 0
+local function is_due(class)
+  local share = served_of(LOWER)
+  if share <= 0 or share < due_at then return false end
+  local lane = open_lane(class, best_tenant(class))
+  local entry = lane.is_sound and next_entry(lane)
+  local head = entry and parse_entry(entry)
+  due_at = head and need_of(head.prompt, head.cost, head.choices).cost or 0
+  return share >= due_at
+end
+
+-- The class to serve next, and the share that each token of its next job adds, or takes. Without ageing, classes are
+-- strict.
+local function best_class()
+  if oldest[RETURNED] then return RETURNED, 0 end
+  local highest, lower = first_classes()
+  if not lower or AGE_STEP == 0 then return highest, 0 end
+  if is_due(lower) then return lower, -1 end
+  return highest, SHARE_RATIO
+end
+
+local function note_share(tokens)
+  if tokens == 0 then return end
+  set_served(LOWER, served_of(LOWER) + tokens)
+  if tokens < 0 then due_at = 0 end
+end
+
+-- ---------------------------------------------------------------- taking
+
 local function discard(lane, entry, why)
   call('XDEL', lane.key, entry[1])
   lane.has_lost = true
@@ -93,6 +136,7 @@ local function charge_once(job)
   end
 end
 
+local share_per_token = 0
 local function take(lane, entry, parsed, mark)
   local job = job_of(lane, entry, parsed.job)
   if not job then return end
@@ -103,6 +147,7 @@ local function take(lane, entry, parsed, mark)
   leave_waiting(job, true)
   charge_once(job)
   start(job, lease, payload, parsed.need, mark)
+  note_share(parsed.need.cost * share_per_token)
 end
 
 -- List the lane by its next head, so that the next choice is correct. A lane alone in its class needs no position:
@@ -154,14 +199,17 @@ local function take_head(class, tenant)
   move_head(lane)
 end
 
-local function take_from_lanes()
+function take_from_lanes()
   look_at(RETURNED)
   for class = 0, LIMITS.MAX_PRIORITY do look_at(class) end
   while not is_slice_full() do
-    local class = best_class()
+    local class
+    class, share_per_token = best_class()
     if not class then break end
     if not has_room() then break end
     take_head(class, best_tenant(class))
   end
   for _, lane in ipairs(skipped) do lane.has_lost = true end
+end
+
 end

@@ -624,6 +624,26 @@ ORDERS = (
         patches=_script("lib_lanes", "weight and weight >= LIMITS.MIN_WEIGHT and", "weight and"),
         tests=(f"{ORDER}::TestGivenModeFair",),
     ),
+    Guard(
+        name="ageing lifts a job above the second-highest class",
+        patches=_script(
+            "lib_order",
+            "  if is_due(lower) then return lower, -1 end\n",
+            "  if is_due(lower) or NOW - oldest[lower].at > 9 * AGE_STEP then return lower, -1 end\n",
+        ),
+        tests=(f"{ORDER}::TestGivenClasses",),
+        is_cheap=True,
+    ),
+    Guard(
+        name="the highest class starves the lower ones",
+        patches=_script("lib_order", "  if is_due(lower) then return lower, -1 end\n"),
+        tests=(f"{ORDER}::TestGivenClasses",),
+    ),
+    Guard(
+        name="lower classes take more than their share",
+        patches=_script("lib_order", "return share >= due_at", "return true"),
+        tests=(f"{ORDER}::TestGivenClasses",),
+    ),
 )
 
 GUARDS: tuple[Guard, ...] = (
