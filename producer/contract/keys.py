@@ -7,7 +7,7 @@ from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.wire import JobId
 
 RETURNED = "returned"
-"""The reserved class of returned, retried and requeued entries; it is served first."""
+"""The reserved class of returned and retried entries; it is served first."""
 
 FIXED = (
     "config",

@@ -6,7 +6,7 @@ from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Accepted, Ok
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import End, JobId
-from tests.contract.driving import Queue, check, ending, new_job, short, tokens
+from tests.contract.driving import Queue, check, drain, ending, new_job, short, tokens
 
 
 def fail(queue: Queue, *names: str, num_tokens: int = 2) -> list[JobId]:
@@ -275,6 +275,30 @@ class TestGivenTheDeadSet:
         queue.requeue(job_id)
 
         assert queue.client.pttl(queue.keys.key("idem", "t", "k")) == -1
+
+    @pytest.mark.parametrize("mode", ["fifo", "fair"])
+    def test_when_many_are_requeued_then_they_wait_in_their_class_from_then_on(self, queue: Queue, mode: str) -> None:
+        queue.configure(mode=mode)
+        old = [job_id for i in range(40) for job_id in fail(queue, f"dead{i:02}")]
+        queue.pass_time(86_400_000)
+        queue.submit(new_job("waits", "other"), new_job("urgent", "third", priority=9))
+        queue.pass_time(1_200_000)
+
+        for at in range(0, len(old), limits.SLICE_JOBS):
+            queue.requeue(*old[at : at + limits.SLICE_JOBS])
+
+        assert drain(queue, queue.worker("A")) == ["urgent", "waits", *(f"dead{i:02}" for i in range(40))]
+        check(queue)
+
+    def test_when_many_of_one_tenant_are_requeued_then_others_take_turns_with_them(self, queue: Queue) -> None:
+        old = fail(queue, *(f"dead{i:02}" for i in range(20)))
+        queue.requeue(*old)
+        queue.submit(*[new_job(f"new{i:02}", "other") for i in range(20)])
+
+        first = short(queue.worker("A").pull(sequences=20).jobs)
+
+        assert 8 <= sum(name.startswith("new") for name in first) <= 12, first
+        check(queue)
 
     def test_when_a_newer_job_has_its_key_then_only_the_newer_one_runs(self, queue: Queue) -> None:
         old = queue.add("old", idempotency_key="k", digest=b"request")

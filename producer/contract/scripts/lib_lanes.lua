@@ -79,7 +79,7 @@ local function charge(job, tokens, waiting)
   if waiting > 0 then set_served(':' .. job.class, served_of(':' .. job.class) + virtual / waiting) end
 end
 
--- The first charge of a job, at its start. It also moves the virtual time of the class between the waiting tenants.
+-- The charge of a job at its start. It also moves the virtual time of the class between the waiting tenants.
 -- `alone`: the only tenant that waits in the class, if the caller knows that there is no other.
 local function charge_at_start(job, alone)
   local least, greatest
@@ -91,7 +91,7 @@ local function charge_at_start(job, alone)
   end
   set_served(VIRTUAL_TIME, served_of(job.tenant))
   if least then set_served(':' .. job.class, math.max(least, math.min(greatest, served_of(':' .. job.class)))) end
-  charge(job, job.cost, alone and 1)
+  charge(job, job.cost - (job.charged or 0), alone and 1)
   job.charged = job.cost
 end
 

@@ -122,10 +122,10 @@ local function job_of(lane, entry, id)
   return job
 end
 
--- The tenant is charged with the cost at the first pull, and further while a long output is generated. The end corrects
--- the charge.
+-- The tenant is charged with the cost at the first pull, at that after a requeue with what was not charged before, and
+-- further while a long output is generated. The end corrects the charge.
 local function charge_once(job)
-  if MODE ~= 'fair' or job.charged then return end
+  if MODE ~= 'fair' or job.charged and job.charged >= job.cost then return end
   local first = oldest[job.class]
   charge_at_start(job, first and first.is_alone and first.tenant)
   for class, head in pairs(oldest) do

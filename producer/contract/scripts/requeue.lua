@@ -1,4 +1,4 @@
--- Requeue failed jobs of the dead set: each resumes after its last token.
+-- Requeue failed jobs of the dead set: each waits in its class and tenant from now on, and resumes after its last token.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: packed array of job ids.
@@ -81,7 +81,7 @@ end
 local function requeue(id)
   local job = load_job(id)
   if not job or job.state ~= 'failed' or has_lost_key(job) then return 0 end
-  if not open_lane(RETURNED, job.tenant).is_sound then return 0 end
+  if not open_lane(job.class, job.tenant).is_sound then return 0 end
   if call('TYPE', payload_key(job)).ok ~= 'string' then return 0 end
   local lease = lease_again(job)
   enter(job, 'queued')
@@ -93,7 +93,7 @@ local function requeue(id)
   count('failed', -1)
   count('requeued', 1)
   count_waiting(job, 1)
-  enqueue_again(job, lease)
+  enqueue(job, job.class, NOW, lease)
   call('HSET', job.hash, 'requeues', job.requeues + 1)
   emit('returned', job, { why = 'requeue', epoch = lease[EPOCH] })
   return 1

@@ -644,6 +644,23 @@ ORDERS = (
         patches=_script("lib_order", "return share >= due_at", "return true"),
         tests=(f"{ORDER}::TestGivenClasses",),
     ),
+    Guard(
+        name="requeued jobs go before all classes",
+        patches=_script("requeue", "enqueue(job, job.class, NOW, lease)", "enqueue_again(job, lease)"),
+        tests=(f"{CONTROL}::TestGivenTheDeadSet",),
+    ),
+    Guard(
+        name="requeued jobs age from their submit",
+        patches=_script(
+            "requeue", "enqueue(job, job.class, NOW, lease)", "enqueue(job, job.class, job.submitted, lease)"
+        ),
+        tests=(f"{CONTROL}::TestGivenTheDeadSet",),
+    ),
+    Guard(
+        name="the start of a requeued job is not charged",
+        patches=_script("lib_order", "job.charged and job.charged >= job.cost then", "job.charged then"),
+        tests=(f"{CONTROL}::TestGivenTheDeadSet",),
+    ),
 )
 
 GUARDS: tuple[Guard, ...] = (
