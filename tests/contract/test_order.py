@@ -275,6 +275,38 @@ class TestGivenModeFair:
         assert {"waits", ":time"} <= set(left)
         assert all(f"gone{i}" in left for i in range(1201, limits.SERVED_KEPT + 500))
 
+    def test_when_tenants_come_for_one_job_each_then_a_bounded_number_is_kept(self, one_queue: Queue) -> None:
+        queue, worker = one_queue, one_queue.worker("A")
+        for i in range(2 * limits.SERVED_KEPT):
+            queue.add("j", f"once{i}")
+            worker.advance(ending(worker.take(), 0, 1))
+
+        assert len(queue.hash_of("served")) <= limits.SERVED_KEPT + limits.SLICE_JOBS
+        check(queue)
+
+    def test_when_all_are_ahead_then_those_with_the_greatest_lead_are_kept(self, queue: Queue) -> None:
+        names = [f"ahead{i}" for i in range(limits.SERVED_KEPT + 500)]
+        queue.client.hset(queue.keys.key("served"), mapping={name: i + 1 for i, name in enumerate(names)})
+
+        for _ in range(300):
+            queue.fire_timers()
+
+        left = queue.hash_of("served")
+        assert limits.SERVED_KEPT - limits.SLICE_JOBS <= len(left) <= limits.SERVED_KEPT
+        assert set(names[-100:]) <= set(left)
+
+    def test_when_more_tenants_wait_than_are_kept_then_each_keeps_its_share(self, one_queue: Queue) -> None:
+        num_tenants = limits.SERVED_KEPT + 200
+        names = [f"waits{i}" for i in range(num_tenants)]
+        for at in range(0, num_tenants, 200):
+            one_queue.submit(*[new_job("j", name) for name in names[at : at + 200]])
+        one_queue.client.hset(one_queue.keys.key("served"), mapping=dict.fromkeys(names, 5))
+
+        for _ in range(50):
+            one_queue.fire_timers()
+
+        assert set(names) <= set(one_queue.hash_of("served"))
+
     def test_when_two_have_the_same_share_then_the_older_head_goes_first(self, queue: Queue) -> None:
         queue.add("old", "zz")
         queue.pass_time(5)

@@ -107,18 +107,36 @@ local function write_served()
   end
 end
 
--- Delete tenants that do not wait and are not ahead of the virtual time: they would be raised to it on return. A few
--- per call, above a limit.
-local function forget_served()
-  if call('HLEN', SERVED) <= LIMITS.SERVED_KEPT then return end
-  local floor = served_of(VIRTUAL_TIME)
-  for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.SLICE_JOBS)) do
-    local waits = not is_tenant(tenant)
-    for class = 0, LIMITS.MAX_PRIORITY do
-      waits = waits or is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant)
-    end
-    if not waits and served_of(tenant) <= floor then call('HDEL', SERVED, tenant) end
+local function num_lanes_of_classes()
+  local total = 0
+  for class = 0, LIMITS.MAX_PRIORITY do
+    if is_sound_class(class) then total = total + call('ZCARD', PREFIX .. 'heads:' .. class) end
   end
+  return total
+end
+
+local function waits(tenant)
+  for class = 0, LIMITS.MAX_PRIORITY do
+    if is_sound_class(class) and call('ZSCORE', PREFIX .. 'heads:' .. class, tenant) then return true end
+  end
+  return false
+end
+
+-- Delete tenants that do not wait, above a limit, from a few per call: those that are not ahead of the virtual time,
+-- since they would be raised to it on return. If there are none, the half that is ahead the least: tenants that come
+-- for one job each are all ahead by that job.
+local function forget_served()
+  local num_kept = call('HLEN', SERVED)
+  if num_kept <= LIMITS.SERVED_KEPT or num_kept <= LIMITS.SERVED_KEPT + num_lanes_of_classes() then return end
+  local idle, num_behind = {}, 0
+  for _, tenant in ipairs(call('HRANDFIELD', SERVED, LIMITS.SLICE_JOBS)) do
+    if is_tenant(tenant) and not waits(tenant) then
+      idle[#idle + 1] = tenant
+      if served_of(tenant) <= served_of(VIRTUAL_TIME) then num_behind = num_behind + 1 end
+    end
+  end
+  table.sort(idle, function(a, b) return served_of(a) < served_of(b) end)
+  for i = 1, num_behind > 0 and num_behind or math.floor(#idle / 2) do call('HDEL', SERVED, idle[i]) end
 end
 
 -- Waiting time that raises a lane by one class; 0 is never.

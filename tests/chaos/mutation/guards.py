@@ -661,6 +661,16 @@ ORDERS = (
         patches=_script("lib_order", "job.charged and job.charged >= job.cost then", "job.charged then"),
         tests=(f"{CONTROL}::TestGivenTheDeadSet",),
     ),
+    Guard(
+        name="a tenant that came once is kept for ever",
+        patches=_script("lib_lanes", "num_behind > 0 and num_behind or math.floor(#idle / 2)", "num_behind"),
+        tests=(f"{ORDER}::TestGivenModeFair",),
+    ),
+    Guard(
+        name="the virtual tokens of a waiting tenant are forgotten",
+        patches=_script("lib_lanes", "is_tenant(tenant) and not waits(tenant)", "is_tenant(tenant)"),
+        tests=(f"{ORDER}::TestGivenModeFair::test_when_many_tenants_have_come_and_gone_then_they_are_forgotten",),
+    ),
 )
 
 GUARDS: tuple[Guard, ...] = (
