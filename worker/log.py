@@ -35,11 +35,23 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+    logging.getLogger().addHandler(_LIBRARIES)
 
 
 def get_log(**facts: object) -> Log:
     """Return a logger that adds `facts` to each line."""
     return structlog.get_logger(**facts)
+
+
+class _LibraryHandler(logging.Handler):
+    """Writes what libraries log (rq's tracebacks, the kernels' warnings) as lines of this log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as one line. The message may have several; JSON escapes them."""
+        get_log(library=record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
+_LIBRARIES = _LibraryHandler()
 
 
 def _naming(name: str) -> Processor:

@@ -66,10 +66,10 @@ def running(recorder: Recorder) -> Generator[None]:
         assert not thread.is_alive()
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
+def until(is_so: Callable[[], bool], what: str, *, patience_s: float = 10) -> None:
     """Wait for something to become true."""
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(int(patience_s * 100)):
         if is_so():
             return
         pause.wait(0.01)

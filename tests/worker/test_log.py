@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 
 import pytest
 import structlog
@@ -53,6 +54,33 @@ class TestGivenAStream:
         get_log().info("job ended")
 
         assert stream.getvalue() == ""
+
+
+class TestGivenALibraryThatLogs:
+    """As rq does, with a traceback in its message, and as Python does, with the exception."""
+
+    def test_when_its_message_has_several_lines_then_the_log_has_one(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(), stream=stream)
+
+        logging.getLogger("some.worker").warning("job %s failed (%s)", "j", "Traceback:\n  line 1\nValueError")
+
+        (line,) = map(json.loads, stream.getvalue().splitlines())
+        assert line["event"] == "job j failed (Traceback:\n  line 1\nValueError)"
+        assert (line["level"], line["library"]) == ("warning", "some.worker")
+
+    def test_when_it_logs_an_exception_then_that_is_a_field(self) -> None:
+        stream = io.StringIO()
+        configure_logs(LogConfig(), stream=stream)
+
+        try:
+            int("no")
+        except ValueError:
+            logging.getLogger("some.library").exception("it broke")
+
+        (line,) = map(json.loads, stream.getvalue().splitlines())
+        assert line["event"] == "it broke"
+        assert line["exception"].endswith("ValueError: invalid literal for int() with base 10: 'no'")
 
 
 class TestGivenRedisThatBreaksAndHeals:

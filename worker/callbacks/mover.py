@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.exceptions import LockNotOwnedError
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
 from rq.scheduler import RQScheduler
@@ -47,7 +48,8 @@ KEPT_S = 86_400
 EXPORT_TIMEOUT_S = 3600
 HOUR_S = 3600
 SCHEDULE_EVERY_S = 1.0
-LOCK_EVERY_S = 30.0
+LOCK_LIFE_S = 10.0
+"""For one round of due retries. A mover that is killed in a round delays the next one by this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -186,23 +188,38 @@ class Mover:
 
 
 class _Retries:
-    """Returns jobs whose retry is due to rq's queues. It runs rq's scheduler without a process."""
+    """Returns jobs whose retry is due to rq's queues: rq's scheduler, without its process and its long lock.
+
+    rq's scheduler holds its locks from start to end, and a killed one holds them for another minute. Here a lock lasts
+    for one round, so a restarted mover, or another one, continues at once. The keys are rq's, so a scheduler of rq on
+    the same Redis is respected.
+    """
 
     def __init__(self, rq_client: Client) -> None:
         self._scheduler = RQScheduler(
             [WEBHOOKS_QUEUE, CHORES_QUEUE], rq_client, logging_level="WARNING", serializer=JSONSerializer
         )
-        self._lock_at_s = self._schedule_at_s = 0.0
+        self._locks = {
+            queue: rq_client.lock(RQScheduler.get_locking_key(queue), timeout=LOCK_LIFE_S, blocking=False)
+            for queue in (WEBHOOKS_QUEUE, CHORES_QUEUE)
+        }
+        self._next_s = 0.0
 
     def enqueue_due(self) -> None:
-        """Enqueue due retries about once a second, if this mover holds the scheduler's lock."""
-        now_s = time.monotonic()
-        if now_s >= self._lock_at_s:
-            self._scheduler.acquire_locks()
-            self._lock_at_s = now_s + LOCK_EVERY_S
-        if now_s >= self._schedule_at_s:
-            self._scheduler.enqueue_scheduled_jobs()
-            self._schedule_at_s = now_s + SCHEDULE_EVERY_S
+        """Enqueue due retries about once a second, unless another mover is doing so."""
+        if time.monotonic() < self._next_s:
+            return
+        for queue, lock in self._locks.items():
+            if not lock.acquire():
+                continue
+            try:
+                self._scheduler.prepare_registries([queue])
+                self._scheduler.enqueue_scheduled_jobs()
+            finally:
+                # A round that outlived the lock has lost it.
+                with contextlib.suppress(LockNotOwnedError):
+                    lock.release()
+        self._next_s = time.monotonic() + SCHEDULE_EVERY_S
 
 
 def _enqueue_once(

@@ -1,0 +1,108 @@
+"""`worker callbacks` is stopped or killed while a webhook waits for its next try; another one continues at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from rq.scheduler import RQScheduler
+
+from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
+from tests.history import events as e
+from tests.history.callbacks.receiver import Receiver, receiver
+from tests.history.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
+from tests.history.test_recorder import client_of, until
+from tests.servers import RedisServer
+
+LOCK = RQScheduler.get_locking_key(WEBHOOKS_QUEUE)
+
+PATIENCE_S = 40.0
+"""For two processes to start on a busy machine. A lock of rq's scheduler lasts 61 s."""
+
+
+@pytest.fixture
+def hook() -> Generator[Receiver]:
+    """A receiver that answers with 500."""
+    with receiver() as state:
+        state.answers += [500] * 20
+        yield state
+
+
+@contextmanager
+def callbacks(valkey: RedisServer, database_url: str, log: Path) -> Generator[subprocess.Popen[bytes]]:
+    """The command, logging to a file; killed with its children if the test fails."""
+    environ = {
+        **os.environ, "SLUICE_REDIS_URL": valkey.url, "SLUICE_DATABASE_URL": database_url, "SLUICE_QUEUE": e.QUEUE,
+        "SLUICE_CALLBACKS_SECRET": SECRET, "SLUICE_CALLBACKS_NETWORKS": "127.0.0.0/8",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "sluice.worker", "callbacks"]
+    with log.open("wb") as file, subprocess.Popen(command, env=environ, stdout=file, stderr=file) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def end(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
+    """Send a signal, and wait until the process and its rq workers have ended."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(by)
+    process.wait(60)
+    psutil.wait_procs(family, timeout=60)
+
+
+@pytest.mark.slow
+class TestGivenAWebhookThatWaitsForItsNextTry:
+    @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+    def test_when_callbacks_are_restarted_then_it_is_tried_at_once(
+        self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path, by: signal.Signals
+    ) -> None:
+        client, waiting = client_of(valkey), rq_queue(WEBHOOKS_QUEUE, client_of(valkey)).scheduled_job_registry
+        end_job(client, hook.url)
+        with callbacks(valkey, sqlite_url, tmp_path / "first") as first:
+            until(lambda: waiting.count == 1, "the first try has failed", patience_s=PATIENCE_S)
+            end(first, by)
+        assert by is signal.SIGKILL or not client.exists(LOCK)
+        tries = len(hook.got)
+
+        with callbacks(valkey, sqlite_url, tmp_path / "second") as second:
+            until(lambda: len(hook.got) > tries, "another try", patience_s=PATIENCE_S)
+            end(second, signal.SIGTERM)
+
+        assert len({headers["webhook-id"] for headers, _ in hook.got}) == 1
+
+    def test_when_a_try_fails_then_each_line_of_the_log_is_json(
+        self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path
+    ) -> None:
+        end_job(client_of(valkey), hook.url)
+
+        with callbacks(valkey, sqlite_url, tmp_path / "log") as process:
+            until(lambda: len(hook.got) == 2, "it was tried twice", patience_s=PATIENCE_S)
+            end(process, signal.SIGTERM)
+
+        lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert any("WebhookFailed" in line["event"] for line in lines), "rq's traceback is among them"
+
+
+class TestGivenAnotherSchedulerThatHoldsTheLock:
+    def test_when_it_lets_go_then_the_mover_enqueues_what_is_due(self, valkey: RedisServer, hook: Receiver) -> None:
+        client, queue = client_of(valkey), rq_queue(WEBHOOKS_QUEUE, client_of(valkey))
+        end_job(client, hook.url)
+        mover(valkey, retry_after_s=(1,)).drain()
+        work(client, settings_for(valkey))
+        client.zadd(queue.scheduled_job_registry.key, {queue.scheduled_job_registry.get_job_ids()[0]: 1})
+        client.set(LOCK, "another")
+
+        mover(valkey).drain()
+        assert queue.count == 0
+        client.delete(LOCK)
+        mover(valkey).drain()
+
+        assert queue.count == 1
+        assert not client.exists(LOCK)
