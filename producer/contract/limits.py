@@ -10,6 +10,9 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64
 MAX_TOKENS = 1_000_000
+MAX_NUMBER = 2**53
+"""Greatest number in a job's hash or a lane's entry: times, counts and versions. Scripts compute with doubles."""
+
 MAX_MODEL_CHARS = 512
 MAX_BATCH_CHARS = 64
 MAX_TRACEPARENT_CHARS = 128

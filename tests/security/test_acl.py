@@ -30,6 +30,11 @@ NEW_WRITES: list[tuple[str, ...]] = [
     ("HSET", "{chat:0}:config", "max_waiting_jobs", "1"),
     ("XADD", "{chat:0}:callbacks", "*", "kind", "job"),
     ("ZADD", "{chat:0}:alive", "1", "w"),
+    ("SET", "{chat:0}:counters", "x"),
+    ("SET", "{chat:0}:heads:0", "x"),
+    ("XADD", "{chat:0}:timers", "*", "e", "x"),
+    ("HSET", "{chat:0}:delayed", "e", "x"),
+    ("ZADD", "{chat:0}:served", "1", "x"),
 ]
 """Also refused to a submitter, but by Redis 6.2: its patterns are of all scripts' fixed keys alike."""
 

@@ -23,7 +23,7 @@ class Picture:
 
     id: JobId
     trouble: str | None
-    """Why there is no job: `unknown`, or `wrong type` and `not a job` if another program wrote its keys."""
+    """Why there is no job: `unknown`, or `wrong type` and `not a job: <field>` if another program wrote its keys."""
 
     state: JobState | None
     version: int

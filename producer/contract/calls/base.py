@@ -29,7 +29,7 @@ def read_truths(reply: Raw) -> list[bool]:
 
 
 def read_text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
+    return None if value is None else value.decode(errors="replace")  # another program may have written it
 
 
 def check_slice(job_ids: Sequence[JobId]) -> Sequence[JobId]:

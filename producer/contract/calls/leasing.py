@@ -1,7 +1,7 @@
 """Lease jobs from the queue (`pull`) and return them (`give_back`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls.base import Call, Raw, read_text, read_truths
@@ -135,7 +135,22 @@ def _read_pull(reply: Raw) -> PullReply:
 
 
 def _read_leased(row: Raw) -> LeasedJob:
-    """Parse one job; the fields are in the order of `leased_row` in lib_taking.lua."""
+    """Parse one job. One with a field that cannot be read has no options, so that the worker rejects it alone."""
+    try:
+        return _leased(row)
+    except (ValueError, TypeError, ArithmeticError):
+        return replace(_leased([*row[:6], b"0", *row[7:]]), spec=b"")
+
+
+def _read_seed(digits: bytes) -> int:
+    seed = int(digits)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must have 64 bits, got {seed}")
+    return seed
+
+
+def _leased(row: Raw) -> LeasedJob:
+    """Parse the fields, in the order of `leased_row` in lib_taking.lua."""
     return LeasedJob(
         id=JobId(row[0].decode()),
         epoch=row[1],
@@ -143,7 +158,7 @@ def _read_leased(row: Raw) -> LeasedJob:
         priority=row[3],
         spec=row[4],
         payload=row[5],
-        seed=int(row[6]),
+        seed=_read_seed(row[6]),
         choices=row[7],
         submitted_ms=row[8],
         pulled_ms=row[9],

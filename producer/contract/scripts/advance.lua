@@ -107,14 +107,14 @@ local function advance(row)
 
   local job, why
   if row[7] or row[8] then
-    job, why = the_rest().load_job(id)
+    job, why = the_rest().load_running(id)
     if not job then return rest.broken(id, nil, lease, 'job hash: ' .. why) end
   end
   if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
   if tokens > 0 then
     local added = append(id, lease, choice, from + tokens, row[6])
     if failed(added) then
-      return the_rest().broken(id, rest.load_job(id), lease, 'channel ' .. choice .. ': ' .. added.err)
+      return the_rest().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
     end
     lease[at] = from + tokens
     changed[id] = lease

@@ -74,9 +74,11 @@ local function is_orphan(id, value)
 end
 
 local function give_back_orphan(id)
-  local lease, job = read_lease(id), load_job(id)
-  if not lease or lease[OWNER] ~= me or not job or job.state ~= 'running' then
-    call('HDEL', held_key(me), id)
+  local lease = read_lease(id)
+  if not lease or lease[OWNER] ~= me then return call('HDEL', held_key(me), id) end
+  local job, why = load_running(id)
+  if not job then
+    forget_lease_of_nothing(id, lease, why)
   elseif lease[FLAG] ~= '' then
     end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]])
   else

@@ -92,16 +92,45 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
--- Fields that are text even if they look like numbers. All other fields of a job's hash are numbers.
-local IS_TEXT = {
-  state = true, spec = true, seed = true, entry = true, lane = true, batch = true, key = true, digest = true,
-  fingerprint = true, deaths = true, ended_by = true, error = true, error_code = true, reason = true, published = true,
-  asked = true,
+local whole, load_job, load_running
+
+do
+
+-- The greatest value of each field that is a whole number. A user that may submit may write its jobs' hashes, so every
+-- field is checked before a script uses it; fields that are not listed here are text.
+local MOST = {
+  class = LIMITS.MAX_PRIORITY, choices = LIMITS.MAX_CHOICES, max_tokens = LIMITS.MAX_TOKENS,
+  version = LIMITS.MAX_NUMBER, prompt = LIMITS.MAX_NUMBER, cost = LIMITS.MAX_NUMBER, bytes = LIMITS.MAX_NUMBER,
+  submitted = LIMITS.MAX_NUMBER, number = LIMITS.MAX_NUMBER, before = LIMITS.MAX_NUMBER, attempt = LIMITS.MAX_NUMBER,
+  epoch = LIMITS.MAX_NUMBER, started = LIMITS.MAX_NUMBER, charged = LIMITS.MAX_NUMBER, scheduled = LIMITS.MAX_NUMBER,
+  first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
+  not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
+  failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER,
 }
 
--- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job'. Absent and empty
--- fields are nil, except counts, which are 0.
-local function load_job(id)
+-- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
+function whole(text, most)
+  local number = tonumber(text)
+  if number and number >= 0 and number <= most and number % 1 == 0 then return number end
+end
+
+-- The name of a text field that no script of ours wrote, or nil.
+local function foreign_text(job)
+  local is_state = string.find(job.state, '^%a+$') and string.find(TRANSITIONS, '>' .. job.state .. ' ', 1, true)
+  if not is_state then return 'state' end
+  if job.seed and not (#job.seed <= 20 and string.find(job.seed, '^%d+$')) then return 'seed' end
+  if job.spec and #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
+  if not job.entry then return nil end
+  local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
+  if not ms or #ms > 19 or #number > 19 then return 'entry' end
+  -- A lane of another tenant would let this job delete its entries.
+  local class, tenant = string.match(job.lane or '', '^([^:]+):(.+)$')
+  if tenant ~= job.tenant or class ~= RETURNED and not whole(class, LIMITS.MAX_PRIORITY) then return 'lane' end
+end
+
+-- Return the job as a table, or nil and why: 'unknown', 'not a job id', 'wrong type', 'not a job: <field>'. Absent and
+-- empty fields are nil, except counts, which are 0.
+function load_job(id)
   local tenant, suffix = names_of(id)
   if not tenant then return nil, 'not a job id' end
   local hash = PREFIX .. 'job:' .. suffix
@@ -114,11 +143,27 @@ local function load_job(id)
   }
   for i = 1, #flat, 2 do
     local name, value = flat[i], flat[i + 1]
-    if value ~= '' then job[name] = IS_TEXT[name] and value or tonumber(value) end
+    if value ~= '' then
+      local most = MOST[name]
+      job[name] = most and whole(value, most) or not most and value or nil
+      if not job[name] then return nil, 'not a job: ' .. name end
+    end
   end
-  local is_begun = job.state and job.version and job.class and job.submitted
-  if is_begun and job.choices and job.cost and job.prompt and job.max_tokens then return job end
-  return nil, 'not a job'
+  for _, name in ipairs({ 'state', 'version', 'class', 'submitted', 'choices', 'cost', 'prompt', 'max_tokens' }) do
+    if not job[name] then return nil, 'not a job: ' .. name end
+  end
+  local foreign = job.choices == 0 and 'choices' or foreign_text(job)
+  if foreign then return nil, 'not a job: ' .. foreign end
+  return job
+end
+
+-- The job if it runs, as a lease of it says; else nil and why.
+function load_running(id)
+  local job, why = load_job(id)
+  if job and job.state ~= 'running' then return nil, 'not a job: state' end
+  return job, why
+end
+
 end
 
 -- Move a job to another state, by the table of states.py, and increase its version.

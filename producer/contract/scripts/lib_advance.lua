@@ -111,6 +111,6 @@ local function finish_ends()
 end
 
 return {
-  wrong_key = wrong_key, load_job = load_job, how_of = how_of, end_choice = end_choice, broken = broken,
+  wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of, end_choice = end_choice, broken = broken,
   note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, charge_further = charge_further, finish = finish_ends,
 }

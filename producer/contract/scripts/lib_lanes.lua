@@ -23,7 +23,9 @@ local function open_lane(class, tenant)
   lane = { name = name, class = class, tenant = tenant, key = lane_key(class, tenant), is_changed = false, gone = {} }
   lane.is_sound = is_type(lane.key, 'stream') and is_sound_class(class)
   local numbers = {}
-  for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do numbers[#numbers + 1] = tonumber(number) end
+  for number in string.gmatch(call('HGET', DEPTH, name) or '', '%d+') do
+    numbers[#numbers + 1] = whole(number, LIMITS.MAX_NUMBER) or 0
+  end
   lane.jobs, lane.tokens = numbers[1] or 0, numbers[2] or 0
   lane.added, lane.added_tokens = numbers[3] or 0, numbers[4] or 0
   lane.taken, lane.taken_tokens = numbers[5] or 0, numbers[6] or 0
@@ -36,8 +38,13 @@ end
 local VIRTUAL_TIME = ':time'
 local served, charged = {}, {}
 local function is_tenant(name) return string.sub(name, 1, 1) ~= ':' end
+-- nan and infinity would remove a tenant from its class for good.
+local function tokens_in(text)
+  local tokens = tonumber(text or '')
+  return tokens and tokens >= 0 and tokens <= LIMITS.MAX_NUMBER and tokens or 0
+end
 local function served_of(tenant)
-  if not served[tenant] then served[tenant] = tonumber(call('HGET', SERVED, tenant) or '') or 0 end
+  if not served[tenant] then served[tenant] = tokens_in(call('HGET', SERVED, tenant)) end
   return served[tenant]
 end
 
@@ -212,7 +219,8 @@ end
 local function parse_entry(entry)
   local fields = entry[2]
   if fields[1] ~= 'job' or fields[9] ~= 'at' then return nil end
-  local prompt, cost, choices, at = tonumber(fields[4]), tonumber(fields[6]), tonumber(fields[8]), tonumber(fields[10])
+  local prompt, cost = whole(fields[4], LIMITS.MAX_NUMBER), whole(fields[6], LIMITS.MAX_NUMBER)
+  local choices, at = whole(fields[8], LIMITS.MAX_CHOICES), whole(fields[10], LIMITS.MAX_NUMBER)
   if not (prompt and cost and choices and at) then return nil end
   return { id = entry[1], job = fields[2], prompt = prompt, cost = cost, choices = choices, at = at }
 end

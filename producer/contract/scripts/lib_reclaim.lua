@@ -1,5 +1,9 @@
 -- Reclaim jobs of workers whose heartbeat has expired.
 
+local reclaim  -- the names used outside: a script may have 200 locals
+
+do
+
 -- No heartbeat was renewed while Redis was down: right after its start, no worker counts as dead. The reported uptime
 -- may be a second too high.
 local function has_been_up_for(ms)
@@ -48,7 +52,7 @@ end
 local function reclaim_job(id, death)
   local lease = read_lease(id)
   if not lease or lease[OWNER] ~= death.incarnation then return call('HDEL', held_key(death.incarnation), id) end
-  local job, why = load_job(id)
+  local job, why = load_running(id)
   if not job then return forget_lease_of_nothing(id, lease, why) end
   if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
   if is_settled_by_death(job, lease, death) then return end
@@ -76,7 +80,7 @@ local function reclaim_from(incarnation, budget)
   return num_seen
 end
 
-local function reclaim()
+function reclaim()
   if request.holds then return end
   local budget = LIMITS.SLICE_JOBS
   for _, incarnation in ipairs(dead_workers()) do
@@ -84,4 +88,6 @@ local function reclaim()
     budget = budget - reclaim_from(incarnation, budget)
   end
   if budget <= 0 then has_more = true end
+end
+
 end

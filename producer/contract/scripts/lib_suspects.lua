@@ -1,5 +1,9 @@
 -- Suspects run in isolation: with no other jobs on their worker, before and after.
 
+local isolate  -- the names used outside: a script may have 200 locals
+
+do
+
 local function take_suspect(id)
   local job, why = load_job(id)
   if not job or job.state ~= 'queued' then
@@ -53,7 +57,7 @@ local function is_isolator(waiting_since)
 end
 
 -- Take suspects if this worker is empty. Returns whether it must be drained for them.
-local function isolate(holds_nothing)
+function isolate(holds_nothing)
   local first = call('ZRANGE', SUSPECTS, 0, 0, 'WITHSCORES')
   if not first[2] then
     if call('EXISTS', ISOLATOR) == 1 then call('DEL', ISOLATOR) end
@@ -64,4 +68,6 @@ local function isolate(holds_nothing)
     return false
   end
   return is_isolator(tonumber(first[2]))
+end
+
 end

@@ -54,6 +54,8 @@ local function leased_row(job, lease, payload, mark)
 end
 
 local function read_payload(job)
+  local size = try('STRLEN', payload_key(job))
+  if failed(size) or size > LIMITS.MAX_PROMPT_BYTES then return nil end
   local payload = try('GET', payload_key(job))
   if failed(payload) or not payload then return nil end
   return payload

@@ -13,7 +13,8 @@ if wrong then return wrong end
 local function lease_again(job)
   local lease, choice = new_lease(job.choices), 0
   for offset, ended in string.gmatch(job.published or '', '(%d+):(%d)') do
-    lease[FIRST + 2 * choice] = tonumber(offset)
+    if choice >= job.choices then break end
+    lease[FIRST + 2 * choice] = whole(offset, LIMITS.MAX_NUMBER) or 0
     lease[FIRST + 2 * choice + 1] = ended == '2' and 2 or 0
     choice = choice + 1
   end

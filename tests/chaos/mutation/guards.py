@@ -673,6 +673,29 @@ ORDERS = (
     ),
 )
 
+HOSTILE = "tests/contract/hostile/test_damaged_jobs.py"
+HOSTILES = (
+    Guard(
+        name="numbers in a job's hash are not checked",
+        patches=_script("lib", "job[name] = most and whole(value, most) or", "job[name] = most and tonumber(value) or"),
+        tests=(
+            f"{HOSTILE}::TestGivenADamagedJobOnItsLane"
+            "::test_when_workers_pull_then_others_run_and_it_is_named[choices-100000]",
+        ),
+        is_cheap=True,
+    ),
+    Guard(
+        name="a job may name a lane of another tenant",
+        patches=_script("lib", "if tenant ~= job.tenant or class ~= RETURNED", "if not tenant or class ~= RETURNED"),
+        tests=(f"{HOSTILE}::TestGivenADamagedJobOnItsLane",),
+    ),
+    Guard(
+        name="a row that cannot be read fails its whole pull",
+        patches=(Patch("producer/contract/calls/leasing.py", 'raise ValueError(f"seed', 'raise OSError(f"seed'),),
+        tests=(f"{HOSTILE}::TestGivenADamagedJobOnItsLane",),
+    ),
+)
+
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
     *APPENDS,
@@ -685,4 +708,5 @@ GUARDS: tuple[Guard, ...] = (
     *RESUME,
     *OVERLAP,
     *ORDERS,
+    *HOSTILES,
 )
