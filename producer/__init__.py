@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sluice.producer.aio import AsyncProducer
     from sluice.producer.client import Producer
     from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
+    from sluice.producer.contract.jobs import Job, Options, job
     from sluice.producer.contract.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
     from sluice.producer.contract.states import JobState
     from sluice.producer.errors import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         ResultExpired,
         ResultTimeout,
     )
-    from sluice.producer.jobs import Job, Options, job
     from sluice.producer.operations.batches import BatchCancelled
     from sluice.producer.operations.dead import DeadFilter
     from sluice.producer.operations.follow import Cursor, StreamEvent
@@ -119,9 +119,9 @@ _HOMES = {
     "TokenLogprobs": "contract.messages",
     "Usage": "contract.messages",
     "JobState": "contract.states",
-    "Job": "jobs",
-    "Options": "jobs",
-    "job": "jobs",
+    "Job": "contract.jobs",
+    "Options": "contract.jobs",
+    "job": "contract.jobs",
     "BatchCancelled": "operations.batches",
     "DeadFilter": "operations.dead",
     "Cursor": "operations.follow",

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from sluice.producer import config
 from sluice.producer.client import AnyJob, durability_policy, server_url
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import ProducerError
-from sluice.producer.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within

@@ -14,18 +14,21 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from sluice.producer import config, embedded
+from sluice.producer import config
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
+from sluice.producer.contract.durability import read_durability
+from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
+from sluice.producer.contract.state_folder import state_dir
+from sluice.producer.contract.transport import embedded
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import ProducerError
-from sluice.producer.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.dead import DeadFilter
-from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy, read
+from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
 from sluice.producer.operations.operation import STEPS, Ask, Operation, Pause, Read, Reply, Step
 from sluice.producer.operations.queue import Queue
@@ -382,9 +385,9 @@ def durability_policy(durability: str | None, patience_s: float) -> DurabilityPo
     Raises:
         InvalidJob: `durability` names no durability.
     """
-    return DurabilityPolicy(None if durability is None else read(durability), min(patience_s, TIMEOUT_S))
+    return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
 
 
 def server_url(argument: str | None) -> str:
     """Return the server's URL: the argument, the environment, or that of the embedded server, started if needed."""
-    return config.redis_url(argument) or embedded.ensure(config.state_dir()).url
+    return config.redis_url(argument) or embedded.ensure(state_dir()).url

@@ -27,25 +27,16 @@ ProducerError
 └── HistoryUnavailable           the job history cannot be read
 """
 
-from sluice.producer.contract import errors as contract_errors
+from sluice.producer.contract.errors import EmbeddedServerError as EmbeddedServerError
+from sluice.producer.contract.errors import InvalidJob as InvalidJob
+from sluice.producer.contract.errors import InvalidSetting as InvalidSetting
+from sluice.producer.contract.errors import ProducerError as ProducerError
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobResult
 
 
-class ProducerError(Exception):
-    """Base class of the client's errors. The message is a sentence that states what to do."""
-
-
-class InvalidJob(ProducerError, contract_errors.InvalidJob):
-    """The job is wrong; the message names the value."""
-
-
 class JobTooLarge(InvalidJob):
     """Prompt and output together exceed the capacity of this queue's workers."""
-
-
-class InvalidSetting(ProducerError, ValueError):
-    """A setting is wrong; the message names it."""
 
 
 class BadOffset(ProducerError, ValueError):
@@ -182,10 +173,6 @@ class CertificateRefused(QueueUnreachable):
 
 class NotAQueue(QueueUnreachable):
     """The server does not speak the Redis protocol."""
-
-
-class EmbeddedServerError(ProducerError):
-    """The embedded server cannot be found, started or stopped."""
 
 
 class HistoryUnavailable(ProducerError):

@@ -79,7 +79,7 @@ def start_worker(name: str) -> subprocess.Popen[bytes]:
 @contextmanager
 def fresh_state() -> Iterator[None]:
     """Empty `.demo/`, and stop its server at the end."""
-    from sluice.producer import embedded
+    from sluice.producer.contract.transport import embedded
 
     if STATE.exists():
         embedded.stop(STATE)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sluice.producer import config as producer_config
+from sluice.producer.contract.errors import EmbeddedServerError
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.state_folder import history_path, state_dir
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
 
@@ -39,18 +40,17 @@ def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     """Return the configured database URL, or that of a SQLite file in the state folder, which is created."""
     if config.history.database_url is not None:
         return config.history.database_url
-    path = producer_config.history_path(environ)
+    path = history_path(environ)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return f"sqlite:///{path}"
 
 
 def _embedded_url(environ: Mapping[str, str]) -> str:
     # Imported only where no URL is given.
-    from sluice.producer.embedded import ensure
-    from sluice.producer.errors import EmbeddedServerError
+    from sluice.producer.contract.transport.embedded import ensure
 
     try:
-        return ensure(producer_config.state_dir(environ)).url
+        return ensure(state_dir(environ)).url
     except EmbeddedServerError as error:
         raise ConfigError([f"SLUICE_REDIS_URL: {error}"]) from error
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from sluice.producer.config import redacted
 from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import raise_if_refused

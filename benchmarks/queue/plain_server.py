@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from sluice.producer import embedded
+from sluice.producer.contract.transport import embedded
 
 START_S = 15.0
 

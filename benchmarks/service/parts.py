@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sluice.producer import embedded
 from sluice.producer.client import Producer
+from sluice.producer.contract.transport import embedded
 
 WAIT_S = 300.0
 

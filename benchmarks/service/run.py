@@ -31,7 +31,7 @@ from benchmarks.service.words import save_words
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.producer.client import Producer
-from sluice.producer.jobs import job as one_job
+from sluice.producer.contract.jobs import job as one_job
 
 NUM_WAKES = 200
 

@@ -21,9 +21,9 @@ from typing import Any
 import redis
 
 from benchmarks.service.parts import own_server, percentile, wait_until
-from sluice.producer import embedded
 from sluice.producer.client import Producer
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport import embedded
 
 NUM_WORKERS, NUM_JOBS = 3, 24
 OUTPUT_TOKENS = 7000

@@ -23,7 +23,7 @@ from benchmarks.trace.engine import ENGINE_PLACES, Tracing
 from benchmarks.trace.marks import Event, Place
 from benchmarks.trace.picture import bars_of, picture, window_of
 from sluice.producer.client import Producer
-from sluice.producer.jobs import job
+from sluice.producer.contract.jobs import job
 from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.connection.clients import Connections
 from sluice.worker.endpoints import find_endpoints

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.producer.bulk.input import CHAT, BadLine, Endpoint
+from sluice.producer.contract.bulk.input import CHAT, BadLine, Endpoint
 from sluice.producer.contract.wire import ChoiceResult, JobResult, TokenLogprobs
 from sluice.producer.errors import JobCancelled, JobExpired, JobFailed, JobNotDone, ProducerError
 

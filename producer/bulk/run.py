@@ -14,16 +14,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from sluice.producer.bulk.input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
-from sluice.producer.bulk.jobs import NAME_BYTES, BulkSpec, LineJobs
-from sluice.producer.bulk.journal import Journal, name_of
 from sluice.producer.bulk.output import bad_line, encoded, error_line, output_line
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
+from sluice.producer.contract.bulk.input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
+from sluice.producer.contract.bulk.jobs import NAME_BYTES, BulkSpec, LineJobs
+from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.jobs import Options, Prepared
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import InvalidJob, LessDurable, ProducerError, QueueFull
-from sluice.producer.jobs import Options, Prepared
 from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.results import Outcome
 

@@ -10,8 +10,6 @@ from typing import cast
 
 import click
 
-from sluice.producer import config
-from sluice.producer.bulk.input import ENDPOINTS, STDIN, Endpoint
 from sluice.producer.bulk.run import BulkRun, BulkSettings, Counts, Listener, default_batch
 from sluice.producer.cli.common import (
     Values,
@@ -23,6 +21,8 @@ from sluice.producer.cli.common import (
     producer_of,
     sampling_options,
 )
+from sluice.producer.contract.bulk.input import ENDPOINTS, STDIN, Endpoint
+from sluice.producer.contract.state_folder import state_dir
 
 SHOWN_BAD_LINES = 10
 
@@ -84,7 +84,7 @@ def _settings(file: str, values: Values) -> BulkSettings:
     output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
     named = batch or default_batch(file)
     model, endpoint = values.pop("model"), values.pop("endpoint")
-    journal = config.state_dir() / "journals" / f"{values['queue']}-{named}.journal"
+    journal = state_dir() / "journals" / f"{values['queue']}-{named}.journal"
     return BulkSettings(
         path=file,
         batch=named,

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from sluice.producer.client import Producer
+from sluice.producer.contract.jobs import OPTION_NAMES, Options
 from sluice.producer.contract.messages import JobOptions
 from sluice.producer.errors import InvalidSetting
-from sluice.producer.jobs import OPTION_NAMES, Options
 from sluice.producer.waits import WaitNotice
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options

@@ -5,7 +5,6 @@ from typing import cast
 
 import click
 
-from sluice.producer import config, embedded
 from sluice.producer.cli.common import (
     Values,
     confirmed,
@@ -19,8 +18,10 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, QueueView
+from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.keys import RETURNED
-from sluice.producer.operations.durability import read
+from sluice.producer.contract.state_folder import state_dir
+from sluice.producer.contract.transport import embedded
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
 
@@ -202,7 +203,7 @@ def _settings(values: Values) -> QueueSettings:
         seconds = given.pop(name)
         given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
     if given["durability"] is not None:
-        given["durability"] = str(read(given["durability"]))
+        given["durability"] = str(read_durability(given["durability"]))
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to set: give a setting.")
@@ -234,7 +235,7 @@ def server_status(*, as_json: bool) -> None:
     Example:
         producer server status
     """
-    own = embedded.Embedded(config.state_dir())
+    own = embedded.Embedded(state_dir())
     facts = {"url": own.url, "runs": embedded.answers(own), "folder": str(own.folder), "history": str(own.history_path)}
     if as_json:
         show_json(facts)
@@ -250,4 +251,4 @@ def server_stop() -> None:
     Example:
         producer server stop
     """
-    note("stopped" if embedded.stop(config.state_dir()) else "it was not running")
+    note("stopped" if embedded.stop(state_dir()) else "it was not running")

@@ -1,13 +1,27 @@
-"""Errors of the contract.
+"""Errors of the contract. `sluice.producer.errors` has those of the client, and these.
 
-ValueError
-├── InvalidJob    the caller's: a job asks for something that cannot be sent; nothing was sent
-└── WireError     the sender's: bytes or an id cannot be read
+ProducerError
+├── InvalidJob           caller: the job is wrong; nothing was sent
+├── InvalidSetting       caller: a URL, an environment variable or a file is wrong
+└── EmbeddedServerError  the embedded server cannot be found, started or stopped
+WireError                the sender: bytes or an id cannot be read
 """
 
 
-class InvalidJob(ValueError):
-    """A value of a job is out of range, too large or of the wrong type; the message names it."""
+class ProducerError(Exception):
+    """Base class of the client's errors. The message is a sentence that states what to do."""
+
+
+class InvalidJob(ProducerError, ValueError):
+    """The job is wrong; the message names the value."""
+
+
+class InvalidSetting(ProducerError, ValueError):
+    """A setting is wrong; the message names it."""
+
+
+class EmbeddedServerError(ProducerError):
+    """The embedded server cannot be found, started or stopped."""
 
 
 class WireError(ValueError):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from sluice.producer.contract import calls
 from sluice.producer.contract.calls import BatchView
+from sluice.producer.contract.jobs import Moment, moment_ms
 from sluice.producer.errors import BatchNotFound
-from sluice.producer.jobs import Moment, moment_ms
 from sluice.producer.operations.operation import Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls

@@ -7,7 +7,6 @@ settings also state the number of partitions, which is checked here.
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sluice.producer.contract import errors as contract_errors
 from sluice.producer.contract.durability import (
     FACTS,
     MEMORY,
@@ -47,7 +46,7 @@ class DurabilityPolicy:
             InvalidJob: `asked` names no durability.
             DurabilityRefused: this server cannot guarantee it.
         """
-        wanted = self.default if asked is None else read(asked)
+        wanted = self.default if asked is None else read_durability(asked)
         if wanted == MEMORY:
             return NOTHING_ASKED
         found, since_s = self._known.get(wanted, (None, 0.0))
@@ -71,18 +70,6 @@ class DurabilityPolicy:
         return DurabilityCheck(wanted, round(self.timeout_s * 1000), persistence.has_waitaof)
 
 
-def read(text: str) -> Durability:
-    """Parse a durability.
-
-    Raises:
-        InvalidJob: the text names none.
-    """
-    try:
-        return read_durability(text)
-    except contract_errors.InvalidJob as error:
-        raise InvalidJob(str(error)) from error
-
-
 def _check_partitions(queue: Queue, stated: Reply) -> None:
     """Refuse a number of partitions that differs from that of the workers. A queue that had no worker states none."""
     num_served = int(stated) if isinstance(stated, bytes) and stated.isdigit() else queue.partitions
@@ -98,5 +85,5 @@ def _default(queue: Queue, reply: Reply) -> Durability:
         return MEMORY
     try:
         return read_durability(reply.decode(errors="replace"))
-    except contract_errors.InvalidJob as error:
+    except InvalidJob as error:
         raise InvalidSetting(f"the settings of queue {queue.name!r} are wrong: {error}") from error

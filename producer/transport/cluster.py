@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TypeVar, cast
 
-from sluice.producer import config
-from sluice.producer.contract.transport.cluster import Address, NotACluster, read_url
+from sluice.producer.contract.transport import urls
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest, block_s, split_read
+from sluice.producer.contract.transport.slot_table import NotACluster
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations.operation import Ask
 from sluice.producer.transport.actions import Routine, RunAll, Sleep
@@ -35,13 +35,13 @@ class Cluster:
 
     def __init__(self, settings: LinkSettings) -> None:
         try:
-            self._cluster_url = read_url(settings.url)
+            self._cluster_url = urls.read_cluster_url(settings.url)
         except ValueError as error:
-            problem = f"cannot read the URL {config.redacted(settings.url)!r}: {error}. {config.HOW}"
+            problem = f"cannot read the URL {urls.redacted(settings.url)!r}: {error}. {urls.HOW}"
             raise InvalidSetting(problem) from error
         self.settings = settings
         self._router = Router(self._cluster_url.seeds, CONNECTION_ERRORS)
-        self._nodes: dict[Address, Server] = {}
+        self._nodes: dict[urls.Address, Server] = {}
 
     def ask(self, ask: Ask) -> Routine[list[Reply]]:
         """Make a round trip, and repeat it while a shard does not answer.
@@ -108,7 +108,7 @@ class Cluster:
         except StopIteration as stop:
             return stop.value
         except NotACluster as error:
-            raise InvalidSetting(f"{config.redacted(self.settings.url)}: {error}.") from error
+            raise InvalidSetting(f"{urls.redacted(self.settings.url)}: {error}.") from error
 
     def _send(self, request: ShardRequest, *, is_repeatable: bool) -> Routine[list[Reply]]:
         try:
@@ -117,7 +117,7 @@ class Cluster:
             self._router.failed(request.address)
             raise
 
-    def _node(self, address: Address) -> Server:
+    def _node(self, address: urls.Address) -> Server:
         if address not in self._nodes:
             settings = LinkSettings(self._cluster_url.url_of(address), self.settings.patience_s)
             self._nodes[address] = Server(settings)

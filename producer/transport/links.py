@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.transport.cluster import is_cluster
 from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.operation import Ask
 from sluice.producer.transport.actions import (
     Action,

@@ -12,8 +12,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from sluice.producer import config
-from sluice.producer.contract.transport import tls
+from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.execution import no_retry
 from sluice.producer.errors import InvalidSetting
 
@@ -88,12 +87,12 @@ def _make(url: str, pool: Pool, behind_sentinels: tuple[Any, Any], retry: object
         tls.check_files(url)
         if "+sentinel" in url:
             sentinel, sentinel_pool = behind_sentinels
-            asked = config.read_sentinel_url(url, options)
+            asked = urls.read_sentinel_url(url, options)
             manager = sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
             return sentinel_pool(asked.service, manager, **asked.options)
         return _checked(pool.from_url(url, **options))
     except (ValueError, TypeError) as error:
-        raise InvalidSetting(f"cannot read the URL {config.redacted(url)!r}: {error}. {config.HOW}") from error
+        raise InvalidSetting(f"cannot read the URL {urls.redacted(url)!r}: {error}. {urls.HOW}") from error
 
 
 def _checked(pool: Pool) -> Pool:

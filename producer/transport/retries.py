@@ -11,8 +11,7 @@ from typing import Self
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoPermissionError
 
-from sluice.producer import config
-from sluice.producer.contract.transport import tls
+from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.backoff import Backoff
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, ErrorKind, classify
 from sluice.producer.contract.transport.execution import Reply
@@ -45,7 +44,7 @@ class LinkSettings:
     """Told of outages that last."""
 
     def __repr__(self) -> str:
-        return f"LinkSettings({config.redacted(self.url)!r}, patience_s={self.patience_s:g})"
+        return f"LinkSettings({urls.redacted(self.url)!r}, patience_s={self.patience_s:g})"
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +85,7 @@ class Retries:
 
 
 def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitReason:
-    where, how = config.redacted(settings.url), f"Trying for up to {settings.patience_s:g} s"
+    where, how = urls.redacted(settings.url), f"Trying for up to {settings.patience_s:g} s"
     if kind is ErrorKind.LOADING:
         return WaitReason(WaitCause.SERVER_LOADING, f"{where} loads its data. {how}")
     message = f"{where} does not answer: {str(error).rstrip('.')}. {how}; check that the server runs"
@@ -94,7 +93,7 @@ def _outage(error: Exception, kind: ErrorKind, settings: LinkSettings) -> WaitRe
 
 
 def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnreachable:
-    where, kind = config.redacted(url), classify(error)
+    where, kind = urls.redacted(url), classify(error)
     if kind is ErrorKind.DENIED:
         return _denied(error, url)
     if kind is ErrorKind.NOT_REDIS:
@@ -106,7 +105,7 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnr
 
 
 def _denied(error: Exception, url: str) -> AccessDenied:
-    return AccessDenied(f"{config.redacted(url)} refuses this user: {error}. Check user name, password and rights.")
+    return AccessDenied(f"{urls.redacted(url)} refuses this user: {error}. Check user name, password and rights.")
 
 
 def checked(ask: Ask, replies: list[Reply], url: str) -> list[Reply]:
@@ -132,7 +131,7 @@ def _checked_one(error: Exception, url: str, ask: Ask) -> Reply:
 def _refusal(error: Exception, kind: ErrorKind, url: str) -> ProducerError:
     if kind in (ErrorKind.DENIED, ErrorKind.DENIED_IN_SCRIPT):
         return _denied(error, url)
-    where = config.redacted(url)
+    where = urls.redacted(url)
     if kind is ErrorKind.FULL:
         return QueueFull(f"{where} is at its maxmemory. Try again later, or give it more memory.",
                          reason="full_memory", waiting=(0, 0, 0), bound=0)  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.producer import embedded
+from sluice.producer.contract.transport import embedded
 from tests.end_to_end.processes import ROOT
 from tests.servers import binary_of, how_to_get
 

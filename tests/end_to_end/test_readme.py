@@ -21,8 +21,8 @@ import pytest
 import sqlalchemy as sa
 import torch
 
-from sluice.producer import embedded
 from sluice.producer.client import Producer
+from sluice.producer.contract.transport import embedded
 from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
 

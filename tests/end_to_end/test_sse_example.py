@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluice.producer import embedded
 from sluice.producer.client import Producer
+from sluice.producer.contract.transport import embedded
 from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, crew
 from tests.servers import binary_of, how_to_get
 

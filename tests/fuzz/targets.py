@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sluice.producer.bulk.input import LineReader, lines
+from sluice.producer.contract.bulk.input import LineReader, lines
 from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.jobs import OPTION_NAMES, Options, template
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport import cluster
+from sluice.producer.contract.transport import urls
 from sluice.producer.contract.wire import (
     ChoiceResult,
     End,
@@ -37,7 +38,6 @@ from sluice.producer.contract.wire import (
     encode_spec,
 )
 from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
-from sluice.producer.jobs import OPTION_NAMES, Options, template
 from sluice.producer.operations.channels import channel_rows
 from sluice.producer.operations.follow import Reader, cursor_at
 from sluice.producer.operations.queue import Queue
@@ -114,7 +114,7 @@ def _read_file(data: bytes) -> object:
 
 def opened_file_of(data: bytes) -> object:
     """What the bulk reader makes of a file with this in it."""
-    from sluice.producer.bulk.input import _plain  # pyright: ignore[reportPrivateUsage]
+    from sluice.producer.contract.bulk.input import _plain  # pyright: ignore[reportPrivateUsage]
 
     return _plain(io.BytesIO(data))
 
@@ -175,5 +175,7 @@ TARGETS: Mapping[str, Target] = {
     "options": Target(_option_values, _options, (InvalidJob,)),
     "job_id": Target(_TEXT, lambda data: split_job_id(_as_text(data)), (WireError,)),
     "cursor": Target(_TEXT, lambda data: cursor_at(_as_text(data)), (BadOffset,)),
-    "cluster_url": Target(_TEXT, lambda data: cluster.read_url(f"redis+cluster://{_as_text(data)}"), (ValueError,)),
+    "cluster_url": Target(
+        _TEXT, lambda data: urls.read_cluster_url(f"redis+cluster://{_as_text(data)}"), (ValueError,)
+    ),
 }

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import redis
 
-from sluice.producer import embedded
-from sluice.producer.embedded import Embedded
+from sluice.producer.contract.transport import embedded
+from sluice.producer.contract.transport.embedded import Embedded
 from sluice.producer.errors import EmbeddedServerError
 
 
@@ -66,7 +66,7 @@ class TestGivenNoServerYet:
         program = f"""
 import time
 from pathlib import Path
-from sluice.producer import embedded
+from sluice.producer.contract.transport import embedded
 embedded.ensure(Path({str(folder)!r}))
 print("up", flush=True)
 time.sleep(60)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
 from sluice.producer.contract.wire import JobId, Message, decode_prompt, decode_spec
 from sluice.producer.errors import InvalidJob, ProducerError
-from sluice.producer.jobs import Job, JobEncoder, Options, job, only_prompt, partition_of, template
 
 
 def made(prompt: Any = "hello", **options: Any) -> NewJob:  # Any: tests hand over what is wrong, too

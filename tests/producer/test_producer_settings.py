@@ -7,6 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sluice.producer import config
+from sluice.producer.contract import state_folder
+from sluice.producer.contract.transport import urls
 from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.producer.operations.queue import Queue
 from sluice.producer.transport.links import Link
@@ -39,18 +41,18 @@ class TestGivenAnArgumentAndAnEnvironment:
 
 class TestGivenTheStateFolder:
     def test_when_nothing_is_set_then_it_is_the_users_state_home(self) -> None:
-        assert config.state_dir({}) == Path("~/.local/state/sluice").expanduser()
+        assert state_folder.state_dir({}) == Path("~/.local/state/sluice").expanduser()
 
     def test_when_the_state_home_is_set_then_it_is_in_there(self, tmp_path: Path) -> None:
-        assert config.state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "sluice"
+        assert state_folder.state_dir({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "sluice"
 
     def test_when_the_state_home_is_relative_then_it_is_ignored_as_xdg_specifies(self) -> None:
-        assert config.state_dir({"XDG_STATE_HOME": "here"}) == Path("~/.local/state/sluice").expanduser()
+        assert state_folder.state_dir({"XDG_STATE_HOME": "here"}) == Path("~/.local/state/sluice").expanduser()
 
     def test_when_ours_is_set_then_it_is_taken_as_it_is(self, tmp_path: Path) -> None:
-        environ = {config.STATE_DIR: str(tmp_path), "XDG_STATE_HOME": "/elsewhere"}
+        environ = {state_folder.STATE_DIR: str(tmp_path), "XDG_STATE_HOME": "/elsewhere"}
 
-        assert config.state_dir(environ) == tmp_path
+        assert state_folder.state_dir(environ) == tmp_path
         assert config.database_url(None, environ) == f"sqlite:///{tmp_path}/history.db"
 
     def test_when_a_database_is_named_then_the_argument_wins_over_the_environment(self) -> None:
@@ -76,7 +78,7 @@ class TestGivenAUrlWithASecret:
         # A secret such as `sentinel` is shown, as the scheme.
         assume(not any(secret in url for url in urls_with("***")))
 
-        shown = [config.redacted(url) for url in urls_with(secret)]
+        shown = [urls.redacted(url) for url in urls_with(secret)]
 
         assert not [text for text in shown if secret in text]
         assert shown[0] == "redis://:***@host:6379/0"
@@ -92,7 +94,7 @@ class TestGivenASentinelUrl:
     def test_when_it_is_read_then_addresses_service_database_and_passwords_are_known(self) -> None:
         url = "redis+sentinel://bob:s%40cret@one:1,two/service/3?sentinel_password=other"
 
-        asked = config.read_sentinel_url(url, {"socket_timeout": 2.0, "client_name": "us"})
+        asked = urls.read_sentinel_url(url, {"socket_timeout": 2.0, "client_name": "us"})
 
         assert (asked.addresses, asked.service) == ([("one", 1), ("two", 26379)], "service")
         named = {"username": "bob", "password": "s@cret", "db": 3}

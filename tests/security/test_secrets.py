@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.bulk.journal import Journal
+from sluice.producer.contract.bulk.journal import Journal
 from tests.end_to_end.processes import ROOT, crew
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer

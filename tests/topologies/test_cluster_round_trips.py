@@ -9,15 +9,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.cluster import (
-    CLUSTER_SLOTS,
-    Address,
-    NotACluster,
-    SlotTable,
-    is_cluster,
-    read_url,
-    slot_of,
-)
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.routing import (
     MAX_MOVES,
@@ -28,6 +19,8 @@ from sluice.producer.contract.transport.routing import (
     block_s,
     split_read,
 )
+from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS, NotACluster, SlotTable, slot_of
+from sluice.producer.contract.transport.urls import Address, is_cluster, read_cluster_url
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ZERO, ONE = QueueKeys("q", 0), QueueKeys("q", 1)
@@ -252,7 +245,7 @@ class TestGivenARouter:
 
 class TestGivenUrls:
     def test_when_one_names_nodes_then_each_node_has_a_plain_url(self) -> None:
-        url = read_url("rediss+cluster://me:s%40crt@one:7000,[::1]:7001,three?ssl_ca_certs=ca.pem")
+        url = read_cluster_url("rediss+cluster://me:s%40crt@one:7000,[::1]:7001,three?ssl_ca_certs=ca.pem")
 
         assert is_cluster("rediss+cluster://one:7000")
         assert url.seeds == (("one", 7000), ("::1", 7001), ("three", 6379))
@@ -261,4 +254,4 @@ class TestGivenUrls:
     @pytest.mark.parametrize("url", ["redis+cluster://", "redis+cluster://one:port", "redis+cluster://one:1/3"])
     def test_when_one_cannot_be_of_a_cluster_then_it_is_refused(self, url: str) -> None:
         with pytest.raises(ValueError, match=r"HOST:PORT|invalid literal|database"):
-            read_url(url)
+            read_cluster_url(url)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sluice.producer.contract.transport.cluster import CLUSTER_SLOTS
 from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS
 from sluice.producer.operations.operation import Ask
 from sluice.producer.transport import links
 from sluice.producer.transport.links import Link

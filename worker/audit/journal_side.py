@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.producer.bulk.input import Line, LineReader, lines, opened
-from sluice.producer.bulk.jobs import BulkSpec, LineJobs, bulk_spec_of
-from sluice.producer.bulk.journal import ASKED, RUN
+from sluice.producer.contract.bulk.input import Line, LineReader, lines, opened
+from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs, bulk_spec_of
+from sluice.producer.contract.bulk.journal import ASKED, RUN
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.errors import InvalidJob, InvalidSetting
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.wire import JobId, WireError
-from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.worker.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
-from sluice.producer.config import redacted
 from sluice.producer.contract.database import HistoryError, HistoryUnreachable
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool, check_history

@@ -11,9 +11,9 @@ from typing import Any
 import redis
 from redis.sentinel import Sentinel
 
-from sluice.producer.config import read_sentinel_url, redacted
-from sluice.producer.contract.transport import cluster, tls
+from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.execution import no_retry
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.cluster import ClusterClient
 from sluice.worker.errors import ConfigError
@@ -29,7 +29,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     """Make a client for one thread; it does not connect yet.
 
     URLs: `redis://`, `rediss://`, `unix://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB`, and
-    `redis+cluster://HOST:PORT,HOST:PORT` (see `sluice.producer.contract.transport.cluster`).
+    `redis+cluster://HOST:PORT,HOST:PORT` (see `sluice.producer.contract.transport.urls`).
     `connected` is called after each connection, also when redis-py replaces a broken one.
 
     Raises:
@@ -45,7 +45,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     }
     if connected is not None:
         options["redis_connect_func"] = partial(_connect, connected)
-    if cluster.is_cluster(url):
+    if urls.is_cluster(url):
         return _cluster_client(url, lambda node: connect(node, timeout_s=timeout_s, connected=connected))
     try:
         tls.check_files(url)
@@ -60,7 +60,7 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
 
 def _cluster_client(url: str, make: Callable[[str], Client]) -> Client:
     try:
-        return ClusterClient(cluster.read_url(url), make)
+        return ClusterClient(urls.read_cluster_url(url), make)
     except ValueError as error:
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
 
@@ -154,6 +154,6 @@ class Connections:
 
 
 def _sentinel_client(url: str, options: dict[str, Any]) -> Client:  # as above
-    asked = read_sentinel_url(url, options)
+    asked = urls.read_sentinel_url(url, options)
     sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
     return sentinel.master_for(asked.service, **asked.options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from redis.commands import CoreCommands
 from redis.exceptions import ClusterDownError, RedisError
 
-from sluice.producer.contract.transport.cluster import Address, ClusterUrl, NotACluster
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest
+from sluice.producer.contract.transport.slot_table import NotACluster
+from sluice.producer.contract.transport.urls import Address, ClusterUrl
 from sluice.worker.errors import ConfigError
 
 Node = Any  # redis-py's clients share no typed base

@@ -6,9 +6,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from sluice.producer.config import redacted
 from sluice.producer.contract.transport import tls
 from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client, shards_of
 from sluice.worker.errors import ConfigError, NotReady

@@ -10,8 +10,8 @@ from statistics import median
 from redis.exceptions import RedisError
 
 from sluice.engine.errors import EngineError
-from sluice.producer.config import redacted
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client, connect

@@ -22,10 +22,10 @@ from typing import Literal
 import redis
 from sqlalchemy.engine import Engine
 
-from sluice.producer.config import redacted
 from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.urls import redacted
 from sluice.producer.contract.wire import OutboxEvent, WireError, decode_events
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client, connect

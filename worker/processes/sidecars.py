@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sluice.producer.contract.transport.cluster import is_cluster
+from sluice.producer.contract.transport.urls import is_cluster
 from sluice.worker.config import WorkerConfig
 from sluice.worker.endpoints import find_endpoints
 from sluice.worker.errors import ConfigError, ExitCode

@@ -16,9 +16,9 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.service.parts import num_done, own_server, percentile, wait_until, worker
 from benchmarks.service.run import run_jobs
 from sluice.producer.client import Producer
+from sluice.producer.contract.jobs import Job as QueuedJob
+from sluice.producer.contract.jobs import job as queued_job
 from sluice.producer.history.queries import JobRow
-from sluice.producer.jobs import Job as QueuedJob
-from sluice.producer.jobs import job as queued_job
 
 START_LIMIT_S = 90.0
 RATES = (0.5, 0.8, 0.95)

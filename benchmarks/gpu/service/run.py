@@ -17,7 +17,7 @@ def service(scale: Scale) -> Iterator[Line]:
     """Yield the service's cost and the waiting times of its jobs, or a line with the missing component."""
     try:
         from benchmarks.gpu.service import load as gpu_service_load
-        from sluice.producer.embedded import find_binary
+        from sluice.producer.contract.transport.embedded import find_binary
         from sluice.producer.errors import EmbeddedServerError
     except ImportError as error:
         yield Line("service", {"note": f"not present: the package {error.name}"})

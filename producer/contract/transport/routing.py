@@ -13,9 +13,10 @@ from typing import TypeAlias, TypeVar, cast
 from redis.exceptions import AskError, ClusterDownError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.producer.contract.transport.cluster import CLUSTER_SLOTS, Address, SlotTable, slot_of
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS, SlotTable, slot_of
+from sluice.producer.contract.transport.urls import Address
 
 MAX_MOVES = 5
 """Reads of the slot map for one round trip."""

@@ -17,9 +17,9 @@ from types import FrameType
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.job_ids import new_job_id
+from sluice.producer.contract.jobs import Job, Options
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError, QueueFull, QueueUnreachable
-from sluice.producer.jobs import Job, Options
 from sluice.producer.operations.submission import Receipt
 from tests.chaos.catalogue import Ask, Intent, JournalWriter, catalogue_of
 

@@ -13,9 +13,9 @@ from sqlalchemy.engine import Engine
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.producer.contract.calls import Duplicate
+from sluice.producer.contract.jobs import template
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
-from sluice.producer.jobs import template
 from sluice.worker.cli import main
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending, new_job, tokens

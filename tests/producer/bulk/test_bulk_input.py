@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.producer.bulk.input import (
+from sluice.producer.contract.bulk.input import (
     CHAT,
     COMPLETIONS,
     MAX_LINE_BYTES,
@@ -23,8 +23,8 @@ from sluice.producer.bulk.input import (
     lines,
     opened,
 )
+from sluice.producer.contract.jobs import Options
 from sluice.producer.errors import InvalidSetting
-from sluice.producer.jobs import Options
 
 
 def read(fields: object, *, endpoint: Endpoint | None = None, model: str | None = None) -> Line | BadLine:

@@ -13,9 +13,9 @@ from time import time
 from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
-from sluice.producer.contract import errors as contract_errors
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
 from sluice.producer.contract.messages import SamplingOptions, is_text
 from sluice.producer.contract.wire import (
@@ -28,7 +28,6 @@ from sluice.producer.contract.wire import (
     encode_prompt,
     encode_spec,
 )
-from sluice.producer.errors import InvalidJob
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]]
 """Text, token ids, or chat messages (as `{"role": …, "content": …}` or Message)."""
@@ -171,7 +170,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
         raise InvalidJob(f"unknown option {min(unknown)!r}. Options are: {', '.join(sorted(OPTION_NAMES))}.")
     try:
         return _template(options, partitions)
-    except (contract_errors.InvalidJob, WireError) as error:
+    except WireError as error:
         raise InvalidJob(str(error)) from error
 
 
@@ -239,7 +238,7 @@ def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
     try:
         plain = as_prompt(prompt)
         return encode_prompt(plain), *_size(plain)
-    except (contract_errors.InvalidJob, WireError) as error:
+    except WireError as error:
         raise InvalidJob(str(error)) from error
 
 

@@ -1,26 +1,18 @@
-"""A Redis Cluster's URL, and its map from slots to shards. Without I/O.
+"""A Redis Cluster's map from slots to shards. Without I/O.
 
 All keys of a partition have one hash tag, so they lie in one slot, and a command goes to the shard of its first key.
-
-    redis+cluster://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][?OPTION=VALUE]     (rediss+cluster:// for TLS)
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
-from urllib.parse import urlsplit
+from typing import Any, cast
 
 from redis.crc import key_slot
 from redis.exceptions import NoPermissionError
 
 from sluice.producer.contract.transport.execution import Command, Reply
-
-DEFAULT_PORT = 6379
-
-Address: TypeAlias = tuple[str, int]
-"""Host and port."""
+from sluice.producer.contract.transport.urls import Address
 
 CLUSTER_SLOTS: Command = ("CLUSTER", "SLOTS")
 """Ask a node for the slot map; `SlotTable.read` reads the reply."""
@@ -31,49 +23,6 @@ _TAG = re.compile(rb"\{[^{}]+:\d+\}:")
 
 class NotACluster(ValueError):
     """A node has replied to CLUSTER SLOTS with an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterUrl:
-    """The nodes to ask first, and the options for a connection to any node."""
-
-    seeds: tuple[Address, ...]
-    _scheme: str
-    _credentials: str
-    _query: str
-
-    def url_of(self, address: Address) -> str:
-        """Return the redis:// or rediss:// URL of one node."""
-        host, port = address
-        shown = f"[{host}]" if ":" in host else host
-        return f"{self._scheme}://{self._credentials}{shown}:{port}/0{self._query}"
-
-
-def is_cluster(url: str) -> bool:
-    """Tell whether a URL is one of a Cluster."""
-    return "+cluster://" in url
-
-
-def read_url(url: str) -> ClusterUrl:
-    """Parse a Cluster's URL.
-
-    Raises:
-        ValueError: it names no node, a port is not a number, or it names a database (a Cluster has only one).
-    """
-    parts = urlsplit(url)
-    credentials, at, hosts = parts.netloc.rpartition("@")
-    if not hosts:
-        raise ValueError("expected redis+cluster://HOST:PORT,HOST:PORT")
-    if parts.path.strip("/") not in ("", "0"):
-        raise ValueError("a Cluster has no database numbers")
-    query = f"?{parts.query}" if parts.query else ""
-    seeds = tuple(_address(host) for host in hosts.split(","))
-    return ClusterUrl(seeds, parts.scheme.removesuffix("+cluster"), credentials + at, query)
-
-
-def _address(host: str) -> Address:
-    name, colon, port = host.rpartition(":")
-    return (name.strip("[]"), int(port)) if colon else (host, DEFAULT_PORT)
 
 
 class SlotTable:

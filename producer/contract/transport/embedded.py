@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from sluice.producer.errors import EmbeddedServerError
+from sluice.producer.contract.errors import EmbeddedServerError
 
 START_TIMEOUT_S = 60.0
 """Large: an append-only file of gigabytes takes seconds to load, and the progress is not visible from outside."""

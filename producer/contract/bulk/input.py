@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import zstandard
 
+from sluice.producer.contract.errors import InvalidJob, InvalidSetting
+from sluice.producer.contract.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike
 from sluice.producer.contract.limits import MAX_PROMPT_BYTES
-from sluice.producer.errors import InvalidJob, InvalidSetting
-from sluice.producer.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

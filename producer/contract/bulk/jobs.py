@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, cast
 
-from sluice.producer.bulk.input import Endpoint, Line
+from sluice.producer.contract.bulk.input import Endpoint, Line
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.jobs import Options, Template, partition_of, template
 from sluice.producer.contract.wire import JobId
-from sluice.producer.jobs import Options, Template, partition_of, template
 
 NAME_BYTES = 12
 MAX_TEMPLATES = 1024

@@ -1,0 +1,126 @@
+"""URLs of the queue's server: a single one, one behind Sentinels, or the nodes of a Cluster. Without I/O.
+
+redis://, rediss://, unix://                                  as redis-py reads them
+redis+sentinel://[USER:PASSWORD@]HOST:PORT[,…]/SERVICE/DB     (rediss+sentinel:// for TLS)
+redis+cluster://[USER:PASSWORD@]HOST:PORT[,…][?OPTION=VALUE]  (rediss+cluster:// for TLS)
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from sluice.producer.contract.errors import InvalidSetting
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+HOW = (
+    "Give one of redis://HOST:PORT/DB, rediss://…, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB, "
+    "redis+cluster://HOST:PORT,HOST:PORT."
+)
+
+PORT = 6379
+SENTINEL_PORT = 26379
+
+SENTINEL = "sentinel_"
+"""Prefix of the options for connections to the Sentinels."""
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
+
+
+def redacted(url: str) -> str:
+    """Return the URL without its secrets, for messages."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if at:
+        name, colon, _ = user.partition(":")
+        host = f"{name}{':***' if colon else ''}@{host}"
+    query = re.sub(r"((?:^|&)[^=&]*(?:password|secret|token)[^=&]*=)[^&]*", r"\1***", parts.query, flags=re.IGNORECASE)
+    return f"{parts.scheme}://{host}{parts.path}{'?' if query else ''}{query}" if parts.scheme else parts.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelUrl:
+    """Addresses of the Sentinels, the service, and the connection options of both. May hold passwords."""
+
+    addresses: list[Address]
+    service: str
+    sentinel_options: dict[str, Any]  # Any: redis-py's keyword arguments
+    options: dict[str, Any]
+
+
+def read_sentinel_url(url: str, options: Mapping[str, Any]) -> SentinelUrl:
+    """Read redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB?OPTIONS, with `options` as defaults.
+
+    Options that begin with `sentinel_` apply to the connections to the Sentinels; timeouts apply to both.
+
+    Raises:
+        InvalidSetting: the service is missing, or a port or database number is not a number.
+    """
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service or not hosts:
+        raise InvalidSetting(f"{redacted(url)!r} names no sentinels or no service. {HOW}")
+    name, _, password = user.partition(":")
+    given: dict[str, Any] = dict(parse_qsl(parts.query))
+    given |= {key: unquote(value) for key, value in (("username", name), ("password", password)) if value}
+    try:
+        given["db"] = int(db or 0)
+        addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",")]
+    except ValueError as error:
+        raise InvalidSetting(f"a port or database of {redacted(url)!r} is not a number. {HOW}") from error
+    both: dict[str, Any] = {"ssl": True} if parts.scheme.startswith("rediss") else {}
+    shared = {key: value for key, value in options.items() if key.startswith(("socket_", "retry"))}
+    own = {key.removeprefix(SENTINEL): value for key, value in given.items() if key.startswith(SENTINEL)}
+    rest = {key: value for key, value in given.items() if not key.startswith(SENTINEL)}
+    return SentinelUrl(
+        addresses=addresses,
+        service=unquote(service),
+        sentinel_options={**shared, **both, **own},
+        options={**options, **both, **rest},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUrl:
+    """The nodes to ask first, and the options for a connection to any node."""
+
+    seeds: tuple[Address, ...]
+    _scheme: str
+    _credentials: str
+    _query: str
+
+    def url_of(self, address: Address) -> str:
+        """Return the redis:// or rediss:// URL of one node."""
+        host, port = address
+        shown = f"[{host}]" if ":" in host else host
+        return f"{self._scheme}://{self._credentials}{shown}:{port}/0{self._query}"
+
+
+def is_cluster(url: str) -> bool:
+    """Tell whether a URL is one of a Cluster."""
+    return "+cluster://" in url
+
+
+def read_cluster_url(url: str) -> ClusterUrl:
+    """Parse a Cluster's URL.
+
+    Raises:
+        ValueError: it names no node, a port is not a number, or it names a database (a Cluster has only one).
+    """
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    if not hosts:
+        raise ValueError("expected redis+cluster://HOST:PORT,HOST:PORT")
+    if parts.path.strip("/") not in ("", "0"):
+        raise ValueError("a Cluster has no database numbers")
+    query = f"?{parts.query}" if parts.query else ""
+    seeds = tuple(_address(host, PORT) for host in hosts.split(","))
+    return ClusterUrl(seeds, parts.scheme.removesuffix("+cluster"), credentials + at, query)
+
+
+def _address(host: str, default_port: int) -> Address:
+    name, colon, port = host.rpartition(":")
+    return (name.strip("[]"), int(port)) if colon else (host, default_port)
