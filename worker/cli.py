@@ -191,9 +191,9 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
 def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **given: Any) -> None:  # noqa: ANN401  # as click passes them
     """Find the best batching settings for MODEL and a traffic on this machine.
 
-    Measures the step time, replays the traffic in virtual time with each candidate, then runs the best and the current
-    settings for real and prints both next to their predictions. Without a file, the traffic is the newest jobs of the
-    history.
+    Measures the step time and replays the traffic in virtual time with each candidate. If one is predicted to be better
+    than the current settings, runs both for real, without the pauses between requests, and recommends it if it
+    measures better. Without a file, the traffic is the newest jobs of the history.
 
     \b
     A line of the file (prompt may replace prompt_tokens, and max_tokens may replace output_tokens):
@@ -207,7 +207,7 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
     options = TuneOptions(**{name: given.pop(name) for name in list(given) if name in TuneOptions.__annotations__})
     config = _config_of(config_file, given, model__path=model, model__device=_device_of(gpu, cpu=cpu))
-    click.echo(run_tune(config, os.environ, options))
+    click.echo(run_tune(config, os.environ, options, lambda line: click.echo(line, err=True)))
 
 
 @main.command()

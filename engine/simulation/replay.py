@@ -50,6 +50,21 @@ class RealClock:
         time.sleep(seconds)
 
 
+class ComputeClock:
+    """The machine's clock, without pauses: time in which nothing computes is skipped. Changes with each pause."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+
+    def now_s(self) -> float:
+        """Return the time."""
+        return time.perf_counter() + self._skipped_s
+
+    def pass_s(self, seconds: float) -> None:
+        """Skip a pause."""
+        self._skipped_s += seconds
+
+
 @dataclass(slots=True, eq=False)
 class CompletedRequest:
     """A replayed arrival and its times, from the start of the replay."""

@@ -23,6 +23,7 @@ from sluice.worker.cli import main
 from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.errors import ConfigError, ExitCode, NotReady
 from sluice.worker.history.migrate import prepare
+from sluice.worker.tune import progress
 from sluice.worker.tune.command import current_choice, report_of, start_command
 from sluice.worker.tune.search import Choice, Model, SearchResult, search
 from sluice.worker.tune.traffic import read_history, read_traffic
@@ -172,16 +173,34 @@ class TestGivenAMachineThatServesAll:
     def found(self, current: Choice) -> SearchResult:
         return search(model(StepTime(fixed_s=1e-3)), self.LONE, self.TARGET, current)
 
-    def test_when_all_choices_are_alike_then_the_least_is_asked_for(self) -> None:
-        assert self.found(DEFAULTS).best.choice == Choice(max_num_seqs=4, max_num_batched_tokens=128, block_size=16)
+    @pytest.mark.parametrize("current", [DEFAULTS, Choice(max_num_seqs=1, max_num_batched_tokens=16)])
+    def test_when_all_choices_are_alike_then_the_current_settings_are_kept(self, current: Choice) -> None:
+        found = self.found(current)
 
-    def test_when_the_current_settings_are_the_best_then_nothing_else_is_recommended(self) -> None:
-        found = self.found(Choice(max_num_seqs=1, max_num_batched_tokens=16))
-
-        assert found.best == found.current
+        assert found.best.choice == found.candidate.choice == current
         report = report_of(found, "continuous", self.TARGET)
-        assert report.endswith("no choice was better than the current settings:")
+        assert report.endswith("no choice was predicted to be better than the current settings:")
         assert "recommended" not in report
+
+
+class TestGivenAChoiceThatIsPredictedToBeBetter:
+    """The prompts that stall decodes; what is measured for the choice is replaced."""
+
+    TARGET = Target(ttft_s=0.2, tpot_s=0.05)
+
+    @pytest.mark.parametrize(("attainment", "is_kept"), [(-0.1, True), (0.0, True), (0.1, False)])
+    def test_when_it_does_not_measure_better_then_the_current_settings_are_kept(
+        self, attainment: float, *, is_kept: bool
+    ) -> None:
+        found = TestGivenPromptsThatStallDecodes.found
+        assert found.candidate.choice != found.current.choice
+        measured = replace(found.current.measured, attainment=found.current.measured.attainment + attainment)
+        found = replace(found, candidate=replace(found.candidate, measured=measured))
+
+        assert (found.best == found.current) == is_kept
+        report = report_of(found, "continuous", self.TARGET)
+        assert ("rejected, measured" in report) == is_kept
+        assert ("recommended, measured" in report) != is_kept
 
 
 class TestGivenAFileOfTraffic:
@@ -219,6 +238,28 @@ class TestGivenAFileOfTraffic:
             "4: must be an object, got [1, 2]",
             "5: must be an object, got 7",
         ]
+
+    def test_when_it_is_a_batch_file_then_one_sentence_says_so(self, tmp_path: Path) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        lines = [{"custom_id": f"{n}", "method": "POST", "url": "/v1/chat/completions", "body": body} for n in range(9)]
+
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, *lines)
+
+        (problem,) = caught.value.problems
+        assert problem.endswith(
+            "traffic.jsonl:1 and 8 more lines: is a job of a batch file; a line of traffic has "
+            "at_s, prompt, prompt_tokens, output_tokens, max_tokens"
+        )
+
+    def test_when_lines_are_wrong_in_many_ways_then_the_rest_is_counted(self, tmp_path: Path) -> None:
+        wrong = [{"prompt_tokens": -n, "output_tokens": 2} for n in range(20)]
+
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, *wrong)
+
+        assert len(caught.value.problems) == 6
+        assert caught.value.problems[-1].endswith(": 15 more lines are wrong in other ways")
 
     def test_when_only_some_lines_say_when_then_that_is_reported(self, tmp_path: Path) -> None:
         timed = {"at_s": 1, "prompt_tokens": 3, "output_tokens": 2}
@@ -292,23 +333,44 @@ class TestGivenTheCommand:
         assert "a request of 520 tokens; this worker takes 256" in result.output
 
     @pytest.mark.slow
-    def test_when_it_is_asked_then_prediction_measurement_and_flags_are_printed(self, tmp_path: Path) -> None:
+    def test_when_requests_came_hours_apart_then_the_pauses_are_skipped(self, tmp_path: Path) -> None:
         traffic = tmp_path / "traffic.jsonl"
-        traffic.write_text('{"prompt_tokens": 20, "output_tokens": 5}\n' * 6)
+        lines = [{"at_s": 3600 * (n // 3), "prompt_tokens": 200, "output_tokens": 5} for n in range(6)]
+        traffic.write_text("\n".join(map(json.dumps, lines)))
 
         result = CliRunner().invoke(
-            main, ["tune", "null?step_s=0.0005", str(traffic), "--rate", "20", "--discipline", "orca"]
+            main,
+            ["tune", "null?step_s=0.0005", str(traffic), "--discipline", "orca"],
+            env={"SLUICE_MAX_NUM_SEQS": "1"},
         )
 
         assert result.exit_code == ExitCode.DONE, result.output
-        assert [line.split("  ")[0] for line in result.output.splitlines() if "ed  " in line] == [
-            "current, predicted",
-            "current, measured",
-            "recommended, predicted",
-            "recommended, measured",
+        *report, command = result.stdout.splitlines()
+        measured = [line.split("  ")[0] for line in report if "ed  " in line]
+        assert measured[:2] == ["current, predicted", "current, measured"]
+        assert command.startswith("worker start --queue default --cpu --model 'null?step_s=0.0005'")
+        assert " --discipline orca " in command
+        assert any("discipline orca" in line for line in report)
+        progress = result.stderr.splitlines()
+        assert "tuning for 6 requests of 3600 s; pauses between them are skipped" in progress
+        assert any(line.startswith("running settings for real: ") and "about " in line for line in progress)
+
+
+class TestGivenAStageOfAMinute:
+    def test_when_parts_end_then_it_says_how_much_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s, lines = [0.0], list[str]()
+        monkeypatch.setattr(progress, "monotonic", lambda: now_s[0])
+        stage = progress.Progress(lines.append).stage("simulating", 60, estimate_s=300)
+
+        def part() -> int:
+            now_s[0] += 1
+            return 7
+
+        assert [stage.timed(part) for _ in range(60)] == [7] * 60
+
+        assert lines[:3] == [
+            "simulating: 0 of 60, about 5 min",
+            "simulating: 2 of 60, about 58 s left",
+            "simulating: 4 of 60, about 56 s left",
         ]
-        assert result.output.splitlines()[-1].startswith(
-            "worker start --queue default --cpu --model 'null?step_s=0.0005'"
-        )
-        assert "discipline orca" in result.output
-        assert " --discipline orca " in result.output.splitlines()[-1]
+        assert lines[-1] == "simulating: 58 of 60, about 2 s left"

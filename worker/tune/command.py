@@ -1,20 +1,21 @@
 """The command `worker tune`: from options to a report."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sluice.engine.executor import Executor
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.figures import Figures, Target
-from sluice.engine.simulation.replay import RealClock
+from sluice.engine.simulation.replay import ComputeClock
 from sluice.engine.simulation.step_time import Fit
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, SETTINGS, WorkerConfig
 from sluice.worker.endpoints import database_url_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import engine_config, load
 from sluice.worker.model.translate import Encoder
+from sluice.worker.tune.progress import Progress
 from sluice.worker.tune.search import (
     BLOCK_SIZES,
     MAX_NUM_BATCHED_TOKENS,
@@ -48,14 +49,19 @@ class TuneOptions:
         return Target(ttft_s=self.ttft_s, tpot_s=self.tpot_ms / 1e3)
 
 
-def run_tune(config: WorkerConfig, environ: Mapping[str, str], options: TuneOptions) -> str:
+def run_tune(
+    config: WorkerConfig, environ: Mapping[str, str], options: TuneOptions, write: Callable[[str], None]
+) -> str:
     """Tune for a model and a traffic, and return a report that ends with the command to start the result.
+
+    Progress and estimates go to `write`, line by line.
 
     Raises:
         ConfigError: the model, the traffic or a number is wrong.
         NotReady: the history cannot be read.
     """
-    batching = engine_config(config)
+    batching, progress = engine_config(config), Progress(write)
+    write(f"loading {config.model.path}")
     first = load(_widest(config, BLOCK_SIZES[0]))
     arrivals = _arrivals(config, environ, options, first.encode)
     _check_lengths(arrivals, first.max_job_tokens)
@@ -65,7 +71,9 @@ def run_tune(config: WorkerConfig, environ: Mapping[str, str], options: TuneOpti
     def load_with(block_size: int) -> Executor:
         return loaded.pop() if loaded and block_size == BLOCK_SIZES[0] else load(_widest(config, block_size)).executor
 
-    found = search(Model(load_with, RealClock(), batching), arrivals, options.target, current_choice(config))
+    write(f"tuning for {len(arrivals)} requests of {arrivals[-1].at_s:.0f} s; pauses between them are skipped")
+    model = Model(load_with, ComputeClock(), batching, progress)
+    found = search(model, arrivals, options.target, current_choice(config))
     report = report_of(found, batching.discipline, options.target)
     return f"{report}\n\n{start_command(config, found.best.choice)}"
 
@@ -130,7 +138,7 @@ def _check_lengths(arrivals: list[Arrival], max_job_tokens: int) -> None:
 
 def report_of(found: SearchResult, discipline: str, target: Target) -> str:
     """Format a search result. Predicted figures are from virtual time, measured ones from real runs."""
-    fit = found.fit
+    fit, candidate = found.fit, found.candidate
     lines = [
         f"a step takes {fit.step_time}",
         f"(of {fit.num_steps} steps half are within {fit.median_error:.0%}, all together {fit.total_error:+.0%})",
@@ -142,15 +150,13 @@ def report_of(found: SearchResult, discipline: str, target: Target) -> str:
         _line("current, predicted", found.current.predicted),
         _line("current, measured", found.current.measured),
     ]
+    if candidate == found.current:
+        return "\n".join([*lines, "", "no choice was predicted to be better than the current settings:"])
+    name = "recommended" if found.best == candidate else "rejected"
+    lines += [_line(f"{name}, predicted", candidate.predicted), _line(f"{name}, measured", candidate.measured)]
     if found.best == found.current:
-        return "\n".join([*lines, "", "no choice was better than the current settings:"])
-    return "\n".join(
-        [
-            *lines,
-            _line("recommended, predicted", found.best.predicted),
-            _line("recommended, measured", found.best.measured),
-        ]
-    )
+        lines += ["", "the rejected settings did not measure better than the current ones:"]
+    return "\n".join(lines)
 
 
 def _warning(fit: Fit) -> list[str]:

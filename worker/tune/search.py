@@ -1,10 +1,11 @@
 """Search for the batching settings that serve a traffic best with a model on this machine.
 
 A few short runs give a model of the step time (`engine.simulation.step_time`). With it, the traffic is replayed in
-virtual time for each choice of settings. The best choice and the current one are then run for real.
+virtual time for each choice of settings. If one is predicted to be better than the current settings, both are run for
+real. It is recommended only if it measures better, too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
@@ -15,6 +16,7 @@ from sluice.engine.simulation.figures import Figures, Target, summarise
 from sluice.engine.simulation.replay import Clock, Replay, replay, simulate
 from sluice.engine.simulation.step_time import Fit, fit
 from sluice.worker.config import DEFAULT_BLOCK_SIZE
+from sluice.worker.tune.progress import Progress
 
 MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128)
 MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096)
@@ -57,8 +59,11 @@ class Choice:
 class Model:
     """A model on this machine. `load` loads it with a block size; settings outside the search are from `config`."""
 
-    def __init__(self, load: Callable[[int], Executor], clock: Clock, config: EngineConfig) -> None:
+    def __init__(
+        self, load: Callable[[int], Executor], clock: Clock, config: EngineConfig, progress: Progress | None = None
+    ) -> None:
         self.config = config
+        self.progress = progress or Progress()
         self._load = load
         self._clock = clock
         self._loaded: tuple[int, Executor] | None = None
@@ -82,7 +87,9 @@ class Model:
 
     def _measured(self, arrivals: Sequence[Arrival], block_size: int) -> tuple[Fit, ModelLimits]:
         if block_size not in self._fits:
-            runs = [self.run(probe, choice) for probe, choice in _probes(arrivals, block_size)]
+            probes = list(_probes(arrivals, block_size))
+            stage = self.progress.stage(f"measuring steps with blocks of {block_size} tokens", len(probes))
+            runs = [stage.timed(lambda one=one: self.run(*one)) for one in probes]
             steps = [(step.work, step.taken_s) for run in runs for step in run.steps]
             self._fits[block_size] = fit(steps), self._executor(block_size).limits
         return self._fits[block_size]
@@ -114,51 +121,74 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The current and the best settings."""
+    """The current settings, and the ones that are predicted to be best; the same if none is better."""
 
     current: Trial
-    best: Trial
+    candidate: Trial
     fit: Fit
-    """Step time with the best block size."""
+    """Step time with the block size of the candidate."""
 
     num_tried: int
+
+    @property
+    def best(self) -> Trial:
+        """The candidate if it measured better than the current settings, else these."""
+        is_better = _merit(self.candidate.measured) > _merit(self.current.measured)
+        return self.candidate if is_better else self.current
 
 
 def search(model: Model, arrivals: Sequence[Arrival], target: Target, current: Choice) -> SearchResult:
     """Find the settings under which most `arrivals` meet `target`; ties go to throughput, then to smaller settings.
 
-    Searches pairs of sequences and token budget, then thresholds, then block sizes and the `current` settings.
+    Searches pairs of sequences and token budget, then thresholds, then block sizes.
     """
-    seen: dict[Choice, Figures] = {}
-
-    def predicted(choice: Choice) -> Figures:
-        if choice not in seen:
-            seen[choice] = summarise(model.predict(arrivals, choice), target)
-        return seen[choice]
-
-    def best(choices: Iterable[Choice]) -> Choice:
-        return max(choices, key=lambda choice: _worth(predicted(choice), choice))
-
+    model.fit(arrivals, BLOCK_SIZES[0])
     pairs = [
         Choice(max_num_seqs=sequences, max_num_batched_tokens=budget)
         for sequences in MAX_NUM_SEQS
         for budget in MAX_NUM_BATCHED_TOKENS
         if budget >= sequences
     ]
+    seen: dict[Choice, Figures] = {}
+    stage = model.progress.stage("simulating settings", len(pairs) + len(THRESHOLDS) + len(BLOCK_SIZES))
+
+    def predicted(choice: Choice) -> Figures:
+        if choice not in seen:
+            model.fit(arrivals, choice.block_size)
+            seen[choice] = summarise(stage.timed(lambda: model.predict(arrivals, choice)), target)
+        return seen[choice]
+
+    def best(choices: Iterable[Choice]) -> Choice:
+        return max(choices, key=lambda choice: _worth(predicted(choice), choice))
+
     choice = best(pairs)
     choice = best(replace(choice, long_prefill_token_threshold=one) for one in _thresholds(model, choice))
-    choice = best([*(replace(choice, block_size=one) for one in BLOCK_SIZES), current])
-    measured = {one: summarise(model.run(arrivals, one), target) for one in dict.fromkeys((choice, current))}
-
-    def trial(choice: Choice) -> Trial:
-        return Trial(choice=choice, predicted=predicted(choice), measured=measured[choice])
-
+    choice = best(replace(choice, block_size=one) for one in BLOCK_SIZES)
+    if _merit(predicted(choice)) <= _merit(predicted(current)):
+        choice = current
+    trials = _run(model, arrivals, target, {one: predicted(one) for one in (current, choice)})
     return SearchResult(
-        current=trial(current),
-        best=trial(choice),
+        current=trials[current],
+        candidate=trials[choice],
         fit=model.fit(arrivals, choice.block_size),
         num_tried=len(seen),
     )
+
+
+def _run(
+    model: Model, arrivals: Sequence[Arrival], target: Target, predicted: Mapping[Choice, Figures]
+) -> dict[Choice, Trial]:
+    """Run choices for real. They compute for as long as predicted; pauses between arrivals are skipped."""
+    estimate_s = sum(figures.busy * figures.duration_s for figures in predicted.values())
+    stage = model.progress.stage("running settings for real", len(predicted), estimate_s=estimate_s)
+    return {
+        choice: Trial(
+            choice=choice,
+            predicted=figures,
+            measured=summarise(stage.timed(lambda choice=choice: model.run(arrivals, choice)), target),
+        )
+        for choice, figures in predicted.items()
+    }
 
 
 def _thresholds(model: Model, choice: Choice) -> list[int]:
@@ -167,15 +197,15 @@ def _thresholds(model: Model, choice: Choice) -> list[int]:
     return [one for one in THRESHOLDS if one < choice.max_num_batched_tokens]
 
 
-def _worth(figures: Figures, choice: Choice) -> tuple[float, ...]:
-    """Return the sort key of a choice: attainment, throughput and latency first, then smaller settings.
+def _merit(figures: Figures) -> tuple[float, ...]:
+    """Return attainment, throughput and latency, rounded to the precision of a prediction."""
+    return round(figures.attainment, 2), round(figures.requests_per_s, 2), -round(figures.tpot_p99_s, 3)
 
-    Figures are rounded, so that differences below the precision of a prediction do not decide.
-    """
+
+def _worth(figures: Figures, choice: Choice) -> tuple[float, ...]:
+    """Return the sort key of a choice: its merit, then smaller settings."""
     return (
-        round(figures.attainment, 2),
-        round(figures.requests_per_s, 2),
-        -round(figures.tpot_p99_s, 3),
+        *_merit(figures),
         -choice.max_num_seqs,
         -choice.max_num_batched_tokens,
         -choice.long_prefill_token_threshold,

@@ -1,7 +1,7 @@
 """Arrivals to tune for, from a file or from the history."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,6 +15,7 @@ from sluice.producer.contract.database import HistoryError, open_database, why
 from sluice.worker.errors import ConfigError, NotReady
 
 _FIELDS = ("at_s", "prompt", "prompt_tokens", "output_tokens", "max_tokens")
+_MAX_PROBLEMS = 5
 
 
 def read_traffic(path: Path, count_tokens: Callable[[str], int], *, rate: float) -> list[Arrival]:
@@ -24,10 +25,10 @@ def read_traffic(path: Path, count_tokens: Callable[[str], int], *, rate: float)
     Poisson process of `rate` per second.
 
     Raises:
-        ConfigError: lines are wrong; each is named.
+        ConfigError: lines are wrong. Each kind of problem is one sentence, with its first line and their number.
     """
     arrivals: list[Arrival] = []
-    problems: list[str] = []
+    lines_by_problem: dict[str, list[int]] = {}
     num_timed = 0
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -37,7 +38,8 @@ def read_traffic(path: Path, count_tokens: Callable[[str], int], *, rate: float)
             arrivals.append(_arrival(read, count_tokens))
             num_timed += "at_s" in read
         except (ValueError, KeyError) as error:
-            problems.append(f"{path}:{number}: {_sentence(error)}")
+            lines_by_problem.setdefault(_sentence(error), []).append(number)
+    problems = _summary(path, lines_by_problem)
     if not problems and num_timed not in (0, len(arrivals)):
         problems.append(f"{path}: at_s is on {num_timed} of {len(arrivals)} lines: give it on all or on none")
     if not (problems or arrivals):
@@ -81,6 +83,17 @@ def read_history(url: str, queue: str, *, hours: float, most: int) -> list[Arriv
     )
 
 
+def _summary(path: Path, lines_by_problem: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return one sentence for each of the first kinds of problem, and one for the rest."""
+    kinds = list(lines_by_problem.items())
+    shown = [
+        f"{path}:{numbers[0]}{f' and {len(numbers) - 1} more lines' if numbers[1:] else ''}: {problem}"
+        for problem, numbers in kinds[:_MAX_PROBLEMS]
+    ]
+    num_left = sum(len(numbers) for _, numbers in kinds[_MAX_PROBLEMS:])
+    return [*shown, *([f"{path}: {num_left} more lines are wrong in other ways"] if num_left else [])]
+
+
 def _arrival(line: object, count_tokens: Callable[[str], int]) -> Arrival:
     if not isinstance(line, dict):
         raise ValueError(f"must be an object, got {json.dumps(line)}")  # noqa: TRY004 - a line that is wrong, like the others
@@ -88,6 +101,8 @@ def _arrival(line: object, count_tokens: Callable[[str], int]) -> Arrival:
 
 
 def _arrival_of(line: dict[str, object], count_tokens: Callable[[str], int]) -> Arrival:
+    if "custom_id" in line or "body" in line:
+        raise ValueError(f"is a job of a batch file; a line of traffic has {', '.join(_FIELDS)}")
     unknown = sorted(set(line) - set(_FIELDS))
     if unknown:
         raise ValueError(f"{', '.join(unknown)} is none of {', '.join(_FIELDS)}")
