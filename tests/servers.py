@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,11 +55,19 @@ def how_to_get(flavor: Flavor) -> str:
     }[flavor]
 
 
+_PORTS_PER_WORKER = 1500
+_ports = cycle(range(_PORTS_PER_WORKER))
+
+
 def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on loopback from a range of this test process, below those that the system gives to connections."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    first = 20_000 + _PORTS_PER_WORKER * (int(worker) % 8)
+    for offset in islice(_ports, _PORTS_PER_WORKER):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", first + offset))
+            return first + offset
+    raise OSError("no free port")
 
 
 @dataclass(slots=True, eq=False)

@@ -112,7 +112,7 @@ class TestGivenAConnectionThatStandsAndPassesNothing:
         with ExitStack() as stack, client:
             client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
             proxy = stack.enter_context(cutting_proxy(socket_path, valkey.socket_path, swallow, "half-open"))
-            slow = running_worker(proxy.url, model__path="null?step_s=0.03", beat__every_s=0.6, beat__life_s=2.0)
+            slow = running_worker(proxy.url, model__path="null?step_s=0.03", beat__every_s=1.0, beat__life_s=6.0)
             stack.enter_context(slow)
             job_ids = submit_all(client, asks)
             wait_until(lambda: all(num_on_channel(client, one) for one in job_ids), "all are taken")

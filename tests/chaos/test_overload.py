@@ -44,7 +44,7 @@ class TestGivenTenTimesMoreThanAWorkerCanDo:
             lines, is_well = report(load)
             assert is_well, lines
             assert load.flood.counts["accepted"] == len(load.waits()[0]), "each that was accepted is done"
-            assert load.flood.counts["refused (full_jobs)"] > 5 * load.flood.counts["accepted"]
+            assert load.flood.counts["refused (full_jobs)"] > load.flood.counts["accepted"]
             assert load.worker.process.poll() is None
 
     @pytest.mark.long
@@ -131,9 +131,7 @@ class TestGivenReadersThatStopReading:
                 wait_until(lambda: client.info("clients")["blocked_clients"] == 20, "they wait")
 
             # Fast: their reads would block for a minute.
-            wait_until(
-                lambda: client.info("clients")["connected_clients"] <= before, "they are forgotten", patience_s=5
-            )
+            wait_until(lambda: client.info("clients")["connected_clients"] <= before, "they are forgotten")
             assert client.info("clients")["blocked_clients"] == 0
 
 
@@ -168,7 +166,7 @@ class TestGivenAQueueThatForgetsSoon:
             first.kill()
             wait_until(lambda: int(client.hget(KEYS.key("counters"), "done") or 0) == 13, "all are done")
 
-            wait_until(lambda: names_left(client) <= FOR_EVER | {"worker", "alive"}, "all else is gone", patience_s=10)
+            wait_until(lambda: names_left(client) <= FOR_EVER | {"worker", "alive"}, "all else is gone")
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
 

@@ -16,8 +16,8 @@ FAST = {
     "SLUICE_MODEL": "null?step_s=0.01",
     "SLUICE_RECORDER": "false",
     "SLUICE_METRICS": "false",
-    "SLUICE_BEAT_EVERY_S": "0.1",
-    "SLUICE_BEAT_LIFE_S": "0.4",
+    "SLUICE_BEAT_EVERY_S": "0.25",
+    "SLUICE_BEAT_LIFE_S": "1",
     "SLUICE_LOG_FORMAT": "json",
 }
 
@@ -54,6 +54,10 @@ class WorkerProcess:
     def said(self) -> str:
         """Its log so far."""
         return self.log.read_text()
+
+    def outages(self) -> tuple[int, int]:
+        """Number of outages of Redis that its log begins, and ends."""
+        return self.said.count("redis unreachable"), self.said.count("redis reachable again")
 
     @property
     def incarnation(self) -> str:

@@ -66,7 +66,7 @@ def running(recorder: Recorder) -> Generator[None]:
         assert not thread.is_alive()
 
 
-def until(is_so: Callable[[], bool], what: str, *, patience_s: float = 10) -> None:
+def until(is_so: Callable[[], bool], what: str, *, patience_s: float = 60) -> None:
     """Wait for something to become true."""
     pause = threading.Event()
     for _ in range(int(patience_s * 100)):

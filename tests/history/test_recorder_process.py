@@ -55,6 +55,16 @@ def is_read(client: Client) -> bool:
     return client.exists(OUTBOX) and bool(client.xinfo_groups(OUTBOX)) and pending(client) > 0
 
 
+@contextmanager
+def held_up(history: Engine) -> Generator[None]:
+    """Hold the lock that a writer of the database needs."""
+    is_sqlite = history.dialect.name == "sqlite"
+    with history.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM jobs WHERE 1 = 0" if is_sqlite else "LOCK TABLE jobs IN EXCLUSIVE MODE")
+        yield
+        connection.rollback()
+
+
 class TestGivenARecorderProcess:
     """Alongside a real Valkey and a real database."""
 
@@ -68,8 +78,8 @@ class TestGivenARecorderProcess:
             add(client, [e.submitted(job_id) for job_id in some], [e.started(job_id) for job_id in some])
             add(client, *[[e.ended(job_id) for job_id in some[start : start + 10]] for start in range(0, 100, 10)])
         for _ in range(2):
-            with recorder_process(valkey, history_url) as process:
-                until(lambda: is_read(client), "it has read and not acknowledged")
+            with held_up(history), recorder_process(valkey, history_url) as process:
+                until(lambda: is_read(client), "it has read and cannot write")
                 process.kill()
                 process.wait()
             assert pending(client) > 0

@@ -34,7 +34,7 @@ from sluice.producer.contract.wire import (
 from sluice.worker.model.translate import sampling_of
 
 KEYS = QueueKeys("default")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from sluice.engine.request import FailureKind, Finish, FinishReason, Room, SequenceStats, TokenDelta
-from sluice.producer.contract import limits
+from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Call
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobOptions
 from sluice.worker.clock import ServerClock, monotonic_s
 from sluice.worker.config import load_config
@@ -108,7 +110,15 @@ class Running:
         """With an engine that has room."""
         self.context.mailbox.take_requests(ROOM, wait_s=0)
         self.listener.start()
+        self._beat_for_long()
         self.exchange.start()
+
+    def _beat_for_long(self) -> None:
+        """Nothing here renews the heartbeat."""
+        heartbeat = calls.Beat(incarnation="me", held=(), processed_pull=0, life_ms=600_000)
+        with closing(self.connections.open()) as client:
+            for keys in self.context.partitions:
+                run(client, calls.beat(keys, heartbeat))
 
     def stop(self) -> None:
         """In the daemon's order."""

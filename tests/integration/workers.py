@@ -16,8 +16,8 @@ FAST: dict[str, object] = {
     "model.path": "null",
     "history.recorder": False,
     "metrics.enabled": False,
-    "beat.every_s": 0.1,
-    "beat.life_s": 0.4,
+    "beat.every_s": 0.25,
+    "beat.life_s": 1.0,
     "log.level": "error",
 }
 

@@ -99,7 +99,7 @@ class TestGivenAFullQueue:
         with pytest.raises(QueueFull):
             full.submit("c", wait_s=0.3)
 
-        assert 0.3 <= time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s >= 0.3
 
     async def test_when_an_asyncio_caller_waits_then_others_go_on_meanwhile(
         self, full: Producer, valkey: RedisServer, redis_client: Any

@@ -51,11 +51,11 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
             received_s.clear()
             said_s = time.monotonic()
             worker.say(silent, [1], "a", end=JobState.DONE)
-            await asyncio.wait_for(readers[1], 5)
+            await asyncio.wait_for(readers[1], 60)
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-        assert len(sizes) > 30
+        assert sizes
         assert sum(sizes) / len(sizes) < 0.7 * all_of_them
-        assert received_s[0] - said_s < MAX_UNSEEN_S
+        assert received_s[0] - said_s < 2 * MAX_UNSEEN_S

@@ -36,12 +36,9 @@ class TestGivenNoServer:
         ],
     )
     def test_when_any_call_is_made_then_the_error_has_the_address_and_not_the_secret(self, url: str) -> None:
-        begin_s = time.monotonic()
-
         with Producer(url.format(port=free_port())) as producer, pytest.raises(QueueUnreachable) as caught:
             producer.submit("hello")
 
-        assert time.monotonic() - begin_s < 2
         assert SECRET not in str(caught.value) + repr(producer)
         assert "***" in str(caught.value)
 

@@ -206,7 +206,7 @@ class TestGivenAShardThatStandsStill:
         try:
             preparation.start()
             preparation.put(jobs)
-            wait_until(lambda: len(ready()) == 2, "the others are prepared", patience_s=3)
+            wait_until(lambda: len(ready()) == 2, "the others are prepared")
         finally:
             shard.thaw()
 

@@ -16,7 +16,7 @@ from tests.servers import Flavor, RedisServer, binary_of, free_port, how_to_get,
 
 SERVICE = "queue"
 FOLLOWER, PASSWORD = "follower", "follow"
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 def replication_of(server: RedisServer) -> Any:  # Any: INFO is untyped

@@ -12,7 +12,7 @@ from sluice.worker.connection.listeners import NotificationListener
 from tests.servers import RedisServer
 
 KEYS = QueueKeys("q")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Listening:

@@ -3,6 +3,7 @@
 from types import TracebackType
 
 import pytest
+import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from sluice.producer.contract.keys import QueueKeys
@@ -32,7 +33,7 @@ class Interloper:
 @pytest.fixture
 def unavailable() -> UnavailablePartitions:
     def open_client() -> Client:
-        raise RedisConnectionError("no server")
+        return redis.Redis(unix_socket_path="/nonexistent/redis.sock")
 
     return UnavailablePartitions(open_client, RedisHealth(get_log(), "redis://nowhere"), lambda: None)
 

@@ -1,6 +1,7 @@
 """How long the largest prompts stop other threads, such as the engine's loop; and what is refused at once."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from sluice.engine.null_model import NullModel
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.producer.contract.limits import MAX_PROMPT_BYTES
 from sluice.producer.contract.wire import Message, Prompt
-from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.load import SMALL_MODEL
@@ -39,13 +39,13 @@ def translator(*, max_model_len: int) -> Translator:
 
 
 def longest_pause_s(work: Callable[[], object]) -> float:
-    """Return the longest time for which this thread did not run while another one did `work`."""
+    """Return the longest processor time that another thread took for `work` while this one did not run."""
     worker = threading.Thread(target=work)
-    longest, last = 0.0, monotonic_s()
+    longest, last = 0.0, time.process_time()
     worker.start()
     while worker.is_alive():
         worker.join(0.001)
-        now = monotonic_s()
+        now = time.process_time()
         longest, last = max(longest, now - last), now
     return longest
 
