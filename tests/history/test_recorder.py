@@ -16,6 +16,7 @@ from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.tables import batches, jobs
 from sluice.worker.connection.clients import Client, connect
+from sluice.worker.history import rows
 from sluice.worker.history.recorder import GROUP, Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.history import events as e
@@ -133,6 +134,47 @@ class TestGivenEventsInTheOutbox:
         assert kept[:2] == [b"\xc1 not msgpack", b"another program"]
         assert len(kept) == 3
         assert client.xlen(OUTBOX) == 0
+
+    @pytest.mark.parametrize(
+        "foreign",
+        [
+            [e.submitted("0.evil.1", priority=b"9" * 5000)],
+            [e.started("0.evil.1", attempt=b"9" * 5000), e.started("0.evil.1", attempt=[1])],
+            [e.started("0.evil.1", attempt=1), e.started("0.evil.1", version=3, attempt={"a": 1})],
+            [e.started("0.evil.1", epoch=2**63 - 1), e.ended("0.evil.1", epoch=1.5, attempt=b"x")],
+            [e.submitted("0.evil.1", at_ms=-5)],
+            [e.started("0.evil.1", attempt=2**64 - 1), e.ended("0.evil.1", state=[], reason={}, record=7, result=[1])],
+            [e.submitted("0.evil.1", spec=[], prompt={}, batch=2.5, seed=[])],
+        ],
+        ids=["digits", "list", "map", "float", "negative time", "large number", "lists of a submit"],
+    )
+    def test_when_fields_change_their_types_then_others_are_recorded(
+        self, valkey: RedisServer, sqlite_history: Engine, foreign: list[e.Packed]
+    ) -> None:
+        client = client_of(valkey)
+        add(client, [e.submitted("0.a.1")], foreign, foreign, [e.submitted("0.a.2"), e.ended("0.a.2")])
+
+        recorder(valkey, sqlite_history).drain()
+
+        found = states(sqlite_history)
+        assert (found["0.a.1"], found["0.a.2"]) == ("queued", "done")
+        assert client.xlen(OUTBOX) == 0
+
+    def test_when_an_entry_cannot_be_folded_then_only_it_goes_to_garbage(
+        self, valkey: RedisServer, sqlite_history: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(change: rows.JobChange, event: object, keep_prompts: object) -> None:
+            if change.id == "0.evil.1":
+                raise ZeroDivisionError
+
+        monkeypatch.setitem(vars(rows)["_READERS"], "returned", refuse)
+        client = client_of(valkey)
+        add(client, [e.submitted("0.a.1")], [e.submitted("0.evil.1"), e.returned("0.evil.1")], [e.submitted("0.a.2")])
+
+        recorder(valkey, sqlite_history).drain()
+
+        assert states(sqlite_history) == {"0.a.1": "queued", "0.a.2": "queued"}
+        assert (client.xlen(OUTBOX), client.xlen(e.KEYS.key("garbage"))) == (0, 1)
 
 
 class TestGivenARecorderThatDied:

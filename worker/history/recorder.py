@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal
@@ -155,8 +155,7 @@ class Recorder:
 
     def _write(self, outbox: Outbox, entries: Sequence[Entry]) -> bool:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
-        events = [event for entry in entries for event in self._events_of(outbox, entry)]
-        changes = changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
+        events, changes = self._changes_of(outbox, entries)
         cleaned = self._write_patiently(list(changes.values()))
         if cleaned is None:
             return False
@@ -165,6 +164,33 @@ class Recorder:
         self.num_recorded += len(events)
         self._has_written = True
         return True
+
+    def _changes_of(self, outbox: Outbox, entries: Sequence[Entry]) -> tuple[list[OutboxEvent], dict[str, JobChange]]:
+        """Return the events of the entries and what they change. An entry that cannot be folded goes to the garbage."""
+        read = [(entry, self._events_of(outbox, entry)) for entry in entries]
+        try:
+            return self._folded(outbox, read)
+        except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry
+            return self._folded(outbox, [one for one in read if self._is_sound(outbox, *one)])
+
+    def _folded(
+        self, outbox: Outbox, read: Sequence[tuple[Entry, list[OutboxEvent]]]
+    ) -> tuple[list[OutboxEvent], dict[str, JobChange]]:
+        events = [event for _, of_entry in read for event in of_entry]
+        return events, changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
+
+    def _is_sound(self, outbox: Outbox, entry: Entry, events: list[OutboxEvent]) -> bool:
+        try:
+            self._folded(outbox, [(entry, events)])
+        except Exception as error:  # noqa: BLE001  # as above
+            self._discard(outbox, entry, error)
+            return False
+        return True
+
+    def _discard(self, outbox: Outbox, entry: Entry, error: Exception) -> None:
+        entry_id, fields = entry
+        self._log.warning("malformed outbox entry", entry=entry_id.decode(), error=str(error)[:500])
+        keep_garbage(self._client, outbox.keys, outbox.stream.key, _data_of(fields))
 
     def _write_patiently(self, changes: Sequence[JobChange]) -> list[tuple[str, str]] | None:
         while True:
@@ -178,15 +204,12 @@ class Recorder:
                 return cleaned
 
     def _events_of(self, outbox: Outbox, entry: Entry) -> list[OutboxEvent]:
-        entry_id, fields = entry
-        if not fields:
+        if not entry[1]:
             return []
-        data = fields.get(ENTRY_FIELD, b" ".join(fields.values()))
         try:
-            return [self._with_result(outbox, event) for event in _checked(data)]
+            return [self._with_result(outbox, event) for event in _checked(_data_of(entry[1]))]
         except WireError as error:
-            self._log.warning("malformed outbox entry", entry=entry_id.decode(), error=str(error))
-            keep_garbage(self._client, outbox.keys, outbox.stream.key, data)
+            self._discard(outbox, entry, error)
             return []
 
     def _with_result(self, outbox: Outbox, event: OutboxEvent) -> OutboxEvent:
@@ -216,6 +239,10 @@ class Recorder:
         self._count_at_s = ended_s + max(COUNT_EVERY_S, (ended_s - began_s) * COUNT_SHARE)
 
 
+def _data_of(fields: Mapping[bytes, bytes]) -> bytes:
+    return fields.get(ENTRY_FIELD, b" ".join(fields.values()))
+
+
 def _checked(data: bytes) -> list[OutboxEvent]:
     """Decode and check the events of an entry.
 
@@ -225,6 +252,8 @@ def _checked(data: bytes) -> list[OutboxEvent]:
     events = decode_events(data)
     for event in events:
         split_job_id(event.job_id)
+        if not 0 <= event.at_ms < 2**63:
+            raise WireError(f"an event of job {event.job_id} is at {event.at_ms} ms, which no script writes")
         if not 0 < event.version < 2**63:
             raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
     return events

@@ -34,6 +34,9 @@ from sluice.producer.contract.wire import (
     decode_spec,
 )
 
+MAX_DIGITS = 19
+"""A number of fewer digits fits 64 bits."""
+
 KeepPrompts = Literal["none", "hash", "full"]
 Row = dict[str, object]
 EventFields = Mapping[str, bytes | int | None]
@@ -345,10 +348,11 @@ def _seconds(ms: float | None) -> float | None:
 
 
 def _whole(value: bytes | int | None) -> int | None:
-    """Convert a field to an int. Scripts write some as text. Return None for other values."""
+    """Convert a field to an int of 64 bits. Scripts write some as text. Return None for any other value."""
     if isinstance(value, bytes):
-        return int(value) if value.isdigit() else None
-    return value
+        return int(value) if value.isdigit() and len(value) < MAX_DIGITS else None
+    # Anyone who may write to the outbox chooses the type; a column must have one type, or rows could not be merged.
+    return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def _text(value: bytes | int | None) -> str | None:
