@@ -53,7 +53,7 @@ class QueueSettings:
     """Bounds and behaviour of a queue; None leaves a value as it is.
 
     Raises:
-        ValueError: a weight is out of its range.
+        ValueError: a weight, a time to live or a count is out of its range.
     """
 
     max_waiting_jobs: int | None = None
@@ -103,6 +103,10 @@ class QueueSettings:
     """For tests: shifts the clock of the queue against that of the server."""
 
     def __post_init__(self) -> None:
+        for name in ("channel_ttl_ms", "result_ttl_ms", "idempotency_ttl_ms", "max_failures", "partitions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
         for tenant, weight in (self.weights or {}).items():
             if not limits.MIN_WEIGHT <= weight <= limits.MAX_WEIGHT:
                 bounds = f"from {limits.MIN_WEIGHT:g} to {limits.MAX_WEIGHT:g}"

@@ -13,7 +13,7 @@
 write_even_when_full()
 
 local incarnation = ARGV[1]
-local rows = cmsgpack.unpack(ARGV[2])
+local rows = rows_of(ARGV[2], 'string', 'number', 'number', 'number', 'number', 'string')
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
 

@@ -9,8 +9,9 @@ write_even_when_full()
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
-local me, processed, expires_in = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local listed = cmsgpack.unpack(ARGV[4])
+local me, processed, expires_in = ARGV[1], tonumber(ARGV[2]), whole(ARGV[3], LIMITS.MAX_NUMBER)
+local listed = rows_of(ARGV[4], 'string')
+if not processed or not expires_in or #ARGV % 2 ~= 0 then return redis.error_reply('ERR wrong arguments') end
 local stops, lost, is_listed = {}, {}, {}
 
 local function renew()

@@ -27,6 +27,6 @@ local function cancel(id)
 end
 
 local answers = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[2])) do answers[i] = cancel(id) end
+for i, id in ipairs(rows_of(ARGV[2], 'string')) do answers[i] = cancel(id) end
 finish()
 return answers

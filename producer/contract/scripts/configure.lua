@@ -8,10 +8,26 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-for i = 1, #ARGV, 2 do
-  if string.find(ARGV[i], '^weight:') and ARGV[i + 1] ~= '' and not weight_of(ARGV[i + 1]) then
-    return redis.error_reply('ERR ' .. ARGV[i] .. ' must be a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT')
+local WORDS = {
+  durability = '^%S+$', features = '^[%w_,-]*$', mode = '^[a-z]+$', keep_prompts = '^[a-z]+$', keep_results = '^[01]$',
+  export_batches = '^[01]$', paused = '^1$',
+}
+
+-- What a setting must be, if it is not that.
+local function refusal_of(name, value)
+  if value == '' then return nil end
+  if string.find(name, '^weight:') then
+    return not weight_of(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
   end
+  if WORDS[name] then return not string.find(value, WORDS[name]) and 'of the form ' .. WORDS[name] or nil end
+  if setting_in_range(name, value) then return nil end
+  return (HAS_FRACTION[name] and 'a number from ' or 'a whole number from ') .. (LEAST[name] or 0)
+end
+
+-- All are checked before one is written.
+for i = 1, #ARGV, 2 do
+  local wanted = not ARGV[i + 1] and 'followed by its value' or refusal_of(ARGV[i], ARGV[i + 1])
+  if wanted then return redis.error_reply('ERR ' .. ARGV[i] .. ' must be ' .. wanted) end
 end
 
 -- Settings that the scores of lanes depend on.

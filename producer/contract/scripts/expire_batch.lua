@@ -8,6 +8,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
+if not whole(ARGV[2], LIMITS.MAX_NUMBER) then return redis.error_reply('ERR wrong arguments') end
 local key = batch_key(ARGV[1])
 if not call('HGET', key, 'completed') then
   call('HSET', key, 'deadline', ARGV[2])

@@ -13,6 +13,8 @@ if wrong then return wrong end
 local me, is_deregistered, has_broken = ARGV[1], ARGV[2] == '1', ARGV[4] == '1'
 local death = has_broken and about_death(me)
 
+local rows = rows_of(ARGV[3], 'string', 'number')
+
 local function give_back(id, epoch)
   local lease = read_lease(id)
   if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 0 end
@@ -42,7 +44,7 @@ local function deregister()
 end
 
 local answers = {}
-for i, row in ipairs(cmsgpack.unpack(ARGV[3])) do answers[i] = give_back(row[1], row[2]) end
+for i, row in ipairs(rows) do answers[i] = give_back(row[1], row[2]) end
 if is_deregistered then deregister() end
 finish()
 return answers

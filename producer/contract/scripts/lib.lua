@@ -43,8 +43,23 @@ end
 
 local SETTINGS = as_map(call('HGETALL', KEYS[1]))
 
+-- The least value of settings that are not from 0. Times to live must be over 0: SET refuses PX 0 in the middle of a
+-- script.
+local LEAST = {
+  channel_ttl_ms = 1, result_ttl_ms = 1, idempotency_ttl_ms = 1, max_failures = 1, partitions = 1,
+  bytes_per_token = 0.01, test_clock_offset_ms = -LIMITS.MAX_NUMBER,
+}
+local HAS_FRACTION = { bytes_per_token = true, ms_per_token = true }
+
+-- The value of a setting that is a number; nil if it is out of its range.
+local function setting_in_range(name, text)
+  local value = tonumber(text)
+  if not value or value < (LEAST[name] or 0) or value > LIMITS.MAX_NUMBER then return nil end
+  return value >= (LEAST[name] or 0) and (HAS_FRACTION[name] or value % 1 == 0) and value or nil
+end
+
 local function setting(name, default)
-  return tonumber(SETTINGS[name]) or default
+  return setting_in_range(name, SETTINGS[name]) or default
 end
 
 -- The server's clock in milliseconds. Two settings are for tests: `test_clock_ms` stops the clock of the queue,
@@ -92,25 +107,25 @@ end
 
 -- ---------------------------------------------------------------- jobs
 
-local whole, load_job, load_running
+local whole, load_job, load_running, MOST
 
 do
 
 -- The greatest value of each field that is a whole number. A user that may submit may write its jobs' hashes, so every
 -- field is checked before a script uses it; fields that are not listed here are text.
-local MOST = {
+MOST = {
   class = LIMITS.MAX_PRIORITY, choices = LIMITS.MAX_CHOICES, max_tokens = LIMITS.MAX_TOKENS,
   version = LIMITS.MAX_NUMBER, prompt = LIMITS.MAX_NUMBER, cost = LIMITS.MAX_NUMBER, bytes = LIMITS.MAX_NUMBER,
   submitted = LIMITS.MAX_NUMBER, number = LIMITS.MAX_NUMBER, before = LIMITS.MAX_NUMBER, attempt = LIMITS.MAX_NUMBER,
   epoch = LIMITS.MAX_NUMBER, started = LIMITS.MAX_NUMBER, charged = LIMITS.MAX_NUMBER, scheduled = LIMITS.MAX_NUMBER,
   first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
   not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
-  failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER,
+  failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER, prompt_bytes = LIMITS.MAX_NUMBER,
 }
 
 -- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
 function whole(text, most)
-  local number = tonumber(text)
+  local number = tonumber(text or '')
   if number and number >= 0 and number <= most and number % 1 == 0 then return number end
 end
 

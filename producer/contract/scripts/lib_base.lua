@@ -19,6 +19,21 @@ local function write_even_when_full()
   call('DEL', PREFIX .. 'nothing')
 end
 
+-- Unpack an argument: an array of values of one type, or of rows that begin with these types. Scripts do so before their
+-- first write, since an error later would leave half of it done.
+local function rows_of(packed, ...)
+  local rows, kinds = cmsgpack.unpack(packed), { ... }
+  local function check(value, kind)
+    if type(value) ~= kind then error('an argument holds a ' .. type(value) .. ' where a ' .. kind .. ' must be') end
+  end
+  check(rows, 'table')
+  for _, row in ipairs(rows) do
+    if #kinds > 1 then check(row, 'table') end
+    for i, kind in ipairs(kinds) do check(#kinds > 1 and row[i] or #kinds == 1 and row or nil, kind) end
+  end
+  return rows
+end
+
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not a job id. Cached for the call.

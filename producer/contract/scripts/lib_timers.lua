@@ -16,6 +16,12 @@ local function make_due(job, class, at)
   enqueue(job, class, at, read_lease(job.id))
 end
 
+-- When a job's timer is due, by its own hash: the set of timers is shared, so another user may have added or moved one.
+local function due_at(job, kind)
+  local fields = { not_before = job.not_before, retry = job.retry, ttl = job.ttl, deadline = job.deadline }
+  return fields[kind]
+end
+
 local TIMER_EFFECTS = {
   not_before = function(job) make_due(job, job.class, math.max(job.submitted, job.not_before or 0)) end,
   retry = function(job) make_due(job, RETURNED, job.submitted) end,
@@ -31,6 +37,9 @@ local num_left_to_expire = LIMITS.SLICE_JOBS
 local function expire_batch(batch)
   if call('EXISTS', batch_key(batch)) == 0 then return end
   if not is_type(batch_key(batch), 'hash') then return to_garbage(batch_key(batch), 'a batch of the wrong type') end
+  local due = whole(call('HGET', batch_key(batch), 'deadline'), LIMITS.MAX_NUMBER)
+  if not due then return to_garbage(TIMERS, 'batch|' .. batch) end
+  if due > NOW then return call('ZADD', TIMERS, due, 'batch|' .. batch) end
   local num_ended, num_asked, has_more = 0, 0, true
   if num_left_to_expire > 0 then
     num_ended, num_asked, has_more = end_batch(batch, 'expired', END_REASONS.batch_expired, num_left_to_expire)
@@ -45,7 +54,15 @@ local function fire_timer(member)
   local effect = kind and TIMER_EFFECTS[kind]
   if not effect then return to_garbage(TIMERS, member) end
   local job, why = load_job(id)
-  if job then effect(job) elseif why ~= 'unknown' then to_garbage(TIMERS, member .. ': ' .. why) end
+  local due = job and due_at(job, kind)
+  if due and due > NOW then
+    -- It fires too early: put it back to its own time.
+    call('ZADD', TIMERS, due, member)
+  elseif due then
+    effect(job)
+  elseif job then
+    to_garbage(TIMERS, member)
+  elseif why ~= 'unknown' then to_garbage(TIMERS, member .. ': ' .. why) end
 end
 
 -- Remove old members of the dead set; the keys of their jobs expire by themselves.

@@ -15,6 +15,11 @@ write_even_when_full()
 local wrong = wrong_key(ME)
 if wrong then return wrong end
 
+for _, i in ipairs({ 2, 3, 4, 5, 6, 10 }) do
+  local number = tonumber(ARGV[i] or '')
+  if not number or number ~= number then return redis.error_reply('ERR wrong arguments') end
+end
+
 local function resend_reply()
   local flat = call('HGETALL', held_key(ME))
   for i = 1, #flat, 2 do

@@ -121,6 +121,6 @@ local function repair(id)
 end
 
 local answers = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = repair(id) end
+for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = repair(id) end
 finish()
 return answers

@@ -26,6 +26,6 @@ local function drop(id)
 end
 
 local answers = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[3])) do answers[i] = lane.is_sound and drop(id) or 0 end
+for i, id in ipairs(rows_of(ARGV[3], 'string')) do answers[i] = lane.is_sound and drop(id) or 0 end
 finish()
 return answers

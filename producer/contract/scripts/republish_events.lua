@@ -61,6 +61,6 @@ local function republish(id, known)
 end
 
 local answers = {}
-for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = republish(row[1], row[2]) end
+for i, row in ipairs(rows_of(ARGV[1], 'string', 'number')) do answers[i] = republish(row[1], row[2]) end
 finish()
 return answers

@@ -101,6 +101,6 @@ local function requeue(id)
 end
 
 local answers = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = requeue(id) end
+for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = requeue(id) end
 finish()
 return answers

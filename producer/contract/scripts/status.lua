@@ -39,5 +39,5 @@ local function look(id)
 end
 
 local answers = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = look(id) end
+for i, id in ipairs(rows_of(ARGV[1], 'string')) do answers[i] = look(id) end
 return answers

@@ -18,6 +18,31 @@ local function unpacked(row)
   }
 end
 
+-- Whether a row is what a client of ours packs; the user may be another. All rows are checked before the first write.
+local function is_sound(job)
+  local texts, numbers = { 'id', 'spec', 'payload', 'seed', 'digest' }, { 'prompt_bytes', 'max_tokens' }
+  for _, name in ipairs(texts) do
+    if type(job[name]) ~= 'string' then return false end
+  end
+  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback' }) do
+    if job[name] ~= nil then numbers[#numbers + 1] = name end
+  end
+  for _, name in ipairs(numbers) do
+    if not whole(job[name], MOST[name]) then return false end
+  end
+  for _, name in ipairs({ 'key', 'batch' }) do
+    if job[name] ~= nil and type(job[name]) ~= 'string' then return false end
+  end
+  return whole(job.class, MOST.class) and whole(job.choices, MOST.choices) and job.choices > 0
+    and (job.features == nil or type(job.features) == 'table')
+end
+
+local new_jobs = {}
+for i, row in ipairs(rows_of(ARGV[1], 'string', 'string')) do
+  new_jobs[i] = unpacked(row)
+  if not is_sound(new_jobs[i]) then return redis.error_reply('ERR not a new job: ' .. string.sub(row[1], 1, 200)) end
+end
+
 -- ---------------------------------------------------------------- bounds
 
 local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes')
@@ -214,7 +239,7 @@ local function answer(job)
 end
 
 local answers = {}
-for i, row in ipairs(cmsgpack.unpack(ARGV[1])) do answers[i] = answer(unpacked(row)) end
+for i, job in ipairs(new_jobs) do answers[i] = answer(job) end
 -- Redis 6.2 puts the position in the script before the error code.
 if no_write then return redis.error_reply(string.match(no_write, '%u%u%u+ .*') or no_write) end
 finish()

@@ -615,7 +615,7 @@ ORDERS = (
     ),
     Guard(
         name="a weight of any value is accepted",
-        patches=_script("configure", "ARGV[i + 1] ~= '' and not weight_of(ARGV[i + 1])", "false"),
+        patches=_script("configure", "not weight_of(value) and 'a number", "false and 'a number"),
         tests=(f"{ORDER}::TestGivenModeFair",),
         is_cheap=True,
     ),
@@ -688,6 +688,26 @@ HOSTILES = (
         name="a job may name a lane of another tenant",
         patches=_script("lib", "if tenant ~= job.tenant or class ~= RETURNED", "if not tenant or class ~= RETURNED"),
         tests=(f"{HOSTILE}::TestGivenADamagedJobOnItsLane",),
+    ),
+    Guard(
+        name="a timer of another user takes effect before the job's own time",
+        patches=_script("lib_timers", "if due and due > NOW then", "if false then"),
+        tests=("tests/contract/hostile/test_foreign_timers.py",),
+    ),
+    Guard(
+        name="an entry of changing types stops the recorder",
+        patches=(
+            Patch("worker/history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
+            Patch("worker/history/recorder.py", "if self._is_sound(outbox, *one)]", "if one]"),
+        ),
+        tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
+    ),
+    Guard(
+        name="settings are written unchecked",
+        patches=_script(
+            "configure", "if wanted then return redis.error_reply", "if false then return redis.error_reply"
+        ),
+        tests=("tests/contract/hostile/test_arguments.py::TestGivenASettingOutOfItsRange",),
     ),
     Guard(
         name="a row that cannot be read fails its whole pull",
