@@ -19,20 +19,17 @@ from sluice.producer.client import AnyJob, durability_policy, server_url
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
 from sluice.producer.contract.wire import JobId, JobResult
-from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
 from sluice.producer.operations.batches import BatchCancelled
-from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
-from sluice.producer.operations.operation import STEPS, Ask, Operation, Pause, Read, Reply, Step
+from sluice.producer.operations.operation import STEPS, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
-from sluice.producer.transport.hub import Hub
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.waits import OnWait, Waits
@@ -61,7 +58,6 @@ class AsyncProducer:
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
         self._link = AsyncLink(LinkSettings(server_url(url), patience_s, self.waits))
-        self._hub = Hub(self._link.ask_blocking)
         self._database_url = config.database_url(database_url)
 
     async def __aenter__(self) -> Self:
@@ -77,7 +73,6 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close the connections. Jobs continue."""
-        await self._hub.close()
         await self._link.close()
 
     # ------------------------------------------------------------ submit
@@ -94,9 +89,9 @@ class AsyncProducer:
     ) -> Receipt:
         """Do as `Producer.submit`."""
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        durability_check = await self._run(self._durability.resolve(self._queue, durability))
+        durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
         is_chosen = options.get("job_id") is not None
-        return await self._run(
+        return await self._link.run(
             submit_within(
                 wait_s,
                 lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen),
@@ -113,7 +108,7 @@ class AsyncProducer:
     ) -> AsyncIterator[SubmitAnswer]:
         """Do as `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
         encoder = JobEncoder(options, partitions=self._queue.partitions)
-        packer = Packer(self._queue, await self._run(self._durability.resolve(self._queue, durability)))
+        packer = Packer(self._queue, await self._link.run(self._durability.resolve(self._queue, durability)))
         waiting, waits = deque[Chunk](), RetryAfterEstimator(self._queue)
         async with self._link.pipe() as pipe:
             async for item in _each(jobs):
@@ -139,7 +134,7 @@ class AsyncProducer:
         self, pipe: AsyncPipe, waiting: deque[Chunk], waits: RetryAfterEstimator
     ) -> Sequence[SubmitAnswer]:
         chunk = waiting.popleft()
-        return await self._run(waits.estimate(chunk, chunk.answers(await pipe.receive())))
+        return await self._link.run(waits.estimate(chunk, chunk.answers(await pipe.receive())))
 
     # ------------------------------------------------------------ follow
 
@@ -158,7 +153,7 @@ class AsyncProducer:
 
     async def result(self, job: AnyJob, timeout_s: float | None = None) -> JobResult:
         """Do as `Producer.result`."""
-        return await self._run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
+        return await self._link.run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
     def results(self, jobs: Iterable[AnyJob]) -> AsyncIterator[Outcome]:
         """Do as `Producer.results`."""
@@ -168,11 +163,11 @@ class AsyncProducer:
 
     async def status(self, job: AnyJob) -> JobStatus:
         """Do as `Producer.status`."""
-        return await self._run(views.status(self._queue, JobId(str(job))))
+        return await self._link.run(views.status(self._queue, JobId(str(job))))
 
     async def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
         """Do as `Producer.views`."""
-        return await self._run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
 
     async def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """Do as `Producer.cancel`."""
@@ -181,59 +176,59 @@ class AsyncProducer:
 
     async def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
         """Do as `Producer.cancel_many`."""
-        return await self._run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+        return await self._link.run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
 
     async def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Do as `Producer.requeue`."""
-        return await self._run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
 
     async def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Do as `Producer.delete`."""
-        return await self._run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
+        return await self._link.run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
 
     async def queue(self) -> list[QueueView]:
         """Do as `Producer.queue`."""
-        return await self._run(views.inspect(self._queue))
+        return await self._link.run(views.inspect(self._queue))
 
     async def queues(self) -> dict[str, int]:
         """Do as `Producer.queues`."""
-        return await self._run(views.queue_names())
+        return await self._link.run(views.queue_names())
 
     async def pause(self, *, is_paused: bool = True) -> None:
         """Do as `Producer.pause`."""
-        await self._run(control.pause(self._queue, is_paused=is_paused))
+        await self._link.run(control.pause(self._queue, is_paused=is_paused))
 
     async def purge(self, *, tenant: str | None = None) -> int:
         """Do as `Producer.purge`."""
-        return await self._run(control.purge(self._queue, tenant))
+        return await self._link.run(control.purge(self._queue, tenant))
 
     async def configure(self, settings: QueueSettings) -> None:
         """Do as `Producer.configure`."""
-        await self._run(control.configure(self._queue, settings))
+        await self._link.run(control.configure(self._queue, settings))
 
     async def batch(self, name: str) -> BatchView:
         """Do as `Producer.batch`."""
-        return await self._run(batches.batch(self._queue, name))
+        return await self._link.run(batches.batch(self._queue, name))
 
     async def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
         """Do as `Producer.close_batch`."""
-        return await self._run(batches.close_batch(self._queue, name, callback_url))
+        return await self._link.run(batches.close_batch(self._queue, name, callback_url))
 
     async def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
         """Do as `Producer.cancel_batch`."""
-        return await self._run(batches.cancel_batch(self._queue, name, reason))
+        return await self._link.run(batches.cancel_batch(self._queue, name, reason))
 
     async def expire_batch(self, name: str, deadline: Moment) -> BatchView:
         """Do as `Producer.expire_batch`."""
-        return await self._run(batches.expire_batch(self._queue, name, deadline))
+        return await self._link.run(batches.expire_batch(self._queue, name, deadline))
 
     async def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
         """Do as `Producer.dead`."""
-        return await self._run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
+        return await self._link.run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
 
     async def requeue_dead(self, wanted: DeadFilter) -> int:
         """Do as `Producer.requeue_dead`."""
-        return await self._run(dead.requeue_dead(self._queue, wanted))
+        return await self._link.run(dead.requeue_dead(self._queue, wanted))
 
     async def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """Do as `Producer.jobs`, on a thread."""
@@ -245,46 +240,18 @@ class AsyncProducer:
 
     # ------------------------------------------------------------ running
 
-    async def _run(self, operation: Operation[Result]) -> Result:
-        try:
-            step = next(operation)
-            while True:
-                try:
-                    replies = await self._perform(step)
-                except ProducerError as error:
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(replies)
-        except StopIteration as stop:
-            return stop.value
-
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Run an operation and yield its events."""
         try:
             step = next(operation)
             while True:
                 if isinstance(step, STEPS):
-                    step = operation.send(await self._perform(step))
+                    step = operation.send(await self._link.perform(step))
                 else:
                     yield step
                     step = operation.send([])
         except StopIteration:
             return
-
-    async def _perform(self, step: Step) -> list[Reply]:
-        match step:
-            case Ask():
-                return await self._link.ask(step)
-            case Read(cursors, block_ms) if len(cursors) == 1:
-                [(channel, after)] = cursors.items()
-                entries = await self._hub.read(channel, after, block_ms)
-                return [(channel, entries)] if entries else []
-            case Read():
-                [reply] = await self._link.ask_blocking(step.ask)
-                return list(channel_entries(reply))
-            case Pause(seconds):
-                await asyncio.sleep(seconds)
-                return []
 
 
 async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job]) -> AsyncIterator[PromptLike | Job]:

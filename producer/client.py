@@ -8,7 +8,6 @@
 It only runs the generators of `operations/`; `aio.py` runs them on asyncio. Threads may share a Producer.
 """
 
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -21,16 +20,14 @@ from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prep
 from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport import embedded
 from sluice.producer.contract.wire import JobId, JobResult
-from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
 from sluice.producer.operations.batches import BatchCancelled
-from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
-from sluice.producer.operations.operation import STEPS, Ask, Operation, Pause, Read, Reply, Step
+from sluice.producer.operations.operation import STEPS, Reply, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
@@ -126,9 +123,9 @@ class Producer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        durability_check = self._run(self._durability.resolve(self._queue, durability))
+        durability_check = self._link.run(self._durability.resolve(self._queue, durability))
         is_chosen = options.get("job_id") is not None
-        return self._run(
+        return self._link.run(
             submit_within(
                 wait_s,
                 lambda: submission.submit(self._queue, made, durability_check, is_chosen=is_chosen),
@@ -156,7 +153,7 @@ class Producer:
 
     def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does."""
-        packer = Packer(self._queue, self._run(self._durability.resolve(self._queue, durability)))
+        packer = Packer(self._queue, self._link.run(self._durability.resolve(self._queue, durability)))
         with self._link.pipe() as pipe:
             waiting, waits = deque[Chunk](), RetryAfterEstimator(self._queue)
             for made, is_chosen in jobs:
@@ -177,7 +174,7 @@ class Producer:
 
     def _receive(self, pipe: Pipe, waiting: deque[Chunk], waits: RetryAfterEstimator) -> Sequence[SubmitAnswer]:
         chunk = waiting.popleft()
-        return self._run(waits.estimate(chunk, chunk.answers(pipe.receive())))
+        return self._link.run(waits.estimate(chunk, chunk.answers(pipe.receive())))
 
     # ------------------------------------------------------------ follow
 
@@ -223,7 +220,7 @@ class Producer:
             JobNotFound: the job is unknown.
             ResultExpired: the job is done, but its output has expired.
         """
-        return self._run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
+        return self._link.run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
     def results(self, jobs: Iterable[AnyJob], *, with_entries: bool = False) -> Iterator[Outcome]:
         """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
@@ -243,11 +240,11 @@ class Producer:
         Raises:
             JobNotFound: the job is unknown.
         """
-        return self._run(views.status(self._queue, JobId(str(job))))
+        return self._link.run(views.status(self._queue, JobId(str(job))))
 
     def views(self, jobs: Iterable[AnyJob]) -> list[JobView | None]:
         """Return the state of each job; None for an unknown job."""
-        return self._run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(views.views(self._queue, [JobId(str(job)) for job in jobs]))
 
     def cancel(self, job: AnyJob, *, reason: str | None = None) -> str:
         """Cancel a job; returns the state reached, or `asked` for a running job, which its worker then stops.
@@ -260,42 +257,42 @@ class Producer:
 
     def cancel_many(self, jobs: Iterable[AnyJob], *, reason: str | None = None) -> list[str]:
         """Cancel jobs; returns for each the state reached, `asked` or `unknown`."""
-        return self._run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
+        return self._link.run(control.cancel(self._queue, [JobId(str(job)) for job in jobs], reason))
 
     def requeue(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Requeue failed jobs, which resume after their last token.
 
         False for a job that has not failed, whose prompt has expired, or whose idempotency key a newer job has.
         """
-        return self._run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(control.requeue(self._queue, [JobId(str(job)) for job in jobs]))
 
     def delete(self, jobs: Iterable[AnyJob]) -> list[bool]:
         """Delete the data of ended jobs in the queue; the history keeps its rows. False: unknown or unfinished."""
-        return self._run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
+        return self._link.run(control.delete(self._queue, [JobId(str(job)) for job in jobs]))
 
     def queue(self) -> list[QueueView]:
         """Return the state of each partition of the queue."""
-        return self._run(views.inspect(self._queue))
+        return self._link.run(views.inspect(self._queue))
 
     def queues(self) -> dict[str, int]:
         """Return every queue on this server and its number of partitions. Scans the key space."""
-        return self._run(views.queue_names())
+        return self._link.run(views.queue_names())
 
     def pause(self, *, is_paused: bool = True) -> None:
         """Pause or resume the queue. While paused, workers take no jobs, and submits are still accepted."""
-        self._run(control.pause(self._queue, is_paused=is_paused))
+        self._link.run(control.pause(self._queue, is_paused=is_paused))
 
     def purge(self, *, tenant: str | None = None) -> int:
         """Cancel every waiting job (of one tenant); returns how many."""
-        return self._run(control.purge(self._queue, tenant))
+        return self._link.run(control.purge(self._queue, tenant))
 
     def configure(self, settings: QueueSettings) -> None:
         """Write settings of this queue. Settings that are None stay unchanged."""
-        self._run(control.configure(self._queue, settings))
+        self._link.run(control.configure(self._queue, settings))
 
     def batch(self, name: str) -> BatchView:
         """Return the totals of a batch. An unknown batch has no jobs."""
-        return self._run(batches.batch(self._queue, name))
+        return self._link.run(batches.batch(self._queue, name))
 
     def close_batch(self, name: str, *, callback_url: str | None = None) -> BatchView:
         """Close a batch: it accepts no more jobs, and `callback_url` is called when all of them have ended.
@@ -303,7 +300,7 @@ class Producer:
         Raises:
             BatchNotFound: the batch has no jobs.
         """
-        return self._run(batches.close_batch(self._queue, name, callback_url))
+        return self._link.run(batches.close_batch(self._queue, name, callback_url))
 
     def cancel_batch(self, name: str, *, reason: str | None = None) -> BatchCancelled:
         """Close a batch and cancel every unfinished job in it.
@@ -311,7 +308,7 @@ class Producer:
         Raises:
             BatchNotFound: the batch has no jobs.
         """
-        return self._run(batches.cancel_batch(self._queue, name, reason))
+        return self._link.run(batches.cancel_batch(self._queue, name, reason))
 
     def expire_batch(self, name: str, deadline: Moment) -> BatchView:
         """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire.
@@ -319,15 +316,15 @@ class Producer:
         Raises:
             BatchNotFound: the batch has no jobs.
         """
-        return self._run(batches.expire_batch(self._queue, name, deadline))
+        return self._link.run(batches.expire_batch(self._queue, name, deadline))
 
     def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""
-        return self._run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
+        return self._link.run(dead.dead_jobs(self._queue, wanted or DeadFilter()))
 
     def requeue_dead(self, wanted: DeadFilter) -> int:
         """Requeue the selected dead jobs, as `requeue` does; returns how many."""
-        return self._run(dead.requeue_dead(self._queue, wanted))
+        return self._link.run(dead.requeue_dead(self._queue, wanted))
 
     def jobs(self, *, batch: str | None = None, state: str | None = None, limit: int = 100) -> "list[JobRow]":
         """Return the newest jobs of this queue from the history.
@@ -341,42 +338,18 @@ class Producer:
 
     # ------------------------------------------------------------ running
 
-    def _run(self, operation: Operation[Result]) -> Result:
-        try:
-            step = next(operation)
-            while True:
-                try:
-                    replies = self._perform(step)
-                except ProducerError as error:
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(replies)
-        except StopIteration as stop:
-            return stop.value
-
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""
         try:
             step = next(operation)
             while True:
                 if isinstance(step, STEPS):
-                    step = operation.send(self._perform(step))
+                    step = operation.send(self._link.perform(step))
                 else:
                     yield step
                     step = operation.send([])
         except StopIteration:
             return
-
-    def _perform(self, step: Step) -> list[Reply]:
-        match step:
-            case Ask():
-                return self._link.ask(step)
-            case Read():
-                [reply] = self._link.ask(step.ask)
-                return list(channel_entries(reply))
-            case Pause(seconds):
-                time.sleep(seconds)
-                return []
 
 
 def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:

@@ -7,7 +7,7 @@ from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
-from sluice.producer.operations.operation import Operation, Pause
+from sluice.producer.operations.operation import Operation, Sleep
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Chunk, Receipt, SubmitAnswer, retry_after_s
 from sluice.producer.waits import WaitCause, WaitReason, Waits
@@ -35,7 +35,7 @@ def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], wait
                 if wait.is_due:
                     wait.waits_for(no_room(full))
                 pause_s = min(full.retry_after_s, left_s, MAX_PAUSE_S)
-            yield Pause(pause_s)
+            yield Sleep(pause_s)
 
 
 def no_room(full: QueueFull) -> WaitReason:

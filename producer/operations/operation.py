@@ -1,8 +1,7 @@
-"""The protocol between operations and the clients that run them. No I/O.
+"""The steps of operations, which the links run. No I/O.
 
-Every operation is a generator. It yields an `Ask` (one pipelined round trip), a `Read` or a `Pause`. The client sends
-the replies into it, or throws in the error of its link. The operation returns, or yields, what the caller asked for.
-`client.py` runs operations synchronously, `aio.py` on asyncio.
+Every operation is a routine (`contract/transport/drivers.py`) whose actions are `Ask` (one pipelined round trip),
+`Read` and `Sleep`. It returns, or yields, what the caller asked for.
 
 An `Ask` is sent again after a lost connection unless it sets `is_repeatable=False`. Most commands are idempotent: reads
 change nothing, a submit carries its ids, and cancelling a cancelled job reports its state.
@@ -22,7 +21,7 @@ Entries: TypeAlias = list[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Commands of one pipelined round trip. The client sends back one reply for each."""
+    """Commands of one pipelined round trip. The result is one reply for each."""
 
     commands: tuple[Command, ...]
     is_repeatable: bool = True
@@ -34,7 +33,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A blocking read of channels after the given entry ids. The client sends back a list of (channel, entries)."""
+    """A blocking read of channels after the given entry ids. The result is a list of (channel, entries)."""
 
     cursors: Mapping[str, str]
     block_ms: int
@@ -46,16 +45,16 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """A wait."""
 
     seconds: float
 
 
-Step: TypeAlias = Ask | Read | Pause
-"""What an operation asks its client to do."""
+Step: TypeAlias = Ask | Read | Sleep
+"""What an operation asks its link to do."""
 
-STEPS = (Ask, Read, Pause)
+STEPS = (Ask, Read, Sleep)
 
 Operation: TypeAlias = Generator[Step, list[Reply], Result]
 """An operation that returns a result."""

@@ -21,7 +21,7 @@ from sluice.producer.errors import (
 )
 from sluice.producer.operations.channels import channel_rows, is_end_id
 from sluice.producer.operations.countdown import Countdown
-from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Pause, Read, Reply, Step
+from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
 from sluice.producer.waits import Wait, Waits
@@ -125,7 +125,7 @@ def _wait_for_end(keys: QueueKeys, view: JobView, clock: Countdown) -> Operation
                 del cursors[key]
         if cursors:
             # Tokens end the read too: pause longer and longer, which bounds both the cost and the added latency.
-            yield Pause(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))
+            yield Sleep(min(MAX_WAIT_S, WAIT_SHARE * clock.passed_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entr
             wait.waits_for((yield from explain(queue, first)))
         turn += 1
         if watched and len(ended) * 2 < len(now):
-            yield Pause(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))
+            yield Sleep(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))
 
 
 def _this_round(watched: list[JobId], turn: int) -> list[JobId]:

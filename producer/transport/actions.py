@@ -1,14 +1,11 @@
-"""The I/O of a link, as values: routines yield actions, and a driver carries them out.
-
-A routine is a generator that decides what to connect, send, repeat and raise, without I/O. The drivers in `links.py`
-carry out each action, blocking or on asyncio, and send its result into the routine or throw in what it raises.
-"""
+"""The I/O of a link, as values: the actions that its routines yield (`contract/transport/drivers.py`)."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from sluice.producer.contract.transport.execution import Command
+from sluice.producer.operations.operation import Step
 
 Result = TypeVar("Result")
 
@@ -62,20 +59,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
-    """Wait."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunAll:
     """Run routines, at the same time where the driver can; the result is a list of theirs, or the first exception."""
 
     routines: "Sequence[Routine[Any]]"  # Any: their results
 
 
-Action: TypeAlias = Connect | SendAndReceive | Send | Receive | Release | Sleep | RunAll
+Transfer: TypeAlias = Connect | SendAndReceive | Send | Receive | Release
+"""What is done with a connection."""
+
+Action: TypeAlias = Step | RunAll | Transfer
 
 Routine: TypeAlias = Generator[Action, Any, Result]  # Any: each action has its own result
 """Yields actions, is sent the result of each, and returns a result."""

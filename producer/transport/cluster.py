@@ -15,8 +15,8 @@ from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest, block_s, split_read
 from sluice.producer.contract.transport.slot_table import NotACluster
 from sluice.producer.errors import InvalidSetting
-from sluice.producer.operations.operation import Ask
-from sluice.producer.transport.actions import Routine, RunAll, Sleep
+from sluice.producer.operations.operation import Ask, Sleep
+from sluice.producer.transport.actions import Routine, RunAll
 from sluice.producer.transport.retries import HANDLED, LinkSettings, Retries, checked
 from sluice.producer.transport.server import Server
 

@@ -1,6 +1,6 @@
-"""Links to the queue's server: they carry out what the routines of `server.py` and `cluster.py` decide.
+"""Links to the queue's server: they run operations, and carry out what the routines of `server.py` and `cluster.py` do.
 
-`Link` blocks and `AsyncLink` awaits; neither decides anything. Knows no queue: commands go out, replies come back.
+`Link` blocks and `AsyncLink` awaits; neither decides anything.
 """
 
 import asyncio
@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
+from sluice.producer.contract.transport.drivers import drive, drive_async
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.urls import is_cluster
-from sluice.producer.operations.operation import Ask
+from sluice.producer.operations.channels import channel_entries
+from sluice.producer.operations.operation import Ask, Entries, Read, Sleep
 from sluice.producer.transport.actions import (
     Action,
     Connect,
@@ -24,9 +26,10 @@ from sluice.producer.transport.actions import (
     RunAll,
     Send,
     SendAndReceive,
-    Sleep,
+    Transfer,
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
+from sluice.producer.transport.hub import Hub
 from sluice.producer.transport.pools import Pools, make_async_pool, make_pool, sentinels_of
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.transport.server import Server, ServerPipe
@@ -86,20 +89,26 @@ class Link:
                 sentinel.close()
 
     def run(self, routine: Routine[Result]) -> Result:
-        """Run a routine to its result."""
-        try:
-            action = next(routine)
-            while True:
-                try:
-                    result = self._perform(action)
-                except BaseException as error:  # noqa: BLE001  # the routine decides, and releases its connection
-                    action = routine.throw(error)
-                else:
-                    action = routine.send(result)
-        except StopIteration as stop:
-            return stop.value
+        """Run an operation or another routine to its result."""
+        return drive(routine, self.perform)
 
-    def _perform(self, action: Action) -> Any:  # noqa: ANN401  # each action has its own result
+    def perform(self, action: Action) -> Any:  # noqa: ANN401  # each action has its own result
+        """Carry out one action."""
+        match action:
+            case Ask():
+                return self.ask(action)
+            case Read():
+                [reply] = self.ask(action.ask)
+                return list(channel_entries(reply))
+            case Sleep(seconds):
+                time.sleep(seconds)
+            case RunAll(routines):
+                return [self.run(routine) for routine in routines]
+            case _:
+                return self._transfer(action)
+        return None
+
+    def _transfer(self, action: Transfer) -> Any:  # noqa: ANN401  # as above
         match action:
             case SendAndReceive(connection, commands):
                 _send(connection, commands)
@@ -113,10 +122,6 @@ class Link:
                 _send(connection, commands)
             case Receive(connection, num_replies):
                 return _receive(connection, num_replies)
-            case Sleep(seconds):
-                time.sleep(seconds)
-            case RunAll(routines):
-                return [self.run(routine) for routine in routines]
         return None
 
 
@@ -182,6 +187,7 @@ class AsyncLink:
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
         self._slots = asyncio.Semaphore(MAX_ASKS)
+        self._hub = Hub(self.ask_blocking)
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -208,7 +214,8 @@ class AsyncLink:
             await pipe.close()
 
     async def close(self) -> None:
-        """Close every connection, those to the Sentinels too."""
+        """Stop reading, and close every connection, those to the Sentinels too."""
+        await self._hub.close()
         for pool in self._pools.all():
             await pool.disconnect()
             for sentinel in sentinels_of(pool):
@@ -220,20 +227,25 @@ class AsyncLink:
             return await self.run(routine)
 
     async def run(self, routine: Routine[Result]) -> Result:
-        """Run a routine to its result."""
-        try:
-            action = next(routine)
-            while True:
-                try:
-                    result = await self._perform(action)
-                except BaseException as error:  # noqa: BLE001  # as in Link
-                    action = routine.throw(error)
-                else:
-                    action = routine.send(result)
-        except StopIteration as stop:
-            return stop.value
+        """Run an operation or another routine to its result."""
+        return await drive_async(routine, self.perform)
 
-    async def _perform(self, action: Action) -> Any:  # noqa: ANN401  # as in Link
+    async def perform(self, action: Action) -> Any:  # noqa: ANN401  # as in Link
+        """Carry out one action; reads of one channel share a round trip."""
+        match action:
+            case Ask():
+                return await self.ask(action)
+            case Read():
+                return await self._read(action)
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+            case RunAll(routines):
+                return await asyncio.gather(*map(self.run, routines))
+            case _:
+                return await self._transfer(action)
+        return None
+
+    async def _transfer(self, action: Transfer) -> Any:  # noqa: ANN401  # as above
         match action:
             case SendAndReceive(connection, commands):
                 await _send_async(connection, commands)
@@ -247,11 +259,15 @@ class AsyncLink:
                 await _send_async(connection, commands)
             case Receive(connection, num_replies):
                 return await _receive_async(connection, num_replies)
-            case Sleep(seconds):
-                await asyncio.sleep(seconds)
-            case RunAll(routines):
-                return await asyncio.gather(*map(self.run, routines))
         return None
+
+    async def _read(self, read: Read) -> list[tuple[str, Entries]]:
+        if len(read.cursors) == 1:
+            [(channel, after)] = read.cursors.items()
+            entries = await self._hub.read(channel, after, read.block_ms)
+            return [(channel, entries)] if entries else []
+        [reply] = await self.ask_blocking(read.ask)
+        return list(channel_entries(reply))
 
 
 async def _release_async(taken: Connection, *, is_broken: bool) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.execution import Reply, resend, unknown_scripts, with_source
-from sluice.producer.operations.operation import Ask
+from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import (
     Connect,
     Connection,
@@ -14,7 +14,6 @@ from sluice.producer.transport.actions import (
     Routine,
     Send,
     SendAndReceive,
-    Sleep,
 )
 from sluice.producer.transport.retries import HANDLED, LinkSettings, Retries, checked
 

@@ -29,13 +29,13 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
             leased = worker.pull(1000)
             talking, silent = leased[0], leased[1]
             received_s: list[float] = []
-            send = producer._link.ask_blocking  # pyright: ignore[reportPrivateUsage] (what each read asks for)
+            link = producer._link  # pyright: ignore[reportPrivateUsage] (its reads are counted)
 
             async def counted(ask: Ask) -> list[Reply]:
                 asked.append(len(ask.commands[0]))
-                return await send(ask)
+                return await link.ask_blocking(ask)
 
-            monkeypatch.setattr(producer, "_hub", Hub(counted))
+            monkeypatch.setattr(link, "_hub", Hub(counted))
 
             async def listen(number: int) -> None:
                 async for _ in producer.stream(receipts[number]):

@@ -11,7 +11,7 @@ from sluice.producer.contract.calls import status
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import Reply, command_of, with_source
 from sluice.producer.errors import AccessDenied, QueueRefused, QueueUnreachable
-from sluice.producer.operations.operation import Ask
+from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import (
     Action,
     Connect,
@@ -21,7 +21,6 @@ from sluice.producer.transport.actions import (
     Routine,
     Send,
     SendAndReceive,
-    Sleep,
 )
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.transport.server import Server

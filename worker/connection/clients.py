@@ -15,7 +15,7 @@ from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.execution import no_retry
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
-from sluice.worker.connection.cluster import ClusterClient
+from sluice.worker.connection.cluster_client import ClusterClient
 from sluice.worker.errors import ConfigError
 
 AT_ONCE_S = 1.0

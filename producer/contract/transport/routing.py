@@ -1,9 +1,8 @@
 """Route round trips to the shards of a Redis Cluster. Without I/O: used by producers and workers.
 
-A router's methods are generators. Each yields the requests to send, one for each shard, is sent their replies in the
-same order, or has a request's exception thrown into it, and returns the result. Requests of one yield are independent
-and may be sent at the same time. A command that a shard refuses as MOVED has not run there: the router reads the slot
-map again and sends the command to its new shard.
+A router's methods are routines (`drivers.py`). An action is the requests to send, one for each shard; its result is
+their replies in the same order. These requests are independent and may be sent at the same time. A command that a shard
+refuses as MOVED has not run there: the router reads the slot map again and sends the command to its new shard.
 """
 
 from collections.abc import Generator, Iterable, Sequence

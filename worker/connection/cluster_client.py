@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from redis.commands import CoreCommands
 from redis.exceptions import ClusterDownError, RedisError
 
+from sluice.producer.contract.transport.drivers import drive
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest
 from sluice.producer.contract.transport.slot_table import NotACluster
@@ -89,17 +90,12 @@ class ClusterClient(CoreCommands):
 
     def _drive(self, routing: Routing[Result], send: Callable[[ShardRequest], Sequence[Reply]]) -> Result:
         """Run a router's generator; `send` sends what does not read the slot map."""
+
+        def perform(requests: Sequence[ShardRequest]) -> list[Sequence[Reply]]:
+            return [(self._send if one.reads_slots else send)(one) for one in requests]
+
         try:
-            requests = next(routing)
-            while True:
-                try:
-                    replies = [(self._send if one.reads_slots else send)(one) for one in requests]
-                except UNAVAILABLE as error:
-                    requests = routing.throw(error)
-                else:
-                    requests = routing.send(replies)
-        except StopIteration as stop:
-            return stop.value
+            return drive(routing, perform)
         except NotACluster as error:
             raise ConfigError([str(error)]) from error
 
