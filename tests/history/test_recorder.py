@@ -16,6 +16,7 @@ from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.tables import batches, jobs
 from sluice.worker.connection.clients import Client, connect
+from sluice.worker.connection.stream_group import StreamGroup
 from sluice.worker.history import rows
 from sluice.worker.history.recorder import GROUP, Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
@@ -47,6 +48,11 @@ def states(history: Engine) -> dict[str, str]:
     """State by job."""
     with history.connect() as connection:
         return {found.id: found.state for found in connection.execute(sa.select(jobs.c.id, jobs.c.state))}
+
+
+def names(client: Client) -> set[str]:
+    """Names of the group's consumers."""
+    return {consumer["name"].decode() for consumer in client.xinfo_consumers(OUTBOX, GROUP)}
 
 
 def pending(client: Client) -> int:
@@ -254,6 +260,29 @@ class TestGivenTwoRecorders:
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
 
         assert states(history) == dict.fromkeys(job_ids, "done")
+
+
+class TestGivenRecordersThatNeverComeBack:
+    """Each host name is a consumer of the group."""
+
+    def test_when_they_left_nothing_then_their_names_go_and_the_others_stay(self, any_redis: RedisServer) -> None:
+        client = client_of(any_redis)
+        streams = {
+            name: StreamGroup(client, OUTBOX, group=GROUP, name=name, claim_after_s=60, consumer_kept_s=kept_s)
+            for name, kept_s in (("gone", 3600), ("owes", 3600), ("lives", -1))
+        }
+        add(client, *[[e.submitted(f"j{i}")] for i in range(2)])
+        taken = streams["gone"].read(block_s=0.01, max_bytes=1000, max_pages=1)
+        streams["gone"].acknowledge([entry_id for entry_id, _ in taken])
+        add(client, [e.submitted("last")])
+        client.xreadgroup(GROUP, "owes", {OUTBOX: ">"})
+
+        streams["lives"].read(block_s=0.01, max_bytes=1000, max_pages=1)
+
+        assert names(client) == {"owes", "lives"}
+        assert pending(client) == 1
+        add(client, [e.submitted("after")])
+        assert len(streams["gone"].read(block_s=0.01, max_bytes=1000, max_pages=1)) == 1, "it was only quiet"
 
 
 class TestGivenADatabaseThatGoesAway:

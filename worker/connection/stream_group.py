@@ -45,15 +45,44 @@ def keep_garbage(client: Client, keys: QueueKeys, where: str, what: bytes) -> No
     write_even_when_full(client, key, "XADD", key, *bound, "*", "where", where, "what", cut)
 
 
+# Redis keeps each consumer for ever, also of a host that will not come back. One without pending entries is only a
+# name: a reader that lives creates it again when it reads. A script, because an entry may be delivered in between, and
+# deleting a consumer forgets what it has pending.
+_FORGET_IDLE = """
+local forgotten = 0
+for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local about = {}
+  for i = 1, #flat, 2 do about[flat[i]] = flat[i + 1] end
+  if about.name ~= ARGV[2] and about.pending == 0 and about.idle > tonumber(ARGV[3]) then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], about.name)
+    forgotten = forgotten + 1
+  end
+end
+return forgotten
+"""
+CONSUMER_KEPT_S = 3600.0
+"""How long the name of a reader is kept that reads no more and has left nothing unacknowledged."""
+
+
 class StreamGroup:
     """One reader's view of a stream. Changes as it is read."""
 
-    def __init__(self, client: Client, key: str, *, group: str, name: str, claim_after_s: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        key: str,
+        *,
+        group: str,
+        name: str,
+        claim_after_s: float,
+        consumer_kept_s: float = CONSUMER_KEPT_S,
+    ) -> None:
         self.key = key
         self._client = client
         self._group = group
         self._name = name
         self._claim_after_s = claim_after_s
+        self._consumer_kept_ms = int(consumer_kept_s * 1000)
         self._has_group = False
         self._own_cursor: bytes | None = b"0"
         self._claim_cursor: bytes = b"0-0"
@@ -101,6 +130,7 @@ class StreamGroup:
         )
         if self._claim_cursor == b"0-0":
             self._claim_at_s = time.monotonic() + self._claim_after_s / 2
+            self._client.eval(_FORGET_IDLE, 1, self.key, self._group, self._name, self._consumer_kept_ms)
         # Redis before 7.0 returns nil for an entry that is pending but deleted.
         return [(entry_id, fields or {}) for entry_id, fields in found if entry_id is not None]
 

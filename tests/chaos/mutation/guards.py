@@ -429,6 +429,11 @@ HISTORY = (
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
     ),
+    Guard(
+        name="a recorder's name is forgotten with what it has pending",
+        patches=(Patch("worker/connection/stream_group.py", "about.name ~= ARGV[2] and about.pending == 0", "true"),),
+        tests=(f"{RECORDER}::TestGivenRecordersThatNeverComeBack",),
+    ),
 )
 
 CALLBACKS = (
