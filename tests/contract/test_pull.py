@@ -1,5 +1,7 @@
 """Decisions "Pulls are numbered", "Cost and room", "Waking and taking", and what a pull does with what is not ours."""
 
+from typing import Any, ClassVar
+
 import pytest
 
 from sluice.producer.contract import limits
@@ -266,6 +268,70 @@ class TestGivenTheBell:
         queue.add("later", not_before_ms=due)
 
         assert worker.pull().look_again_ms == due
+
+
+class TestGivenAJobThatAnotherModelBegan:
+    """Workers of one queue with two models, each of which continues its own jobs only."""
+
+    OWN: ClassVar[dict[str, Any]] = {"own_model": "m1", "model_wait_ms": 1000}
+    OTHER: ClassVar[dict[str, Any]] = {"own_model": "m2", "model_wait_ms": 1000}
+
+    @pytest.fixture
+    def job_id(self, queue: Queue) -> JobId:
+        """It has tokens of m1, and was given back."""
+        queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take(**self.OWN)
+        worker.advance(tokens(job, 0, 3, fingerprint="m1"))
+        worker.give_back(job)
+        return job.id
+
+    def test_when_others_pull_for_long_then_it_waits_without_an_attempt(self, queue: Queue, job_id: JobId) -> None:
+        queue.add("b")
+        worker, events = queue.worker("B"), len(queue.events(job_id))
+
+        assert short(worker.pull(**self.OTHER).jobs) == ["b"]
+        for _ in range(20):
+            queue.pass_time(1000)
+            worker.beat(processed=0)
+            assert worker.pull(**self.OTHER).jobs == ()
+
+        assert (queue.view(job_id).attempt, len(queue.events(job_id))) == (1, events)
+        check(queue)
+        queue.pass_time(1000)
+        owner = queue.worker("C")
+        assert short(owner.pull(**self.OWN).jobs) == ["a"]
+        assert queue.view(job_id).attempt == 2
+        check(queue)
+
+    def test_when_it_has_no_tokens_then_any_worker_takes_it(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        worker.give_back(worker.take(**self.OWN))
+
+        assert short(queue.worker("B").pull(**self.OTHER).jobs) == ["a"]
+
+    def test_when_its_worker_dies_then_a_worker_of_the_other_model_does_not_take_it(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take(**self.OWN)
+        worker.advance(tokens(job, 0, 3, fingerprint="m1"))
+        queue.pass_time(5000)
+
+        assert queue.worker("B").pull(**self.OTHER).jobs == ()
+
+        assert queue.state(job.id) is JobState.QUEUED
+        check(queue)
+        queue.pass_time(1000)
+        assert short(queue.worker("C").pull(**self.OWN).jobs) == ["a"]
+
+    def test_when_it_is_cancelled_while_it_is_set_aside_then_it_ends(self, queue: Queue, job_id: JobId) -> None:
+        queue.worker("B").pull(**self.OTHER)
+
+        queue.cancel(job_id)
+
+        assert queue.state(job_id) is JobState.CANCELLED
+        check(queue)
 
 
 class TestGivenWhatIsNotOurs:

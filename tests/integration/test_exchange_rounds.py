@@ -71,7 +71,6 @@ class Running:
         flags = {
             "redis.url": url,
             "redis.stream_interval_s": stream_interval_s,
-            "queue.model_wait_s": 0.01,
             "beat.every_s": 0.1,
             "beat.life_s": life_s,
         }
@@ -188,15 +187,6 @@ class TestGivenAJobWithMoreToSayThanATurnTakes:
     ) -> None:
         self._speak(running, jobs[0])
         running.returns.add_unstarted()
-
-        wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
-        assert jobs[0].has_updates
-
-    def test_when_another_waited_for_its_model_long_enough_then_it_goes_back_at_once(
-        self, running: Running, client: Any, jobs: list[HeldJob]
-    ) -> None:
-        self._speak(running, jobs[0])
-        running.returns.add_later(jobs[1])
 
         wait_until(lambda: state_of(client, jobs[1].id) is JobState.QUEUED, "it goes back")
         assert jobs[0].has_updates

@@ -100,6 +100,7 @@ class TestGivenAJobThatAnotherWorkerBegan:
             with running_worker(valkey.url, model__path=SLOW):
                 wait_for_ends(client, [job_id])
 
+        assert client.hget(KEYS.job(job_id), "attempt") == b"2", "waiting is no attempt"
         check_every_token_once(client, {job_id: LONG})
         check_nothing_is_left(client)
 

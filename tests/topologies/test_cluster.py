@@ -193,8 +193,7 @@ class TestGivenAShardThatStandsStill:
         for job in jobs:
             context.leases.take(job.keys, 1, [job])
         translator = Translator(encode=_encode, template=None, validate=lambda _: None, model="m")
-        returns = ReturnQueue(connect(queue.cluster.url, timeout_s=0.5), context)
-        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), context, translator, returns)
+        preparation = Preparation(connect(queue.cluster.url, timeout_s=0.5), context, translator)
         taken: list[Request] = []
 
         def ready() -> list[str]:

@@ -111,7 +111,7 @@ class QueueConfig:
     )  # fmt: skip
     model_wait_s: float = setting(
         10.0, env="MODEL_WAIT_S", metavar="SECONDS",
-        help="With --on-model-change wait: hold such a job for this long before other workers may take it.",
+        help="With --on-model-change wait: set such a job aside for this long before a worker looks at it again.",
     )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,5 @@
-"""Jobs that return to the queue before their end: at a graceful shutdown, or when another model began them."""
+"""Jobs that return to the queue before their end, at a graceful shutdown."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ from sluice.producer.contract.calls import Returned, give_back
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import SLICE_JOBS
 from sluice.producer.contract.transport.execution import run
-from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
@@ -18,7 +16,7 @@ from sluice.worker.serve.context import WorkerContext
 
 
 class ReturnQueue:
-    """The jobs to return. Any thread adds to it; the pull thread calls `turn` and `next_due_s`.
+    """The jobs to return. Any thread adds to it; the pull thread calls `turn`.
 
     The pull thread returns them between its pulls, so that a pull under way cannot bring a job that is missed.
     """
@@ -28,7 +26,6 @@ class ReturnQueue:
         self._client = client
         self._context = context
         self._returns_unstarted = False
-        self._waiting: deque[tuple[float, HeldJob]] = deque()
         self._due: list[HeldJob] = []
 
     def add_unstarted(self) -> None:
@@ -36,26 +33,12 @@ class ReturnQueue:
         self._returns_unstarted = True
         self._context.mailbox.ring()
 
-    def add_later(self, job: HeldJob) -> None:
-        """Return a job that another model began, after `queue.model_wait_s`; its room is free at once."""
-        self._context.mailbox.forget([job.request_id])
-        self._waiting.append((monotonic_s() + self._context.config.queue.model_wait_s, job))
-        self._context.mailbox.ring()
-
-    def next_due_s(self) -> float:
-        """Return when the next waiting job is due, on the monotonic clock; infinity if none waits."""
-        return self._waiting[0][0] if self._waiting else float("inf")
-
     def turn(self) -> None:
         """Return what is due. Jobs of a partition that does not answer stay due."""
         if self._returns_unstarted:
             self._returns_unstarted = False
             self._add([job for job in self._context.leases.all() if job.give_back(only_unstarted=True)])
             self._context.mailbox.interrupt()
-        while self._waiting and self._waiting[0][0] <= monotonic_s():
-            job = self._waiting.popleft()[1]
-            if job.give_back():
-                self._add([job])
         if self._due:
             self._return()
 

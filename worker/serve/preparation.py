@@ -20,7 +20,6 @@ from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.retries import rejection_of
 from sluice.worker.model.translate import Translator
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.give_back import ReturnQueue
 
 FLUSH_AFTER_S = 0.001
 """Ready requests are delivered before the next job if one took longer than this to prepare."""
@@ -29,19 +28,17 @@ FLUSH_AFTER_S = 0.001
 class Preparation:
     """The thread between pull and engine. A component: start, stop."""
 
-    def __init__(self, client: Client, context: WorkerContext, translator: Translator, returns: ReturnQueue) -> None:
+    def __init__(self, client: Client, context: WorkerContext, translator: Translator) -> None:
         """Prepare the thread; `start` runs it.
 
         Args:
             client: A connection for this thread alone.
             context: The worker's shared state.
             translator: Makes the requests.
-            returns: Takes jobs that wait for another model.
         """
         self._client = client
         self._context = context
         self._translator = translator
-        self._returns = returns
         self._jobs: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
@@ -133,18 +130,11 @@ class Preparation:
         self._check_channels(job, is_same=is_same)
 
     def _on_other_model(self, job: HeldJob) -> None:
-        match self._context.config.queue.on_model_change:
-            case "continue":
-                self._context.log.warning(
-                    "job continues under another model", job_id=job.id, attempt=job.leased.attempt
-                )
-            case "fail":
-                message = "another model began this job, and this queue does not continue jobs under a different one"
-                raise JobRejected("model_changed", message)
-            case "wait":
-                self._context.log.info("job waits for its model", job_id=job.id, attempt=job.leased.attempt)
-                self._returns.add_later(job)
-                raise _NotPrepared
+        """Fail or continue a job that another model began. With `wait`, the queue leases it to no such worker."""
+        if self._context.config.queue.on_model_change == "fail":
+            message = "another model began this job, and this queue does not continue jobs under a different one"
+            raise JobRejected("model_changed", message)
+        self._context.log.warning("job continues under another model", job_id=job.id, attempt=job.leased.attempt)
 
     def _check_channels(self, job: HeldJob, *, is_same: bool) -> None:
         for choice in job.choices:

@@ -124,11 +124,11 @@ class Pulling:
 
     def _rest(self) -> None:
         """Sleep until the engine has room, a notification arrives, or a time is due."""
-        due_s = self._returns.next_due_s()
+        due_s = float("inf")
         may_pull = not self.is_quiet and not self._watchdog.is_overdue and has_room(self._mailbox.room())
         if may_pull:
             self._listener.listen(self._schedule.bells)
-            due_s = min(due_s, self._schedule.next_due_s())
+            due_s = self._schedule.next_due_s()
         self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
         for keys, bell in self._listener.take_notified():
             self._schedule.on_notified(keys, bell)
@@ -151,7 +151,13 @@ class Pulling:
         if asked is None:
             return None
         keys, request = asked
-        return keys, replace(request, reclaim_until_ms=self._context.clock.ms(now_s + beat.every_s))
+        queue = self._context.config.queue
+        return keys, replace(
+            request,
+            reclaim_until_ms=self._context.clock.ms(now_s + beat.every_s),
+            own_model=self._context.origin.fingerprint if queue.on_model_change == "wait" else None,
+            model_wait_ms=round(queue.model_wait_s * 1000),
+        )
 
     def _holds_oversized(self) -> bool:
         """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""

@@ -248,7 +248,7 @@ def build(
         encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
     )
     returns = ReturnQueue(connections.uplink.puller, context)
-    preparation = Preparation(connections.open(), context, translator, returns)
+    preparation = Preparation(connections.open(), context, translator)
     listener = make_listener(connections, context.partitions, mailbox.ring, mailbox.fail)
     pulling = Pulling(connections.uplink, listener, context, returns, preparation.put)
     exchange = Exchange(connections.uplink.client, context, pulling)

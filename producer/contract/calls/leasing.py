@@ -40,6 +40,12 @@ class PullRequest:
     reserve_tokens: int = 256
     """Most output tokens that count towards the cost of a job at admission."""
 
+    own_model: str | None = None
+    """Fingerprint of the model, if only jobs that it began may be continued. A job that another one began is set aside
+    for `model_wait_ms`, for another worker: it is not leased, and this is no attempt."""
+
+    model_wait_ms: int = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedJob:
@@ -116,6 +122,8 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
         int(request.may_reclaim),
         request.reserve_tokens,
         "" if request.reclaim_until_ms is None else request.reclaim_until_ms,
+        request.own_model or "",
+        request.model_wait_ms,
     )
     return Call("pull", keys.fixed(), args, _read_pull)
 

@@ -136,12 +136,21 @@ local function charge_once(job)
   end
 end
 
+-- Wait for a worker with the model that began the job. This is no attempt.
+local function set_aside(job)
+  leave_waiting(job, false)
+  count_waiting(job, 1)
+  wait_until(job, NOW + request.model_wait_ms)
+  write_place(job)
+end
+
 local share_per_token = 0
 local function take(lane, entry, parsed, mark)
   local job = job_of(lane, entry, parsed.job)
   if not job then return end
   local lease = job.epoch > 0 and read_lease(job.id) or nil
   if is_too_late(job, lease) then return end
+  if is_of_other_model(job, lease) then return set_aside(job) end
   local payload = read_payload(job)
   if not payload then return give_up_payload(job, lease) end
   leave_waiting(job, true)

@@ -4,6 +4,7 @@ local request = {
   incarnation = ARGV[1], number = tonumber(ARGV[2]), kv = tonumber(ARGV[3]), prefill = tonumber(ARGV[4]),
   sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
   may_reclaim = ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW), reserve = tonumber(ARGV[10]),
+  own_model = ARGV[12] ~= '' and ARGV[12] or nil, model_wait_ms = tonumber(ARGV[13]) or 0,
 }
 local ME, MINE = request.incarnation, worker_key(request.incarnation)
 
@@ -85,6 +86,12 @@ local function is_too_late(job, lease)
   end_without_worker(job, lease, 'expired', said)
   has_more = true
   return true
+end
+
+-- Whether another model began the job, and this worker continues only jobs of its own.
+local function is_of_other_model(job, lease)
+  local began_with = request.own_model and job.fingerprint
+  return began_with and began_with ~= request.own_model and published_tokens(lease) > 0
 end
 
 -- Without its prompt, a job can never run: it ends in the dead set.

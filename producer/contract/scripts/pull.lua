@@ -4,7 +4,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
---   reclaim, reserve tokens, until when it may reclaim or '' (booleans as 0 and 1).
+--   reclaim, reserve tokens, until when it may reclaim or '', fingerprint of the only model whose jobs it continues or '', how
+--   long jobs of another one are set aside (booleans as 0 and 1).
 -- Reply: {number, {job …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
 --   false}; a job is an array in the order of `leased_row`.
 --

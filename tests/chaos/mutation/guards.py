@@ -304,6 +304,17 @@ RECLAIMS = (
         patches=_script("lib_reclaim", "if death.is_deregistered then return false end"),
         tests=(f"{LIFE}::TestGivenADeregistration",),
     ),
+    Guard(
+        name="a job waits for its model with a worker of another one",
+        patches=_script("lib_taking", "began_with and began_with ~= request.own_model and", "false and"),
+        tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
+        is_cheap=True,
+    ),
+    Guard(
+        name="a dead worker's job moves to a worker that may not continue it",
+        patches=_script("lib_reclaim", "if is_of_other_model(job, lease) then\n", "if false then\n"),
+        tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
+    ),
 )
 
 CONTROLS = (
