@@ -28,12 +28,12 @@ class _Turn:
     """Whether the last pull was not answered: repeating its number returns the jobs that it may have leased."""
 
     is_draining: bool = False
-    """Whether a suspect, which runs alone, waits for this worker to be empty."""
+    """Whether a suspect, which runs alone, waits for this worker to be empty. Pulls show that it goes on draining."""
 
     def is_due(self, room: Room, now_s: float, *, is_empty: bool) -> bool:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
-            return False
+            return now_s >= self.due_s
         return self.has_more or self.has_rung or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:

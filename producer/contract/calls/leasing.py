@@ -101,7 +101,7 @@ class PullReply:
 
     is_paused: bool
     drain_for_suspects: bool
-    """This worker is the isolator: it must take no jobs until it is empty."""
+    """This worker is the isolator: it takes no jobs until it is empty, and pulls on to stay it."""
 
     server_ms: int
     look_again_ms: int | None

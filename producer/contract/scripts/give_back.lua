@@ -31,7 +31,6 @@ end
 -- Jobs it still holds can be reclaimed at once, and no further death is recorded. The deregistration is kept: a pull or
 -- beat may still be in flight, and must not bring the incarnation back.
 local function deregister()
-  if call('GET', ISOLATOR) == me then call('DEL', ISOLATOR) end
   if call('EXISTS', held_key(me)) == 0 then
     call('ZREM', ALIVE, me)
     call('DEL', worker_key(me))

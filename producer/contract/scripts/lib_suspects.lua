@@ -28,6 +28,13 @@ local function take_suspect(id)
   start(job, lease, payload, need, fits(need) and '' or 'h')
 end
 
+-- The worker that drains for suspects, if it still does: it pulls on meanwhile, and each pull renews this. One that was
+-- quieted, has died or left pulls no more.
+local function isolator()
+  local who, until_ms = string.match(call('GET', ISOLATOR) or '', '^(%S+) (%d+)$')
+  return who and tonumber(until_ms) > NOW and who or nil
+end
+
 local function take_suspects()
   for _, id in ipairs(call('ZRANGE', SUSPECTS, 0, LIMITS.MAX_SUSPECTS_PER_PULL - 1)) do
     if is_over then break end
@@ -39,20 +46,14 @@ local function take_suspects()
   end
   is_over = true
   call('HSET', MINE, 'apart', 1)
-  if call('GET', ISOLATOR) == ME then call('DEL', ISOLATOR) end
+  if isolator() == ME then call('DEL', ISOLATOR) end
 end
 
-local function is_alive(incarnation)
-  local expiry = call('ZSCORE', ALIVE, incarnation)
-  return expiry and tonumber(expiry) > NOW
-end
-
--- After a suspect has waited too long, the next worker that pulls is drained. Returns whether it is this one.
+-- After a suspect has waited too long, the next worker that pulls drains. Returns whether it is this one.
 local function is_isolator(waiting_since)
-  local who = call('GET', ISOLATOR)
-  if who == ME then return true end
-  if NOW - waiting_since < LIMITS.SUSPECT_WAIT_S * 1000 or who and is_alive(who) then return false end
-  call('SET', ISOLATOR, ME)
+  local who = isolator()
+  if who ~= ME and (who or NOW - waiting_since < LIMITS.SUSPECT_WAIT_S * 1000) then return false end
+  call('SET', ISOLATOR, string.format('%s %d', ME, NOW + LIMITS.LIFE_S * 1000))
   return true
 end
 

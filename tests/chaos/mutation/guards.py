@@ -231,6 +231,12 @@ LIVES = (
         patches=_script("beat", "lease or not was_ended_by_me(id)", "true"),
         tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
     ),
+    Guard(
+        name="a worker that was quieted stays the isolator",
+        patches=_script("lib_suspects", "return who and tonumber(until_ms) > NOW and who or nil", "return who"),
+        tests=(f"{SUSPECTS}::TestGivenASuspectThatWaits",),
+        is_cheap=True,
+    ),
 )
 
 RECLAIMS = (

@@ -1,5 +1,7 @@
 """Decision "Suspects": a job that kills its workers is found by isolation, and its mates complete."""
 
+import pytest
+
 from sluice.producer.contract import limits
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
@@ -270,23 +272,36 @@ class TestGivenASuspectThatWaits:
         assert queue.names("isolator") == set()
         check(queue)
 
-    def test_when_the_isolator_dies_then_another_becomes_it(self, queue: Queue) -> None:
+    @pytest.mark.parametrize("how", ["is quieted", "dies", "deregisters"])
+    def test_when_the_draining_worker_stops_pulling_then_another_drains(self, queue: Queue, how: str) -> None:
         self.waiting(queue)
         queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
         first, second = queue.worker("D"), queue.worker("E")
-        first.pull()
-        die(queue)
+        assert first.pull().drain_for_suspects
+        assert not second.pull().drain_for_suspects
+
+        if how == "deregisters":
+            first.give_back(farewell=True)
+        queue.pass_time(int(limits.LIFE_S * 1000) + 1)
+        if how == "is quieted":
+            first.beat()
+        second.beat()
 
         assert second.pull().drain_for_suspects
+        assert short(second.pull(is_empty=True).jobs) == ["a", "b"]
+        check(queue)
 
-    def test_when_the_isolator_deregisters_then_another_becomes_it(self, queue: Queue) -> None:
+    def test_when_it_drains_for_long_then_it_stays_the_one_that_drains(self, queue: Queue) -> None:
         self.waiting(queue)
         queue.pass_time(int(limits.SUSPECT_WAIT_S * 1000) + 1)
         first, second = queue.worker("D"), queue.worker("E")
-        first.pull()
-        first.give_back(farewell=True)
 
-        assert second.pull().drain_for_suspects
+        for _ in range(20):
+            first.beat()
+            second.beat()
+            assert first.pull().drain_for_suspects
+            assert not second.pull().drain_for_suspects
+            queue.pass_time(1000)
 
     def test_when_it_has_waited_little_then_no_worker_drains(self, queue: Queue) -> None:
         self.waiting(queue)

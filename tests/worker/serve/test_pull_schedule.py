@@ -99,12 +99,13 @@ class TestGivenOnePartition:
         assert asked(pulls, now_s=10.04) is None
         assert asked(pulls, now_s=10.051) == (0, 2)
 
-    def test_when_it_must_drain_for_a_suspect_then_it_asks_only_when_empty(self) -> None:
+    def test_when_it_must_drain_for_a_suspect_then_it_asks_when_empty_or_to_go_on(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
-        pulls.on_reply(ONE, reply(1, drain_for_suspects=True), left=ROOM, now_s=0.0)
+        pulls.on_reply(ONE, reply(1, drain_for_suspects=True, has_more=True), left=ROOM, now_s=0.0)
 
-        assert asked(pulls, now_s=99.0, is_empty=False) is None
-        assert asked(pulls, now_s=99.0, is_empty=True) == (0, 2)
+        assert asked(pulls, now_s=0.1, is_empty=False) is None
+        assert asked(pulls, now_s=0.1, is_empty=True) == (0, 2)
+        assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S, is_empty=False) == (0, 2)
 
     def test_when_paused_then_it_does_not_spin(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
