@@ -22,6 +22,10 @@ MAX_SPEC_BYTES = 256 * 1024
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
 """One channel entry; a step adds a few tokens, a replayed one may add many."""
 
+SPEC_PART_BYTES = 64
+MAX_SPEC_PARTS = 64
+"""An ended job's spec is kept in parts of this size: a longer value would triple the memory of its hash."""
+
 MAX_EVENTS_BYTES = 32 * 1024 * 1024
 """One outbox entry: the events of one script call."""
 

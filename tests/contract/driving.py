@@ -279,7 +279,7 @@ def _check_states(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
     for name, job in jobs.items():
         job_id, lease = _id(name), queue.lease(_id(name))
         owner = lease[0].decode() if lease else ""
-        places = [job["entry"] != "", job_id in suspects, job_id in delayed]
+        places = [job.get("entry", "") != "", job_id in suspects, job_id in delayed]
         assert (job_id in dead) <= (job["state"] == "failed"), job_id
         match job["state"]:
             case "queued":
@@ -319,7 +319,7 @@ def _check_lanes(queue: Queue, jobs: dict[str, dict[str, str]]) -> None:
         lanes[name.removeprefix("lane:")] = [(i.decode(), f) for i, f in queue.entries(queue.keys.key(name))]
     assert all(lanes.values()), "an empty lane was left"
     assert set(queue.hash_of("depth")) == set(lanes)
-    placed = {(job["lane"], job["entry"]) for job in jobs.values() if job["entry"]}
+    placed = {(job["lane"], job["entry"]) for job in jobs.values() if job.get("entry")}
     assert {(lane, entry) for lane, entries in lanes.items() for entry, _ in entries} == placed
     heads = {
         f"{one}:{tenant.decode()}": score

@@ -8,7 +8,7 @@ import redis
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Already, Broken, Ok, Replaced, Retried, SendFrom
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, JobId
+from sluice.producer.contract.wire import End, JobId, JobOptions, JobSpec, encode_spec
 from tests.contract.driving import Queue, check, ending, new_job, packed, tokens
 
 
@@ -431,3 +431,54 @@ class TestGivenMoreThanACallTakes:
             worker.advance(*[tokens(job, i, 1) for i in range(257)])
         with pytest.raises(ValueError, match="at most 256"):
             one_queue.submit(*[new_job(f"j{i}") for i in range(257)])
+
+
+class TestGivenAnEndedJob:
+    """With options, metadata and an idempotency key, and an output of 20 tokens."""
+
+    SPEC = encode_spec(
+        JobSpec(
+            options=JobOptions(max_tokens=64, temperature=0.7, top_p=0.9, stop=("\n\n",)),
+            metadata={"user": "u-1234567", "custom_id": "line-17"},
+            model="llama-3-8b",
+            batch="nightly",
+        )
+    )
+
+    @pytest.fixture
+    def job_id(self, queue: Queue) -> JobId:
+        queue.add("0123456789abcdef01234567", spec=self.SPEC, idempotency_key="order-1234567", batch="nightly")
+        worker = queue.worker("host-1234567890-123456-0123456789abcdef")
+        job = worker.take()
+        end = ending(job, 0, 20, result=b"x" * 150)
+        worker.advance(end._replace(first_scheduled_ms=queue.now_ms, first_token_ms=queue.now_ms, fingerprint="f" * 32))
+        return job.id
+
+    def test_when_its_channel_is_gone_then_it_takes_at_most_1_2_kb(self, queue: Queue, job_id: JobId) -> None:
+        keys = (queue.keys.job(job_id), queue.keys.result(job_id), queue.keys.key("idem", "t", "order-1234567"))
+
+        sizes = {key: queue.client.memory_usage(key, samples=0) for key in keys}
+
+        assert len(self.SPEC) > 64
+        assert sum(sizes.values()) <= 1200, sizes
+        assert queue.client.keys("*0123456789abcdef01234567*") != []
+
+    def test_when_it_is_looked_at_then_its_spec_is_whole(self, queue: Queue, job_id: JobId) -> None:
+        assert queue.view(job_id).spec == self.SPEC
+        assert 0 < queue.client.pttl(queue.keys.job(job_id)) <= limits.RESULT_TTL_S * 1000
+        check(queue)
+
+    def test_when_it_is_submitted_again_then_it_is_the_same_job(self, queue: Queue, job_id: JobId) -> None:
+        again = new_job("0123456789abcdef01234567", spec=self.SPEC, idempotency_key="order-1234567", batch="nightly")
+
+        assert queue.submit(again) == [calls.Duplicate(job_id, JobState.DONE)]
+
+    @pytest.mark.parametrize("num_bytes", [64, 65, 128, 129, 4160, 4161, 20_000])
+    def test_when_the_spec_has_any_length_then_it_is_read_as_it_was(self, one_queue: Queue, num_bytes: int) -> None:
+        spec = bytes(i % 251 for i in range(num_bytes))
+        job_id = one_queue.add("a", spec=spec)
+        worker = one_queue.worker("A")
+        worker.advance(ending(worker.take(), 0, 1))
+
+        assert one_queue.view(job_id).spec == spec
+        check(one_queue)

@@ -121,6 +121,7 @@ MOST = {
   first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
   not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
   failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER, prompt_bytes = LIMITS.MAX_NUMBER,
+  parts = LIMITS.MAX_SPEC_PARTS,
 }
 
 -- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.
@@ -164,6 +165,7 @@ function load_job(id)
       if not job[name] then return nil, 'not a job: ' .. name end
     end
   end
+  for i = 1, job.parts or 0 do job.spec = (job.spec or '') .. (job['spec.' .. i] or '') end
   for _, name in ipairs({ 'state', 'version', 'class', 'submitted', 'choices', 'cost', 'prompt', 'max_tokens' }) do
     if not job[name] then return nil, 'not a job: ' .. name end
   end

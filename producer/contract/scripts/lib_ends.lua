@@ -142,6 +142,26 @@ local function drop_lease(job, lease)
   if lease[OWNER] ~= '' then call('HDEL', held_key(lease[OWNER]), job.id) end
 end
 
+-- Redis stores a hash with a value of more than 64 bytes as a hash table, in three times the memory, and never converts
+-- it back. An ended job is kept for a day, so its hash is written again: with the spec in parts, which `load_job` joins,
+-- and without empty fields and those of a waiting job.
+local IS_OF_WAITING = { spec = true, number = true, before = true, charged = true }
+local function write_compact(job)
+  local parts = job.spec and math.ceil(#job.spec / LIMITS.SPEC_PART_BYTES) - 1 or 0
+  if parts < 1 or parts > LIMITS.MAX_SPEC_PARTS or job.parts then return end
+  local fields = { 'parts', parts }
+  local function add(name, value) fields[#fields + 1], fields[#fields + 2] = name, value end
+  for name, value in pairs(as_map(call('HGETALL', job.hash))) do
+    if value ~= '' and not IS_OF_WAITING[name] then add(name, value) end
+  end
+  for i = 0, parts do
+    local from = i * LIMITS.SPEC_PART_BYTES
+    add(i == 0 and 'spec' or 'spec.' .. i, string.sub(job.spec, from + 1, from + LIMITS.SPEC_PART_BYTES))
+  end
+  call('DEL', job.hash)
+  call('HSET', job.hash, unpack(fields))
+end
+
 -- End a job in any of the four states, with all effects. `how`: state, reason, error, error_code; from a worker also
 -- incarnation, result, record, output_tokens.
 local function end_job(job, lease, how)
@@ -163,6 +183,7 @@ local function end_job(job, lease, how)
     'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
     'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
     'lane', '', 'charged', job.charged or '')
+  if not is_dead then write_compact(job) end
   call('PEXPIRE', job.hash, keep_ms)
   if is_dead then bury(job) end
   keep_idempotency(job)

@@ -397,6 +397,16 @@ CONTROLS = (
         patches=_script("requeue", "or has_lost_key(job) then", "then"),
         tests=(f"{CONTROL}::TestGivenTheDeadSet",),
     ),
+    Guard(
+        name="an ended job's hash stays a hash table",
+        patches=_script("lib_ends", "  if not is_dead then write_compact(job) end\n"),
+        tests=(f"{APPEND}::TestGivenAnEndedJob",),
+    ),
+    Guard(
+        name="an ended job's options are not whole",
+        patches=_script("lib", "for i = 1, job.parts or 0 do job.spec", "for i = 1, 0 do job.spec"),
+        tests=(f"{APPEND}::TestGivenAnEndedJob",),
+    ),
 )
 
 HISTORY = (
