@@ -55,6 +55,14 @@ def is_read(client: Client) -> bool:
     return client.exists(OUTBOX) and bool(client.xinfo_groups(OUTBOX)) and pending(client) > 0
 
 
+def add_events(client: Client, job_ids: list[str]) -> None:
+    """Add the events of whole jobs, in entries of different sizes."""
+    for begin in range(0, len(job_ids), 100):
+        some = job_ids[begin : begin + 100]
+        add(client, [e.submitted(job_id) for job_id in some], [e.started(job_id) for job_id in some])
+        add(client, *[[e.ended(job_id) for job_id in some[start : start + 10]] for start in range(0, 100, 10)])
+
+
 @contextmanager
 def held_up(history: Engine) -> Generator[None]:
     """Hold the lock that a writer of the database needs."""
@@ -73,15 +81,14 @@ class TestGivenARecorderProcess:
     ) -> None:
         client = client_of(valkey)
         job_ids = [f"0.a.{number:05d}" for number in range(2000)]
-        for begin in range(0, len(job_ids), 100):
-            some = job_ids[begin : begin + 100]
-            add(client, [e.submitted(job_id) for job_id in some], [e.started(job_id) for job_id in some])
-            add(client, *[[e.ended(job_id) for job_id in some[start : start + 10]] for start in range(0, 100, 10)])
-        for _ in range(2):
-            with held_up(history), recorder_process(valkey, history_url) as process:
-                until(lambda: is_read(client), "it has read and cannot write")
-                process.kill()
-                process.wait()
+        for some in (job_ids[:1000], job_ids[1000:]):
+            with recorder_process(valkey, history_url) as process:
+                until(lambda: client.exists(OUTBOX) and client.xlen(OUTBOX) == 0, "it is up")
+                with held_up(history):
+                    add_events(client, some)
+                    until(lambda: is_read(client), "it has read and cannot write")
+                    process.kill()
+                    process.wait()
             assert pending(client) > 0
         with recorder_process(valkey, history_url):
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
