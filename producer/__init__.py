@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sluice.producer.contract.jobs import Job, Options, job
     from sluice.producer.contract.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
     from sluice.producer.contract.states import JobState
+    from sluice.producer.contract.waits import WaitCause, WaitNotice
     from sluice.producer.errors import (
         AccessDenied,
         BadOffset,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from sluice.producer.operations.results import Outcome
     from sluice.producer.operations.submission import Receipt
     from sluice.producer.operations.views import JobStatus
-    from sluice.producer.waits import WaitCause, WaitNotice
 
 __all__ = [
     "AccessDenied",
@@ -129,8 +129,8 @@ _HOMES = {
     "Outcome": "operations.results",
     "Receipt": "operations.submission",
     "JobStatus": "operations.views",
-    "WaitCause": "waits",
-    "WaitNotice": "waits",
+    "WaitCause": "contract.waits",
+    "WaitNotice": "contract.waits",
 }
 """The module of each name that is not an error."""
 

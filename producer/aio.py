@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from sluice.producer import config
-from sluice.producer.client import AnyJob, durability_policy, server_url
+from sluice.producer.client import AnyJob, durability_policy, embedded_use, link_settings
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
+from sluice.producer.contract.waits import OnWait, Waits
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -31,8 +32,6 @@ from sluice.producer.operations.results import Outcome, outcomes
 from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
-from sluice.producer.transport.retries import LinkSettings
-from sluice.producer.waits import OnWait, Waits
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
@@ -57,7 +56,8 @@ class AsyncProducer:
         self.waits = Waits(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
-        self._link = AsyncLink(LinkSettings(server_url(url), patience_s, self.waits))
+        self._use = embedded_use(url, self.waits)
+        self._link = AsyncLink(link_settings(url, self._use, patience_s, self.waits))
         self._database_url = config.database_url(database_url)
 
     async def __aenter__(self) -> Self:
@@ -72,8 +72,10 @@ class AsyncProducer:
         return f"AsyncProducer({self._link!r}, queue={self._queue.name!r})"
 
     async def close(self) -> None:
-        """Close the connections. Jobs continue."""
+        """Close the connections. Jobs continue. The last user of the embedded server stops it."""
         await self._link.close()
+        if self._use is not None:
+            await asyncio.to_thread(self._use.close)
 
     # ------------------------------------------------------------ submit
 

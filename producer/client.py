@@ -19,6 +19,7 @@ from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
 from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport import embedded
+from sluice.producer.contract.waits import OnWait, Waits
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -34,7 +35,6 @@ from sluice.producer.operations.submission import Chunk, Packer, Receipt, Submit
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
 from sluice.producer.transport.retries import LinkSettings
-from sluice.producer.waits import OnWait, Waits
 
 if TYPE_CHECKING:
     from sluice.producer.history.queries import JobRow
@@ -79,7 +79,8 @@ class Producer:
         self.waits = Waits(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
-        self._link = Link(LinkSettings(server_url(url), patience_s, self.waits))
+        self._use = embedded_use(url, self.waits)
+        self._link = Link(link_settings(url, self._use, patience_s, self.waits))
         self._database_url = config.database_url(database_url)
 
     def __enter__(self) -> Self:
@@ -94,8 +95,10 @@ class Producer:
         return f"Producer({self._link!r}, queue={self._queue.name!r})"
 
     def close(self) -> None:
-        """Close the connections. Jobs continue."""
+        """Close the connections. Jobs continue. The last user of the embedded server stops it."""
         self._link.close()
+        if self._use is not None:
+            self._use.close()
 
     # ------------------------------------------------------------ submit
 
@@ -361,6 +364,13 @@ def durability_policy(durability: str | None, patience_s: float) -> DurabilityPo
     return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
 
 
-def server_url(argument: str | None) -> str:
-    """Return the server's URL: the argument, the environment, or that of the embedded server, started if needed."""
-    return config.redis_url(argument) or embedded.ensure(state_dir()).url
+def embedded_use(argument: str | None, waits: Waits) -> embedded.Use | None:
+    """Use the embedded server, started if needed; None if the argument or the environment names another."""
+    return None if config.redis_url(argument) else embedded.use(state_dir(), waits)
+
+
+def link_settings(argument: str | None, use: embedded.Use | None, patience_s: float, waits: Waits) -> LinkSettings:
+    """Return the settings of a link to the server that the client uses."""
+    if use is not None:
+        return LinkSettings(use.url, patience_s, waits, use.revive)
+    return LinkSettings(config.redis_url(argument) or "", patience_s, waits)

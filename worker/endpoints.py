@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sluice.producer.contract.errors import EmbeddedServerError
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.state_folder import history_path, state_dir
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sluice.producer.contract.transport.embedded import Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,8 @@ class Endpoints:
 
     redis_url: str = field(repr=False)
     database_url: str = field(repr=False)
+    embedded: "Use | None" = None
+    """The use of the embedded server; None if a URL is given."""
 
 
 def find_endpoints(config: WorkerConfig, environ: Mapping[str, str]) -> Endpoints:
@@ -24,7 +30,9 @@ def find_endpoints(config: WorkerConfig, environ: Mapping[str, str]) -> Endpoint
     Raises:
         ConfigError: no URL is given and no server can be started on this host.
     """
-    return Endpoints(redis_url_of(config, environ), database_url_of(config, environ))
+    use = None if config.redis.url else _embedded_use(environ)
+    redis_url = config.redis.url if use is None else use.url
+    return Endpoints(redis_url or "", database_url_of(config, environ), use)
 
 
 def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
@@ -33,7 +41,7 @@ def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: no URL is given and no server can be started on this host.
     """
-    return config.redis.url or _embedded_url(environ)
+    return config.redis.url or _embedded_use(environ).url
 
 
 def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
@@ -45,12 +53,12 @@ def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     return f"sqlite:///{path}"
 
 
-def _embedded_url(environ: Mapping[str, str]) -> str:
+def _embedded_use(environ: Mapping[str, str]) -> "Use":
     # Imported only where no URL is given.
-    from sluice.producer.contract.transport.embedded import ensure
+    from sluice.producer.contract.transport.embedded import use
 
     try:
-        return ensure(state_dir(environ)).url
+        return use(state_dir(environ))
     except EmbeddedServerError as error:
         raise ConfigError([f"SLUICE_REDIS_URL: {error}"]) from error
 

@@ -12,8 +12,8 @@ import click
 from sluice.producer.client import Producer
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
 from sluice.producer.contract.messages import JobOptions
+from sluice.producer.contract.waits import WaitNotice
 from sluice.producer.errors import InvalidSetting
-from sluice.producer.waits import WaitNotice
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above

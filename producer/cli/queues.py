@@ -1,6 +1,8 @@
 """The commands `producer queues …` and `producer server …`."""
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import click
@@ -223,32 +225,60 @@ def _weight(text: str) -> tuple[str, float]:
 
 @click.group()
 def server() -> None:
-    """Show the embedded server, or stop it."""
+    """Show the embedded server, keep it running, or stop it."""
 
 
 @server.command("status")
 @json_option
 def server_status(*, as_json: bool) -> None:
-    """Show whether the embedded server is running, and the paths of its files.
+    """Show whether the embedded server is running and used, and the paths of its files.
 
     \b
     Example:
         producer server status
     """
     own = embedded.Embedded(state_dir())
-    facts = {"url": own.url, "runs": embedded.answers(own), "folder": str(own.folder), "history": str(own.history_path)}
+    facts: Values = {
+        "url": own.url, "runs": embedded.answers(own), "state": embedded.state_of(own), "used": embedded.has_users(own),
+        "stays": own.stay_path.exists(), "free_mib": _free_mib(own.folder), "folder": str(own.folder),
+        "history": str(own.history_path), "log": str(own.log_path),
+    }  # fmt: skip
     if as_json:
         show_json(facts)
     else:
         show_table(("what", "value"), list(facts.items()))
 
 
+def _free_mib(folder: Path) -> int | None:
+    return shutil.disk_usage(folder).free // 2**20 if folder.exists() else None
+
+
+@server.command("start")
+def server_start() -> None:
+    """Start the embedded server, and keep it running when nobody uses it, until `producer server stop`.
+
+    \b
+    Example:
+        producer server start
+    """
+    note(f"running at {embedded.stay(state_dir()).url}")
+
+
 @server.command("stop")
 def server_stop() -> None:
     """Stop the embedded server. Its data stays on disk; waiting jobs continue after the next start.
+
+    A worker or client that uses it starts it again: stop those first. It stops by itself with its last user, unless it
+    was started with `producer server start`.
 
     \b
     Example:
         producer server stop
     """
-    note("stopped" if embedded.stop(state_dir()) else "it was not running")
+    own = embedded.Embedded(state_dir())
+    if not embedded.stop(own.folder):
+        note("it was not running")
+    elif embedded.has_users(own):
+        note("stopped; processes that use it start it again")
+    else:
+        note("stopped")

@@ -5,12 +5,12 @@ from time import monotonic
 
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.waits import WaitCause, WaitReason, Waits
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Operation, Sleep
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.submission import Chunk, Receipt, SubmitAnswer, retry_after_s
-from sluice.producer.waits import WaitCause, WaitReason, Waits
 
 MAX_PAUSE_S = 2.0
 """Longest pause before the next attempt: the estimate may be too high."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.waits import Wait, Waits
 from sluice.producer.contract.wire import (
     ChannelEntry,
     ChoiceResult,
@@ -29,7 +30,6 @@ from sluice.producer.operations.operation import Ask, Command, Entries, Read, Re
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly
 from sluice.producer.operations.views import explain, views
-from sluice.producer.waits import Wait, Waits
 
 
 class Cursor(NamedTuple):

@@ -10,6 +10,7 @@ from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import command_of
+from sluice.producer.contract.waits import Wait, Waits
 from sluice.producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
 from sluice.producer.errors import (
     ENDS_BADLY,
@@ -24,7 +25,6 @@ from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Ask, Command, Entries, Operation, Read, Reply, Sleep, Step
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.views import explain, views
-from sluice.producer.waits import Wait, Waits
 
 WAIT_BLOCK_MS = 2000
 """Longest blocking read. Then the state is read again: the worker may have died, or the channel expired."""

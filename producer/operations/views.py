@@ -6,14 +6,15 @@ from typing import cast
 
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import JobView, QueueView
+from sluice.producer.contract.durability import LOOK, persistence_in
 from sluice.producer.contract.limits import STARTING, STARTING_LIFE_MS
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.waits import WaitCause, WaitReason
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import AccessDenied, JobNotFound
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs
-from sluice.producer.waits import WaitCause, WaitReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,10 @@ def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
 
 def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
     """Find out what an unfinished job waits for."""
+    persistence = persistence_in((yield Ask(LOOK, is_lenient=True)))
+    if persistence is not None and persistence.is_append_failing:
+        how = "Free space on its disk; what waits goes on by itself"
+        return WaitReason(WaitCause.SERVER_CANNOT_WRITE, f"the server cannot write its append-only file. {how}")
     try:
         return wait_reason(queue, view, (yield from ask_call(calls.inspect(queue.keys_of(view.id)))))
     except AccessDenied:

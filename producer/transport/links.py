@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from sluice.producer.contract.transport.drivers import drive, drive_async
+from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
@@ -30,7 +31,7 @@ from sluice.producer.transport.actions import (
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
 from sluice.producer.transport.hub import Hub
-from sluice.producer.transport.pools import Pools, make_async_pool, make_pool, sentinels_of
+from sluice.producer.transport.pools import Pool, Pools, make_async_pool, make_pool, sentinels_of
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.transport.server import Server, ServerPipe
 
@@ -115,7 +116,7 @@ class Link:
                 return _receive(connection, len(commands))
             case Connect(url):
                 pool = self._pools.of(url)
-                return Connection(pool.get_connection(), pool)
+                return Connection(self._connect(pool), pool)
             case Release(connection, is_broken):
                 _release(connection, is_broken=is_broken)
             case Send(connection, commands):
@@ -123,6 +124,16 @@ class Link:
             case Receive(connection, num_replies):
                 return _receive(connection, num_replies)
         return None
+
+    def _connect(self, pool: Pool) -> Any:  # noqa: ANN401  # redis-py's connections share no typed base
+        revive = self._endpoint.settings.revive
+        try:
+            return pool.get_connection()
+        except CONNECTION_ERRORS:
+            if revive is None:
+                raise
+            revive()
+            return pool.get_connection()
 
 
 def _release(taken: Connection, *, is_broken: bool) -> None:
@@ -252,7 +263,7 @@ class AsyncLink:
                 return await _receive_async(connection, len(commands))
             case Connect(url):
                 pool = self._pools.of(url)
-                return Connection(await pool.get_connection(), pool)
+                return Connection(await self._connect(pool), pool)
             case Release(connection, is_broken):
                 await _release_async(connection, is_broken=is_broken)
             case Send(connection, commands):
@@ -268,6 +279,16 @@ class AsyncLink:
             return [(channel, entries)] if entries else []
         [reply] = await self.ask_blocking(read.ask)
         return list(channel_entries(reply))
+
+    async def _connect(self, pool: Pool) -> Any:  # noqa: ANN401  # as in Link
+        revive = self._endpoint.settings.revive
+        try:
+            return await pool.get_connection()
+        except CONNECTION_ERRORS:
+            if revive is None:
+                raise
+            await asyncio.to_thread(revive)
+            return await pool.get_connection()
 
 
 async def _release_async(taken: Connection, *, is_broken: bool) -> None:

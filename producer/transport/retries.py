@@ -3,6 +3,7 @@
 redis-py repeats no command by itself: a repeated submit must carry the same ids, which only the operation knows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
@@ -15,6 +16,7 @@ from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.backoff import Backoff
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, ErrorKind, classify
 from sluice.producer.contract.transport.execution import Reply
+from sluice.producer.contract.waits import Wait, WaitCause, WaitReason, Waits
 from sluice.producer.errors import (
     AccessDenied,
     CertificateRefused,
@@ -25,7 +27,6 @@ from sluice.producer.errors import (
     QueueUnreachable,
 )
 from sluice.producer.operations.operation import Ask
-from sluice.producer.waits import Wait, WaitCause, WaitReason, Waits
 
 HANDLED = (*CONNECTION_ERRORS, NoPermissionError, InvalidResponse)
 """What a connection raises that is retried, or raised as QueueUnreachable."""
@@ -42,6 +43,9 @@ class LinkSettings:
     patience_s: float = 30.0
     waits: Waits = field(default_factory=Waits)
     """Told of outages that last."""
+
+    revive: Callable[[], None] | None = None
+    """Starts the server again if it is gone; None if it is not this client's to start."""
 
     def __repr__(self) -> str:
         return f"LinkSettings({urls.redacted(self.url)!r}, patience_s={self.patience_s:g})"
@@ -135,4 +139,7 @@ def _refusal(error: Exception, kind: ErrorKind, url: str) -> ProducerError:
     if kind is ErrorKind.FULL:
         return QueueFull(f"{where} is at its maxmemory. Try again later, or give it more memory.",
                          reason="full_memory", waiting=(0, 0, 0), bound=0)  # fmt: skip
+    if kind is ErrorKind.CANNOT_WRITE:
+        how = "Free space on its disk, or bring back its replicas; then try again."
+        return QueueRefused(f"{where} takes no writes: {str(error).rstrip('.')}. {how}")
     return QueueRefused(f"{where} refuses the command: {error}")

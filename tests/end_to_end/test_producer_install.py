@@ -42,7 +42,7 @@ class TestGivenNoConfiguration:
 
         assert submitted.returncode == 0, submitted.stderr
         assert looked.stdout == "queued\n"
-        assert embedded.answers(embedded.Embedded(state))
+        assert embedded.state_of(embedded.Embedded(state)) is embedded.ServerState.STOPPED, "its last user has ended"
 
 
 @pytest.fixture(scope="module")

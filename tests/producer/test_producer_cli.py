@@ -580,10 +580,14 @@ class TestGivenTheEmbeddedServer:
 
             assert json.loads(run("server", "status", "--json").out)["runs"] is False
             assert run("queues", "list").code == 0
+            assert json.loads(run("server", "status", "--json").out)["state"] == "not running"
+            assert run("server", "start").code == 0
             status = json.loads(run("server", "status", "--json").out)
             assert run("server", "stop").err == "stopped\n"
             assert run("server", "stop").err == "it was not running\n"
 
+        assert status.pop("free_mib") >= 0
         assert status == {
-            "url": f"unix://{folder}/server.sock", "runs": True, "folder": folder, "history": f"{folder}/history.db",
+            "url": f"unix://{folder}/server.sock", "runs": True, "state": "running", "used": False, "stays": True,
+            "folder": folder, "history": f"{folder}/history.db", "log": f"{folder}/server.log",
         }  # fmt: skip

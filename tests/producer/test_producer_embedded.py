@@ -1,5 +1,6 @@
 """The embedded server: a real one, found or started, by one process or several."""
 
+import asyncio
 import os
 import signal
 import stat
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 import redis
 
+from sluice.producer import AsyncProducer, Producer
 from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.transport.embedded import Embedded
-from sluice.producer.errors import EmbeddedServerError
+from sluice.producer.contract.transport.embedded import Embedded, ServerState
+from sluice.producer.errors import EmbeddedServerError, QueueRefused
 
 
 @pytest.fixture
@@ -167,3 +169,105 @@ class TestGivenAFolderThatCannotBeUsed:
 
         with pytest.raises(EmbeddedServerError, match="did not start; its log"):
             embedded.ensure(folder)
+
+
+class TestGivenUsersOfTheServer:
+    def test_when_the_last_one_ends_then_the_server_stops(self, folder: Path) -> None:
+        first, second = embedded.use(folder), embedded.use(folder)
+
+        first.close()
+        has_stayed_for_the_second = embedded.answers(first.embedded)
+        second.close()
+
+        assert (first.has_started, second.has_started) == (True, False)
+        assert has_stayed_for_the_second
+        assert embedded.state_of(first.embedded) is ServerState.STOPPED
+
+    def test_when_it_was_told_to_stay_then_it_stays_without_users(self, folder: Path) -> None:
+        use = embedded.use(folder)
+        embedded.stay(folder)
+
+        use.close()
+        stayed = embedded.answers(use.embedded)
+        embedded.stop(folder)
+
+        assert stayed
+        assert not use.embedded.stay_path.exists()
+
+    def test_when_a_user_is_killed_then_the_next_one_stops_the_server(self, folder: Path) -> None:
+        program = f"""
+import os, signal
+from pathlib import Path
+from sluice.producer.contract.transport import embedded
+use = embedded.use(Path({str(folder)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        subprocess.run([sys.executable, "-c", program], check=False)
+        was_left = embedded.answers(Embedded(folder)) and not embedded.has_users(Embedded(folder))
+
+        embedded.use(folder).close()
+
+        assert was_left
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+    def test_when_a_process_ends_without_closing_then_its_use_ends_with_it(self, folder: Path) -> None:
+        program = f"""
+from pathlib import Path
+from sluice.producer.contract.transport import embedded
+embedded.use(Path({str(folder)!r}))
+"""
+        subprocess.run([sys.executable, "-c", program], check=True)
+
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["Producer", "AsyncProducer"])
+    def test_when_the_server_dies_then_a_client_starts_it_again(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    ) -> None:
+        monkeypatch.setenv("SLUICE_STATE_DIR", str(folder))
+        monkeypatch.delenv("SLUICE_REDIS_URL", raising=False)
+
+        def kill() -> None:
+            pid = int(Embedded(folder).pid_path.read_text())
+            os.kill(pid, signal.SIGKILL)
+            while embedded.state_of(Embedded(folder)) is not ServerState.STOPPED:
+                time.sleep(0.01)
+
+        async def ask_async() -> str:
+            async with AsyncProducer() as producer:
+                job = await producer.submit("hello", durability="aof")
+                kill()
+                return (await producer.status(job)).state
+
+        def ask() -> str:
+            with Producer() as producer:
+                job = producer.submit("hello", durability="aof")
+                kill()
+                return producer.status(job).state
+
+        assert (asyncio.run(ask_async()) if is_async else ask()) == "queued"
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+
+class TestGivenAServerWhoseDiskIsFull:
+    def test_when_it_is_looked_at_asked_and_stopped_then_each_says_what_it_is(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLUICE_STATE_DIR", str(folder))
+        monkeypatch.delenv("SLUICE_REDIS_URL", raising=False)
+        with Producer() as producer, client(Embedded(folder)) as connection:
+            # Its snapshots cannot be written, so it refuses writes and PING as with a full disk.
+            (folder / "dump.rdb").mkdir()
+            connection.config_set("save", "3600 1")
+            connection.bgsave()
+            while connection.info("persistence")["rdb_last_bgsave_status"] == "ok":
+                time.sleep(0.01)
+            with pytest.raises(QueueRefused, match="takes no writes"):
+                producer.submit("hello")
+
+            assert embedded.state_of(Embedded(folder)) is ServerState.CANNOT_WRITE
+            second = embedded.use(folder)
+            second.close()
+
+        assert second.has_started is False
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED

@@ -20,6 +20,7 @@ from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.announcement import announced
 from sluice.worker.connection.availability import RedisHealth, is_away
 from sluice.worker.connection.clients import Client, Connections
+from sluice.worker.connection.embedded_keeper import EmbeddedKeeper
 from sluice.worker.connection.listeners import make_listener
 from sluice.worker.connection.server_checks import wait_until_usable
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
@@ -79,13 +80,13 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
             served = _load(config, log)
         history.result()
     _agree_patiently(client, endpoints.redis_url, config, served, log)
-    recorder = [_recorder(config, endpoints, environ, log)] if config.history.recorder else []
+    sidecars = _sidecars(config, endpoints, environ, log)
     # All objects so far stay for the process. Freezing them spares full collections of 200,000 objects, which
     # stop every stream for 0.2 s.
     gc.collect()
     gc.freeze()
     try:
-        return build(config, connections, served, incarnation, sidecars=recorder, quiet=quiet).run()
+        return build(config, connections, served, incarnation, sidecars=sidecars, quiet=quiet).run()
     finally:
         connections.stop()
 
@@ -284,6 +285,11 @@ def _context(
         log=log,
         quiet=quiet,
     )
+
+
+def _sidecars(config: WorkerConfig, endpoints: Endpoints, environ: Mapping[str, str], log: Log) -> list[Component]:
+    recorder: list[Component] = [_recorder(config, endpoints, environ, log)] if config.history.recorder else []
+    return recorder if endpoints.embedded is None else [EmbeddedKeeper(endpoints.embedded, log), *recorder]
 
 
 def _recorder(config: WorkerConfig, endpoints: Endpoints, environ: Mapping[str, str], log: Log) -> ChildProcess:

@@ -1,31 +1,37 @@
 """Find, start and stop the embedded server, which is used when no URL is given.
 
 It is a valkey-server on a unix socket in the user's state folder. The first producer or worker starts it, under a file
-lock, and it outlives the process that started it. It writes an append-only file, never evicts, listens on no port, and
-only the user can open its socket. The job history next to it is a SQLite file.
+lock. Each of its users holds a shared lock; the last one to end stops it, unless `stay` was called. If it dies, the
+first user to notice starts it again. It writes an append-only file, never evicts, listens on no port, and only the user
+can open its socket. The job history next to it is a SQLite file.
 """
 
+import atexit
 import fcntl
 import hashlib
 import importlib.util
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from redis.retry import Retry
 
 from sluice.producer.contract.errors import EmbeddedServerError
+from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
+from sluice.producer.contract.waits import Wait, WaitCause, WaitReason, Waits
 
 START_TIMEOUT_S = 60.0
 """Large: an append-only file of gigabytes takes seconds to load, and the progress is not visible from outside."""
@@ -73,54 +79,203 @@ class Embedded:
         return self.folder / "server.log"
 
     @property
+    def lock_path(self) -> Path:
+        """The file that is locked while the server is started or stopped."""
+        return self.folder / "server.lock"
+
+    @property
+    def users_path(self) -> Path:
+        """The file on which each user holds a shared lock."""
+        return self.folder / "server.users"
+
+    @property
+    def stay_path(self) -> Path:
+        """The file that exists while the server stays without users."""
+        return self.folder / "server.stay"
+
+    @property
     def pid_path(self) -> Path:
         """The file with its process id, which the server writes."""
         return self.folder / "server.pid"
 
 
+class ServerState(StrEnum):
+    """What the embedded server does."""
+
+    RUNNING = "running"
+    CANNOT_WRITE = "running, but it takes no writes: its disk is full or fails"
+    LOADING = "loading its data"
+    SILENT = "running, but it does not answer"
+    STOPPED = "not running"
+
+
+class Use:
+    """A use of the embedded server. The end of the last one stops the server, unless it was told to stay.
+
+    Close it, or let the process end. It may be closed twice. If the process is killed, the next user stops the server.
+    """
+
+    def __init__(self, embedded: Embedded, users: IO[str], *, has_started: bool) -> None:
+        self.embedded = embedded
+        self.has_started = has_started
+        """Whether this use started the server."""
+
+        self._users = users
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str:
+        """Redis URL of the server."""
+        return self.embedded.url
+
+    def revive(self) -> None:
+        """Start the server again if it is gone.
+
+        Raises:
+            EmbeddedServerError: it does not start.
+        """
+        ensure(self.embedded.folder)
+
+    def close(self) -> None:
+        """End the use, and stop the server if this was the last one."""
+        atexit.unregister(self.close)
+        if self._users.closed:
+            return
+        try:
+            with self._users, _lock(self.embedded.lock_path):
+                if _try_exclusive(self._users) and not self.embedded.stay_path.exists():
+                    _shut_down(self.embedded)
+        except (OSError, EmbeddedServerError):
+            return  # the folder is gone, or the server does not end: the next user tries again
+
+
+def use(folder: Path, waits: Waits | None = None) -> Use:
+    """Use the embedded server of this state folder; start it if needed.
+
+    Raises:
+        EmbeddedServerError: as `ensure` does.
+    """
+    embedded, waits = Embedded(folder), waits or Waits()
+    with _explained(folder):
+        _make_own(embedded)
+        with waits.wait() as wait, _lock(embedded.lock_path, wait):
+            users = embedded.users_path.open("a")
+            # Never waits: the exclusive lock is only tried while the other lock is held.
+            fcntl.flock(users, fcntl.LOCK_SH)
+            is_new = not answers(embedded)
+            if is_new:
+                _start(embedded, wait)
+    return Use(embedded, users, has_started=is_new)
+
+
 def ensure(folder: Path) -> Embedded:
-    """Return the running embedded server of this state folder; start it if needed.
+    """Return the running embedded server of this state folder; start it if needed, without using it.
 
     Raises:
         EmbeddedServerError: no server program is installed, it does not start, or the folder is not the user's own.
     """
     embedded = Embedded(folder)
-    try:
+    with _explained(folder):
         if answers(embedded):
             return embedded
-        for own in (folder, embedded.socket_path.parent):
-            _make_private(own)
-        with _lock(folder / "server.lock"):
+        _make_own(embedded)
+        with Waits().wait() as wait, _lock(embedded.lock_path):
             if not answers(embedded):
-                _start(embedded)
-    except OSError as error:
-        raise EmbeddedServerError(f"cannot use the state folder {folder}: {error}. Set SLUICE_STATE_DIR.") from error
+                _start(embedded, wait)
+    return embedded
+
+
+def stay(folder: Path) -> Embedded:
+    """Start the server if needed, and keep it running without users until `stop`.
+
+    Raises:
+        EmbeddedServerError: as `ensure` does.
+    """
+    embedded = ensure(folder)
+    embedded.stay_path.touch(mode=0o600)
     return embedded
 
 
 def answers(embedded: Embedded) -> bool:
-    """Return whether the server is up and has loaded its data."""
-    return _ask(embedded, "PING") in (b"PONG", "PONG", True)
+    """Return whether the server is up and has loaded its data, even if it takes no writes."""
+    return _state_in(_ask(embedded, "PING")) in (ServerState.RUNNING, ServerState.CANNOT_WRITE)
+
+
+def state_of(embedded: Embedded) -> ServerState:
+    """Return what the server does."""
+    if state := _state_in(_ask(embedded, "PING")):
+        return state
+    return ServerState.SILENT if _runs(embedded) else ServerState.STOPPED
+
+
+def has_users(embedded: Embedded) -> bool:
+    """Return whether a process uses the server."""
+    try:
+        with _lock(embedded.lock_path), embedded.users_path.open("a") as users:
+            return not _try_exclusive(users)
+    except OSError:
+        return False
 
 
 def stop(folder: Path) -> bool:
-    """Stop the embedded server after it has saved its data; False if none was running.
+    """Stop the embedded server after it has saved its data; False if none was running. Users start it again.
 
     Raises:
         EmbeddedServerError: it did not stop in time.
     """
     embedded = Embedded(folder)
-    if not answers(embedded):
+    embedded.stay_path.unlink(missing_ok=True)
+    if not answers(embedded) and not _runs(embedded):
         return False
-    with _lock(folder / "server.lock"):
-        _ask(embedded, "SHUTDOWN")
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        # The server removes its pid file last, after its data is on disk.
-        while embedded.pid_path.exists():
-            if time.monotonic() > deadline:
-                raise EmbeddedServerError(f"the embedded server did not stop within {STOP_TIMEOUT_S:g} s")
-            time.sleep(POLL_S)
+    with _lock(embedded.lock_path):
+        _shut_down(embedded)
     return True
+
+
+def _shut_down(embedded: Embedded) -> None:
+    pid, deadline_s = _pid(embedded), time.monotonic() + STOP_TIMEOUT_S
+    # Without a snapshot, which a full disk would refuse; the append-only file is written and synced all the same.
+    _ask(embedded, "SHUTDOWN NOSAVE")
+    if not answers(embedded) and pid is not None and _runs(embedded):
+        os.kill(pid, signal.SIGTERM)  # it loads its data or hangs: it may end later
+    # The server removes its pid file last, after its data is on disk.
+    while _runs(embedded):
+        if time.monotonic() > deadline_s:
+            raise EmbeddedServerError(
+                f"the embedded server (process {pid}) did not stop within {STOP_TIMEOUT_S:g} s; its log: "
+                f"{embedded.log_path}"
+            )
+        time.sleep(POLL_S)
+
+
+def _state_in(reply: object) -> ServerState | None:
+    if isinstance(reply, BusyLoadingError):
+        return ServerState.LOADING
+    if isinstance(reply, ResponseError):
+        # PING is refused while the append-only file cannot be written.
+        return ServerState.CANNOT_WRITE if classify(reply) is ErrorKind.CANNOT_WRITE else ServerState.RUNNING
+    return ServerState.RUNNING if reply in (b"PONG", "PONG", True) else None
+
+
+def _try_exclusive(users: IO[str]) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _explained(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EmbeddedServerError(f"cannot use the state folder {folder}: {error}. Set SLUICE_STATE_DIR.") from error
+
+
+def _make_own(embedded: Embedded) -> None:
+    for own in (embedded.folder, embedded.socket_path.parent):
+        _make_private(own)
 
 
 def find_binary() -> Path:
@@ -141,7 +296,7 @@ def find_binary() -> Path:
     raise EmbeddedServerError(f"no URL is given and no server program is installed. {HOW_TO_GET}")
 
 
-def _start(embedded: Embedded) -> None:
+def _start(embedded: Embedded, wait: Wait) -> None:
     # A server that is loading its data (or hangs) does not answer; a second one on the same files would corrupt them.
     if not _runs(embedded):
         _launch(embedded, find_binary())
@@ -149,6 +304,8 @@ def _start(embedded: Embedded) -> None:
     while not answers(embedded):
         if time.monotonic() > deadline or not _is_coming(embedded):
             raise EmbeddedServerError(f"the server did not start; its log {embedded.log_path} ends:\n{_tail(embedded)}")
+        if wait.is_due:
+            wait.waits_for(WaitReason(WaitCause.SERVER_LOADING, f"the embedded server is {state_of(embedded)}"))
         time.sleep(POLL_S)
 
 
@@ -195,8 +352,8 @@ def _ask(embedded: Embedded, command: str) -> object:
     try:
         with client:
             return client.execute_command(command)
-    except (RedisError, OSError):
-        return None
+    except (RedisError, OSError) as error:
+        return error
 
 
 def _pid(embedded: Embedded) -> int | None:
@@ -231,8 +388,11 @@ def _make_private(folder: Path) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Generator[None]:
+def _lock(path: Path, wait: Wait | None = None) -> Generator[None]:
     with path.open("a") as file:
         os.chmod(path, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _try_exclusive(file):
+            if wait is not None and wait.is_due:
+                wait.waits_for(WaitReason(WaitCause.SERVER_LOADING, "another process starts the embedded server"))
+            time.sleep(POLL_S)
         yield

@@ -14,7 +14,7 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, QueueSettings, ResultTimeout, WaitCause, WaitNotice
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.waits import WaitReason, Waits
+from sluice.producer.contract.waits import WaitReason, Waits
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, redis_server
 

@@ -1,0 +1,43 @@
+"""Start the embedded server again when it dies: the worker that uses it is often the only one to notice."""
+
+import threading
+
+from sluice.producer.contract.errors import EmbeddedServerError
+from sluice.producer.contract.transport import embedded
+from sluice.worker.log import Log
+
+EVERY_S = 0.5
+
+
+class EmbeddedKeeper:
+    """Looks at the embedded server on a thread of its own."""
+
+    def __init__(self, use: embedded.Use, log: Log) -> None:
+        self._use = use
+        self._log = log
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="embedded", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._use.has_started:
+            self._log.info("embedded server started; it stops with its last user", url=self._use.url)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more. A start under way is not waited for."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        complaint = ""
+        while not self._closing.wait(EVERY_S):
+            state = embedded.state_of(self._use.embedded)
+            if state is not embedded.ServerState.STOPPED:
+                continue
+            try:
+                self._use.revive()
+                self._log.warning("embedded server was gone; started again", url=self._use.url)
+            except EmbeddedServerError as error:
+                if str(error) != complaint:
+                    self._log.error("embedded server is gone and does not start", error=str(error))
+                complaint = str(error)
