@@ -92,10 +92,10 @@ class LessDurable(ProducerError):
 class JobNotFound(ProducerError, LookupError):
     """The job is unknown, or its data has expired."""
 
-    def __init__(self, job_id: JobId) -> None:
+    def __init__(self, job_id: JobId, *, advice: str | None = None) -> None:
         super().__init__(
             f"job {job_id} is unknown to this queue: the id or the queue is wrong, or its data has expired. "
-            f"Look in the history: producer jobs show {job_id}"
+            f"{advice or f'Look in the history: producer jobs show {job_id}'}"
         )
         self.job_id = job_id
 

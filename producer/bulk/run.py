@@ -23,7 +23,7 @@ from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.jobs import Options, Prepared
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import InvalidJob, LessDurable, ProducerError, QueueFull
+from sluice.producer.errors import InvalidJob, JobNotDone, LessDurable, ProducerError, QueueFull
 from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.results import Outcome
 
@@ -271,6 +271,7 @@ class BulkRun:
     def _refuse(self, bad: BadLine, name: str, errors: "IO[str] | None") -> None:
         self.counts.bad += 1
         self.summary.bad_lines += 1
+        self.summary.add_reason(bad.code, f"line {bad.number}: {bad.message}")
         if len(self.first_bad) < 20:
             self.first_bad.append(bad)
         if errors is not None and name not in self._written:
@@ -304,6 +305,7 @@ class BulkRun:
         sent, name = self._submitted[outcome.job_id], name_of(outcome.job_id)
         if outcome.error is not None or outcome.result is None or outcome.view is None:
             self.summary.failed += 1
+            self.summary.add_reason(*_reason_of(outcome, sent))
             if errors is not None and outcome.error is not None:
                 errors.write(encoded(error_line(name, sent.custom_id, outcome.error)))
         else:
@@ -333,6 +335,14 @@ class BulkRun:
     def _error_file(self) -> "Generator[IO[str] | None]":
         with _appending(self._settings.errors) as file:
             yield file
+
+
+def _reason_of(outcome: Outcome, sent: SubmittedLine) -> tuple[str, str]:
+    """Return the error code and the reason of a job that is not done."""
+    error = outcome.error
+    if isinstance(error, JobNotDone):
+        return error.code or error.state, f"line {sent.number}: {error.reason}"
+    return "result_lost", f"line {sent.number}: {error}"
 
 
 @contextmanager

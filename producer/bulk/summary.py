@@ -22,6 +22,9 @@ class Summary:
     done: int = 0
     failed: int = 0
     bad_lines: int = 0
+    reasons: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    """Of failed requests and bad lines, by error code: how many, and one example."""
+
     input_tokens: int = 0
     output_tokens: int = 0
     queue_ms: "array[float]" = field(default_factory=_floats)
@@ -43,6 +46,16 @@ class Summary:
             self.ttft_ms.append(view.first_token_ms - view.submitted_ms)
             self._add_tpot(view.first_token_ms, view.ended_ms, result)
         self.itl_ms.extend(gaps_ms(entries))
+
+    def add_reason(self, code: str, example: str) -> None:
+        """Count a failed request or a bad line by its error code."""
+        count, first = self.reasons.get(code, (0, example))
+        self.reasons[code] = count + 1, first
+
+    def reason_lines(self) -> Iterator[str]:
+        """Yield how many failed with each code, and one example of each, most frequent first."""
+        for code, (count, example) in sorted(self.reasons.items(), key=lambda item: -item[1][0]):
+            yield f"{count} x {code}, for example {example}"
 
     def _add_tpot(self, first_ms: int, ended_ms: int | None, result: JobResult) -> None:
         tokens = max((len(choice.token_ids) for choice in result.choices), default=0)

@@ -1,5 +1,6 @@
 """The command `producer submit`."""
 
+import errno
 import shlex
 import sys
 import time
@@ -23,8 +24,13 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.contract.bulk.input import ENDPOINTS, STDIN, Endpoint
 from sluice.producer.contract.state_folder import state_dir
+from sluice.producer.errors import ProducerError
 
 SHOWN_BAD_LINES = 10
+
+
+class OutOfSpace(ProducerError):
+    """A file of the run cannot be written: the disk is full."""
 
 
 @click.command()
@@ -72,6 +78,9 @@ def submit(file: str, **values: object) -> None:
     settings = _settings(file, values)
     if settings.output is not None and not settings.is_waiting:
         raise click.UsageError("-o needs --wait: output is written when jobs end.")
+    _readable(file)
+    for path in (settings.output, settings.errors):
+        _writable(path)
     begin_s = time.monotonic()
     with producer_of(values) as producer, _listener() as listener:
         run = BulkRun(producer, settings, listener)
@@ -107,6 +116,12 @@ def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
         run.submit()
         if settings.is_waiting:
             run.wait()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        files = " or ".join(str(path) for path in (settings.output, settings.errors, settings.journal) if path)
+        message = f"{error.strerror}: {files} cannot be written. Free space, then run the same command again."
+        raise OutOfSpace(message) from error
     except KeyboardInterrupt:
         num_jobs = run.counts.accepted + run.counts.before
         note(f"{num_jobs} jobs of batch {settings.batch} are submitted and continue. Run it again for the rest.")
@@ -115,8 +130,11 @@ def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
 
 def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
     counts = run.counts
-    for bad in run.first_bad[:SHOWN_BAD_LINES] if settings.errors is None else ():
+    shown = run.first_bad[:SHOWN_BAD_LINES] if settings.errors is None else []
+    for bad in shown:
         note(f"line {bad.number}: {bad.message}")
+    if shown and counts.bad > len(shown):
+        note(f"and {counts.bad - len(shown)} more")
     if counts.bad:
         where = f", in {settings.errors}" if settings.errors else ""
         note(f"{counts.bad} of {counts.lines} lines are bad{where}")
@@ -129,8 +147,43 @@ def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
             note(f"{counts.written_before} lines had been written before and are not in these figures")
         for line in run.summary.lines(duration_s):
             click.echo(line)
+        _report_files(run, settings)
     elif settings.path != STDIN:
         note(f"Next: producer submit {shlex.quote(settings.path)} --batch {settings.batch} --wait -o out.jsonl")
+
+
+def _report_files(run: BulkRun, settings: BulkSettings) -> None:
+    """Say why lines failed, which files were written, and how to try again."""
+    for reason in run.summary.reason_lines():
+        note(reason)
+    if settings.output is not None:
+        note(f"Outputs: {settings.output}")
+    if run.summary.reasons and settings.errors is not None:
+        note(f"Errors: {settings.errors}")
+    if run.summary.failed:
+        how = "after mending its lines or its model, run the file again as new jobs"
+        note(f"To try again, {how}: add --again; it overwrites these files")
+
+
+def _readable(file: str) -> None:
+    """Check that the input exists.
+
+    Raises:
+        click.UsageError: it does not.
+    """
+    if file != STDIN and not Path(file).exists():
+        raise click.UsageError(f"there is no file {file!r}.")
+
+
+def _writable(path: Path | None) -> None:
+    """Check that an output is a file that can be continued by another run.
+
+    Raises:
+        click.UsageError: it is standard output or a device.
+    """
+    if path is not None and (str(path) == "-" or (path.exists() and not path.is_file())):
+        how = "Outputs are appended as jobs end, and read again by the next run"
+        raise click.UsageError(f"{str(path)!r} is not a regular file. {how}: name a file.")
 
 
 @contextmanager

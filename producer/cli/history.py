@@ -116,7 +116,8 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     """
     known = {**_in_history(job, cast("str | None", values["database_url"])), **_in_queue(job, values)}
     if not known:
-        raise JobNotFound(JobId(job))
+        advice = "The history does not have it either. List the jobs that it has: producer jobs list"
+        raise JobNotFound(JobId(job), advice=advice)
     if as_json:
         show_json(known)
         return

@@ -112,7 +112,7 @@ def check_schema(connection: Connection) -> None:
     """
     found = schema_revision(connection)
     if found is None:
-        raise HistoryMissing("the database has no history yet; run `worker migrate`, or start a worker with it")
+        raise HistoryMissing("the database has no history yet; run `worker migrate` with this --database-url")
     if found < SCHEMA_REVISION:
         raise SchemaTooOld(
             f"the history has schema {found}; this release needs {SCHEMA_REVISION}: run `worker migrate`"

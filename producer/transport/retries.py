@@ -105,11 +105,15 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnr
     if tls.may_be_refused(error, url):
         return CertificateRefused(f"{where}: TLS was refused, on one side or the other: {error}. {tls.HOW}")
     unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
-    return QueueUnreachable(f"{where} does not answer: {error}. Check the address, and that the server runs.{unsure}")
+    return QueueUnreachable(
+        f"{where} does not answer: {str(error).rstrip('.')}. Check the address, and that the server runs.{unsure}"
+    )
 
 
 def _denied(error: Exception, url: str) -> AccessDenied:
-    return AccessDenied(f"{urls.redacted(url)} refuses this user: {error}. Check user name, password and rights.")
+    return AccessDenied(
+        f"{urls.redacted(url)} refuses this user: {str(error).rstrip('.')}. Check user name, password and rights."
+    )
 
 
 def checked(ask: Ask, replies: list[Reply], url: str) -> list[Reply]:

@@ -379,6 +379,7 @@ class TestGivenAMisuse:
             (["ask", "hi", "--redis-url", "http://x"], "not a Redis URL"),
             (["stream", "nonsense"], "not a job id"),
             (["submit", "in.jsonl", "-o", "out.jsonl"], "-o needs --wait"),
+            (["submit", "missing.jsonl"], "missing.jsonl"),
             (["queues", "set"], "nothing to set"),
             (["queues", "set", "--weight", "a=nan"], "the weight of tenant a must be from 0.001 to 1000, got nan"),
             (["nonsense"], "No such command"),
@@ -400,7 +401,6 @@ class TestGivenAMisuse:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["submit", "missing.jsonl"], "missing.jsonl"),
             (["result", "0.default.nobody"], "unknown"),
             (["ask", "hi", "--redis-url", "redis://:opensesame@127.0.0.1:1"], "does not answer"),
             (["jobs", "latency", "--database-url", "sqlite:////nowhere/x.db"], "no job history"),

@@ -100,7 +100,8 @@ class Sender:
         for address in addresses:
             if not is_allowed(address, self.networks):
                 raise WebhookRefused(
-                    f"{target.hostname} is {address}, which is not public; allow its network to reach it"
+                    f"{target.hostname} is {address}, which is not public. To allow it, name its "
+                    "network in SLUICE_CALLBACKS_NETWORKS"
                 )
         return addresses
 

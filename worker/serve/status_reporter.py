@@ -117,5 +117,5 @@ class StatusReporter:
     def unready(self) -> str | None:
         """Return why the worker takes no jobs now; None if it takes jobs."""
         if self._context.quiet.is_asked:
-            return "draining"
+            return "quiet"
         return None if self._context.health.is_well else "redis is unreachable"
