@@ -292,8 +292,5 @@ def _num_asked(sequences: Items[Sequence]) -> dict[int, int]:
 
 
 def _temperature(params: SamplingParams) -> float:
-    """Return the inverse temperature.
-
-    0 if the temperature is too small to divide by, which selects the most likely token.
-    """
+    """Return the temperature, or 0 if it is too small to divide by, which selects the most likely token."""
     return params.temperature if params.temperature >= _LEAST_TEMPERATURE else 0.0
