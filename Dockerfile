@@ -1,11 +1,11 @@
 # One image for worker, recorder and callbacks. The CUDA build of torch comes with the wheel.
 FROM python:3.12-slim
 
-# A C compiler for the CPU kernels and Triton's launchers, which are compiled at first use.
+# A C compiler for the CPU kernels, which are compiled into the wheel, and for Triton's launchers at first use.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY sluice sluice
 COPY engine engine
 COPY kernels kernels

@@ -1,8 +1,9 @@
-"""The native part of the CPU kernels: every native.c next to a cpu.py, built into one library at first use.
+"""The native part of the CPU kernels: every native.c next to a cpu.py, in one library.
 
-The C compiler of the machine builds it for that machine (`-march=native`) in about a second. It is kept in the user's
-cache under a name derived from sources, flags and instruction set, so another machine or version builds its own.
-Without a compiler there is no library, and the torch paths are used.
+Wheels for x86-64 Linux carry a library for each of several instruction sets; the best one for the processor is loaded.
+Elsewhere the C compiler of the machine builds it for that machine (`-march=native`) at first use, in seconds. It is
+kept in the user's cache under a name derived from sources, flags and instruction set, so another machine or version
+builds its own. Without either there is no library, and the torch paths are used.
 """
 
 import ctypes
@@ -10,19 +11,19 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import cast
 
 import torch
 
-_ROOT = Path(__file__).parent
-_FLAGS = ("-O2", "-fno-math-errno", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
-_COMPILERS = ("cc", "gcc", "clang")
+from sluice.kernels.compiler import FLAGS, ROOT, compile_library, find_compiler, runnable_variants, sources
+
+SLOWER = "Generation on the CPU is about seven times slower without them."
+ADVICE = "Install a C compiler (gcc), or a wheel of sluice-llm that has them for this processor."
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """Element types of native kernels, numbered as in native.h."""
@@ -55,11 +56,31 @@ def declare(found: ctypes.CDLL, name: str, arguments: str) -> Callable[..., None
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library for this machine, built if necessary; None if it cannot be built."""
+    """Return the library for this machine: the wheel's, else one that is built if necessary; None without either."""
     try:
-        return load_library("native")
+        return _load_packaged() or load_library("native")
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("native kernels cannot be built; the slower torch paths are used", extra={"error": str(error)})
+        log.warning("no native kernels: %s. %s %s", error, SLOWER, ADVICE, extra={"error": str(error)})
+        return None
+
+
+def packaged_library() -> Path | None:
+    """Return the best library for this processor that the installed wheel carries."""
+    variants = runnable_variants(_instruction_set().split())
+    paths = (ROOT / "compiled" / f"{variant.name}.so" for variant in variants)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _load_packaged() -> ctypes.CDLL | None:
+    path = packaged_library()
+    if path is None:
+        return None
+    try:
+        # It is linked with no OpenMP, and finds the symbols of the one that torch uses.
+        ctypes.CDLL(_torch_openmp() or "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning("the packaged kernels cannot be loaded: %s", error)
         return None
 
 
@@ -82,13 +103,13 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
 
 
 def _sources() -> list[Path]:
-    return sorted(_ROOT.glob("*/native.c"))
+    return sources()
 
 
 def _key(march: str) -> str:
     """Return a name derived from everything the library depends on."""
-    digest = hashlib.sha256(repr((march, _FLAGS, platform.machine(), _instruction_set())).encode())
-    for path in [*sorted(_ROOT.glob("*.h")), *_sources()]:
+    digest = hashlib.sha256(repr((march, FLAGS, platform.machine(), _instruction_set())).encode())
+    for path in [*sorted(ROOT.glob("*.h")), *_sources()]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -116,41 +137,12 @@ def _cache_folder() -> Path:
 
 
 def _build(path: Path, march: str) -> None:
-    """Compile each source in its own process, link, and rename into place atomically."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        raise FileNotFoundError(f"no C compiler ({', '.join(_COMPILERS)})")
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        objects = [Path(scratch) / f"{source.parent.name}.o" for source in _sources()]
-        _run_all(
-            [compiler, *_FLAGS, f"-march={march}", "-c", str(source), "-o", str(made)]
-            for source, made in zip(_sources(), objects, strict=True)
-        )
-        linked = Path(scratch) / path.name
-        _run_all([[compiler, "-shared", *map(str, objects), *_openmp(), "-lm", "-o", str(linked)]])
-        os.replace(linked, path)
+    openmp = _torch_openmp() or "-fopenmp"
+    compile_library(path, _sources(), compiler=find_compiler(), options=[f"-march={march}"], link=[openmp])
 
 
-def _openmp() -> list[str]:
-    """Link torch's OpenMP, so that both share one thread pool; otherwise the compiler's own."""
+def _torch_openmp() -> str | None:
+    """Return the path of torch's OpenMP, so that both share one thread pool."""
     torch_root = Path(torch.__file__).parent
     found = [*torch_root.glob("lib/libgomp*.so*"), *torch_root.parent.glob("torch.libs/libgomp*.so*")]
-    return [str(found[0])] if found else ["-fopenmp"]
-
-
-def _run_all(commands: Iterable[Sequence[str]]) -> None:
-    """Run compiler commands in parallel.
-
-    Raises:
-        subprocess.SubprocessError: one failed; the message has its first lines.
-    """
-    running = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
-    ]
-    failed: str | None = None
-    for process in running:
-        _, said = process.communicate()
-        if process.returncode:
-            failed = said.strip()[:2000]
-    if failed is not None:
-        raise subprocess.SubprocessError(f"the C compiler failed: {failed}")
+    return str(found[0]) if found else None

@@ -157,7 +157,7 @@ class TestGivenAWellServer:
             "ms a round trip",
             "will be created at the first start",
             "cpu,",
-            "compiler",
+            "kernels: ",
         ):
             assert words in result.output
         for words in ("memory: possible", "aof: not possible", "fsync: not possible", "replica:1: not possible"):

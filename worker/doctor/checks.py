@@ -10,6 +10,7 @@ from statistics import median
 from redis.exceptions import RedisError
 
 from sluice.engine.errors import EngineError
+from sluice.kernels.compiler import COMPILERS
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
@@ -40,7 +41,7 @@ def examine(config: WorkerConfig, environ: Mapping[str, str]) -> list[CheckResul
         ("history", lambda: _history(config, environ)),
         ("device", lambda: _device(config)),
         ("model", lambda: _model(config)),
-        ("compiler", _compiler),
+        ("kernels", lambda: _kernels(config)),
     ]
     return [result for what, check in checks for result in _guarded(what, check)]
 
@@ -194,10 +195,21 @@ def _model(config: WorkerConfig) -> Iterator[CheckResult]:
     yield CheckResult(what="model", found=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template")
 
 
-def _compiler() -> Iterator[CheckResult]:
-    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    if found:
-        yield CheckResult(what="compiler", found=found)
+def _kernels(config: WorkerConfig) -> Iterator[CheckResult]:
+    """Check the CPU kernels as a start loads them; for a GPU, the compiler that Triton's launchers need."""
+    if config.model.device == "cpu" and importlib.util.find_spec("torch") is not None:
+        from sluice.kernels import native
+
+        packaged = native.packaged_library()
+        if native.library() is None:
+            found, advice = "none, PyTorch's operators are used", f"{native.SLOWER} {native.ADVICE}"
+            yield CheckResult(what="kernels", found=found, is_well=False, advice=advice)
+        else:
+            yield CheckResult(what="kernels", found=f"for {packaged.stem}" if packaged else "compiled on this machine")
         return
-    advice = "Without a compiler, CPU kernels run in plain torch, which is slower. Install gcc or clang."
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is not None:
+        yield CheckResult(what="compiler", found=compiler)
+        return
+    advice = "Triton compiles a launcher for each kernel at first use. Install gcc or clang."
     yield CheckResult(what="compiler", found="none", is_well=False, advice=advice)
