@@ -45,7 +45,7 @@ class ChannelOutput:
     """Whether the queue has acknowledged the end."""
 
     gaps_ms: list[float] = field(default_factory=list[float])
-    """Times between one token and the next, within attempts only."""
+    """Times between one token and the next, also from an attempt's last token to the next attempt's first."""
 
     last_s: float | None = None
     """When the last token of this attempt was drawn, on the monotonic clock."""
@@ -61,7 +61,7 @@ class ChannelOutput:
         assert delta.start == len(self.token_ids), f"a delta from {delta.start} after {len(self.token_ids)} tokens"
         num_new = len(delta.token_ids)
         if num_new:
-            self._note_time(num_new, now_s)
+            self._note_time(num_new, now_s, now_ms)
             self.last_ms = now_ms
             self.token_ids.extend(delta.token_ids)
             if delta.text:
@@ -71,9 +71,12 @@ class ChannelOutput:
         else:
             self.tail += delta.text
 
-    def _note_time(self, num_new: int, now_s: float) -> None:
+    def _note_time(self, num_new: int, now_s: float, now_ms: int) -> None:
         if self.last_s is not None:
             self.gaps_ms.extend([(now_s - self.last_s) * 1000 / num_new] * num_new)
+        elif self.token_ids:
+            # The first tokens of this attempt: its readers waited since the last entry of the attempt before.
+            self.gaps_ms.append(max(0, now_ms - self.last_ms))
         self.last_s = now_s
 
     def finish(self, end: End, *, now_ms: int) -> None:

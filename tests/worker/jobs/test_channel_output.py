@@ -148,14 +148,14 @@ class TestGivenAJobThatNobodyStreams:
 class TestGivenGapsBetweenTokens:
     """Times of tokens become ITL."""
 
-    def test_when_a_job_is_resumed_then_the_gap_over_the_death_is_kept_apart(self) -> None:
+    def test_when_a_job_is_resumed_then_the_takeover_is_a_gap_of_its_readers(self) -> None:
         output = ChannelOutput(published=2)
         output.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1000))
         output.replay(ChannelEntry(start=1, token_ids=(1,), text="b", time_ms=1010))
-        output.extend(delta(2, 2), now_s=500.0, now_ms=60_000)
-        output.extend(delta(3, 3), now_s=500.02, now_ms=60_020)
+        output.extend(delta(2, 2), now_s=500.0, now_ms=4230)
+        output.extend(delta(3, 3), now_s=500.02, now_ms=4250)
 
-        assert [round(gap, 3) for gap in output.gaps_ms] == [10.0, 20.0]
+        assert [round(gap, 3) for gap in output.gaps_ms] == [10.0, 3220.0, 20.0]
 
 
 class TestGivenMoreTokensThanAnEntryTakes:
