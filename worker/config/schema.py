@@ -245,7 +245,7 @@ class BeatConfig:
 
     @property
     def answer_within_s(self) -> float:
-        """Seconds after which an unanswered heartbeat is sent again on a new connection, within its lifetime."""
+        """Seconds until an unanswered heartbeat is sent again on a new connection: half its lifetime, at least 1."""
         return max(1.0, self.life_s / 2)
 
     def problems(self) -> Iterator[tuple[str, str]]:
