@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -65,15 +65,31 @@ class Reading:
         self.is_ended = event.end is not None
 
 
+def log_of(name: str) -> Path:
+    """Return the file of a worker's log."""
+    return FOLDER / f"{name.replace(' ', '-')}.log"
+
+
 def start_worker(name: str) -> subprocess.Popen[bytes]:
-    """Start a worker process on the embedded server."""
-    log = (FOLDER / f"{name.replace(' ', '-')}.log").open("wb")
+    """Start a worker on the embedded server: a parent process, the worker and a recorder."""
     say(f"{name} starts")
-    worker = subprocess.Popen(
-        [sys.executable, "-P", "-m", "sluice.worker", "start", "--cpu", "--metrics-port", "0"], stdout=log, stderr=log
-    )
+    with log_of(name).open("wb") as log:
+        command = [sys.executable, "-P", "-m", "sluice.worker", "start", "--cpu", "--metrics-port", "0"]
+        worker = subprocess.Popen([*command, "--log-format", "json"], stdout=log, stderr=log)
     atexit.register(worker.kill)
     return worker
+
+
+def process_of(parent: subprocess.Popen[bytes]) -> int:
+    """Return the process id of the worker that `worker start` has started."""
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if b"--incarnation" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def events_of(name: str, event: str) -> list[dict[str, Any]]:
+    """Return the lines of a worker's log about an event."""
+    lines = [json.loads(line) for line in log_of(name).read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
 
 
 @contextmanager
@@ -126,8 +142,8 @@ def submit_file() -> None:
     say(f"first answer in answers.jsonl: {content.strip()!r}")
 
 
-def run_long_jobs(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """Submit long jobs, kill their worker halfway, start another, and return it once all jobs are done."""
+def run_long_jobs(victim: subprocess.Popen[bytes], survivor: subprocess.Popen[bytes]) -> None:
+    """Submit long jobs to worker 1 alone, kill it halfway, and let the survivor complete them."""
     from sluice.producer.client import Producer
 
     with Producer() as producer:
@@ -137,35 +153,40 @@ def run_long_jobs(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         }
         say(f"{len(jobs)} long jobs submitted")
         readings = {job_id: Reading(name) for job_id, name in jobs.items()}
-        worker = watch(producer.stream_many(jobs), readings, worker)
+        watch(producer.stream_many(jobs), readings, victim, survivor)
         console.print(table_of(list(readings.values()), "all three done; every token received once, in order"))
-    return worker
 
 
 def watch(
-    events: "Iterator[StreamEvent]", readings: dict[str, Reading], worker: subprocess.Popen[bytes]
-) -> subprocess.Popen[bytes]:
-    """Show tokens as they arrive and replace the worker halfway; return the second worker."""
-    title = "worker 1 generates"
-    has_replaced, killed_ms = False, 0
+    events: "Iterator[StreamEvent]",
+    readings: dict[str, Reading],
+    victim: subprocess.Popen[bytes],
+    survivor: subprocess.Popen[bytes],
+) -> None:
+    """Show tokens as they arrive, and kill worker 1 halfway."""
+    title, has_killed, killed_ms = "worker 1 generates", False, 0
     with Live(console=console, refresh_per_second=12, transient=True) as live:
         for event in events:
             reading = readings[event.job_id]
             reading.take(event)
             live.update(table_of(list(readings.values()), title))
-            if not has_replaced and all(r.num_tokens >= KILL_AFTER_TOKENS for r in readings.values()):
-                worker.send_signal(signal.SIGKILL)
-                worker.wait()
-                has_replaced, killed_ms = True, round(1000 * time.time())
+            if not has_killed and all(r.num_tokens >= KILL_AFTER_TOKENS for r in readings.values()):
+                survivor.send_signal(signal.SIGCONT)
+                os.kill(process_of(victim), signal.SIGKILL)
+                has_killed, killed_ms = True, round(1000 * time.time())
                 received = ", ".join(f"{r.name} {r.num_tokens}" for r in readings.values())
-                say(f"SIGKILL to worker 1; tokens received: {received}")
-                worker, title = start_worker("worker 2"), "worker 1 was killed; worker 2 continues"
-                live.update(table_of(list(readings.values()), title))
+                say(f"worker 2 pulls again (SIGCONT), SIGKILL to worker 1; tokens received: {received}")
+                title = "worker 1 was killed; worker 2 continues"
             elif killed_ms and event.token_ids and event.time_ms > killed_ms:
                 later_s = (event.time_ms - killed_ms) / 1000
                 say(f"{reading.name} continues at token {event.start}, {later_s:.1f} s after the kill")
                 killed_ms = 0
-    return worker
+
+
+def wait_for(name: str, event: str) -> None:
+    """Wait until a worker's log has an event."""
+    while not events_of(name, event):
+        time.sleep(0.05)
 
 
 def print_history() -> None:
@@ -201,11 +222,16 @@ def main() -> None:
     for name in ("SLUICE_REDIS_URL", "SLUICE_DATABASE_URL"):
         os.environ.pop(name, None)
     with fresh_state():
-        worker = start_worker("worker 1")
+        victim = start_worker("worker 1")
+        survivor = start_worker("worker 2")
         submit_file()
-        worker = run_long_jobs(worker)
-        worker.send_signal(signal.SIGTERM)
-        say(f"worker 2 finished its work and exited with code {worker.wait(timeout=60)}")
+        wait_for("worker 2", "worker started")
+        survivor.send_signal(signal.SIGTSTP)
+        wait_for("worker 2", "quiet: pulling no more")
+        say("worker 2 pauses (SIGTSTP)")
+        run_long_jobs(victim, survivor)
+        survivor.send_signal(signal.SIGTERM)
+        say(f"worker 2 finished its work and exited with code {survivor.wait(timeout=60)}")
         print_history()
     say(f"done; logs and results are in {FOLDER.name}/")
 

@@ -12,7 +12,6 @@ import click
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError, ExitCode, WorkerError
-from sluice.worker.processes.fleet import is_fleet, start_fleet
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # click passes options by name
 
@@ -107,11 +106,22 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--until-eof", is_flag=True, help="Stop when standard input ends. Fleets start workers with it.")
+@click.option(
+    "--until-eof",
+    is_flag=True,
+    help="Run one worker in this process, without parent and recorder, and stop when standard input ends.",
+)
+@click.option("--incarnation", hidden=True, help="The identity under which the parent process reports its death.")
 @_device_options
 @_options(*_WORKER)
-def start(gpu: str | None, cpu: bool, until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
+def start(
+    gpu: str | None, cpu: bool, until_eof: bool, incarnation: str | None, config_file: Path | None, **given: object
+) -> NoReturn:
     """Serve a queue with a model until stopped.
+
+    A small parent process starts the worker and its recorder, forwards signals, and reports the worker's death to the
+    queue, so that other workers continue its jobs at once. It exits with the worker's exit code (128 + n if signal n
+    ended it).
 
     Without --redis-url, the worker finds or starts a local server on a unix socket and keeps a SQLite history.
 
@@ -128,8 +138,8 @@ def start(gpu: str | None, cpu: bool, until_eof: bool, config_file: Path | None,
         2  wrong settings: do not restart
         3  Redis is unreachable: restart later
 
-    With several GPUs (--gpu all, --gpu 0,2), or with --processes on the CPU, a parent process starts the workers,
-    restarts those that die, forwards signals, and ends when all have ended.
+    With several GPUs (--gpu all, --gpu 0,2), or with --processes on the CPU, the parent process starts one worker for
+    each, restarts those that die, and ends when all have ended.
 
     \b
     Examples:
@@ -137,12 +147,14 @@ def start(gpu: str | None, cpu: bool, until_eof: bool, config_file: Path | None,
         worker start --gpu all --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
     config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
-    if is_fleet(config):
-        sys.exit(start_fleet(config, os.environ))
-    # Imported here so that help and usage errors are fast.
-    from sluice.worker.serve.start import start as start_worker
+    # Imported here so that help and usage errors are fast, and that the parent process stays small.
+    if until_eof:
+        from sluice.worker.serve.start import start as start_worker
 
-    sys.exit(start_worker(config, os.environ, until_eof=until_eof))
+        sys.exit(start_worker(config, os.environ, incarnation=incarnation, until_eof=True))
+    from sluice.worker.processes.parent import start_parent
+
+    sys.exit(start_parent(config, os.environ))
 
 
 @main.command()
@@ -298,7 +310,9 @@ def migrate(revision: str | None, config_file: Path | None, **given: object) -> 
 
 
 @main.command()
-@click.option("--until-eof", is_flag=True, help="Stop when standard input ends. Workers start the recorder with it.")
+@click.option(
+    "--until-eof", is_flag=True, help="Stop when standard input ends. `worker start` starts the recorder with it."
+)
 @_options(*_QUEUE, *_HISTORY, "history.keep_prompts", "log")
 def record(until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Record jobs in the history.

@@ -21,7 +21,6 @@ from sluice.producer.contract.keys import QueueKeys
 
 NULL = ("--cpu", "--metrics-port", "0", "--max-num-seqs", "256", "--max-num-batched-tokens", "131072")
 QUIET = ("--log-level", "warning")
-NO_RECORDER = ("--no-recorder",)
 RECORD = struct.Struct("<16sq")
 PROMPT = "x" * 16
 PROBED = "benchmarks.queue.probed_worker"
@@ -51,11 +50,11 @@ def ours_on(server: PlainServer, url: str | None = None) -> Generator[Producer]:
 def worker(
     server: PlainServer, *options: str, model: str = "null", module: str = "sluice.worker"
 ) -> Generator["subprocess.Popen[bytes]"]:
-    """Run a worker process that is ready to pull; drained at the end, if it is still alive."""
-    command = [sys.executable, "-m", module, "start", "--model", model, *NULL, *QUIET, *options]
+    """Run a worker process without a parent that is ready to pull; drained at the end, if it is still alive."""
+    command = [sys.executable, "-m", module, "start", "--until-eof", "--model", model, *NULL, *QUIET, *options]
     with Producer() as producer, (server.folder / "worker.log").open("ab") as log:
         before = len(producer.queue()[0].workers)
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
             wait_until(lambda: len(producer.queue()[0].workers) > before, "the worker to start", process)
             yield process
@@ -63,6 +62,18 @@ def worker(
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
+
+
+@contextmanager
+def recorder(server: PlainServer) -> Generator[None]:
+    """Run a recorder; it ends when its input does."""
+    command = [sys.executable, "-m", "sluice.worker", "record", "--until-eof", *QUIET]
+    with (server.folder / "recorder.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.communicate(timeout=60)
 
 
 def submit(producer: Producer, num_jobs: int, prompt: str = PROMPT) -> float:
@@ -93,8 +104,9 @@ def num_done_cheaply(server: PlainServer) -> int:
 def drain(num_jobs: int, num_workers: int = 1, *, prompt: str = PROMPT, with_history: bool = False) -> Drained:
     """Submit to a paused queue, and resume it."""
     with plain_server() as server, ours_on(server) as producer, ExitStack() as stack:
-        options = [() if with_history and i == 0 else NO_RECORDER for i in range(num_workers)]
-        workers = [stack.enter_context(worker(server, *one)) for one in options]
+        workers = [stack.enter_context(worker(server)) for _ in range(num_workers)]
+        if with_history:
+            stack.enter_context(recorder(server))
         producer.pause()
         client_s, server_s = time.process_time(), server.cpu_s()
         submit_s = submit(producer, num_jobs, prompt)
@@ -128,7 +140,7 @@ def read_ledger(server: PlainServer) -> list[tuple[str, int]]:
 def wakes_ms(count: int) -> list[float]:
     """Return milliseconds from before the submit to the job's first step, one job at a time."""
     random, submitted_ns = Random(0), dict[str, int]()
-    with plain_server() as server, ours_on(server) as producer, worker(server, *NO_RECORDER, module=PROBED):
+    with plain_server() as server, ours_on(server) as producer, worker(server, module=PROBED):
         for _ in range(count):
             began_ns = time.monotonic_ns()
             receipt = producer.submit(PROMPT, max_tokens=1)
@@ -142,7 +154,7 @@ def wakes_ms(count: int) -> list[float]:
 def kill(num_jobs: int, within_s: float) -> Killed:
     """SIGKILL the worker when a third of the jobs is done, start another, and count."""
     with plain_server() as server, ours_on(server) as producer:
-        with worker(server, *NO_RECORDER) as victim:
+        with worker(server) as victim:
             producer.pause()
             answers = producer.submit_many((PROMPT for _ in range(num_jobs)), max_tokens=1)
             ids = [str(answer) for answer in answers]
@@ -151,7 +163,7 @@ def kill(num_jobs: int, within_s: float) -> Killed:
             victim.kill()
             victim.wait()
         began_s = time.monotonic()
-        with worker(server, *NO_RECORDER):
+        with worker(server):
             deadline_s = began_s + within_s
             wait_until(lambda: num_done(producer) >= num_jobs or time.monotonic() > deadline_s, "the rest")
             took_s = time.monotonic() - began_s

@@ -1,6 +1,6 @@
 """A worker of the null model that records when a job is first scheduled, and when a round trip is sent.
 
-    PEER_LEDGER=FILE python -m benchmarks.queue.probed_worker start --cpu --model null ...
+    PEER_LEDGER=FILE python -m benchmarks.queue.probed_worker start --until-eof --cpu --model null ...
 
 It writes the same ledger as the peers' jobs (`peers/queues/ledger.py`): a name of 16 bytes and CLOCK_MONOTONIC in ns.
 The name is the job's random part, or `SENT` for a round trip.

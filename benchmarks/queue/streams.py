@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.queue.ours import NO_RECORDER, PROBED, PROMPT, num_done_cheaply, ours_on, read_ledger, worker
+from benchmarks.queue.ours import PROBED, PROMPT, num_done_cheaply, ours_on, read_ledger, worker
 from benchmarks.queue.plain_server import PlainServer, plain_server
 from benchmarks.queue.probed_worker import SENT
 from benchmarks.queue.processor_time import process_s
@@ -37,7 +37,7 @@ def stream(
     num_jobs: int, interval_s: float, *, tokens: int = TOKENS, delay_s: float = 0.0, model: str = STEP_MODEL
 ) -> Streamed:
     """Stream so many jobs at once, tokens every `interval_s`, over a link that adds `delay_s` each way."""
-    options = (*NO_RECORDER, "--stream-interval", str(interval_s), "--max-num-seqs", str(num_jobs))
+    options = ("--stream-interval", str(interval_s), "--max-num-seqs", str(num_jobs))
     with (
         plain_server() as server,
         link(server, delay_s) as url,
@@ -84,7 +84,7 @@ def link(server: PlainServer, delay_s: float) -> Generator[str]:
 def underway_ms(num_tokens: int) -> list[float]:
     """Return milliseconds from sending a step's tokens to the server to a reader's receipt; one job, 20 ms per step."""
     with plain_server() as server, ours_on(server) as producer:
-        with worker(server, *NO_RECORDER, model="null?step_s=0.02", module=PROBED):
+        with worker(server, model="null?step_s=0.02", module=PROBED):
             receipt = producer.submit(PROMPT, max_tokens=num_tokens, ignore_eos=True)
             read_ns = [time.monotonic_ns() for event in producer.stream(receipt) if event.token_ids]
         sent_ns = [at_ns for name, at_ns in read_ledger(server) if name == SENT]

@@ -33,6 +33,9 @@ class FaultKind(StrEnum):
     ABORT = "abort"
     """The process dies by SIGABRT, as with a corrupt heap."""
 
+    EXIT = "exit"
+    """The process ends at once with exit code 0, as a library may end it."""
+
     LOSE = "lose"
     """The device is lost: EngineBroken."""
 
@@ -166,6 +169,8 @@ def _happen(kind: FaultKind) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case FaultKind.ABORT:
             os.abort()
+        case FaultKind.EXIT:
+            os._exit(0)
         case FaultKind.HANG:
             threading.Event().wait()
         case FaultKind.NAN:

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,14 +157,14 @@ class Overload:
         return seen
 
     def _look(self, client: Any) -> Sample:  # Any: a redis-py client
-        worker, counts = psutil.Process(self.worker.process.pid), self.flood.counts.copy()
+        counts = self.flood.counts.copy()
         return Sample(
             at_s=round(time.monotonic() - self._began_s, 1),
             accepted=counts["accepted"],
             refused=counts.total() - counts["accepted"],
             redis_bytes=int(client.info("memory")["used_memory"]),
-            worker_bytes=worker.memory_info().rss,
-            recorder_bytes=sum(child.memory_info().rss for child in worker.children()),
+            worker_bytes=psutil.Process(self.worker.pid).memory_info().rss,
+            recorder_bytes=_memory_of(self.worker.pids_of("recorder")[-1:]),
             waiting_jobs=int(client.hget(KEYS.key("counters"), "waiting_jobs") or 0),
             outbox=int(client.xlen(KEYS.outbox)),
         )
@@ -193,6 +193,10 @@ class Overload:
         ends = sorted(finished_ms for _, finished_ms in rows)
         ahead = [bisect_left(ends, finished) - bisect_right(ends, submitted) for submitted, finished in rows]
         return sorted((finished - submitted) / 1000 for submitted, finished in rows), max(ahead, default=0)
+
+
+def _memory_of(pids: Iterable[int]) -> int:
+    return sum(psutil.Process(pid).memory_info().rss for pid in pids)
 
 
 def growth(samples: Sequence[Sample], of: Of) -> tuple[float, float]:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 30.0
@@ -23,7 +25,7 @@ FAST = {
 
 
 class WorkerProcess:
-    """One `python -m worker start`. Changes: it is stopped, continued, killed."""
+    """One `python -m sluice.worker start`: the parent process. Changes: it is stopped, continued, killed."""
 
     def __init__(self, url: str, log: Path, **settings: str) -> None:
         own = {name for name in os.environ if name.startswith("SLUICE_")}
@@ -66,8 +68,23 @@ class WorkerProcess:
         assert found is not None
         return found[1]
 
+    @property
+    def pid(self) -> int:
+        """The process that works, the last one that its parent started; wait until it has started."""
+        return self.pids_of("worker")[-1]
+
+    def pids_of(self, kind: str) -> list[int]:
+        """Processes of a kind, the oldest first."""
+        children = psutil.Process(self.process.pid).children()
+        found = [one for one in children if ("record" if kind == "recorder" else "--incarnation") in one.cmdline()]
+        return [one.pid for one in sorted(found, key=lambda one: one.create_time())]
+
+    def signal_worker(self, number: signal.Signals) -> None:
+        """Send a signal to the process that works, which its parent does not see."""
+        os.kill(self.pid, number)
+
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
+        """Send a signal to the parent, as a supervisor does."""
         self.process.send_signal(number)
 
     def wait(self) -> int:
@@ -75,9 +92,11 @@ class WorkerProcess:
         return self.process.wait(START_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it as a crash would."""
-        if self.process.poll() is None:
-            self.process.kill()
+        """End the whole group, as the end of a container does."""
+        group = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        for process in (self.process, *group):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
 
 

@@ -120,7 +120,7 @@ def run_nemesis(
             num_jobs += len(asks)
             open_jobs.update(zip(submit_all(client, asks), asks, strict=True))
             time.sleep(every_s)  # the nemesis's own pace
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, IndexError):
                 _kill_one(client, members, dice)
                 num_kills += 1
             assert dead_jobs(client) == []
@@ -134,14 +134,14 @@ def run_nemesis(
 
 def _kill_one(client: Any, fleet: Fleet, dice: random.Random) -> None:
     """A worker that holds jobs, or any if none does."""
-    by_pid = fleet.by_pid()
+    by_pid = fleet.by_worker_pid()
     busy = [
-        by_pid[pid]
+        pid
         for incarnation in map(bytes.decode, client.zrange(KEYS.key("alive"), 0, -1))
         if client.hlen(KEYS.key("held", incarnation))
         and (pid := int(client.hget(KEYS.key("worker", incarnation), "pid") or 0)) in by_pid
     ]
-    dice.choice(busy or list(fleet.members)).signal(signal.SIGKILL)
+    os.kill(dice.choice(busy or list(by_pid)), signal.SIGKILL)
 
 
 def _forget_the_done(client: Any, open_jobs: dict[JobId, Ask]) -> None:

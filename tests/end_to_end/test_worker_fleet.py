@@ -87,7 +87,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
 
-        fleet.kill()
+        fleet.signal(signal.SIGKILL)
         wait_for_ends(client, job_ids)
 
         wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "both deregistered")

@@ -53,8 +53,8 @@ def rows_of(path: Path) -> dict[str, dict[str, Any]]:
 
 def recorder_of(worker: WorkerProcess) -> psutil.Process:
     """The child that records."""
-    wait_until(lambda: psutil.Process(worker.process.pid).children(), "the recorder is started")
-    return psutil.Process(worker.process.pid).children()[0]
+    wait_until(lambda: worker.pids_of("recorder"), "the recorder is started")
+    return psutil.Process(worker.pids_of("recorder")[-1])
 
 
 class TestGivenAWorkerWithItsRecorder:
@@ -63,12 +63,12 @@ class TestGivenAWorkerWithItsRecorder:
         worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{path}")[0]
 
         recorder_of(worker).kill()
-        worker.wait_for_line("recorder ended; restarting")
+        worker.wait_for_line("recorder process died; restarting")
 
         job_ids = submit_all(client, [Ask(options=JobOptions(max_tokens=5))])
         wait_until(lambda: ended(rows_of(path), job_ids), "the row is there")
 
-    def test_when_the_worker_is_killed_then_its_recorder_goes_too(
+    def test_when_their_parent_is_killed_then_worker_and_recorder_go_too(
         self, workers: Crew, client: Any, tmp_path: Path
     ) -> None:
         del client
@@ -76,9 +76,11 @@ class TestGivenAWorkerWithItsRecorder:
         worker.wait_for_line("recorder started")
         recorder = recorder_of(worker)
 
-        worker.kill()
+        processes = [recorder, psutil.Process(worker.pid)]
 
-        wait_until(lambda: not recorder.is_running() or recorder.status() == psutil.STATUS_ZOMBIE, "it is gone")
+        worker.signal(signal.SIGKILL)
+
+        wait_until(lambda: not any(map(is_running, processes)), "they are gone")
 
     def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_true_row(
         self, workers: Crew, client: Any, tmp_path: Path
@@ -89,7 +91,7 @@ class TestGivenAWorkerWithItsRecorder:
         first = workers.start_all(1, **settings)[0]
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
-        first.signal(signal.SIGKILL)
+        first.signal_worker(signal.SIGKILL)
         second = workers.start_all(1, **settings)[0]
         wait_for_ends(client, job_ids)
 
@@ -116,6 +118,10 @@ class TestGivenAWorkerWithItsRecorder:
         folder.mkdir()
 
         wait_until(lambda: ended(rows_of(folder / "history.db"), job_ids), "the rows are there")
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def ended(rows: dict[str, dict[str, Any]], job_ids: list[JobId]) -> bool:

@@ -52,7 +52,7 @@ class TestGivenTwoWorkers:
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 20 for one in job_ids), "all jobs speak")
 
-        first.signal(signal.SIGKILL)
+        first.signal_worker(signal.SIGKILL)
         wait_for_ends(client, job_ids)
 
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
@@ -68,10 +68,10 @@ class TestGivenTwoWorkers:
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
 
-        zombie.signal(signal.SIGSTOP)
+        zombie.signal_worker(signal.SIGSTOP)
         workers.start_all(1)
         wait_until(lambda: all(int(client.hget(KEYS.job(one), "epoch")) == 2 for one in job_ids), "all are taken over")
-        zombie.signal(signal.SIGCONT)
+        zombie.signal_worker(signal.SIGCONT)
         zombie.wait_for_line("job lost")
         wait_for_ends(client, job_ids)
 

@@ -1,94 +1,171 @@
-"""A child process of the worker, such as the recorder: started with it, restarted if it dies, stopped after it."""
+"""One child process of `worker start`: a worker or the recorder. It is started, restarted if it dies, and stopped."""
 
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping, Sequence
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from subprocess import Popen, TimeoutExpired
+from typing import Literal
 
 from sluice.producer.contract.transport.backoff import Backoff
+from sluice.worker.clock import monotonic_s
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log
+from sluice.worker.processes.cores import on_cores
+from sluice.worker.signals import block_startup_signals
 
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
+STEADY_S = 60.0
+"""A process that ran for this long resets its restart backoff."""
+
 STOP_TIMEOUT_S = 10.0
 
 
-class ChildProcess:
-    """One supervised child process.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """How to run one child process."""
 
-    The child ends when its standard input does, so it ends even if the parent is killed. The recorder drains the outbox
-    before it ends.
+    kind: Literal["worker", "recorder"]
+    """A worker is given a fresh incarnation at each start."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    name: str = ""
+    """Its name in log lines. Empty for the only worker, whose lines need none."""
+
+    restart: Literal["no", "on-failure", "always"] = "on-failure"
+    """When to restart it. A child that exits with `MISUSED` is never restarted."""
+
+    cores: frozenset[int] = frozenset()
+    """Cores to pin it to. Empty means any."""
+
+    def restarts_after(self, code: int) -> bool:
+        """Return whether to restart it after an exit code that nobody asked for."""
+        if self.restart == "no" or code == ExitCode.MISUSED:
+            return False
+        return self.restart == "always" or code != ExitCode.DONE
+
+
+class ChildProcess:
+    """One child process and its restarts. Changes as processes start and end.
+
+    Its standard input is a socket of the parent. A child ends when its input does, so it ends even if the parent is
+    killed; and a worker writes a byte into it when it is ready.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], environ: Mapping[str, str], log: Log) -> None:
-        self._name = name
-        self._command = [sys.executable, "-P", "-m", "sluice.worker", *arguments]
-        self._environ = dict(environ)
-        self._log = log
-        self._closing = threading.Event()
-        self._lock = threading.Lock()
-        """Held while a process is started and while `stop` ends restarts."""
+    def __init__(self, spec: ChildSpec, log: Log, on_end: Callable[[str], object] = lambda _incarnation: None) -> None:
+        """Start nothing yet. `on_end` is called with the incarnation of each process that has ended."""
+        self._spec = spec
+        self._log = log.bind(name=spec.name) if spec.name else log
+        self._on_end = on_end
+        self._process: Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._is_ready = False
+        self._incarnation = ""
+        self._began_s = 0.0
+        self._backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
+        self.due_s: float | None = 0.0
+        """When to start the next process; None while one runs or if none will follow."""
 
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self.last_code = 0
+        """Exit code of the last process."""
 
-    def start(self) -> None:
-        """Start the process and watch it."""
-        self._spawn()
-        self._thread.start()
+    @property
+    def is_needed(self) -> bool:
+        """Whether a process runs or will be started."""
+        return self._process is not None or self.due_s is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, if one runs that has not been waited for."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the first process has loaded what it needs, or a later one runs."""
+        if not self._is_ready and self._socket is not None:
+            with suppress(BlockingIOError, ConnectionError):
+                self._is_ready = self._socket.recv(1) != b""
+        return self._is_ready
+
+    def start_if_due(self) -> None:
+        """Start the next process if it is due."""
+        if self.due_s is None or monotonic_s() < self.due_s:
+            return
+        self.due_s, self._began_s, self._incarnation = None, monotonic_s(), uuid.uuid4().hex
+        given = ("--incarnation", self._incarnation) if self._spec.kind == "worker" else ()
+        try:
+            with on_cores(self._spec.cores), block_startup_signals():
+                self._process = self._spawn([*self._spec.command, *given])
+        except OSError as error:  # out of memory or processes
+            self._close_input()
+            self._schedule_restart(f"{self._spec.kind} process cannot be started; retrying", error=str(error))
+            return
+        # The only worker reports its start itself.
+        log = self._log.debug if self._spec.restart == "no" else self._log.info
+        log(f"{self._spec.kind} process started", pid=self._process.pid)
+
+    def _spawn(self, command: list[str]) -> Popen[bytes]:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        with theirs:
+            # A new session, because Ctrl-C is for the parent, which forwards it once.
+            return Popen(command, stdin=theirs.fileno(), env=dict(self._spec.environ), start_new_session=True)
+
+    def look(self, *, is_stopping: bool) -> None:
+        """Check whether the process has ended, and schedule a restart unless it ended for good."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self._close_input()
+        self._process, self.last_code = None, code
+        self._on_end(self._incarnation)
+        kind = self._spec.kind
+        if not is_stopping and self._spec.restarts_after(code):
+            self._schedule_restart(f"{kind} process died; restarting", exit_code=code)
+        elif code < 0 and not is_stopping:
+            self._log.warning(f"{kind} process died", exit_code=code)
+        elif self._spec.restart == "no":
+            self._log.debug(f"{kind} process ended", exit_code=code)  # it has logged why
+        elif code == ExitCode.MISUSED:
+            self._log.error(f"{kind} process cannot run; a person must act", exit_code=code)
+        else:
+            self._log.info(f"{kind} process ended", exit_code=code)
+
+    def _schedule_restart(self, event: str, **why: object) -> None:
+        now_s = monotonic_s()
+        if now_s - self._began_s >= STEADY_S:
+            self._backoff.reset()
+        delay_s = self._backoff.next_delay_s()
+        self._log.warning(event, **why, retry_in_s=delay_s)
+        self.due_s = now_s + delay_s
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if one runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def retire(self) -> None:
+        """Start no further process. If one was due, no jobs are held, so this counts as a clean end."""
+        if self.due_s is not None:
+            self.due_s, self.last_code = None, 0
 
     def stop(self) -> None:
-        """Close the child's input, wait for its end, and kill it after a timeout."""
-        with self._lock:
-            self._closing.set()
-            process, self._process = self._process, None
-        if process is None:
+        """End the process: close its input, wait for its end, and kill it after a timeout."""
+        self.due_s = None
+        if self._process is None:
             return
-        _close_input(process)
+        self._close_input()
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._log.warning(f"{self._name} did not stop in time", pid=process.pid)
-            process.kill()
-            process.wait()
-        if self._thread.ident is not None:
-            self._thread.join()
+            self._process.wait(STOP_TIMEOUT_S)
+        except TimeoutExpired:
+            self._log.warning(f"{self._spec.kind} process did not stop in time", pid=self._process.pid)
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
-    def _spawn(self) -> None:
-        # A new session, because Ctrl-C is for the worker, which stops its child process last.
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, env=self._environ, start_new_session=True
-        )
-
-    def _watch(self) -> None:
-        backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
-        while (process := self._process) is not None:
-            code = process.wait()
-            if self._closing.is_set():
-                return
-            _close_input(process)
-            if code == ExitCode.MISUSED:
-                self._log.error(f"{self._name} cannot run; the outbox keeps its rows", exit_code=code)
-                return
-            delay_s = backoff.next_delay_s()
-            self._log.warning(f"{self._name} ended; restarting", exit_code=code, retry_in_s=delay_s)
-            self._restart(delay_s, backoff)
-
-    def _restart(self, delay_s: float, backoff: Backoff) -> None:
-        """Start the process after `delay_s`, and retry with backoff while the system refuses."""
-        while not self._closing.wait(delay_s):
-            try:
-                with self._lock:
-                    if not self._closing.is_set():
-                        self._spawn()
-            except OSError as error:
-                delay_s = backoff.next_delay_s()
-                self._log.warning(f"{self._name} cannot be started", error=str(error), retry_in_s=delay_s)
-            else:
-                return
-
-
-def _close_input(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
+    def _close_input(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

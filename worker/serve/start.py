@@ -1,9 +1,11 @@
 """`worker start`: from a configuration to a daemon. The only module that knows every component."""
 
+import contextlib
 import gc
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import uuid
@@ -24,14 +26,13 @@ from sluice.worker.connection.embedded_keeper import EmbeddedKeeper
 from sluice.worker.connection.listeners import make_listener
 from sluice.worker.connection.server_checks import wait_until_usable
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
-from sluice.worker.endpoints import Endpoints, find_endpoints, partitions_of
+from sluice.worker.endpoints import find_endpoints, partitions_of
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.model.load import LoadedModel, engine_config, load
 from sluice.worker.model.translate import Translator
-from sluice.worker.processes.child_process import ChildProcess
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.daemon import Component, Daemon
 from sluice.worker.serve.exchange import Exchange
@@ -51,8 +52,12 @@ SWITCH_INTERVAL_S = 0.001
 FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 
 
-def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool = False) -> ExitCode:
-    """Run a worker until it is asked to stop, or with `until_eof` until standard input ends.
+def start(
+    config: WorkerConfig, environ: Mapping[str, str], *, incarnation: str | None = None, until_eof: bool = False
+) -> ExitCode:
+    """Run a worker in this process until it is asked to stop, or with `until_eof` until standard input ends.
+
+    `incarnation` is a fresh random id that the parent process knows; by default the worker makes one.
 
     Raises:
         ConfigError: Settings are wrong.
@@ -65,7 +70,7 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
         threading.Thread(target=_stop_at_eof, name="eof", daemon=True).start()
     configure_logs(config.log)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    incarnation = uuid.uuid4().hex
+    incarnation = incarnation or uuid.uuid4().hex
     log = _log_of(incarnation)
     engine_config(config)
     endpoints = find_endpoints(config, environ)
@@ -80,13 +85,15 @@ def start(config: WorkerConfig, environ: Mapping[str, str], *, until_eof: bool =
             served = _load(config, log)
         history.result()
     _agree_patiently(client, endpoints.redis_url, config, served, log)
-    sidecars = _sidecars(config, endpoints, environ, log)
+    if until_eof:
+        _tell_parent()
     # All objects so far stay for the process. Freezing them spares full collections of 200,000 objects, which
     # stop every stream for 0.2 s.
     gc.collect()
     gc.freeze()
     try:
-        return build(config, connections, served, incarnation, sidecars=sidecars, quiet=quiet).run()
+        keeper = [] if endpoints.embedded is None else [EmbeddedKeeper(endpoints.embedded, log)]
+        return build(config, connections, served, incarnation, sidecars=keeper, quiet=quiet).run()
     finally:
         connections.stop()
 
@@ -97,9 +104,19 @@ def _log_of(incarnation: str) -> Log:
 
 def _stop_at_eof() -> None:
     """Shut down gracefully when standard input ends: the parent process is gone."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+    # A parent that was killed may reset the connection.
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell_parent() -> None:
+    """Tell the parent process, if standard input is its socket, that the model and all settings are right."""
+    stdin = sys.stdin.fileno()
+    if stat.S_ISSOCK(os.fstat(stdin).st_mode):
+        with contextlib.suppress(OSError):
+            os.write(stdin, b"+")
 
 
 def _load(config: WorkerConfig, log: Log) -> LoadedModel:
@@ -285,21 +302,3 @@ def _context(
         log=log,
         quiet=quiet,
     )
-
-
-def _sidecars(config: WorkerConfig, endpoints: Endpoints, environ: Mapping[str, str], log: Log) -> list[Component]:
-    recorder: list[Component] = [_recorder(config, endpoints, environ, log)] if config.history.recorder else []
-    return recorder if endpoints.embedded is None else [EmbeddedKeeper(endpoints.embedded, log), *recorder]
-
-
-def _recorder(config: WorkerConfig, endpoints: Endpoints, environ: Mapping[str, str], log: Log) -> ChildProcess:
-    own = {
-        "SLUICE_REDIS_URL": endpoints.redis_url,
-        "SLUICE_DATABASE_URL": endpoints.database_url,
-        "SLUICE_QUEUE": config.queue.name,
-        "SLUICE_PARTITIONS": str(config.queue.partitions),
-        "SLUICE_LOG_LEVEL": config.log.level,
-        "SLUICE_LOG_FORMAT": config.log.format,
-    }
-    kept = {"SLUICE_KEEP_PROMPTS": config.history.keep_prompts} if config.history.keep_prompts else {}
-    return ChildProcess("recorder", ["record", "--until-eof"], {**environ, **own, **kept}, log)

@@ -11,11 +11,16 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
+
+from sluice.worker.processes import child_process
+from sluice.worker.processes.parent import PASSED_ON
 from tests.end_to_end.processes import ROOT
 
 STOP_TIMEOUT_S = 60.0
@@ -26,6 +31,8 @@ PRELOADED = [
     "sluice.worker.serve.start",
     "sluice.worker.history.recorder",
     "sluice.worker.model.load",
+    "sluice.worker.processes.death_report",
+    "sluice.worker.processes.parent",
     "sluice.worker.processes.sidecars",
     "sluice.producer.client",
     "tests.chaos.catalogue",
@@ -42,11 +49,58 @@ def preload(*modules: str) -> None:
     _forks.set_forkserver_preload([*PRELOADED, *modules])
 
 
+class Forked:
+    """In place of the `Popen` of `worker start`: a fork of the parent process that runs the same module."""
+
+    def __init__(self, command: Sequence[str], *, stdin: int, env: dict[str, str], **_options: object) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setsid()
+        os.dup2(stdin, 0)
+        # Else it would hold the parent's end of its own input.
+        os.closerange(3, 256)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # it stays open
+        signal.set_wakeup_fd(-1)
+        for number in PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
+        os._exit(_code_of(command[command.index("-m") + 1 :], env))
+
+    def poll(self) -> int | None:
+        """See `Popen`."""
+        if self.returncode is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """See `Popen`."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _code_of(command: Sequence[str], environ: dict[str, str]) -> int:
+    """Run `python -m <command>` in this process; return its exit code."""
+    try:
+        _run_module(command, environ)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001  # as the interpreter does
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def _run(command: Sequence[str], environ: dict[str, str], log: str) -> None:
-    """Run `python -m <command>` in a fork."""
+    """Run `python -m <command>` in a fork, whose child processes are forks too."""
     stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
+    setattr(child_process, "Popen", Forked)  # noqa: B010  # no hook is in the code under test
+    _run_module(command, environ)
+
+
+def _run_module(command: Sequence[str], environ: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(ROOT)
@@ -94,6 +148,15 @@ class Supervised:
         """The process id of the current process, or of the last one."""
         return self.process.pid or 0
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process id of the worker whose parent this process is, if there is one."""
+        try:
+            children = psutil.Process(self.pid).children() if self.process.is_alive() else []
+        except psutil.NoSuchProcess:
+            return None
+        return children[0].pid if children else None
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the current process.
 
@@ -127,9 +190,9 @@ class Fleet:
     def __init__(self, members: Sequence[Supervised]) -> None:
         self.members = members
 
-    def by_pid(self) -> dict[int, Supervised]:
-        """The members that have a process."""
-        return {member.pid: member for member in self.members if member.process.is_alive()}
+    def by_worker_pid(self) -> dict[int, Supervised]:
+        """The members that have a worker, by its process id."""
+        return {pid: member for member in self.members if (pid := member.worker_pid) is not None}
 
     def stop(self) -> None:
         """Drain all, without restarts. Idempotent."""

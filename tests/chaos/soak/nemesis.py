@@ -31,11 +31,17 @@ LIFE_FACTOR = (1.2, 2.5)
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker that was killed: its incarnation, the server's time, and the number of jobs that it held."""
+    """A worker that was killed."""
 
     incarnation: str
     at_ms: int
+    """Of the server."""
+
     held: int
+    """Number of jobs that it held."""
+
+    is_seen: bool
+    """Whether its parent lived to see it."""
 
 
 @dataclass(order=True, slots=True)
@@ -95,7 +101,9 @@ class Nemesis:
         self.counts: Counter[str] = Counter()
         self.trouble: BaseException | None = None
         self._faults: dict[str, FaultAction] = {
-            "kill -9 of a worker": self._kill,
+            "kill -9 of a worker": lambda: self._kill(with_parent=False),
+            "kill -9 of a worker with its parent": lambda: self._kill(with_parent=True),
+            "kill -9 of a worker's parent": lambda: self._kill_one(self._targets.workers),
             "SIGSTOP past the lifetime": self._freeze,
             "SIGTERM of a worker": self._drain,
             "restart of Redis, SIGKILL": lambda: self._restart(crash=True),
@@ -171,37 +179,39 @@ class Nemesis:
 
     # ------------------------------------------------------------ workers
 
-    def _serving(self, client: Any) -> list[tuple[str, Supervised]]:  # Any: a redis-py client
-        """Return (incarnation, process) of live workers that are not frozen."""
-        prefix, members = self._targets.prefix, self._targets.workers.by_pid()
-        found: list[tuple[str, Supervised]] = []
+    def _serving(self, client: Any) -> list[tuple[str, int, Supervised]]:  # Any: a redis-py client
+        """Return (incarnation, process id, its parent) of live workers that are not frozen."""
+        prefix, members = self._targets.prefix, self._targets.workers.by_worker_pid()
+        found: list[tuple[str, int, Supervised]] = []
         for incarnation in client.zrange(f"{prefix}:alive", 0, -1):
             pid = int(client.hget(f"{prefix}:worker:{incarnation.decode()}", "pid") or 0)
             if pid in members and pid not in self._stopped:
-                found.append((incarnation.decode(), members[pid]))
+                found.append((incarnation.decode(), pid, members[pid]))
         return found
 
-    def _kill(self) -> None:
-        """Choose a worker that has jobs, if there is one."""
+    def _kill(self, *, with_parent: bool) -> None:
+        """Choose a worker that has jobs, if there is one. With its parent, nobody is left to report it."""
         with self._client() as client:
             serving = self._serving(client)
             if not serving:
                 raise NoTarget
-            held = {one: client.hlen(f"{self._targets.prefix}:held:{one}") for one, _ in serving}
-            busy = [pair for pair in serving if held[pair[0]]] or serving
-            incarnation, member = self._dice.choice(busy)
-            member.signal(signal.SIGKILL)
+            held = {one: client.hlen(f"{self._targets.prefix}:held:{one}") for one, _, _ in serving}
+            busy = [one for one in serving if held[one[0]]] or serving
+            incarnation, pid, parent = self._dice.choice(busy)
             seconds, micros = client.time()
-            self.deaths.append(Death(incarnation, seconds * 1000 + micros // 1000, held[incarnation]))
+            if with_parent:
+                parent.signal(signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            at_ms = seconds * 1000 + micros // 1000
+            self.deaths.append(Death(incarnation, at_ms, held[incarnation], is_seen=not with_parent))
 
     def _freeze(self) -> Undo:
         with self._client() as client:
             serving = self._serving(client)
         if len(serving) < 2:
             raise NoTarget
-        member = self._dice.choice(serving)[1]
-        pid = member.pid
-        member.signal(signal.SIGSTOP)
+        pid = self._dice.choice(serving)[1]
+        os.kill(pid, signal.SIGSTOP)
         self._stopped.add(pid)
 
         def resume() -> None:
@@ -216,7 +226,7 @@ class Nemesis:
             serving = self._serving(client)
         if not serving:
             raise NoTarget
-        self._dice.choice(serving)[1].signal(signal.SIGTERM)
+        self._dice.choice(serving)[2].signal(signal.SIGTERM)
 
     def _kill_one(self, fleet: Fleet) -> None:
         self._dice.choice(fleet.members).signal(signal.SIGKILL)

@@ -26,6 +26,8 @@ from tests.servers import RedisServer, redis_server
 
 MEAN_S = {
     "kill -9 of a worker": 0.6,
+    "kill -9 of a worker with its parent": 6.0,
+    "kill -9 of a worker's parent": 20.0,
     "SIGSTOP past the lifetime": 20.0,
     "SIGTERM of a worker": 30.0,
     "restart of Redis, SIGKILL": 90.0,
@@ -286,7 +288,7 @@ class _Soak:
     def _only_living(self, client: Any, workers: Fleet) -> bool:
         alive = client.zrange(KEYS.key("alive"), 0, -1)
         pids = {int(client.hget(KEYS.key("worker", one.decode()), "pid") or 0) for one in alive}
-        return len(alive) == len(workers.members) and pids == workers.by_pid().keys()
+        return len(alive) == len(workers.members) and pids == workers.by_worker_pid().keys()
 
     def _read_the_books(self, nemesis: Nemesis) -> None:
         settings, report = self._settings, self._report

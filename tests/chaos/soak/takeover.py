@@ -1,6 +1,7 @@
 """Measure the time from a death to the next owner and to the next token, from history and channels."""
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,33 +15,43 @@ QUIET_S = 8.0
 """A death counts if Redis had no fault within this long before and after it."""
 
 
+SEEN, UNSEEN = "death seen by the parent", "death with the parent"
+LEASED, TOKEN = "to leased by another", "to next token"
+QUIET, SUSPECT = "  where Redis was not disturbed near it", "  of suspects, which wait to run apart"
+
+
 @dataclass(slots=True, eq=False)
 class Takeovers:
-    """Seconds from each death, by job."""
+    """Seconds from each death, by job, under the line of the report that has them."""
 
-    to_lease_s: list[float] = field(default_factory=list[float])
-    to_token_s: list[float] = field(default_factory=list[float])
-    undisturbed_to_lease_s: list[float] = field(default_factory=list[float])
-    suspect_to_lease_s: list[float] = field(default_factory=list[float])
-    """Of jobs that had died before without progress: they wait until a worker can run them apart."""
-
+    seconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     num_deaths: int = 0
 
     def add(self, other: "Takeovers") -> None:
         """Sum up."""
-        self.to_lease_s += other.to_lease_s
-        self.to_token_s += other.to_token_s
-        self.undisturbed_to_lease_s += other.undisturbed_to_lease_s
-        self.suspect_to_lease_s += other.suspect_to_lease_s
+        for line, values in other.seconds.items():
+            self.seconds[line] += values
         self.num_deaths += other.num_deaths
+
+    def note(self, death: Death, until: str, why: str, passed_s: float, *, is_quiet: bool) -> None:
+        """Add one job's time from a death until it was leased, or until its next token."""
+        title = f"{SEEN if death.is_seen else UNSEEN}, {until}"
+        if why == "suspect":
+            self.seconds[f"{title},{SUSPECT}"].append(passed_s)
+            return
+        self.seconds[title].append(passed_s)
+        if is_quiet:
+            self.seconds[f"{title},{QUIET}"].append(passed_s)
 
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"{self.num_deaths} workers died holding jobs that another took over"
-        yield f"death to leased by another: {_quantiles(self.to_lease_s)}"
-        yield f"  where Redis was not disturbed near it: {_quantiles(self.undisturbed_to_lease_s)}"
-        yield f"  of suspects, which wait to run apart: {_quantiles(self.suspect_to_lease_s)}"
-        yield f"death to next token: {_quantiles(self.to_token_s)}"
+        for seen in (SEEN, UNSEEN):
+            for until in (LEASED, TOKEN):
+                title = f"{seen}, {until}"
+                yield f"{title}: {_quantiles(self.seconds[title])}"
+                for part in (QUIET, SUSPECT):
+                    yield f"{part}: {_quantiles(self.seconds[f'{title},{part}'])}"
 
 
 def _quantiles(values: Sequence[float]) -> str:
@@ -62,19 +73,16 @@ def measure(
     found = Takeovers()
     engine = sa.create_engine(database_url)
     harmed_ms = sorted(at_ms for at_ms, _ in outages)
-    moved: list[tuple[str, int, int]] = []
     for death in deaths:
         claims = _claims_after(engine, death)
         found.num_deaths += bool(claims)
-        is_undisturbed = _is_quiet(death.at_ms, harmed_ms)
-        for job_id, why, next_ms in claims:
-            passed_s = (next_ms - death.at_ms) / 1000
-            (found.suspect_to_lease_s if why == "suspect" else found.to_lease_s).append(passed_s)
-            if is_undisturbed and why != "suspect":
-                found.undisturbed_to_lease_s.append(passed_s)
-            moved.append((job_id, death.at_ms, next_ms))
+        is_quiet = _is_quiet(death.at_ms, harmed_ms)
+        tokens_ms = _next_tokens_ms(client, prefix, claims)
+        for (_, why, leased_ms), token_ms in zip(claims, tokens_ms, strict=True):
+            found.note(death, LEASED, why, (leased_ms - death.at_ms) / 1000, is_quiet=is_quiet)
+            if token_ms is not None:
+                found.note(death, TOKEN, why, (token_ms - death.at_ms) / 1000, is_quiet=is_quiet)
     engine.dispose()
-    found.to_token_s += _tokens_after(client, prefix, moved)
     return found
 
 
@@ -94,9 +102,9 @@ def _is_quiet(at_ms: int, harmed_ms: Sequence[int]) -> bool:
     return near == len(harmed_ms) or harmed_ms[near] > at_ms + QUIET_S * 1000
 
 
-def _tokens_after(client: Any, prefix: str, moved: Sequence[tuple[str, int, int]]) -> Iterator[float]:
-    jobs = read_jobs(client, prefix, [job_id for job_id, _, _ in moved])
-    for (_, died_ms, leased_ms), job in zip(moved, jobs, strict=True):
+def _next_tokens_ms(client: Any, prefix: str, claims: Sequence[tuple[str, str, int]]) -> Iterator[int | None]:
+    """Return when each job had its next token; None if it had none."""
+    jobs = read_jobs(client, prefix, [job_id for job_id, _, _ in claims])
+    for (_, _, leased_ms), job in zip(claims, jobs, strict=True):
         times = [e.time_ms for entries in job.channels for e in entries or () if e.ids and e.time_ms >= leased_ms]
-        if times:
-            yield (min(times) - died_ms) / 1000
+        yield min(times, default=None)

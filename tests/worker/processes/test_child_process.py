@@ -1,9 +1,7 @@
-"""A worker's child process comes back whenever it ends, as soon as the system lets it."""
+"""A child process comes back whenever it ends, as soon as the system lets it."""
 
-import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from structlog.testing import capture_logs
 
 from sluice.worker.log import get_log
 from sluice.worker.processes import child_process as module
-from sluice.worker.processes.child_process import ChildProcess
+from sluice.worker.processes.child_process import ChildProcess, ChildSpec
 
 WAITS = """#!/bin/sh
 echo waits >> "$BEGUN"
@@ -52,7 +50,6 @@ class Child:
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     found = Child(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(found.path))
     monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
     return found
 
@@ -64,42 +61,79 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class TestGivenAChildProcess:
-    def test_when_it_ends_by_itself_then_it_is_started_again(self, child: Child) -> None:
+@pytest.fixture
+def recorder(child: Child) -> Generator[ChildProcess]:
+    spec = ChildSpec(kind="recorder", command=(str(child.path),), environ=child.environ, restart="always")
+    made = ChildProcess(spec, get_log())
+    yield made
+    made.stop()
+
+
+def run_until(recorder: ChildProcess, holds: Callable[[], bool]) -> None:
+    """Do what the parent does."""
+
+    def turn() -> bool:
+        recorder.start_if_due()
+        recorder.look(is_stopping=False)
+        return holds()
+
+    wait_until(turn)
+
+
+class TestGivenAChildThatIsAlwaysRestarted:
+    def test_when_it_ends_by_itself_then_it_is_started_again(self, child: Child, recorder: ChildProcess) -> None:
         child.becomes(ENDS)
-        child_process = ChildProcess("recorder", [], child.environ, get_log())
-        child_process.start()
 
-        wait_until(lambda: child.num_starts() >= 3)
-        child_process.stop()
+        run_until(recorder, lambda: child.num_starts() >= 3)
 
-        assert "recorder" not in [thread.name for thread in threading.enumerate()], "somebody could start it again"
-
-    def test_when_the_system_refuses_to_start_it_again_then_it_is_started_once_it_may_be(self, child: Child) -> None:
+    def test_when_the_system_refuses_to_start_it_then_it_is_started_once_it_may_be(
+        self, child: Child, recorder: ChildProcess
+    ) -> None:
         child.becomes(ENDS)
+        run_until(recorder, lambda: child.num_starts() == 1)
         with capture_logs() as lines:
-            child_process = ChildProcess("recorder", [], child.environ, get_log())
-            child_process.start()
             # Not removed: a shell that has just begun would not find its script, and end as one who was misused.
             child.path.chmod(0o644)
-            wait_until(lambda: any(line["event"] == "recorder cannot be started" for line in lines))
+            run_until(
+                recorder,
+                lambda: any(line["event"] == "recorder process cannot be started; retrying" for line in lines),
+            )
             child.becomes(WAITS)
-            wait_until(child.waits)
-            child_process.stop()
 
-        assert not any(line["event"] == "recorder did not stop in time" for line in lines)
+            run_until(recorder, child.waits)
 
-    def test_when_it_is_stopped_while_it_is_to_be_started_again_then_none_is_left(
+    def test_when_it_ran_for_long_then_the_next_delay_is_the_first_again(
+        self, child: Child, recorder: ChildProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        child.becomes(ENDS)
+        with capture_logs() as lines:
+            run_until(recorder, lambda: child.num_starts() >= 4)
+            monkeypatch.setattr(module, "STEADY_S", 0.0)
+            before = len(lines)
+            run_until(recorder, lambda: "retry_in_s" in str(lines[before:]))
+
+        delays = [line["retry_in_s"] for line in lines if "retry_in_s" in line]
+        assert delays[:3] == [0.02, 0.04, 0.08]
+        assert delays[-1] == 0.02
+
+    def test_when_it_is_stopped_while_a_restart_is_due_then_none_is_started(
         self, child: Child, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "FIRST_DELAY_S", 30.0)
+        spec = ChildSpec(kind="recorder", command=(str(child.path),), environ=child.environ, restart="always")
+        made = ChildProcess(spec, get_log())
         child.becomes(ENDS)
-        child_process = ChildProcess("recorder", [], child.environ, get_log())
-        child_process.start()
-        wait_until(lambda: child.num_starts() == 1)
+        run_until(made, lambda: made.pid is None and child.num_starts() == 1)
 
-        began_s = time.monotonic()
-        child_process.stop()
+        made.stop()
 
-        assert time.monotonic() - began_s < 5
+        assert not made.is_needed
         assert child.num_starts() == 1
+
+    def test_when_it_waits_for_its_input_then_stop_ends_it(self, child: Child, recorder: ChildProcess) -> None:
+        child.becomes(WAITS)
+        run_until(recorder, child.waits)
+
+        recorder.stop()
+
+        assert recorder.pid is None

@@ -1,4 +1,4 @@
-"""The parent of worker processes, over small programs in a worker's place: who is started again, when, and its end."""
+"""The parent process, over small programs in a worker's place: restarts, reports, signals and its end."""
 
 import fcntl
 import os
@@ -14,30 +14,49 @@ import pytest
 
 from sluice.worker.config import load_config
 from sluice.worker.errors import ExitCode
-from sluice.worker.processes.fleet import environment_of, is_fleet, process_specs
+from sluice.worker.processes.specs import environment_of, is_fleet, recorder_specs, worker_specs
 from tests.integration.jobs import wait_until
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
-import os, sys
-from sluice.worker.processes import fleet
+import ctypes, os, sys
+from sluice.worker.processes import child_process
+from sluice.worker.processes.child_process import ChildSpec
+from sluice.worker.processes.parent import Parent
 from sluice.worker.config import LogConfig
 from sluice.worker.log import configure_logs, get_log
 
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 configure_logs(LogConfig(format="json"))
-fleet.FIRST_DELAY_S = 0.01
-folder, program, child, count = *sys.argv[1:4], int(sys.argv[4])
-specs = [fleet.ProcessSpec(name=f"p{i}", environ={**os.environ, "SAYS_IN": f"{folder}/{i}"}) for i in range(count)]
-sys.exit(fleet.Fleet(specs, get_log(), command=[program, "-c", child]).run())
+child_process.FIRST_DELAY_S = 0.01
+folder, program, child, restart, count = *sys.argv[1:5], int(sys.argv[5])
+
+def spec(number, **more):
+    environ = {**os.environ, "SAYS_IN": f"{folder}/{number}"}
+    return ChildSpec(name=f"p{number}", environ=environ, command=(program, "-c", child), **more)
+
+def report(incarnation):
+    with open(f"{folder}/reported", "a") as file:
+        file.write(incarnation + "\\n")
+
+workers = [spec(number, kind="worker", restart=restart) for number in range(count)]
+recorders = [spec("recorder", kind="recorder", restart="always")] if restart == "no" else []
+sys.exit(Parent(workers, recorders, get_log(), lambda: report).run())
 """
 SAYS = """
 import os, signal, sys
 
 def say(word):
     with open(os.environ["SAYS_IN"], "a") as file:
-        file.write(f"{word} {os.getpid()}\\n")
+        file.write(f"{word} {os.getpid()} {sys.argv[-1]}\\n")
 """
 REST = """
+import select
+
+# A signal that comes just before a read does not interrupt it.
+wakes, wakeup = os.pipe()
+os.set_blocking(wakeup, False)
+signal.set_wakeup_fd(wakeup)
 for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1):
     signal.signal(number, lambda number, _frame: say(signal.Signals(number).name))
 
@@ -48,8 +67,9 @@ def leave(_number, _frame):
 signal.signal(signal.SIGTERM, leave)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP, signal.SIGUSR1))
 say("stays")
-while sys.stdin.read(1):
-    pass
+os.write(0, b"+")  # it is ready: the recorder follows
+while sys.stdin not in select.select([sys.stdin, wakes], [], [])[0]:
+    os.read(wakes, 100)
 say("orphaned")
 """
 STAYS = f"{SAYS}{REST}"
@@ -63,28 +83,37 @@ fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 class Parent:
-    """A fleet in a separate process, for its signals are the process's."""
+    """A parent in a separate process, for its signals are the process's."""
 
-    def __init__(self, folder: Path, child: str, count: int, program: str) -> None:
+    def __init__(self, folder: Path, child: str, count: int, program: str, restart: str) -> None:
         self._folder = folder
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PARENT, str(folder), program, child, str(count)], cwd=ROOT, stderr=log
+                [sys.executable, "-c", PARENT, str(folder), program, child, restart, str(count)], cwd=ROOT, stderr=log
             )
 
-    def words(self, number: int) -> list[str]:
+    def words(self, number: int | str) -> list[str]:
         """What the children of a spec said, one after the other."""
         return [line.split()[0] for line in self._lines(number)]
 
-    def pids(self, number: int) -> list[int]:
+    def pids(self, number: int | str) -> list[int]:
         """The children of a spec, in order."""
         return list(dict.fromkeys(int(line.split()[1]) for line in self._lines(number)))
 
-    def _lines(self, number: int) -> list[str]:
+    def incarnations(self, number: int) -> list[str]:
+        """The incarnations of the children of a spec, in order."""
+        return list(dict.fromkeys(line.split()[2] for line in self._lines(number)))
+
+    @property
+    def reported(self) -> list[str]:
+        """The incarnations whose end was reported."""
+        return self._lines("reported")
+
+    def _lines(self, number: int | str) -> list[str]:
         path = self._folder / str(number)
         return path.read_text().splitlines() if path.exists() else []
 
-    def wait_for(self, word: str, number: int = 0, *, times: int = 1) -> None:
+    def wait_for(self, word: str, number: int | str = 0, *, times: int = 1) -> None:
         """Until a spec's children have said a word so often."""
         wait_until(lambda: self.words(number).count(word) >= times, f"{number} says {word} {times} times: {self.said}")
 
@@ -114,9 +143,9 @@ class Parents:
         self._folder = folder
         self.made: list[Parent] = []
 
-    def of(self, child: str, *, count: int = 1, program: str = sys.executable) -> Parent:
-        """A fleet of `count` children in which `program` runs `child`."""
-        self.made.append(Parent(self._folder, child, count, program))
+    def of(self, child: str, *, count: int = 1, program: str = sys.executable, restart: str = "on-failure") -> Parent:
+        """A parent of `count` children in which `program` runs `child`; with a sidecar, if they are not restarted."""
+        self.made.append(Parent(self._folder, child, count, program, restart))
         return self.made[-1]
 
 
@@ -148,6 +177,8 @@ class TestGivenChildrenThatStay:
         assert len(parent.pids(0)) == 2
         assert parent.words(1) == ["stays"]
         assert '"exit_code": -9' in parent.said
+        assert len(set(parent.incarnations(0))) == 2, "each process is another incarnation"
+        assert parent.reported == parent.incarnations(0)[:1], "the old one is reported, not the new one"
 
     def test_when_asked_to_stop_then_each_is_signalled_and_the_parent_ends_after_them(self, parents: Parents) -> None:
         parent = parents.of(STAYS, count=2)
@@ -206,6 +237,81 @@ class TestGivenChildrenThatStay:
 
         assert parent.wait() == ExitCode.DONE
         assert len(parent.pids(0)) == 1
+
+
+class TestGivenOneWorkerAndItsSidecar:
+    """Nobody restarts the worker but the parent's own supervisor."""
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)
+    def test_when_it_is_killed_then_the_parent_exits_as_a_shell_would(
+        self, parents: Parents, number: signal.Signals
+    ) -> None:
+        parent = parents.of(STAYS, restart="no")
+        parent.wait_for("stays")
+        parent.wait_for("stays", "recorder")
+
+        os.kill(parent.pids(0)[0], number)
+
+        assert parent.wait() == 128 + number
+        assert parent.reported == parent.incarnations(0), "its own incarnation, once"
+        assert len(parent.reported[0]) == 32
+        assert parent.words("recorder")[-1] in ("leaves", "orphaned"), "it is stopped after the worker"
+
+    @pytest.mark.parametrize("code", [1, 2, 3, 7])
+    def test_when_it_exits_then_the_parent_has_its_code(self, parents: Parents, code: int) -> None:
+        parent = parents.of(f"{SAYS}\nsay('ends')\nos._exit({code})", restart="no")
+
+        assert parent.wait() == code
+        assert parent.reported == parent.incarnations(0)
+        assert '"warning"' not in parent.said, "the worker has said why"
+        assert parent.words("recorder") == [], "it is started for a worker that is ready"
+
+    def test_when_its_sidecar_is_killed_then_it_is_restarted_and_nothing_is_reported(self, parents: Parents) -> None:
+        parent = parents.of(STAYS, restart="no")
+        parent.wait_for("stays")
+        parent.wait_for("stays", "recorder")
+
+        os.kill(parent.pids("recorder")[0], signal.SIGKILL)
+        parent.wait_for("stays", "recorder", times=2)
+
+        assert parent.words(0) == ["stays"]
+        assert parent.reported == []
+
+    def test_when_asked_to_stop_then_both_leave(self, parents: Parents) -> None:
+        parent = parents.of(STAYS, restart="no")
+        parent.wait_for("stays")
+        parent.wait_for("stays", "recorder")
+
+        parent.signal(signal.SIGTERM)
+
+        assert parent.wait() == ExitCode.DONE
+        assert parent.words(0) == ["stays", "leaves"]
+        assert parent.words("recorder")[-1] in ("leaves", "orphaned")
+
+
+class TestGivenAChildThatLeavesAProcessBehind:
+    """The parent inherits it, as process 1 of a container does."""
+
+    LEAVES_ONE = f"""{SAYS}
+import subprocess
+first = not os.path.exists(os.environ["SAYS_IN"])
+if first:
+    left = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    say(f"left:{{left.pid}}")
+    os._exit(1)
+say("stays")
+sys.stdin.read()
+"""
+
+    def test_when_that_process_ends_then_the_parent_reaps_it(self, parents: Parents) -> None:
+        parent = parents.of(self.LEAVES_ONE)
+        parent.wait_for("stays")
+        left = parent.words(0)[0].removeprefix("left:")
+
+        wait_until(lambda: not Path("/proc", left).exists(), "it is gone, and no zombie")
+
+        parent.signal(signal.SIGTERM)
+        assert parent.wait() == ExitCode.DONE
 
 
 class TestGivenChildrenThatDieAtOnce:
@@ -353,10 +459,21 @@ class TestGivenAConfiguration:
 
         assert load_config(environment_of(config)) == config
 
+    def test_when_it_asks_for_one_worker_then_nobody_restarts_it_but_its_recorder(self) -> None:
+        config = load_config({}, flags={**self.FLAGS, "history.recorder": True, "history.keep_prompts": "hash"})
+
+        (worker,), (recorder,) = worker_specs(config, {}), recorder_specs(config, {})
+
+        assert not any(worker.restarts_after(code) for code in (0, 1, 2, 3, -9))
+        assert load_config(worker.environ) == config
+        assert [recorder.restarts_after(code) for code in (0, 1, 2, -9)] == [True, True, False, True]
+        assert load_config(recorder.environ).history.keep_prompts == "hash"
+        assert recorder_specs(load_config({}, flags=self.FLAGS), {}) == []
+
     def test_when_it_names_gpus_then_each_has_a_post_of_its_own(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.device": "cuda:0,2", "model.memory_fraction": 0.8})
 
-        specs = process_specs(
+        specs = worker_specs(
             config, {"PATH": "/bin", "SLUICE_CONFIG": "/etc/sluice.toml", "SLUICE_STATE_DIR": "/state"}
         )
 
@@ -376,7 +493,7 @@ class TestGivenAConfiguration:
     def test_when_it_asks_for_processes_on_the_cpu_then_they_share_its_cores_and_memory(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.processes": 4, "metrics.port": 0, "log.name": "east"})
 
-        specs = process_specs(config, {})
+        specs = worker_specs(config, {})
 
         assert [spec.name for spec in specs] == ["east-cpu0", "east-cpu1", "east-cpu2", "east-cpu3"]
         for spec in specs:
@@ -388,6 +505,6 @@ class TestGivenAConfiguration:
     def test_when_no_memory_share_is_given_then_its_processes_split_that_of_one(self) -> None:
         config = load_config({}, flags={**self.FLAGS, "model.processes": 4})
 
-        shares = [load_config(spec.environ).model.memory_share for spec in process_specs(config, {})]
+        shares = [load_config(spec.environ).model.memory_share for spec in worker_specs(config, {})]
 
         assert shares == [load_config({}).model.memory_share / 4] * 4

@@ -1,0 +1,163 @@
+"""`worker start`: the parent process of one worker or several, and of their recorder.
+
+It starts them, forwards signals, and reports each worker that has ended to the queue, so that other workers take its
+jobs over at once. It restarts the recorder, and the workers of a fleet. It ends when all workers have ended. It loads
+no model and uses no device. If it dies, its children shut down gracefully.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from sluice.worker.clock import monotonic_s
+from sluice.worker.config import WorkerConfig
+from sluice.worker.endpoints import find_endpoints, partitions_of
+from sluice.worker.errors import ExitCode
+from sluice.worker.log import Log, configure_logs, get_log
+from sluice.worker.processes.child_process import ChildProcess, ChildSpec
+from sluice.worker.processes.specs import recorder_specs, worker_specs
+
+LOOK_EVERY_S = 1.0
+"""Interval of polls for workers that are ready, and for ended processes, which SIGCHLD reports at once."""
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1)
+
+Report = Callable[[str], object]
+"""Reports the death of an incarnation."""
+
+
+def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
+    """Run the workers of a configuration until all have ended; return the exit code.
+
+    Raises:
+        ConfigError: the device is `cuda:all` and there is no GPU, or no server can be started on this host.
+    """
+    configure_logs(config.log)
+    log = get_log()
+    workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
+    # The embedded server, if there is no other, is started before the children look for it, and used until they end.
+    endpoints = find_endpoints(config, environ)
+    if endpoints.embedded is not None and endpoints.embedded.has_started:
+        log.info("embedded server started; it stops with its last user", url=endpoints.redis_url)
+
+    def make_report() -> Report:
+        from sluice.worker.processes.death_report import DeathReports
+
+        return DeathReports(endpoints.redis_url, partitions_of(config), log).send
+
+    return Parent(workers, recorders, log, make_report).run()
+
+
+class Parent:
+    """The parent of worker processes and their sidecars. Changes as they start and end."""
+
+    def __init__(
+        self,
+        workers: Sequence[ChildSpec],
+        sidecars: Sequence[ChildSpec],
+        log: Log,
+        make_report: Callable[[], Report] = lambda: lambda _incarnation: None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            workers: The workers to run. The parent ends when the last one has ended for good.
+            sidecars: What runs alongside and is stopped after them.
+            log: Where to log.
+            make_report: Makes the function that reports deaths. Called once the children start, because it imports
+                modules while they load.
+        """
+        self._workers = [ChildProcess(spec, log, self._report_death) for spec in workers]
+        self._sidecars = [ChildProcess(spec, log) for spec in sidecars]
+        self._is_alone = len(workers) == 1 and workers[0].restart == "no"
+        self._make_report = make_report
+        self._report: Report | None = None
+        # The interpreter writes the number of each signal into this pipe at once, so that none is noticed late.
+        self._signals_read, self._signals_written = os.pipe()
+        os.set_blocking(self._signals_written, False)
+        self._is_quiet = False
+        self._is_stopping = False
+
+    def run(self) -> int:
+        """Keep the processes running until asked to stop or until no worker can be restarted; return the exit code."""
+        with self._signals():
+            while any(worker.is_needed for worker in self._workers):
+                for child in self._startable:
+                    child.start_if_due()
+                if self._report is None:
+                    self._report = self._make_report()
+                self._listen()
+                for child in (*self._workers, *self._sidecars):
+                    child.look(is_stopping=self._is_stopping)
+                self._reap_orphans()
+            for sidecar in self._sidecars:
+                sidecar.stop()
+        return self._exit_code()
+
+    @property
+    def _startable(self) -> tuple[ChildProcess, ...]:
+        """Children that may be started now: workers while they may pull, sidecars once a worker has loaded."""
+        is_ready = any(worker.is_ready for worker in self._workers)
+        return (*(() if self._is_quiet else self._workers), *(self._sidecars if is_ready else ()))
+
+    def _report_death(self, incarnation: str) -> None:
+        if self._report is not None:
+            self._report(incarnation)
+
+    def _listen(self) -> None:
+        """Wait for a signal until a restart is due, and forward it."""
+        due = [child.due_s for child in self._startable if child.due_s is not None]
+        wait_s = min([LOOK_EVERY_S, *(due_s - monotonic_s() for due_s in due)])
+        has_come, _, _ = select.select([self._signals_read], [], [], max(0.0, wait_s))
+        for number in os.read(self._signals_read, 4096) if has_come else b"":
+            if number in PASSED_ON:
+                self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            # SIGINT would end a process that is still loading with the exit code for broken.
+            number = signal.SIGTERM
+            self._is_stopping = True
+            for worker in self._workers:
+                worker.retire()
+        elif number in (signal.SIGTSTP, signal.SIGCONT):
+            self._is_quiet = number == signal.SIGTSTP
+        for worker in self._workers:
+            worker.signal(number)
+
+    def _reap_orphans(self) -> None:
+        """Reap ended processes of others: as process 1 of a container, this one inherits them."""
+        own = {child.pid for child in (*self._workers, *self._sidecars)}
+        try:
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+                os.waitpid(ended.si_pid, 0)
+        except ChildProcessError:
+            return
+
+    def _exit_code(self) -> int:
+        codes = {worker.last_code for worker in self._workers}
+        # A process that was stopped before it handled SIGTERM held no jobs.
+        if codes <= {ExitCode.DONE, -signal.SIGTERM if self._is_stopping else ExitCode.DONE}:
+            return ExitCode.DONE
+        if self._is_alone:
+            (code,) = codes
+            return code if code >= 0 else 128 - code
+        return ExitCode.MISUSED if ExitCode.MISUSED in codes else ExitCode.BROKEN
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        before_fd = signal.set_wakeup_fd(self._signals_written)
+        before = {number: signal.signal(number, _ignore) for number in (*PASSED_ON, signal.SIGCHLD)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before_fd)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal that is read from the pipe."""

@@ -1,0 +1,74 @@
+"""The child processes of a configuration: workers, each for one device, and a recorder."""
+
+import sys
+from collections.abc import Mapping
+
+from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
+from sluice.worker.devices import devices_of, is_several
+from sluice.worker.processes.child_process import ChildSpec
+from sluice.worker.processes.cores import own_cores, share_cores
+
+_PROGRAM = (sys.executable, "-P", "-m", "sluice.worker")
+WORKER = (*_PROGRAM, "start", "--until-eof")
+RECORDER = (*_PROGRAM, "record", "--until-eof")
+_KEPT = READ_ELSEWHERE - {CONFIG_FILE_NAME}
+
+
+def is_fleet(config: WorkerConfig) -> bool:
+    """Return whether the configuration asks for several worker processes, which their parent restarts."""
+    return config.model.processes > 1 or is_several(config.model.device)
+
+
+def worker_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify the only worker, or one per device, or several on the CPU that share its cores and memory.
+
+    Raises:
+        ConfigError: the device is `cuda:all` and there is no GPU.
+    """
+    base = _base(config, environ)
+    if not is_fleet(config):
+        # Its supervisor restarts it.
+        return [ChildSpec(kind="worker", command=WORKER, environ=base, restart="no")]
+    devices = devices_of(config.model.device) * config.model.processes
+    is_on_cpu = config.model.device == "cpu"
+    cores = share_cores(own_cores(), len(devices)) if is_on_cpu else [frozenset[int]()] * len(devices)
+    base["SLUICE_PROCESSES"] = "1"
+    if is_on_cpu:
+        base["SLUICE_MEMORY_FRACTION"] = repr(config.model.memory_share / len(devices))
+    return [_fleet_spec(config, base, index, device, cores[index]) for index, device in enumerate(devices)]
+
+
+def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify the recorder, if the configuration wants one."""
+    if not config.history.recorder:
+        return []
+    environ = _base(config, environ)
+    return [ChildSpec(kind="recorder", command=RECORDER, environ=environ, restart="always")]
+
+
+def _fleet_spec(
+    config: WorkerConfig, base: Mapping[str, str], index: int, device: str, cores: frozenset[int]
+) -> ChildSpec:
+    device_name = f"gpu{device.partition(':')[2]}" if device != "cpu" else f"cpu{index}"
+    name = f"{config.log.name}-{device_name}" if config.log.name else device_name
+    own = {"SLUICE_DEVICE": device, "SLUICE_NAME": name}
+    if config.metrics.port:
+        own["SLUICE_METRICS_PORT"] = str(min(config.metrics.port + index, 65535))
+    return ChildSpec(kind="worker", command=WORKER, name=name, environ={**base, **own}, cores=cores)
+
+
+def _base(config: WorkerConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child: this one, with the configuration in place of what it was made from."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in _KEPT}
+    return kept | environment_of(config)
+
+
+def environment_of(config: WorkerConfig) -> dict[str, str]:
+    """Return the environment from which `load_config` builds `config` again, without settings of `worker callbacks`."""
+    values = {
+        leaf.env_name: getattr(getattr(config, leaf.section), leaf.name)
+        for leaf in SETTINGS
+        if leaf.section != "callbacks"
+    }
+    return {name: str(value).lower() if value in (True, False) and isinstance(value, bool) else str(value)
+            for name, value in values.items() if value is not None}  # fmt: skip
