@@ -153,6 +153,7 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option("--max-waiting-tokens", metavar="TOKENS", type=click.IntRange(0), help="Refuse submits above this many.")
 @click.option("--max-waiting-bytes", metavar="BYTES", type=click.IntRange(0), help="Refuse submits above this size.")
 @click.option("--max-outbox-entries", metavar="COUNT", type=click.IntRange(1), help="Refuse submits above this many.")
+@click.option("--max-outbox-bytes", metavar="BYTES", type=click.IntRange(1), help="Refuse submits above this size.")
 @click.option("--durability", metavar="LEVEL", help="Default durability of submits: memory, aof, fsync or replica:N.")
 @click.option(
     "--max-failures", metavar="COUNT", type=click.IntRange(1), help="Fail a job after this many retryable failures."

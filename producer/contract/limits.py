@@ -87,6 +87,9 @@ DEFAULT_MAX_WAITING_JOBS = 1_000_000
 DEFAULT_MAX_WAITING_TOKENS = 2_000_000_000
 DEFAULT_MAX_WAITING_BYTES = 4 * 1024 * 1024 * 1024
 DEFAULT_MAX_OUTBOX_ENTRIES = 1_000_000
+DEFAULT_MAX_OUTBOX_BYTES = 4 * 1024 * 1024 * 1024
+"""Events of the outbox, packed. One entry may hold those of 256 jobs with their prompts."""
+
 DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_RESERVE_TOKENS = 256
 """Most output tokens of one choice that count towards the cost of a job."""

@@ -172,6 +172,24 @@ class TestGivenBounds:
         assert queue.state(job_id) is JobState.DONE
         assert len(queue.events(job_id)) == 3
 
+    def test_when_the_outbox_has_too_many_bytes_then_submit_is_refused_and_nothing_else(self, queue: Queue) -> None:
+        queue.configure(max_outbox_bytes=300_000, keep_prompts="full")
+        answers = [
+            answer
+            for at in range(0, 256, 32)
+            for answer in queue.submit(*[new_job(f"j{at + i}", payload=b"x" * 4096) for i in range(32)])
+        ]
+
+        assert [isinstance(answer, Accepted) for answer in answers] == [True] * 96 + [False] * 160
+        refused = answers[-1]
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.bound) == ("outbox_full", 300_000)
+        assert queue.client.xlen(queue.keys.outbox) == 3
+        worker = queue.worker("A")
+        worker.advance(*[ending(job, 0, 1) for job in worker.pull().jobs])
+        queue.client.delete(queue.keys.outbox)
+        assert isinstance(queue.submit(new_job("later"))[0], Accepted), "an empty outbox is not full"
+
     def test_when_callbacks_are_not_taken_then_the_bound_holds_and_names_what_must_run(self, queue: Queue) -> None:
         queue.configure(max_outbox_entries=3)
         queue.cancel(queue.add("a", wants_callback=True))

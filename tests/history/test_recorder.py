@@ -262,6 +262,35 @@ class TestGivenTwoRecorders:
         assert states(history) == dict.fromkeys(job_ids, "done")
 
 
+class TestGivenAnOutboxWhoseBytesAreCounted:
+    def test_when_entries_are_recorded_then_each_is_subtracted_once(self, any_redis: RedisServer) -> None:
+        client, counters = client_of(any_redis), e.KEYS.key("counters")
+        stream = StreamGroup(client, OUTBOX, group=GROUP, name="r1", claim_after_s=60)
+        add(client, [e.submitted("a")], [e.submitted("b"), e.started("b")])
+        entries = stream.read(block_s=0.01, max_bytes=1000, max_pages=1)
+        add(client, [e.submitted("c")])
+        sizes = [len(fields[b"e"]) for _, fields in client.xrange(OUTBOX)]
+        client.hset(counters, "outbox_bytes", sum(sizes))
+
+        for _ in range(2):  # as two recorders that both had them
+            stream.acknowledge_counted(entries, counters)
+            assert client.hget(counters, "outbox_bytes") == str(sizes[-1]).encode()
+
+        stream.acknowledge_counted(stream.read(block_s=0.01, max_bytes=1000, max_pages=1), counters)
+        assert client.hget(counters, "outbox_bytes") == b"0"
+
+    def test_when_an_older_release_wrote_some_then_an_empty_outbox_has_none(
+        self, valkey: RedisServer, history: Engine
+    ) -> None:
+        client, counters = client_of(valkey), e.KEYS.key("counters")
+        add(client, [e.submitted("a")])
+        client.hset(counters, "outbox_bytes", 10**9)
+
+        recorder(valkey, history).drain()
+
+        assert client.hget(counters, "outbox_bytes") == b"0"
+
+
 class TestGivenRecordersThatNeverComeBack:
     """Each host name is a consumer of the group."""
 

@@ -25,6 +25,19 @@ redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 2))
 return redis.call('XDEL', KEYS[1], unpack(ARGV, 2))
 """
 
+# The same for an outbox, whose bytes are counted. Only entries that this call deletes are subtracted; an empty outbox
+# has none, whatever was counted.
+_ACKNOWLEDGE_COUNTED = """
+local num_bytes = 0
+for i = 2, #ARGV, 2 do
+  redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+  num_bytes = num_bytes + redis.call('XDEL', KEYS[1], ARGV[i]) * ARGV[i + 1]
+end
+local before = tonumber(redis.call('HGET', KEYS[2], 'outbox_bytes') or '') or 0
+local left = redis.call('XLEN', KEYS[1]) > 0 and math.max(0, before - num_bytes) or 0
+redis.call('HSET', KEYS[2], 'outbox_bytes', string.format('%d', left))
+"""
+
 # At maxmemory, Redis refuses a growing write as a script's first write, and allows it after any other write.
 _WRITE = "redis.call('DEL', KEYS[1] .. ':nothing') return redis.call(unpack(ARGV))"
 
@@ -104,6 +117,11 @@ class StreamGroup:
     def acknowledge(self, ids: Sequence[bytes]) -> None:
         """Acknowledge and delete entries atomically."""
         self._client.eval(_ACKNOWLEDGE, 1, self.key, self._group, *ids)
+
+    def acknowledge_counted(self, entries: Sequence[Entry], counters: str) -> None:
+        """Do as `acknowledge`, and subtract the entries from `outbox_bytes` in the hash `counters`."""
+        sized = [part for entry_id, fields in entries for part in (entry_id, sum(map(len, fields.values())))]
+        self._client.eval(_ACKNOWLEDGE_COUNTED, 2, self.key, counters, self._group, *sized)
 
     def recover(self) -> None:
         """Reset after an error: the group may be gone, and a lost reply may have delivered entries."""

@@ -137,7 +137,7 @@ class Recorder:
         entries = outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)
         is_written = bool(entries) and self._write(outbox, entries)
         if is_written:
-            outbox.stream.acknowledge([entry_id for entry_id, _ in entries])
+            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))
         self._count_batches()
         return len(entries) if is_written else 0
 

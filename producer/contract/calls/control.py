@@ -60,6 +60,7 @@ class QueueSettings:
     max_waiting_tokens: int | None = None
     max_waiting_bytes: int | None = None
     max_outbox_entries: int | None = None
+    max_outbox_bytes: int | None = None
     durability: str | None = None
     """Default durability of submits: memory, aof, fsync or replica:N."""
 

@@ -260,9 +260,12 @@ local function finish()
         lane.added_tokens, lane.taken, lane.taken_tokens))
     end
   end
+  local packed = #events > 0 and cmsgpack.pack(events)
+  -- The recorder subtracts it when it deletes the entry.
+  if packed then count('outbox_bytes', #packed) end
   for name, by in pairs(counted) do
     if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
   end
-  if #events > 0 then call('XADD', OUTBOX, '*', 'e', cmsgpack.pack(events)) end
+  if packed then call('XADD', OUTBOX, '*', 'e', packed) end
   if has_notification then call('XADD', NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
 end

@@ -45,7 +45,7 @@ end
 
 -- ---------------------------------------------------------------- bounds
 
-local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes')
+local totals = call('HMGET', COUNTERS, 'waiting_jobs', 'waiting_tokens', 'waiting_bytes', 'outbox_bytes')
 local function total(i) return tonumber(totals[i] or '') or 0 end
 local waiting = { jobs = total(1), tokens = total(2), bytes = total(3) }
 local BOUNDS = {
@@ -55,6 +55,7 @@ local BOUNDS = {
 }
 local OUTBOX_BOUND = setting('max_outbox_entries', LIMITS.DEFAULT_MAX_OUTBOX_ENTRIES)
 local OUTBOX_LENGTH, CALLBACKS_LENGTH = call('XLEN', OUTBOX), call('XLEN', CALLBACKS)
+local OUTBOX_BYTES, OUTBOX_BYTES_BOUND = total(4), setting('max_outbox_bytes', LIMITS.DEFAULT_MAX_OUTBOX_BYTES)
 local BYTES_PER_TOKEN = setting('bytes_per_token', LIMITS.DEFAULT_BYTES_PER_TOKEN)
 local MAX_JOB_TOKENS = setting('max_job_tokens', math.huge)
 local full  -- the first refusal because of a limit: all later new jobs get the same, which keeps the order
@@ -85,6 +86,10 @@ local function refusal_for_fullness(job)
   if no_write then return refused('no_write', 0, no_write) end
   if OUTBOX_LENGTH >= OUTBOX_BOUND then
     return refused('outbox_full', OUTBOX_BOUND, 'the history is not being written: its outbox is full')
+  end
+  if OUTBOX_LENGTH > 0 and OUTBOX_BYTES >= OUTBOX_BYTES_BOUND then
+    return refused('outbox_full', OUTBOX_BYTES_BOUND,
+      'the history is not being written: its outbox holds ' .. OUTBOX_BYTES .. ' bytes')
   end
   if OUTBOX_LENGTH + CALLBACKS_LENGTH >= OUTBOX_BOUND then
     return refused('outbox_full', OUTBOX_BOUND,

@@ -420,8 +420,8 @@ HISTORY = (
             ),
             Patch(
                 "worker/history/recorder.py",
-                "acknowledge([entry_id for entry_id, _ in entries])\n",
-                "acknowledge([entry_id for entry_id, _ in entries])\n"
+                'acknowledge_counted(entries, outbox.keys.key("counters"))\n',
+                'acknowledge_counted(entries, outbox.keys.key("counters"))\n'
                 "            is_written = self._write(outbox, entries)\n",
             ),
         ),
@@ -460,6 +460,16 @@ HISTORY = (
         name="a recorder's name is forgotten with what it has pending",
         patches=(Patch("worker/connection/stream_group.py", "about.name ~= ARGV[2] and about.pending == 0", "true"),),
         tests=(f"{RECORDER}::TestGivenRecordersThatNeverComeBack",),
+    ),
+    Guard(
+        name="the outbox's bound counts entries only",
+        patches=_script("submit", "OUTBOX_LENGTH > 0 and OUTBOX_BYTES >= OUTBOX_BYTES_BOUND", "false"),
+        tests=(f"{SUBMIT}::TestGivenBounds",),
+    ),
+    Guard(
+        name="the bytes of recorded events stay counted",
+        patches=(Patch("worker/connection/stream_group.py", "before - num_bytes", "before"),),
+        tests=(f"{RECORDER}::TestGivenAnOutboxWhoseBytesAreCounted",),
     ),
 )
 
