@@ -112,12 +112,17 @@ def wheel(folder: Path, **environ: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as built with gcc, which takes a minute."""
+    return wheel(tmp_path_factory.mktemp("wheel"))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 class TestGivenAWheel:
-    def test_when_built_with_gcc_then_a_machine_without_runs_the_kernels(self, tmp_path: Path) -> None:
-        path = wheel(tmp_path / "wheel")
-        zipfile.ZipFile(path).extractall(tmp_path / "site")
+    def test_when_built_with_gcc_then_a_machine_without_runs_the_kernels(self, built: Path, tmp_path: Path) -> None:
+        zipfile.ZipFile(built).extractall(tmp_path / "site")
         program = (
             "import torch; from sluice.kernels.native import library, packaged_library;"
             "from sluice.kernels.linear.native import NativeLinear;"
@@ -136,11 +141,10 @@ class TestGivenAWheel:
         assert done.stdout == f"{tmp_path}/site/sluice/kernels/compiled/{best}.so [512.0]\n", done.stderr
         assert not (tmp_path / ".cache").exists(), "nothing was compiled"
 
-    def test_when_built_with_gcc_then_its_tag_is_the_glibc_that_it_needs(self, tmp_path: Path) -> None:
-        path = wheel(tmp_path)
+    def test_when_built_with_gcc_then_its_tag_is_the_glibc_that_it_needs(self, built: Path) -> None:
+        (tag,) = parse_wheel_filename(built.name)[3]
 
-        (tag,) = parse_wheel_filename(path.name)[3]
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(built) as archive:
             libraries = [name for name in archive.namelist() if name.startswith("sluice/kernels/compiled/")]
             needed = {
                 (int(major), int(minor))
