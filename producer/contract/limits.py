@@ -60,6 +60,12 @@ BEAT_EVERY_S = 1.0
 LIFE_S = 4.0
 """A heartbeat expires after this long; then the worker counts as dead."""
 
+BEATS_PER_LIFE = 3
+"""Heartbeats in a lifetime, at least. One advances the clock of heartbeats by at most this part of its lifetime."""
+
+LOOK_AGAIN_MS = 50
+"""Shortest time until an idle worker looks again for an expired heartbeat."""
+
 WORKER_KEPT_S = 3600.0
 """How long the fields of a heartbeat are kept after the last one."""
 

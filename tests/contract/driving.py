@@ -155,7 +155,14 @@ class Queue:
         self.pass_time(3_600_000)
 
     def pass_time(self, ms: int) -> None:
-        """Stop the queue's clock that much later, without a word to its workers."""
+        """Stop the queue's clock that much later, and that of heartbeats, as if other workers had beaten meanwhile."""
+        if self.client.exists(self.keys.key("clock")):
+            self.client.hincrby(self.keys.key("clock"), "at", ms)
+            self.client.hincrby(self.keys.key("clock"), "read", ms)
+        self.step_clock(ms)
+
+    def step_clock(self, ms: int) -> None:
+        """Step the server's clock alone."""
         self.now_ms = (self.now_ms or self.look().server_ms) + ms
         self.client.hset(self.keys.key("config"), "test_clock_ms", str(self.now_ms))
 

@@ -499,6 +499,8 @@ class TestGivenADeadWorker:
         other = queue.worker("other")
         queue.add("a")
         other.beat(other.take().id, life_ms=1)
+        # No worker beats in these tests: the lifetime expires by the server's clock.
+        client.delete(KEYS.key("clock"))
 
     @pytest.mark.parametrize("running", [{"life_s": 600.0}], indirect=True)
     def test_when_another_starts_and_reaches_redis_at_once_then_it_reclaims_at_once(self, running: Running) -> None:
@@ -530,6 +532,7 @@ class TestGivenARedisThatStandsStill:
         running.exchange.quiet()
         other = queue.worker("other")
         other.beat(life_ms=250)
+        client.delete(KEYS.key("clock"))  # no worker beats: the lifetime expires by the server's clock
         queue.add("a")
         other.take()
 

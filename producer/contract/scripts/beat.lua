@@ -18,14 +18,17 @@ local function renew()
   local key = worker_key(me)
   local expiry = call('ZSCORE', ALIVE, me)
   local was_known = call('EXISTS', key) == 1
-  call('ZADD', ALIVE, NOW + expires_in, me)
+  local most = math.floor(expires_in / LIMITS.BEATS_PER_LIFE)
+  local now = beat_time(most)
+  call('HSET', CLOCK, 'at', now, 'read', NOW, 'most', most)
+  call('ZADD', ALIVE, now + expires_in, me)
   local about = { 'beaten', NOW, 'life', expires_in }
   for i = 5, #ARGV do about[#about + 1] = ARGV[i] end
   call('HSET', key, unpack(about))
   -- It is alive: if it dies again, that is a new death with its own count of mates.
   call('HDEL', key, 'mates', 'death')
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
-  if expiry then return tonumber(expiry) <= NOW end
+  if expiry then return tonumber(expiry) <= now end
   return was_known and call('HEXISTS', key, 'pull') == 1
 end
 

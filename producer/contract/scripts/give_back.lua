@@ -35,7 +35,7 @@ local function deregister()
     call('ZREM', ALIVE, me)
     call('DEL', worker_key(me))
   else
-    call('ZADD', ALIVE, NOW - 1, me)
+    call('ZADD', ALIVE, beat_time() - 1, me)
     notify()
   end
   call('HSET', worker_key(me), 'farewell', 1)

@@ -8,7 +8,7 @@ local MAX_LISTED = 100
 
 local function living()
   local workers = {}
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. NOW, '+inf', 'LIMIT', 0, MAX_LISTED)) do
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, MAX_LISTED)) do
     local about = call('HGETALL', worker_key(incarnation))
     about[#about + 1] = 'held'
     about[#about + 1] = tostring(call('HLEN', held_key(incarnation)))

@@ -69,6 +69,16 @@ local function server_clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local NOW = setting('test_clock_ms') or server_clock() + setting('test_clock_offset_ms', 0)
+-- The time by which heartbeats expire. Only heartbeats advance it, each by what has passed since the one before, but at
+-- most by `most`. So a step of the server's clock, or a failover to another clock, neither kills workers nor delays a
+-- takeover for long. Before the first heartbeat it is the server's clock.
+local CLOCK = PREFIX .. 'clock'
+local function beat_time(most)
+  local found = call('HMGET', CLOCK, 'at', 'read', 'most')
+  local at, read = tonumber(found[1] or ''), tonumber(found[2] or '')
+  if not at or not read then return NOW end
+  return at + math.max(0, math.min(NOW - read, most or tonumber(found[3]) or 0))
+end
 local QUEUE = string.match(PREFIX, '^{(.*):%d+}:$')
 -- Lua formats a number at each command, and this one is used often.
 local NOW_TEXT = string.format('%d', NOW)

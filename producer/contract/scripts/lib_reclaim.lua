@@ -18,7 +18,7 @@ local function is_reported(incarnation) return call('HGET', worker_key(incarnati
 
 local function dead_workers()
   local dead = {}
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', NOW, 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', beat_time(), 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
     local is_sound = is_type(held_key(incarnation), 'hash') and is_type(worker_key(incarnation), 'hash')
     if not is_sound then
       call('ZREM', ALIVE, incarnation)

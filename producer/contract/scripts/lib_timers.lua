@@ -1,5 +1,10 @@
 -- Fire due timers, one slice per call. Each member is removed directly after its effect.
 
+-- The names used outside: a script may have 200 locals, and `pull` is near that limit.
+local fire_timers, next_timer
+
+do
+
 local function end_expired(job, said)
   local lease = read_lease(job.id)
   if job.state == 'running' then
@@ -71,7 +76,7 @@ local function forget_old_dead()
   if #old > 0 then call('ZREM', DEAD, unpack(old)) end
 end
 
-local function fire_timers()
+function fire_timers()
   local due = call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, LIMITS.SLICE_JOBS)
   for _, member in ipairs(due) do
     fire_timer(member)
@@ -84,6 +89,8 @@ local function fire_timers()
   return #due
 end
 
-local function next_timer()
+function next_timer()
   return tonumber(call('ZRANGE', TIMERS, 0, 0, 'WITHSCORES')[2] or '')
+end
+
 end

@@ -39,9 +39,9 @@ end
 -- were moved and it left `alive`: its fields are kept for longer.
 local function is_registered()
   local expiry = call('ZSCORE', ALIVE, ME)
-  if expiry then return tonumber(expiry) > NOW end
+  if expiry then return tonumber(expiry) > beat_time() end
   if call('EXISTS', MINE) == 1 then return false end
-  call('ZADD', ALIVE, NOW + LIMITS.LIFE_S * 1000, ME)
+  call('ZADD', ALIVE, beat_time() + LIMITS.LIFE_S * 1000, ME)
   return true
 end
 
@@ -90,10 +90,12 @@ end
 -- When the next timer is due or the next heartbeat of another worker expires: an idle worker pulls again then. Expired
 -- heartbeats do not count: their jobs were reclaimed by this pull, or do not fit.
 local function look_again()
-  local at = next_timer()
-  local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. NOW_TEXT, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+  local at, now = next_timer(), beat_time()
+  local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   local i = beating[1] == ME and 3 or 1
   local expiry = tonumber(beating[i + 1] or '')
+  -- The clock of heartbeats may stand still until the next one.
+  expiry = expiry and NOW + math.max(expiry - now, LIMITS.LOOK_AGAIN_MS)
   return expiry and math.min(at or expiry, expiry) or at
 end
 

@@ -11,7 +11,8 @@ if wrong then return wrong end
 local dead = ARGV[1]
 local expiry = tonumber(call('ZSCORE', ALIVE, dead) or '')
 if not expiry then return 0 end
-if expiry > NOW then call('ZADD', ALIVE, NOW, dead) end
+local now = beat_time()
+if expiry > now then call('ZADD', ALIVE, now, dead) end
 call('HSET', worker_key(dead), 'reported', 1)
 call('PEXPIRE', worker_key(dead), LIMITS.WORKER_KEPT_S * 1000)
 notify()

@@ -9,7 +9,7 @@ from tests.chaos.checker.formats import ENDS
 
 Finding = tuple[str, str]
 
-FOR_EVER = frozenset({"config", "counters", "served", "bell", "outbox", "callbacks", "dead", "garbage"})
+FOR_EVER = frozenset({"clock", "config", "counters", "served", "bell", "outbox", "callbacks", "dead", "garbage"})
 """Keys that do not expire; their size is bounded."""
 
 KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker"})

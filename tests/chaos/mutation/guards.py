@@ -189,7 +189,7 @@ LIVES = (
         name="a heartbeat does not renew the lifetime",
         patches=_script(
             "beat",
-            "call('ZADD', ALIVE, NOW + expires_in, me)",
+            "call('ZADD', ALIVE, now + expires_in, me)",
             "call('ZADD', ALIVE, 'NX', NOW + math.max(expires_in, 4000), me)",
         ),
         tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
@@ -730,6 +730,16 @@ HOSTILES = (
         name="a job may name a lane of another tenant",
         patches=_script("lib", "if tenant ~= job.tenant or class ~= RETURNED", "if not tenant or class ~= RETURNED"),
         tests=(f"{HOSTILE}::TestGivenADamagedJobOnItsLane",),
+    ),
+    Guard(
+        name="heartbeats expire by the server's clock",
+        patches=_script("lib", "if not at or not read then return NOW end", "if true then return NOW end"),
+        tests=("tests/contract/deaths/test_clock_steps.py",),
+    ),
+    Guard(
+        name="the clock of heartbeats advances by any step",
+        patches=_script("lib", "math.max(0, math.min(NOW - read, most", "math.max(0, math.max(NOW - read, most"),
+        tests=("tests/contract/deaths/test_clock_steps.py",),
     ),
     Guard(
         name="a timer of another user takes effect before the job's own time",
