@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from redis.exceptions import RedisError
 
 from sluice.producer.contract.calls import Beat, BeatReply, beat
+from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run_many
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy
@@ -89,6 +90,7 @@ class Heartbeat:
 
     def _tick(self) -> bool:
         """Send a heartbeat, unless the loop hangs; return False if one was not answered."""
+        self._expire_jobs()
         if self._watchdog.is_overdue:
             self._stay_silent()
             return True
@@ -96,6 +98,14 @@ class Heartbeat:
             self._log.info("loop runs again", silent_s=round(self.age_s, 3))
         self._silent_ticks = 0
         return self._try_beat()
+
+    def _expire_jobs(self) -> None:
+        """End jobs whose deadline has passed: the queue's timers may be many, and fire in slices."""
+        now_ms = self._context.clock.ms(monotonic_s())
+        for job in self._leases.all():
+            deadline_ms = job.leased.deadline_ms
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                lease_changes.flag(self._context, job, JobState.EXPIRED)
 
     def _try_beat(self) -> bool:
         try:

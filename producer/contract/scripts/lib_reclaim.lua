@@ -17,8 +17,10 @@ end
 local function is_reported(incarnation) return call('HGET', worker_key(incarnation), 'reported') == '1' end
 
 local function dead_workers()
-  local dead = {}
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', beat_time(), 'LIMIT', 0, LIMITS.MAX_DEAD_PER_PULL)) do
+  local dead, now = {}, beat_time()
+  -- Each pull begins at others: jobs that fit no worker here must not hide those that do.
+  local from = (request.number - 1) * LIMITS.MAX_DEAD_PER_PULL % math.max(1, call('ZCOUNT', ALIVE, '-inf', now))
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', now, 'LIMIT', from, LIMITS.MAX_DEAD_PER_PULL)) do
     local is_sound = is_type(held_key(incarnation), 'hash') and is_type(worker_key(incarnation), 'hash')
     if not is_sound then
       call('ZREM', ALIVE, incarnation)
@@ -30,13 +32,18 @@ local function dead_workers()
   return dead
 end
 
+local num_left = 0  -- jobs that this pull has left with their dead workers
+
 -- If the slice has no room for the job, or one job is held already, it stays with the dead worker.
 local function move_to_me(job, lease, death)
   local published = published_tokens(lease)
   local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
   local mark = 'r'
   if not fits(need) then
-    if request.holds or need.cost > request.cache then return end
+    if request.holds or need.cost > request.cache then
+      num_left = num_left + 1
+      return
+    end
     mark, is_over = 'b', true
   end
   local payload = read_payload(job)
@@ -74,10 +81,10 @@ local function reclaim_from(incarnation, budget)
   if not is_dead(incarnation) then return 0 end
   local death = about_death(incarnation)
   local ids, num_seen = call('HKEYS', held_key(incarnation)), 0
-  for _, id in ipairs(ids) do
-    if num_seen >= budget or is_slice_full() then break end
+  local from = #ids > budget and (request.number - 1) * LIMITS.SLICE_JOBS % #ids or 0
+  while num_seen < math.min(budget, #ids) and not is_slice_full() do
+    reclaim_job(ids[(from + num_seen) % #ids + 1], death)
     num_seen = num_seen + 1
-    reclaim_job(id, death)
   end
   if call('EXISTS', held_key(incarnation)) == 0 then call('ZREM', ALIVE, incarnation) end
   return num_seen
@@ -90,7 +97,7 @@ function reclaim()
     if budget <= 0 or is_slice_full() then break end
     budget = budget - reclaim_from(incarnation, budget)
   end
-  if budget <= 0 then has_more = true end
+  if budget <= 0 and num_left < LIMITS.SLICE_JOBS then has_more = true end
 end
 
 end
