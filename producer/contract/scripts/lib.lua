@@ -109,9 +109,24 @@ local function emit(kind, job, fields)
   events[#events + 1] = { kind, job.id, job.version, NOW, fields }
 end
 
+-- Append to a stream that users share. One of them may have added the last possible id, after which a stream takes no
+-- more: it is made again, with its entries of ours.
+local function append_shared(key, ...)
+  local added = try('XADD', key, ...)
+  if not failed(added) then return end
+  if not string.find(added.err, 'exhausted', 1, true) then error(added.err) end
+  local entries = key == OUTBOX and try('XRANGE', key, '-', '+') or {}
+  -- A submitting user may neither read nor delete it; the next script of a worker does.
+  if failed(entries) or failed(try('DEL', key)) then return end
+  for _, entry in ipairs(entries) do
+    if entry[2][1] == 'e' then call('XADD', key, '*', 'e', entry[2][2]) end
+  end
+  call('XADD', key, ...)
+end
+
 -- Record a foreign entry or a key of the wrong type for inspection, truncated; only the newest are kept.
 local function to_garbage(where, what)
-  call('XADD', GARBAGE, 'MAXLEN', '~', LIMITS.GARBAGE_MAXLEN, '*', 'where', where, 'what',
+  append_shared(GARBAGE, 'MAXLEN', '~', LIMITS.GARBAGE_MAXLEN, '*', 'where', where, 'what',
     string.sub(what, 1, LIMITS.GARBAGE_ENTRY_BYTES))
 end
 

@@ -264,8 +264,9 @@ local function finish()
   -- The recorder subtracts it when it deletes the entry.
   if packed then count('outbox_bytes', #packed) end
   for name, by in pairs(counted) do
-    if by ~= 0 then call('HINCRBY', COUNTERS, name, by) end
+    -- Another user may have written what is no number: it starts again, and the audit recounts.
+    if by ~= 0 and failed(try('HINCRBY', COUNTERS, name, by)) then call('HSET', COUNTERS, name, math.max(0, by)) end
   end
-  if packed then call('XADD', OUTBOX, '*', 'e', packed) end
-  if has_notification then call('XADD', NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
+  if packed then append_shared(OUTBOX, '*', 'e', packed) end
+  if has_notification then append_shared(NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
 end

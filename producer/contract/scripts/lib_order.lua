@@ -183,6 +183,7 @@ local function hold(lane, entry, parsed)
   is_over = true
 end
 
+local has_unlisted = false  -- whether this pull removed a lane without entries from its class
 local function take_head(class, tenant)
   local lane = open_lane(class, tenant)
   if not lane.is_sound then
@@ -192,11 +193,11 @@ local function take_head(class, tenant)
   end
   local entry, buffer = next_entry(lane)
   if num_lanes > LIMITS.MAX_LANES_PER_PULL then
-    is_over, has_more = true, #taken > 0
+    is_over, has_more = true, #taken > 0 or has_unlisted
     return
   end
   if not entry then
-    lane.has_lost = true
+    lane.has_lost, has_unlisted = true, true
     unlist_lane(lane)
     return look_at(class)
   end

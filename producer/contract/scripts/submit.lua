@@ -75,6 +75,8 @@ local is_memory_full, no_write
 local function has_no_memory()
   if is_memory_full == nil then
     no_write = failed(try('HINCRBY', COUNTERS, 'submitted', 0))
+    -- Not a number: another user wrote it, and `finish` begins again.
+    if no_write and string.find(no_write, 'not an integer', 1, true) then no_write = nil end
     is_memory_full = no_write ~= nil and string.find(no_write, 'OOM ', 1, true) ~= nil
     if is_memory_full then no_write = nil end
   end
@@ -204,7 +206,7 @@ end
 
 local function join_batch(job)
   if not job.batch then return end
-  call('HINCRBY', batch_key(job.batch), 'total', 1)
+  if failed(try('HINCRBY', batch_key(job.batch), 'total', 1)) then call('HSET', batch_key(job.batch), 'total', 1) end
   call('PERSIST', batch_key(job.batch))
   join_members(job)
 end

@@ -742,6 +742,27 @@ HOSTILES = (
         tests=("tests/contract/deaths/test_clock_steps.py",),
     ),
     Guard(
+        name="a stream at its last id stays as it is",
+        patches=_script(
+            "lib", "if failed(entries) or failed(try('DEL', key)) then return end", "if true then return end"
+        ),
+        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenASharedStreamAtItsLastId",),
+    ),
+    Guard(
+        name="jobs too large for a survivor hide those behind them",
+        patches=_script(
+            "lib_reclaim", "local from = (request.number - 1) * LIMITS.MAX_DEAD_PER_PULL", "local from = 0"
+        ),
+        tests=("tests/contract/deaths/test_large_jobs.py",),
+    ),
+    Guard(
+        name="a worker does not end what it runs at its deadline",
+        patches=(
+            Patch("worker/serve/heartbeat.py", "if deadline_ms is not None and deadline_ms <= now_ms", "if False"),
+        ),
+        tests=("tests/integration/test_worker_deadlines.py",),
+    ),
+    Guard(
         name="a timer of another user takes effect before the job's own time",
         patches=_script("lib_timers", "if due and due > NOW then", "if false then"),
         tests=("tests/contract/hostile/test_foreign_timers.py",),
