@@ -275,7 +275,7 @@ class TestGivenTheReadmeAndTheGuide:
         runner(place, command, producer)
 
     @pytest.mark.parametrize(
-        "snippet", [b for b in blocks("python") if is_standalone(b)], ids=["sync", "async", "durability"]
+        "snippet", [b for b in blocks("python") if is_standalone(b)], ids=["sync", "async", "waits", "durability"]
     )
     def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
         done = subprocess.run(
