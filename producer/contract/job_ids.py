@@ -8,7 +8,7 @@ from sluice.producer.contract.errors import InvalidJob, WireError
 from sluice.producer.contract.messages import JobId, is_text
 
 _JOB_ID = re.compile(
-    rf"(\d{{1,4}})\.([a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}})\.([A-Za-z0-9_-]{{1,{limits.MAX_JOB_NAME_CHARS}}})"
+    rf"(0|[1-9][0-9]{{0,3}})\.([a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}})\.([A-Za-z0-9_-]{{1,{limits.MAX_JOB_NAME_CHARS}}})"
 )
 _TENANT = re.compile(rf"[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 

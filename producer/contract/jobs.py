@@ -170,8 +170,12 @@ def template(options: Options, *, partitions: int = 1) -> Template:
         raise InvalidJob(f"unknown option {min(unknown)!r}. Options are: {', '.join(sorted(OPTION_NAMES))}.")
     try:
         return _template(options, partitions)
+    except InvalidJob:
+        raise
     except WireError as error:
         raise InvalidJob(str(error)) from error
+    except (ValueError, RecursionError) as error:  # too many digits or levels to be named in an error
+        raise InvalidJob(f"an option cannot be read: {error}") from error
 
 
 def _template(options: Options, partitions: int) -> Template:
@@ -183,8 +187,8 @@ def _template(options: Options, partitions: int) -> Template:
     if seed is not None:
         _check_whole("seed", seed, 2**64 - 1)
     _check_whole("priority", priority, limits.MAX_PRIORITY)
-    if (job_id := options.get("job_id")) is not None and split_job_id(job_id)[1] != tenant:
-        raise InvalidJob(f"job_id {job_id!r} belongs to another tenant than {tenant!r}")
+    if (job_id := options.get("job_id")) is not None:
+        _check_job_id(job_id, tenant, partitions)
     return Template(
         spec=encode_spec(spec),
         seed=seed,
@@ -282,6 +286,14 @@ def partition_of(name: str, partitions: int) -> int:
 def _check_whole(name: str, value: object, most: int) -> None:
     if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
         raise InvalidJob(f"{name} must be a whole number in [0, {most}], got {value!r}")
+
+
+def _check_job_id(job_id: str, tenant: str, partitions: int) -> None:
+    partition, owner, _ = split_job_id(job_id)
+    if owner != tenant:
+        raise InvalidJob(f"job_id {job_id!r} belongs to another tenant than {tenant!r}")
+    if partition >= partitions:
+        raise InvalidJob(f"job_id {job_id!r} names partition {partition}; this queue has {partitions}, counted from 0")
 
 
 def _ttl_ms(ttl_s: object) -> int | None:

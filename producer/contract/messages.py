@@ -389,8 +389,13 @@ def is_integer(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    """Return whether a value is a finite number, as a float, and not a bool."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 def is_token_id(value: object) -> bool:

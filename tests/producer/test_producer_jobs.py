@@ -127,6 +127,10 @@ class TestGivenOptions:
             ({"callback_url": "ftp://x"}, "callback_url"),
             ({"batch": "a b"}, "batch must be"),
             ({"job_id": "nonsense"}, "not a job id"),
+            ({"job_id": "7.default.a"}, "partition 7; this queue has 1"),
+            ({"job_id": "00.default.a"}, "not a job id"),
+            ({"job_id": "\N{ARABIC-INDIC DIGIT ZERO}.default.a"}, "not a job id"),
+            ({"temperature": 10**400}, "temperature must be a finite number"),
             ({"job_id": "0.acme.1"}, "another tenant"),
         ],
         ids=str,
@@ -137,6 +141,10 @@ class TestGivenOptions:
 
         assert isinstance(caught.value, ProducerError)
         assert isinstance(caught.value, ValueError)
+
+    def test_when_a_number_has_too_many_digits_to_print_then_it_is_refused_too(self) -> None:
+        with pytest.raises(InvalidJob, match="cannot be read"):
+            made(max_tokens=10**5000)
 
 
 class TestGivenTheSameQuestionTwice:

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 4 * MAX_PROMPT_BYTES
 """Longest line: a prompt of the largest size with JSON escapes."""
 
+MAX_BLANK_BYTES = 4 * MAX_LINE_BYTES
+"""Blank lines in a row. Compressed data can hold any number of them in a small file."""
+
+MAX_SKIPPED_BYTES = 4 * 1024**3
+"""A line that is skipped because it is too long."""
+
+MAX_TOKEN_ID_DIGITS = 10
+
 READ_BYTES = 1024 * 1024
 ZSTD_READ_BYTES = 1024
 """Compressed bytes per read of zstandard: four bytes can expand to 128 KiB."""
@@ -149,18 +157,22 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Yield number and bytes of each line that is not blank; None for a line over `MAX_LINE_BYTES`.
 
     Raises:
-        InvalidSetting: the compressed data is broken.
+        InvalidSetting: the compressed data is broken, or blank lines or one line do not end.
     """
-    number = 0
+    number = num_blank_bytes = 0
     while line := _next_line(file, number):
         number += 1
         if number == 1:
             line = line.removeprefix(UTF8_BOM)
+        stripped = line.strip()
         if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            _skip_line(file)
+            _skip_line(file, number)
             yield number, None
-        elif stripped := line.strip():
+        elif stripped:
             yield number, stripped
+        num_blank_bytes = 0 if stripped else num_blank_bytes + len(line)
+        if num_blank_bytes > MAX_BLANK_BYTES:
+            raise InvalidSetting(f"over {MAX_BLANK_BYTES} bytes of blank lines before line {number} of the file")
 
 
 def _next_line(file: BinaryIO, number: int) -> bytes:
@@ -170,9 +182,12 @@ def _next_line(file: BinaryIO, number: int) -> bytes:
         raise InvalidSetting(f"the file's compressed data is broken after line {number}: {error}") from error
 
 
-def _skip_line(file: BinaryIO) -> None:
+def _skip_line(file: BinaryIO, number: int) -> None:
+    num_skipped = 0
     while (piece := file.readline(READ_BYTES)) and not piece.endswith(b"\n"):
-        pass
+        num_skipped += len(piece)
+        if num_skipped > MAX_SKIPPED_BYTES:
+            raise InvalidSetting(f"line {number} is longer than {MAX_SKIPPED_BYTES} bytes: this is no file of jobs")
 
 
 # ---------------------------------------------------------------- lines
@@ -205,6 +220,8 @@ class LineReader:
             return BadLine(number, custom_id, refused.code, refused.message, refused.param)
         except InvalidJob as error:
             return BadLine(number, custom_id, "invalid_request", str(error))
+        except RecursionError:
+            return BadLine(number, custom_id, "invalid_request", "the line is nested too deeply")
 
     def _custom_id(self, fields: dict[str, Any]) -> str | None:  # Any: JSON, in all that follows
         custom_id = fields.get("custom_id")
@@ -274,8 +291,12 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
         raise _Refused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         fields = json.loads(line.decode())
+        if b"\\u" in line:
+            json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise _Refused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise _Refused("invalid_unicode", "the line has half of a surrogate pair (such as \\ud800)") from error
     except (ValueError, RecursionError) as error:
         raise _Refused("invalid_json", f"the line is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -352,7 +373,7 @@ def _bias(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(bias, dict):
         raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
     pairs = cast("dict[str, Any]", bias)
-    if not all(token.isascii() and token.isdigit() for token in pairs):
+    if not all(token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_ID_DIGITS for token in pairs):
         raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
     return {"logit_bias": {int(token): value for token, value in pairs.items()}}
 

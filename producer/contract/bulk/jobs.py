@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from sluice.producer.contract.bulk.input import Endpoint, Line
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.jobs import Options, Template, partition_of, template
 from sluice.producer.contract.wire import JobId
 
@@ -102,7 +103,10 @@ class LineJobs:
         Raises:
             InvalidJob: a name is unknown or a value is out of its range.
         """
-        key = repr(options)
+        try:
+            key = repr(options)
+        except RecursionError as error:
+            raise InvalidJob("an option is nested too deeply") from error
         found = self._templates.get(key)
         if found is None:
             if len(self._templates) >= MAX_TEMPLATES:

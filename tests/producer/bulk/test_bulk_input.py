@@ -1,5 +1,6 @@
 """Lines of a bulk file: what becomes a job, and what is refused with which word."""
 
+import functools
 import gzip
 import io
 import json
@@ -12,9 +13,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.producer.bulk.output import bad_line, encoded
 from sluice.producer.contract.bulk.input import (
     CHAT,
     COMPLETIONS,
+    MAX_BLANK_BYTES,
     MAX_LINE_BYTES,
     BadLine,
     Endpoint,
@@ -23,8 +26,9 @@ from sluice.producer.contract.bulk.input import (
     lines,
     opened,
 )
-from sluice.producer.contract.jobs import Options
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs
+from sluice.producer.contract.jobs import OPTION_NAMES, Options
+from sluice.producer.errors import InvalidJob, InvalidSetting
 
 
 def read(fields: object, *, endpoint: Endpoint | None = None, model: str | None = None) -> Line | BadLine:
@@ -48,6 +52,37 @@ def options_of(line: Line | BadLine) -> dict[str, Any]:
     """What a good line asks for."""
     assert isinstance(line, Line), line
     return dict(line.options)
+
+
+def _in_list(inner: object, _: int) -> object:
+    return [inner]
+
+
+NESTED: object = functools.reduce(_in_list, range(900), "deep")
+
+ODD: dict[str, object] = {
+    "huge": 10**400,
+    "minus_huge": -(10**400),
+    "infinite": 1e999,
+    "surrogate": "\ud800",
+    "surrogate_key": {"\ud800": 1},
+    "digits_key": {"9" * 5000: 1},
+    "deep": NESTED,
+    "null_in_list": [None],
+}
+
+
+def written_for(line: bytes) -> bytes | None:
+    """What the error file says of a line, or None if it becomes a job."""
+    found = LineReader(endpoint=None, model=None, defaults=Options()).read(7, line)
+    if isinstance(found, Line):
+        try:
+            LineJobs(BulkSpec(batch="b")).job(found)
+        except InvalidJob as error:
+            found = BadLine(7, found.custom_id, "invalid_request", str(error))
+        else:
+            return None
+    return encoded(bad_line("name", found)).encode()
 
 
 class TestGivenPlainLines:
@@ -126,6 +161,9 @@ class TestGivenBadLines:
             (b"[1]", "invalid_json", "JSON object"),
             (b"\xff{}", "invalid_utf8", "byte 0"),
             (b"[" * 100_000, "invalid_json", "not JSON"),
+            ({"prompt": "a", "custom_id": "\ud800"}, "invalid_unicode", "surrogate"),
+            ({"prompt": "a", "\udfff": 1}, "invalid_unicode", "surrogate"),
+            (chat(logit_bias={"1" * 5000: 1}), "invalid_request", "logit_bias"),
             ({}, "invalid_request", "one of prompt"),
             ({"prompt": "a", "messages": []}, "invalid_request", "one of prompt"),
             ({"prompt": "a", "temprature": 1}, "unknown_parameter", "temprature"),
@@ -187,6 +225,16 @@ class TestGivenBadLines:
         assert other.code == "model_mismatch"
         assert options_of(same)["model"] == options_of(silent)["model"] == "m"
 
+    @pytest.mark.parametrize("name", sorted(OPTION_NAMES | {"custom_id", "prompt", "messages", "token_ids"}))
+    @pytest.mark.parametrize("value", list(ODD.values()), ids=list(ODD))
+    def test_when_a_value_is_odd_then_the_next_line_is_still_read(self, name: str, value: object) -> None:
+        odd = json.dumps({"prompt": "a", name: value} if name not in ("messages", "token_ids") else {name: value})
+
+        for line in (odd, json.dumps(completion(**{name: value})), json.dumps(chat(**{name: value}))):
+            written = written_for(line.encode())
+
+            assert written is None or json.loads(written)["response"]["body"]["error"]["line"] == 7, line[:200]
+
     @given(line=st.one_of(st.binary(max_size=60), st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
@@ -226,6 +274,22 @@ class TestGivenAFile:
         file = io.BytesIO(b"x" * (2 * MAX_LINE_BYTES + 5) + b"\nnext\n")
 
         assert list(lines(file)) == [(1, None), (2, b"next")]
+
+    @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gz", "zst"])
+    def test_when_blank_lines_go_on_and_on_then_it_is_refused(
+        self, tmp_path: Path, pack: Callable[[bytes], bytes]
+    ) -> None:
+        path = tmp_path / "bomb"
+        path.write_bytes(pack(b"one\n") + pack((b" " * 63 + b"\n") * (MAX_BLANK_BYTES // 64 + 1)))
+
+        with opened(str(path)) as file, pytest.raises(InvalidSetting, match="bytes of blank lines before line"):
+            list(lines(file))
+
+    def test_when_one_line_never_ends_then_it_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sluice.producer.contract.bulk.input.MAX_SKIPPED_BYTES", 2 * MAX_LINE_BYTES)
+
+        with pytest.raises(InvalidSetting, match="line 2 is longer than"):
+            list(lines(io.BytesIO(b"one\n" + b"x" * (4 * MAX_LINE_BYTES))))
 
     def test_when_several_compressed_parts_are_joined_then_all_are_read(self, tmp_path: Path) -> None:
         for name, pack in (("a", gzip.compress), ("b", zstandard.ZstdCompressor().compress)):
