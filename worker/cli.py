@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from sluice.producer.contract.terminal import say
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError, ExitCode, WorkerError
@@ -93,7 +94,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except WorkerError as error:
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
             ctx.exit(error.exit_code)
 
 
@@ -173,13 +174,13 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
     try:
         config = _config_of(config_file, given, model__device=device)
     except ConfigError as error:
-        click.echo(str(error))
+        say(str(error))
         sys.exit(ExitCode.BROKEN)
     results = examine(config, os.environ)
     for check in results:
-        click.echo(f"{'ok   ' if check.is_well else 'WRONG'}  {check.what}: {check.found}")
+        say(f"{'ok   ' if check.is_well else 'WRONG'}  {check.what}: {check.found}")
         if check.advice:
-            click.echo(f"       {check.advice}")
+            say(f"       {check.advice}")
     sys.exit(ExitCode.DONE if all(check.is_well for check in results) else ExitCode.BROKEN)
 
 
@@ -219,7 +220,7 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
     options = TuneOptions(**{name: given.pop(name) for name in list(given) if name in TuneOptions.__annotations__})
     config = _config_of(config_file, given, model__path=model, model__device=_device_of(gpu, cpu=cpu))
-    click.echo(run_tune(config, os.environ, options, lambda line: click.echo(line, err=True)))
+    say(run_tune(config, os.environ, options, lambda line: say(line, err=True)))
 
 
 @main.command()
@@ -235,7 +236,7 @@ def status(as_json: bool, config_file: Path | None, **given: object) -> None:
     from sluice.worker.status import living_workers, table_of
 
     workers = living_workers(_config_of(config_file, given), os.environ)
-    click.echo(json.dumps(workers, indent=2) if as_json else table_of(workers))
+    say(json.dumps(workers, indent=2) if as_json else table_of(workers))
 
 
 @main.command()
@@ -284,7 +285,7 @@ def audit(as_json: bool, config_file: Path | None, **given: Any) -> NoReturn:  #
 
     options = AuditOptions(**{name: given.pop(name) for name in list(given) if name in AuditOptions.__annotations__})
     report = run_audit(_config_of(config_file, given), os.environ, options)
-    click.echo(json_of(report) if as_json else table_of(report))
+    say(json_of(report) if as_json else table_of(report))
     sys.exit(ExitCode.BROKEN if report.findings else ExitCode.DONE)
 
 

@@ -7,6 +7,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from sluice.producer.contract.terminal import printable
 from sluice.worker.config import LogConfig
 
 Log = FilteringBoundLogger
@@ -16,7 +17,12 @@ def configure_logs(config: LogConfig, *, stream: TextIO = sys.stderr) -> None:
     """Configure logging for this process."""
     is_plain = config.format == "plain" or (config.format == "auto" and stream.isatty())
     shown: list[Processor] = (
-        [structlog.processors.TimeStamper(fmt="%H:%M:%S"), structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        [
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.processors.format_exc_info,
+            _without_controls,
+            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback),
+        ]
         if is_plain
         else [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -52,6 +58,11 @@ class _LibraryHandler(logging.Handler):
 
 
 _LIBRARIES = _LibraryHandler()
+
+
+def _without_controls(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    """Replace control characters in text, which may come from a job; other values are shown as in Python."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 def _naming(name: str) -> Processor:

@@ -24,6 +24,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.contract.bulk.input import ENDPOINTS, STDIN, Endpoint
 from sluice.producer.contract.state_folder import state_dir
+from sluice.producer.contract.terminal import say
 from sluice.producer.errors import ProducerError
 
 SHOWN_BAD_LINES = 10
@@ -146,7 +147,7 @@ def _report(run: BulkRun, settings: BulkSettings, *, duration_s: float) -> None:
         if counts.written_before:
             note(f"{counts.written_before} lines had been written before and are not in these figures")
         for line in run.summary.lines(duration_s):
-            click.echo(line)
+            say(line)
         _report_files(run, settings)
     elif settings.path != STDIN:
         note(f"Next: producer submit {shlex.quote(settings.path)} --batch {settings.batch} --wait -o out.jsonl")

@@ -1,6 +1,7 @@
 """Options and output that the commands share. Results go to stdout, everything else to stderr."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -12,11 +13,15 @@ import click
 from sluice.producer.client import Producer
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
 from sluice.producer.contract.messages import JobOptions
+from sluice.producer.contract.terminal import printable, say
 from sluice.producer.contract.waits import WaitNotice
 from sluice.producer.errors import InvalidSetting
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above
+
+_SEPARATORS = re.compile("[\\t\\n\\r]")
+"""Separators of cells and lines in a table that is not for a terminal."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -129,7 +134,7 @@ def note_wait(notice: WaitNotice) -> None:
 
 def note(text: str) -> None:
     """Print a message to stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def is_watched() -> bool:
@@ -139,7 +144,7 @@ def is_watched() -> bool:
 
 def show_json(value: object) -> None:
     """Print a value as one JSON document."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=_plain, indent=2 if sys.stdout.isatty() else None))
+    say(json.dumps(value, ensure_ascii=False, default=_plain, indent=2 if sys.stdout.isatty() else None))
 
 
 def _plain(value: object) -> object:
@@ -155,15 +160,16 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     cells = [[shown(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (list(headers), *cells):
-            click.echo("\t".join(line))
+            say("\t".join(_SEPARATORS.sub(" ", cell) for cell in line))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(*headers, box=None, header_style="bold", pad_edge=False)
     for line in cells:
-        table.add_row(*line)
-    Console().print(table)
+        table.add_row(*map(printable, line))
+    # Without markup and emoji, which rich would read in brackets and between colons.
+    Console(markup=False, emoji=False).print(table)
 
 
 def shown(value: object) -> str:

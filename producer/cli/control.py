@@ -20,6 +20,7 @@ from sluice.producer.cli.common import (
     when,
 )
 from sluice.producer.contract.calls import BatchView, JobView
+from sluice.producer.contract.terminal import say
 from sluice.producer.operations.dead import DeadFilter
 
 FAILED = 1
@@ -50,7 +51,7 @@ def cancel(job_ids: tuple[str, ...], *, batch: str | None, reason: str | None, *
             answers = producer.cancel_many(job_ids, reason=reason)
             return _print_answers(job_ids, answers, is_bad=lambda answer: answer == "unknown")
         done = producer.cancel_batch(batch, reason=reason)
-    return click.echo(f"{done.num_ended} jobs cancelled, {done.num_asked} asked to stop")
+    return say(f"{done.num_ended} jobs cancelled, {done.num_asked} asked to stop")
 
 
 @click.command()
@@ -109,7 +110,7 @@ def _requeue_each(job_ids: tuple[str, ...], values: Values) -> None:
 def _requeue_dead(wanted: DeadFilter, values: Values) -> None:
     with producer_of(values) as producer:
         num_jobs = producer.requeue_dead(wanted)
-    click.echo(f"{num_jobs} jobs requeued")
+    say(f"{num_jobs} jobs requeued")
 
 
 def _show_dead(wanted: DeadFilter, values: Values, *, as_json: bool) -> None:
@@ -135,7 +136,7 @@ def _dead_facts(view: JobView) -> Values:
 
 def _print_answers(job_ids: Sequence[str], answers: Sequence[str], *, is_bad: Callable[[str], bool]) -> None:
     for job_id, answer in zip(job_ids, answers, strict=True):
-        click.echo(f"{job_id}\t{answer}")
+        say(f"{job_id}\t{answer}")
     if any(map(is_bad, answers)):
         sys.exit(FAILED)
 

@@ -21,6 +21,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.client import Producer
 from sluice.producer.contract.states import JobState
+from sluice.producer.contract.terminal import say
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, QueueUnreachable
 from sluice.producer.operations.views import JobStatus
@@ -205,7 +206,7 @@ def delete(job_ids: tuple[str, ...], **values: object) -> None:
     known = _forget(database_url, forgotten)
     for job_id, answer in answers.items():
         found = answer or ("deleted" if known else "unknown")
-        click.echo(f"{job_id}\t{found}")
+        say(f"{job_id}\t{found}")
     if any(answer == "not ended" for answer in answers.values()):
         sys.exit(1)
 

@@ -24,6 +24,7 @@ from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.queues import queues, server
 from sluice.producer.client import Producer
+from sluice.producer.contract.terminal import say
 from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import (
     BadOffset,
@@ -127,9 +128,9 @@ def _from_stdin() -> str:
 def _print_events(producer: Producer, job: Receipt, timeout_s: float | None) -> None:
     last = None
     for event in producer.stream(job, timeout_s=timeout_s):
-        click.echo(event.text, nl=False)
+        say(event.text, nl=False)
         last = event
-    click.echo()
+    say("")
     if is_watched() and last is not None:
         note(f"job {job.id}: {last.offset} tokens, {last.end.finish_reason if last.end else '?'}")
 
@@ -159,9 +160,9 @@ def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: objec
             if as_json:
                 show_json(_event_object(event))
             else:
-                click.echo(event.text, nl=False)
+                say(event.text, nl=False)
         if not as_json:
-            click.echo()
+            say("")
 
 
 @cli.command()
@@ -188,7 +189,7 @@ def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object
         show_json(_result_object(job, found))
         return
     for choice in found.choices:
-        click.echo(choice.text)
+        say(choice.text)
 
 
 def _result_object(job_id: str, found: JobResult) -> Values:

@@ -23,6 +23,7 @@ from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.keys import RETURNED
 from sluice.producer.contract.state_folder import state_dir
+from sluice.producer.contract.terminal import say
 from sluice.producer.contract.transport import embedded
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
@@ -145,7 +146,7 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
     confirmed(f"Cancel every waiting job{of} of queue {values['queue']}?", is_sure=is_sure)
     with producer_of(values) as producer:
         num_jobs = producer.purge(tenant=tenant)
-    click.echo(f"{num_jobs} jobs cancelled")
+    say(f"{num_jobs} jobs cancelled")
 
 
 @queues.command("set")

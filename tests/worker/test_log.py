@@ -121,3 +121,15 @@ class TestGivenRedisThatBreaksAndHeals:
 
         for _ in range(3 * MAX_UNEXPECTED_REPLIES):
             retries.delay_after(ResponseError(f"{word} try later"))
+
+
+class TestGivenALineWithTextOfAJob:
+    def test_when_it_is_for_a_terminal_then_controls_are_replaced(self) -> None:
+        stream = Terminal()
+        configure_logs(LogConfig(), stream=stream)
+
+        get_log().error("job rejected", reason="\x1b[2Jx", exc_info=ValueError("\x1b]0;owned\x07"))
+
+        assert "\x1b]" not in stream.getvalue()
+        assert "\x1b[2J" not in stream.getvalue()
+        assert "]0;owned" in stream.getvalue()
