@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import platform
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -92,12 +93,12 @@ def load_library(march: str, folder: Path | None = None) -> ctypes.CDLL:
         folder: where it is kept. None: the user's cache.
 
     Raises:
-        OSError: there is no compiler or no writable folder, or the library cannot be loaded.
+        OSError: there is no compiler or no writable folder of the user's own, or the library cannot be loaded.
         subprocess.SubprocessError: the compiler failed.
     """
     folder = _cache_folder() if folder is None else folder
     path = folder / f"kernels-{_key(march)}.so"
-    if not path.is_file():
+    if not _is_private(path):
         _build(path, march)
     return ctypes.CDLL(str(path))
 
@@ -124,16 +125,30 @@ def _instruction_set() -> str:
 
 
 def _cache_folder() -> Path:
-    """Return a folder owned by the user; a temporary one if the home is not writable."""
-    folder = Path.home() / ".cache" / "sluice"
+    """Return a folder that only the user can write to; a temporary one if the home is missing or not writable.
+
+    Raises:
+        OSError: there is none, or another user made it.
+    """
     try:
+        folder = Path.home() / ".cache" / "sluice"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):
         folder = Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user") from None
+    if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is a link or belongs to another user")
+    folder.chmod(0o700)
     return folder
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether it is a file of the user that nobody else can write to. What it holds will run as the user."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _build(path: Path, march: str) -> None:

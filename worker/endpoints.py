@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sluice.producer.contract.errors import EmbeddedServerError
+from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.state_folder import history_path, state_dir
 from sluice.worker.config import WorkerConfig
@@ -45,10 +45,17 @@ def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
 
 
 def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
-    """Return the configured database URL, or that of a SQLite file in the state folder, which is created."""
+    """Return the configured database URL, or that of a SQLite file in the state folder, which is created.
+
+    Raises:
+        ConfigError: no URL is given, and there is no folder for it.
+    """
     if config.history.database_url is not None:
         return config.history.database_url
-    path = history_path(environ)
+    try:
+        path = history_path(environ)
+    except InvalidSetting as error:
+        raise ConfigError([str(error)]) from error
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return f"sqlite:///{path}"
 
@@ -59,7 +66,7 @@ def _embedded_use(environ: Mapping[str, str]) -> "Use":
 
     try:
         return use(state_dir(environ))
-    except EmbeddedServerError as error:
+    except (EmbeddedServerError, InvalidSetting) as error:
         raise ConfigError([f"SLUICE_REDIS_URL: {error}"]) from error
 
 

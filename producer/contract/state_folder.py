@@ -4,16 +4,23 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from sluice.producer.contract.errors import InvalidSetting
+
 STATE_DIR = "SLUICE_STATE_DIR"
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for persistent state (XDG Base Directory Specification, state home)."""
-    if own := environ.get(STATE_DIR):
-        return Path(own).expanduser().absolute()
+    """Return the folder for persistent state (XDG Base Directory Specification, state home).
+
+    Raises:
+        InvalidSetting: it is in the home folder, and this user has none.
+    """
     home = environ.get("XDG_STATE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()
-    return base / "sluice"
+    base = home if Path(home).is_absolute() else "~/.local/state"
+    try:
+        return Path(environ.get(STATE_DIR) or f"{base}/sluice").expanduser().absolute()
+    except RuntimeError as error:
+        raise InvalidSetting(f"there is no home folder for the state folder: set {STATE_DIR}") from error
 
 
 def history_path(environ: Mapping[str, str] = os.environ) -> Path:

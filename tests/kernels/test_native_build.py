@@ -1,7 +1,10 @@
 """Building the native library: kept, rebuilt when sources change, and done without where there is no compiler."""
 
+import os
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,77 @@ class TestGivenAnEmptyFolder:
 
         assert built.stat().st_mtime_ns == first
         assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("_of_one_source")
+class TestGivenALibraryThatAnotherUserCouldWrite:
+    """Loading it would run what that user put there."""
+
+    @pytest.mark.parametrize("mode", [0o720, 0o702], ids=["group", "others"])
+    def test_when_it_is_loaded_then_it_is_built_again(self, tmp_path: Path, mode: int) -> None:
+        load_library("native", tmp_path)
+        (built,) = tmp_path.iterdir()
+        first = built.stat().st_ino
+        built.chmod(mode)
+
+        load_library("native", tmp_path)
+
+        assert built.stat().st_ino != first
+        assert stat.S_IMODE(built.stat().st_mode) == 0o700
+
+    def test_when_it_is_a_link_then_it_is_built_again(self, tmp_path: Path) -> None:
+        load_library("native", tmp_path)
+        (built,) = tmp_path.iterdir()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.write_bytes(b"planted")
+        built.unlink()
+        built.symlink_to(elsewhere)
+
+        load_library("native", tmp_path)
+
+        assert not built.is_symlink()
+        assert elsewhere.read_bytes() == b"planted"
+
+    def test_when_it_belongs_to_them_then_it_is_not_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load_library("native", tmp_path)
+        (built,) = tmp_path.iterdir()
+        first = built.stat().st_ino
+        monkeypatch.setattr(os, "getuid", lambda: built.stat().st_uid + 1)
+
+        load_library("native", tmp_path)
+
+        assert built.stat().st_ino != first
+
+
+class TestGivenACacheThatIsNotTheUsers:
+    @pytest.mark.parametrize("place", ["home", "temporary"])
+    @pytest.mark.parametrize("kind", ["link", "other user"])
+    def test_when_the_library_is_asked_for_then_torch_does_the_work(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        uid = os.getuid() + (kind == "other user")
+        folder = tmp_path / (".cache/sluice" if place == "home" else f"sluice-{uid}")
+        (tmp_path / "planted").mkdir()
+        folder.parent.mkdir(exist_ok=True)
+        _ = folder.symlink_to(tmp_path / "planted") if kind == "link" else folder.mkdir(mode=0o777)
+        monkeypatch.setenv("HOME", str(tmp_path if place == "home" else "/proc/none"))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+
+        assert library.__wrapped__() is None
+
+        assert "link or belongs to another user" in vars(caplog.records[-1])["error"]
+
+    def test_when_there_is_no_home_then_the_temporary_folder_is_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+        assert native._cache_folder() == tmp_path / f"sluice-{os.getuid()}"  # pyright: ignore[reportPrivateUsage]  # what is tested
 
 
 class TestGivenNoCompiler:

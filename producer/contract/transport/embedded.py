@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -176,9 +177,9 @@ def ensure(folder: Path) -> Embedded:
     """
     embedded = Embedded(folder)
     with _explained(folder):
+        _make_own(embedded)
         if answers(embedded):
             return embedded
-        _make_own(embedded)
         with Waits().wait() as wait, _lock(embedded.lock_path):
             if not answers(embedded):
                 _start(embedded, wait)
@@ -197,7 +198,11 @@ def stay(folder: Path) -> Embedded:
 
 
 def answers(embedded: Embedded) -> bool:
-    """Return whether the server is up and has loaded its data, even if it takes no writes."""
+    """Return whether the server is up and has loaded its data, even if it takes no writes.
+
+    Raises:
+        EmbeddedServerError: its folder or socket is not the user's own.
+    """
     return _state_in(_ask(embedded, "PING")) in (ServerState.RUNNING, ServerState.CANNOT_WRITE)
 
 
@@ -342,6 +347,9 @@ def _runs(embedded: Embedded) -> bool:
 
 
 def _ask(embedded: Embedded, command: str) -> object:
+    # Whoever owns the socket would read every prompt.
+    if not _is_own(embedded.socket_path.parent) or not _is_own(embedded.socket_path):
+        return None
     # Any: redis-py types no reply.
     client: Any = redis.Redis(
         unix_socket_path=str(embedded.socket_path),
@@ -382,9 +390,23 @@ def _tail(embedded: Embedded) -> str:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise EmbeddedServerError(f"{folder} belongs to another user. Set SLUICE_STATE_DIR to a folder of your own.")
-    folder.chmod(0o700)
+    if _is_own(folder) and stat.S_IMODE(folder.stat().st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether it exists.
+
+    Raises:
+        EmbeddedServerError: it, or the link that leads to it, belongs to another user.
+    """
+    try:
+        owners = {path.lstat().st_uid, path.stat().st_uid}
+    except FileNotFoundError:
+        return False
+    if owners != {os.getuid()}:
+        raise EmbeddedServerError(f"{path} belongs to another user. Set SLUICE_STATE_DIR to a folder of your own.")
+    return True
 
 
 @contextmanager
