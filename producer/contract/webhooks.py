@@ -30,8 +30,11 @@ def sign(secrets: str, *, event_id: str, timestamp_s: int, body: bytes) -> dict[
         event_id: Id of the event; must not contain a full stop.
         timestamp_s: Wall clock of this attempt.
         body: The body, exactly as sent.
+
+    Raises:
+        ValueError: there is no key, or one is empty or not base64.
     """
-    signatures = [f"v1,{_signature(secret, event_id, timestamp_s, body)}" for secret in secrets.split()]
+    signatures = [f"v1,{_signature(key, event_id, timestamp_s, body)}" for key in signing_keys(secrets)]
     return {ID_HEADER: event_id, TIMESTAMP_HEADER: str(timestamp_s), SIGNATURE_HEADER: " ".join(signatures)}
 
 
@@ -54,7 +57,9 @@ def verify(
 
     Raises:
         BadSignature: a header is missing, the time is too far away, or no signature is right.
+        ValueError: there is no key, or one is empty or not base64.
     """
+    keys = signing_keys(secrets)
     lowered = {name.lower(): value for name, value in headers.items()}
     try:
         event_id, timestamp_s = lowered[ID_HEADER], int(lowered[TIMESTAMP_HEADER])
@@ -63,22 +68,37 @@ def verify(
         raise BadSignature(f"a webhook header is missing or malformed: {error}") from error
     if abs((time.time() if now_s is None else now_s) - timestamp_s) > tolerance_s:
         raise BadSignature("the signature is too old, or from the future")
-    for secret in secrets.split():
-        expected = f"v1,{_signature(secret, event_id, timestamp_s, body)}"
+    for key in keys:
+        expected = f"v1,{_signature(key, event_id, timestamp_s, body)}"
         if any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in given):
             return event_id
     raise BadSignature("no signature was made with this secret")
 
 
-def _signature(secret: str, event_id: str, timestamp_s: int, body: bytes) -> str:
+def signing_keys(secrets: str) -> list[bytes]:
+    """Return the keys that `secrets` has. No message shows one.
+
+    Raises:
+        ValueError: there is no key, or one is empty or not base64.
+    """
+    keys = [_key(secret) for secret in secrets.split()]
+    if not keys:
+        raise ValueError("there is no key")
+    return keys
+
+
+def _signature(key: bytes, event_id: str, timestamp_s: int, body: bytes) -> str:
     signed = f"{event_id}.{timestamp_s}.".encode() + body
-    return base64.b64encode(hmac.digest(_key(secret), signed, hashlib.sha256)).decode()
+    return base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
 
 
 def _key(secret: str) -> bytes:
     if not secret.startswith(SECRET_PREFIX):
         return secret.encode()
     try:
-        return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"a secret that begins with {SECRET_PREFIX} must be base64 after it: {error}") from error
+        raise ValueError(f"a key that begins with {SECRET_PREFIX} must be base64 after it: {error}") from error
+    if not key:
+        raise ValueError(f"a key that begins with {SECRET_PREFIX} must not be empty after it")
+    return key

@@ -164,8 +164,8 @@ class Mover:
     def _enqueue_webhook(self, event: Event) -> None:
         retry = Retry(max=len(self._settings.retry_after_s), interval=list(self._settings.retry_after_s))
         arguments = (event.url, event.id, event.body)
-        # Connecting and reading may each take the full timeout, at every address.
-        timeout_s = int(self._settings.timeout_s * 4 + 5)
+        # The resolver has time limits of its own, before that of the delivery.
+        timeout_s = int(self._settings.timeout_s + 35)
         _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
 
     def _enqueue_export(self, batch: BatchView, completed_ms: int) -> None:

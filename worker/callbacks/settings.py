@@ -37,7 +37,7 @@ class CallbackSettings:
     """Private networks that webhooks may reach."""
 
     timeout_s: float = 10.0
-    """Time limit of each wait for a receiver."""
+    """Time limit of one delivery."""
 
     retry_after_s: Sequence[int] = RETRY_AFTER_S
     export_after_s: Sequence[int] = EXPORT_AFTER_S

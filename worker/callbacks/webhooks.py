@@ -10,21 +10,41 @@ WebhookError
 """
 
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from typing import TYPE_CHECKING, cast
+from urllib.parse import SplitResult, quote, urlsplit
 
 from sluice.producer.contract.webhooks import sign
+from sluice.worker.clock import monotonic_s
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_ANSWER_BYTES = 4096
+_URL_CHARACTERS = "%/?:@!$&'()*+,;=-._~"
+"""Characters of a path and query that are sent as they are; others are sent as the bytes of their UTF-8."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
+"""All that has been assigned for the public; `is_global` also holds for addresses of tunnels and routers."""
+
+_NEVER_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # services of Azure for its own machines
+        "192.0.0.0/24",  # IETF protocols; .192 has the metadata of Oracle's machines
+        "192.88.99.0/24",  # relays of 6to4
+    )
+)
+"""Networks that reach services of the host's own provider or network, though `is_global` may hold."""
 
 
 class WebhookError(Exception):
@@ -47,7 +67,7 @@ class Sender:
     """Signing keys; see `sluice.producer.contract.webhooks.sign`."""
 
     timeout_s: float = 10.0
-    """Time limit for connecting, and for each wait for the receiver."""
+    """Time limit for one delivery, from connecting to the end of the answer."""
 
     networks: tuple[IpNetwork, ...] = ()
     """Private networks that may be reached."""
@@ -77,8 +97,8 @@ class Sender:
         return status
 
     def _post(self, target: SplitResult, addresses: Sequence[str], body: bytes, headers: dict[str, str]) -> int:
-        connection = _connection(target, addresses, self.timeout_s)
-        path = (target.path or "/") + (f"?{target.query}" if target.query else "")
+        connection = _connection(target, addresses, monotonic_s() + self.timeout_s)
+        path = quote((target.path or "/") + (f"?{target.query}" if target.query else ""), safe=_URL_CHARACTERS)
         try:
             connection.request("POST", path, body=body, headers=headers)
             answer = connection.getresponse()
@@ -109,7 +129,13 @@ class Sender:
 def is_allowed(address: str, networks: Sequence[IpNetwork] = ()) -> bool:
     """Return whether an address is public or in one of `networks`."""
     ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
-    return any(ip in network for network in networks) or (ip.is_global and not ip.is_multicast)
+    return any(ip in network for network in networks) or _is_public(ip)
+
+
+def _is_public(ip: IpAddress) -> bool:
+    if ip.is_multicast or any(ip in network for network in _NEVER_PUBLIC):
+        return False
+    return ip.is_global and (isinstance(ip, ipaddress.IPv4Address) or ip in _PUBLIC_IPV6)
 
 
 def parse_networks(text: str) -> tuple[IpNetwork, ...]:
@@ -147,35 +173,86 @@ def _port(target: SplitResult) -> int:
     return target.port or (443 if target.scheme == "https" else 80)
 
 
-def _connection(target: SplitResult, addresses: Sequence[str], timeout_s: float) -> http.client.HTTPConnection:
-    """Make a connection for the URL's host that uses only the checked addresses."""
+def _connection(target: SplitResult, addresses: Sequence[str], until_s: float) -> http.client.HTTPConnection:
+    """Make a connection for the URL's host that uses only the checked addresses, until a time."""
     assert target.hostname is not None
     if target.scheme == "https":
-        return _PinnedHttps(target.hostname, _port(target), addresses, timeout_s)
-    return _PinnedHttp(target.hostname, _port(target), addresses, timeout_s)
+        return _PinnedHttps(target.hostname, _port(target), addresses, until_s)
+    return _PinnedHttp(target.hostname, _port(target), addresses, until_s)
 
 
 class _PinnedHttp(http.client.HTTPConnection):
-    def __init__(self, host: str, port: int, addresses: Sequence[str], timeout_s: float) -> None:
-        super().__init__(host, port, timeout=timeout_s)
-        self._addresses, self._timeout_s = addresses, timeout_s
+    def __init__(self, host: str, port: int, addresses: Sequence[str], until_s: float) -> None:
+        super().__init__(host, port)
+        self._addresses, self._until_s = addresses, until_s
 
     def connect(self) -> None:
+        self.sock = cast("socket.socket", _TimedSocket(self._connected(), self._until_s))
+
+    def _connected(self) -> socket.socket:
         refusals: list[OSError] = []
         for address in self._addresses:
             try:
-                self.sock = socket.create_connection((address, self.port), self._timeout_s)
+                return socket.create_connection((address, self.port), _rest_s(self._until_s))
             except OSError as error:
                 refusals.append(error)
-            else:
-                return
         raise refusals[0]
 
 
 class _PinnedHttps(_PinnedHttp):
     default_port = 443
 
-    def connect(self) -> None:
-        super().connect()
+    def _connected(self) -> socket.socket:
+        plain = super()._connected()
+        plain.settimeout(_rest_s(self._until_s))
         # The certificate must match the host name, not the address.
-        self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedSocket:
+    """What `http.client` uses of a socket. All calls together end at one time, however slowly the other end sends."""
+
+    sock: socket.socket
+    until_s: float
+
+    def sendall(self, data: bytes) -> None:
+        self.sock.settimeout(_rest_s(self.until_s))
+        self.sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_TimedReader(self))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class _TimedReader(io.RawIOBase):
+    def __init__(self, timed: _TimedSocket) -> None:
+        self._timed = timed
+        # It keeps the socket open, which `http.client` closes before it has read the answer.
+        self._raw = timed.sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "Buffer", /) -> int | None:
+        self._timed.sock.settimeout(_rest_s(self._timed.until_s))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _rest_s(until_s: float) -> float:
+    """Return the time until then.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    rest_s = until_s - monotonic_s()
+    if rest_s <= 0:
+        raise TimeoutError("timed out")
+    return rest_s

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from sluice.engine.config import CPU_MEMORY_FRACTION, DISCIPLINE_NAMES, GPU_MEMORY_FRACTION
 from sluice.producer.contract import limits
+from sluice.producer.contract.webhooks import signing_keys
 from sluice.worker.devices import is_device
 
 T = TypeVar("T")
@@ -343,6 +344,11 @@ class CallbacksConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
         yield from _positive(self, "retention_days", "prompt_retention_days", "senders")
+        if self.secret is not None:
+            try:
+                signing_keys(self.secret)
+            except ValueError as error:
+                yield "secret", str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

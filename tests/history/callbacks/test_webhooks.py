@@ -1,13 +1,16 @@
 """Webhooks against a real HTTP server: signed, never redirected, never to where they must not go."""
 
+import contextlib
 import ipaddress
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,9 @@ from hypothesis import strategies as st
 
 from sluice.producer.contract.webhooks import BadSignature, sign, verify
 from sluice.worker.callbacks.webhooks import Sender, WebhookFailed, WebhookRefused, is_allowed, parse_networks
+from sluice.worker.clock import monotonic_s
+from sluice.worker.config import load_config
+from sluice.worker.errors import ConfigError
 from tests.history.callbacks.receiver import Receiver, receiver
 
 LOOPBACK = parse_networks("127.0.0.0/8")
@@ -95,6 +101,57 @@ class TestGivenAReceiver:
             with pytest.raises(WebhookFailed, match="timed out"):
                 sender(timeout_s=0.1).send(f"http://127.0.0.1:{port}/", "evt_1", b"{}")
 
+    @pytest.mark.parametrize("dripped", [b"HTTP/1.1 200 OK\r\n", b"x-a: b\r\n", b""], ids=["status", "headers", "body"])
+    def test_when_it_drips_then_the_whole_delivery_is_bounded(self, dripped: bytes) -> None:
+        head = b"" if dripped.startswith(b"HTTP") else b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 3
+        rest = dripped or b"content-length: 4000\r\n\r\n"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            drip = threading.Thread(target=_drip, args=(server, head + (rest if not dripped else b"")))
+            drip.start()
+
+            begin_s = monotonic_s()
+            with pytest.raises(WebhookFailed, match="timed out"):
+                sender(timeout_s=0.5).send(f"http://127.0.0.1:{server.getsockname()[1]}/", "evt_1", b"{}")
+            took_s = monotonic_s() - begin_s
+            drip.join()
+
+        assert took_s < 20  # it would drip for 60 s
+
+    @pytest.mark.parametrize("path", ["/h\N{LATIN SMALL LETTER E WITH ACUTE}?q=\N{EURO SIGN}", "/a b", "/100%25"])
+    def test_when_its_path_has_other_characters_then_they_are_sent_as_utf8(self, hook: Receiver, path: str) -> None:
+        sender().send(hook.url.replace("/hook?of=sluice", path), "evt_1", b"{}")
+
+        assert hook.paths == [quote(path, safe="/?=%")]
+
+
+def _drip(server: socket.socket, first: bytes) -> None:
+    """Answer with `first` at once, and then with one byte at a time, until the other end has gone or for a minute."""
+    connection, _ = server.accept()
+    gone = threading.Event()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(first)
+        for _ in range(600):
+            connection.sendall(b"H")
+            gone.wait(0.1)
+
+
+class TestGivenKeysThatSignNothing:
+    @pytest.mark.parametrize("secrets", ["", " ", "whsec_", "good whsec_", "whsec_abc", "whsec_%%%%"])
+    def test_when_they_are_used_then_they_are_refused(self, secrets: str) -> None:
+        signed = sign("x", event_id="e", timestamp_s=1, body=b"")
+
+        with pytest.raises(ValueError, match="key"):
+            sign(secrets, event_id="e", timestamp_s=1, body=b"")
+        with pytest.raises(ValueError, match="key"):
+            verify(secrets, signed, b"", now_s=1)
+
+    @pytest.mark.parametrize("secrets", [" ", "whsec_", "whsec_abc"])
+    def test_when_a_process_starts_with_them_then_it_says_so(self, secrets: str) -> None:
+        with pytest.raises(ConfigError, match=r"SLUICE_CALLBACKS_SECRET: .*key") as error:
+            load_config({"SLUICE_CALLBACKS_SECRET": secrets})
+
+        assert "abc" not in str(error.value)
+
 
 class TestGivenAUrlFromAStranger:
     """It must not reach what only this machine can."""
@@ -125,7 +182,9 @@ class TestGivenAUrlFromAStranger:
         "address",
         [
             "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "fe80::1",
-            "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1", "::",
+            "fc00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1", "::", "168.63.129.16",
+            "192.0.0.192", "192.0.0.9", "192.88.99.1", "64:ff9b:1::7f00:1", "64:ff9b:1::5db8:d822", "fec0::1",
+            "::127.0.0.1", "::93.184.216.34", "5f00::1", "2002:a83f:8110::", "64:ff9b::a83f:8110",
         ],
     )  # fmt: skip
     def test_when_an_address_is_not_public_then_it_is_not_allowed(self, address: str) -> None:
