@@ -5,14 +5,17 @@ The environment matches `apply_chat_template` of transformers: sandboxed Jinja w
 """
 
 import json
-from collections.abc import Mapping, Sequence, Sized
+import re
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.filters
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
@@ -49,19 +52,69 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox for untrusted templates that also bounds products and forbids powers."""
+    """A sandbox for untrusted templates that also bounds products, widths and repetitions, and forbids powers."""
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("*", "**", "%"))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Multiply within bounds.
+        """Multiply and format within bounds.
 
         Raises:
-            jinja2.exceptions.SecurityError: the product would exceed `MAX_PRODUCT`, or the operator is a power.
+            jinja2.exceptions.SecurityError: the result could exceed `MAX_PRODUCT`, or the operator is a power.
         """
-        if operator == "**" or _size_of(left) * _size_of(right) > MAX_PRODUCT:
+        if operator == "%":
+            _check_widths(left)
+        elif operator == "**" or _size_of(left) * _size_of(right) > MAX_PRODUCT:
             raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Return an attribute; `format` only of a text without large widths."""
+        _check_format_method(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: object, argument: object) -> object:
+        """Return an item, or an attribute, as in `getattr`."""
+        _check_format_method(obj, argument)
+        return super().getitem(obj, argument)  # pyright: ignore[reportArgumentType]  # jinja2 passes any key
+
+    def call(self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # as in jinja2
+        """Call a function or a method, such as `ljust`, with no large number."""
+        _check_numbers(*args, *kwargs.values())
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+_WIDTHS = re.compile(r"\d{7,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
+"""A width of over six digits, or one that is given as another argument."""
+
+
+def _check_widths(text: object) -> None:
+    if isinstance(text, str) and _WIDTHS.search(text):
+        raise jinja2.exceptions.SecurityError("a width in a format is too large, or not in the format")
+
+
+def _check_format_method(obj: object, name: object) -> None:
+    if name in ("format", "format_map"):
+        _check_widths(obj)
+
+
+def _check_numbers(*arguments: object) -> None:
+    if any(isinstance(one, int) and abs(one) > MAX_PRODUCT for one in arguments):
+        raise jinja2.exceptions.SecurityError(f"a number over {MAX_PRODUCT} is too large as an argument")
+
+
+def _bounded(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a filter that takes no large number, such as a width, and no large width in a format."""
+
+    # It keeps the mark that tells jinja2 what to pass first.
+    @wraps(function)
+    def bounded(*args: object, **kwargs: object) -> object:
+        _check_numbers(*args[1:], *kwargs.values())
+        if function is jinja2.filters.FILTERS["format"]:
+            _check_widths(args[0])
+        return function(*args, **kwargs)
+
+    return bounded
 
 
 def _size_of(value: object) -> float:
@@ -71,10 +124,18 @@ def _size_of(value: object) -> float:
 
 def _environment() -> jinja2.Environment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _to_json
+    filters: dict[str, Any] = environment.filters  # jinja2 types its own filters only
+    filters["tojson"] = _to_json
+    filters.update({name: _bounded(function) for name, function in filters.items()})
     own: dict[str, Any] = {"raise_exception": _refuse}  # jinja2 types its own globals only
     environment.globals.update(own)
     return environment
+
+
+_CANNOT_RENDER = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
+    *(MemoryError, RecursionError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +152,24 @@ class ChatTemplate:
             JobRejected: the template refuses these messages or fails on them.
         """
         now = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
+
+        def strftime_now(form: str) -> str:
+            _check_widths(form)
+            return now.strftime(form)
+
         try:
             return self.template.render(
                 messages=[_as_dict(message) for message in messages],
                 add_generation_prompt=True,
-                strftime_now=now.strftime,
+                strftime_now=strftime_now,
                 **self.special_tokens,
             )
         except TemplateRefusal as refusal:
             raise JobRejected(INVALID_REQUEST, f"the model's chat template refuses these messages: {refusal}") from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except _CANNOT_RENDER as error:
+            reason = str(error) or type(error).__name__
             raise JobRejected(
-                INVALID_REQUEST, f"the model's chat template cannot render these messages: {error}"
+                INVALID_REQUEST, f"the model's chat template cannot render these messages: {reason}"
             ) from error
 
 
