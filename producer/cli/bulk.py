@@ -23,6 +23,7 @@ from sluice.producer.cli.common import (
     sampling_options,
 )
 from sluice.producer.contract.bulk.input import ENDPOINTS, STDIN, Endpoint
+from sluice.producer.contract.bulk.journal import journal_name
 from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.terminal import say
 from sluice.producer.errors import ProducerError
@@ -94,7 +95,7 @@ def _settings(file: str, values: Values) -> BulkSettings:
     output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
     named = batch or default_batch(file)
     model, endpoint = values.pop("model"), values.pop("endpoint")
-    journal = state_dir() / "journals" / f"{values['queue']}-{named}.journal"
+    journal = state_dir() / "journals" / journal_name(str(values["queue"]), named)
     return BulkSettings(
         path=file,
         batch=named,

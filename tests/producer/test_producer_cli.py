@@ -18,6 +18,7 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.cli.main import main
+from sluice.producer.contract.bulk.journal import journal_name
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
@@ -591,3 +592,26 @@ class TestGivenTheEmbeddedServer:
             "url": f"unix://{folder}/server.sock", "runs": True, "state": "running", "used": False, "stays": True,
             "folder": folder, "history": f"{folder}/history.db", "log": f"{folder}/server.log",
         }  # fmt: skip
+
+
+class TestGivenAQueueWithAnOddName:
+    @pytest.mark.parametrize(
+        "queue", ["../../..", "/etc", "..", ".", "\N{GRINNING FACE}" * 64, "a/b", "x\N{REPLACEMENT CHARACTER}"]
+    )
+    def test_when_a_file_is_submitted_then_its_journal_is_in_the_state_folder(
+        self, run: Run, tmp_path: Path, queue: str
+    ) -> None:
+        path = write_lines(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b"})
+
+        first = run("submit", str(path), "--queue", queue, "--batch", "b")
+        second = run("submit", str(path), "--queue", queue, "--batch", "b")
+
+        assert "2 jobs submitted, 0 submitted before" in first.err, first
+        assert "0 jobs submitted, 2 submitted before" in second.err, second
+        assert [one.parent for one in tmp_path.rglob("*.journal")] == [tmp_path / "state" / "journals"]
+
+    def test_when_names_differ_only_in_odd_letters_then_so_do_their_journals(self) -> None:
+        names = [journal_name(queue, "b") for queue in ("a/b", "a\\b", "a_b", "a" * 300, "a" * 301)]
+
+        assert len(set(names)) == len(names)
+        assert journal_name("default", "prompts-1f0c6a") == "default-prompts-1f0c6a.journal"

@@ -7,7 +7,9 @@ wrote only the last part of an id. A line cut short by a crash matches no job an
 
 import json
 import os
+import re
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +19,9 @@ from sluice.producer.contract.wire import JobId
 RUN = "run "
 ASKED = "asked "
 
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,159}")
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]")
+
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
@@ -25,6 +30,15 @@ def _private(path: str, flags: int) -> int:
 def name_of(job_id: JobId) -> str:
     """Return the last part of a job id."""
     return job_id.rpartition(".")[2]
+
+
+def journal_name(queue: str, batch: str) -> str:
+    """Return the file name of a batch's journal: short, and in no other folder, whatever the names are."""
+    name = f"{queue}-{batch}"
+    if not _PLAIN.fullmatch(name):
+        # A hash keeps names apart that differ only in what is replaced.
+        name = f"_{_OTHERS.sub('_', name)[:100]}-{blake2b(name.encode(), digest_size=8).hexdigest()}"
+    return f"{name}.journal"
 
 
 class Journal:
