@@ -265,8 +265,9 @@ class MetricsServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Without reuse a second worker finds the port taken and tries the next one.
-    allow_reuse_address = False
+    # A restarted worker gets its port back, though connections to the one before are in TIME_WAIT. A port on which
+    # another one listens stays taken (`SO_REUSEPORT` would share it).
+    allow_reuse_address = True
     allow_reuse_port = False
 
 

@@ -1,6 +1,7 @@
 """/metrics, /healthz, /readyz; and a port that is taken."""
 
 import socket
+import urllib.request
 from collections.abc import Generator
 from http.client import HTTPConnection
 
@@ -90,6 +91,30 @@ class TestGivenAServer:
         assert get(server, "/healthz") == (503, "hung\n")
         assert get(server, "/readyz") == (503, "draining\n")
         assert get(server, "/else")[0] == 404
+
+
+class TestGivenAWorkerThatWasScraped:
+    """The server closed the connection, so the port is in TIME_WAIT."""
+
+    def test_when_it_starts_again_then_it_has_the_same_port(self, health: Health, meters: Meters) -> None:
+        first = server_on(0, health, meters)
+        first.start()
+        assert first.port is not None
+        port = first.port
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+            assert answer.status == 200
+        first.stop()
+
+        second, third = server_on(port, health, meters), server_on(port, health, meters)
+        second.start()
+        third.start()
+
+        try:
+            assert second.port == port
+            assert third.port not in (None, port), "another one listens there"
+        finally:
+            second.stop()
+            third.stop()
 
 
 class TestGivenATakenPort:
