@@ -1,5 +1,6 @@
 """Workers that break: by the model, by a hung step, by a foreign key. The exit code, and the fate of jobs."""
 
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,21 @@ class TestGivenAStepThatHangs:
         assert hung.wait() == ExitCode.BROKEN
         assert "step outlasted its deadline" in hung.said
         check_nothing_is_left(client)
+
+    @pytest.mark.slow
+    def test_when_it_is_asked_to_stop_then_it_ends_within_a_limit(self, workers: Crew, client: Any) -> None:
+        hanging = Ask(prompt="[[hang@10x1]]", options=JobOptions(max_tokens=30))
+        hung = workers.start_all(1, MODEL=FAULTY, STEP_DEADLINE_S="600", DRAIN_TIMEOUT_S="0.1")[0]
+        (job_id,) = submit_all(client, [hanging])
+        wait_until(lambda: num_on_channel(client, job_id) == 10, "it hangs")
+
+        hung.signal(signal.SIGTERM)
+
+        assert hung.wait() == ExitCode.BROKEN
+        assert "shutdown outlasted its limit" in hung.said
+        workers.start_all(1, MODEL=FAULTY)
+        wait_for_ends(client, [job_id])
+        check_every_token_once(client, {job_id: hanging})
 
 
 class TestGivenAnotherProgramsKey:

@@ -3,6 +3,7 @@
 Read `Daemon._loop` first. All work that could block the loop runs on other threads.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +17,9 @@ from sluice.worker.errors import ExitCode, WorkerBroken
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.give_back import ReturnQueue
+
+END_WITHIN_S = 20.0
+"""Time to hand jobs back and end, after the drain's timeout. Then the process ends, and others take its jobs."""
 
 
 class Component(Protocol):
@@ -55,6 +59,8 @@ class Daemon:
         self._on_broken = on_broken
         self._log = context.log
         self._num_stops = 0
+        self._limit = threading.Timer(context.config.drain.timeout_s + END_WITHIN_S, self._end_at_once)
+        self._limit.daemon = True
 
     def run(self) -> ExitCode:
         """Run until asked to stop; return the exit code, by which a supervisor decides whether to restart."""
@@ -68,6 +74,8 @@ class Daemon:
         except (WorkerBroken, EngineBroken) as error:
             self._log.error("worker broken", error=str(error))  # the cause was logged where it happened
             return ExitCode.BROKEN
+        finally:
+            self._limit.cancel()
         self._log.info("worker stopped")
         return ExitCode.DONE
 
@@ -135,7 +143,16 @@ class Daemon:
     def stop(self) -> None:
         """Request a graceful shutdown; a second call returns all jobs at once. Safe from threads and handlers."""
         self._num_stops += 1
+        if self._num_stops == 1:
+            self._limit.start()
         self._exchange.interrupt()
+
+    def _end_at_once(self) -> None:
+        # The log may be what hangs.
+        line = threading.Thread(target=self._log.error, args=("shutdown outlasted its limit",), daemon=True)
+        line.start()
+        line.join(1.0)
+        os._exit(ExitCode.BROKEN)
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
