@@ -29,7 +29,7 @@ class Cluster:
 
     def shard_of(self, keys: QueueKeys) -> RedisServer:
         """Return the shard that holds a partition."""
-        slot = key_slot(keys.bell.encode())
+        slot = key_slot(keys.notifications.encode())
         return self.servers[slot * len(self.servers) // NUM_SLOTS]
 
     def queue_over_all(self, partitions: int, *, skip: int = 0) -> str:

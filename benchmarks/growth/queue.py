@@ -24,7 +24,7 @@ NUM_LEASED = 32
 NUM_ROUNDS = 64
 NUM_CALLS = 256
 NUM_SPEAKING, NUM_TOKENS_SPOKEN, SPEAK_EVERY_S = 64, 100, 0.05
-LIFE_MS = 3_600_000
+EXPIRY_MS = 3_600_000
 LOOK_WITHIN_S = 120.0
 
 Point = tuple[int, float]
@@ -87,7 +87,7 @@ class Bench:
     def worker(self, name: str = "w") -> Worker:
         """Register a worker that lives for the whole run."""
         worker = self.queue.worker(name)
-        worker.beat(life_ms=LIFE_MS)
+        worker.beat(expiry_ms=EXPIRY_MS)
         return worker
 
 
@@ -171,7 +171,7 @@ def by_workers(sizes: Sequence[int]) -> list[Curve]:
             last = workers[-1]
             with one.counted(beat, size, NUM_CALLS):
                 for _ in range(NUM_CALLS):
-                    last.beat(*held[last.name], life_ms=LIFE_MS)
+                    last.beat(*held[last.name], expiry_ms=EXPIRY_MS)
             with one.counted(empty, size, NUM_CALLS):
                 for _ in range(NUM_CALLS):
                     last.pull()

@@ -50,7 +50,7 @@ class QueueKeys:
         return _fixed(self.prefix)
 
     @property
-    def bell(self) -> str:
+    def notifications(self) -> str:
         """Notification stream, on which idle workers block."""
         return self.key("bell")
 

@@ -89,8 +89,8 @@ def _advance_with_end(command: Command) -> bool:
     )
 
 
-def _give_back(*, farewell: bool) -> Matches:
-    flag = b"1" if farewell else b"0"
+def _give_back(*, deregister: bool) -> Matches:
+    flag = b"1" if deregister else b"0"
     return lambda command: _script("give_back")(command) and _arguments(command)[1] == flag
 
 
@@ -104,10 +104,10 @@ TRIPS: tuple[Trip, ...] = (
     Trip("advance with end", _advance_with_end, max_nth=8),
     Trip("put result", _script("put_result"), max_nth=8),
     Trip("beat", _script("beat"), max_nth=2),
-    Trip("bell", _command(b"XREAD", b":bell"), max_nth=1),
+    Trip("notification", _command(b"XREAD", b":bell"), max_nth=1),
     Trip("read channel", _command(b"XRANGE", b":channel:"), Scene.RESUMING, max_nth=6),
-    Trip("give back", _give_back(farewell=False), Scene.LEAVING, max_nth=1),
-    Trip("farewell", _give_back(farewell=True), Scene.LEAVING, max_nth=1),
+    Trip("give back", _give_back(deregister=False), Scene.LEAVING, max_nth=1),
+    Trip("deregistration", _give_back(deregister=True), Scene.LEAVING, max_nth=1),
     Trip("recorder reads", _command(b"XREADGROUP", b":outbox"), Scene.RECORDING),
     Trip("recorder acknowledges", _command(b"EVAL", b"XACK"), Scene.RECORDING, max_nth=2),
     Trip("mover reads", _command(b"XREADGROUP", b":callbacks"), Scene.MOVING),

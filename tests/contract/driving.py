@@ -122,16 +122,18 @@ class Worker:
         """Send progress."""
         return self.queue.run(calls.advance(self.queue.keys, self.name, progress))
 
-    def beat(self, *held: JobId, processed: int | None = None, life_ms: int = 4000) -> calls.BeatReply:
+    def beat(self, *held: JobId, processed: int | None = None, expiry_ms: int = 4000) -> calls.BeatReply:
         """Beat, holding these jobs."""
         number = self.number if processed is None else processed
-        beat = calls.Beat(incarnation=self.name, held=held, processed_pull=number, life_ms=life_ms)
+        beat = calls.Beat(incarnation=self.name, held=held, processed_pull=number, expiry_ms=expiry_ms)
         return self.queue.run(calls.beat(self.queue.keys, beat))
 
-    def give_back(self, *jobs: LeasedJob, farewell: bool = False, broken: bool = False) -> list[bool]:
+    def give_back(self, *jobs: LeasedJob, deregister: bool = False, broken: bool = False) -> list[bool]:
         """Give jobs back."""
         returned = [calls.Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
-        return self.queue.run(calls.give_back(self.queue.keys, self.name, returned, farewell=farewell, broken=broken))
+        return self.queue.run(
+            calls.give_back(self.queue.keys, self.name, returned, deregister=deregister, broken=broken)
+        )
 
 
 @dataclass(slots=True, eq=False)

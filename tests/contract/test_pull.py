@@ -209,10 +209,10 @@ class TestGivenALostReply:
 class TestGivenTheBell:
     def test_when_a_submit_falls_between_pull_and_wait_then_the_wait_is_notified(self, queue: Queue) -> None:
         worker = queue.worker("A")
-        bell = worker.pull().bell
+        last = worker.pull().last_notification
         queue.add("a")
 
-        entries = queue.client.xread({queue.keys.bell: bell}, block=1)
+        entries = queue.client.xread({queue.keys.notifications: last}, block=1)
 
         assert entries
         assert short(worker.pull().jobs) == ["a"]
@@ -221,13 +221,13 @@ class TestGivenTheBell:
         queue.add("a")
         worker = queue.worker("A")
         job = worker.take()
-        bell = worker.pull().bell
+        last = worker.pull().last_notification
 
         worker.advance(tokens(job, 0, 1))
         worker.beat(job.id)
         queue.cancel(JobId("0.t.nobody"))
 
-        assert not queue.client.xread({queue.keys.bell: bell})
+        assert not queue.client.xread({queue.keys.notifications: last})
 
     @pytest.mark.parametrize("how", ["give_back", "retry", "requeue", "resume", "not_before"])
     def test_when_something_becomes_ready_then_it_rings(self, queue: Queue, how: str) -> None:
@@ -238,7 +238,7 @@ class TestGivenTheBell:
             worker.advance(ending(job, 0, state=JobState.FAILED))
         if how == "not_before":
             queue.add("later", not_before_ms=queue.look().server_ms + 500)
-        bell = worker.pull().bell
+        last = worker.pull().last_notification
 
         match how:
             case "give_back":
@@ -253,13 +253,13 @@ class TestGivenTheBell:
                 queue.pass_time(600)
                 worker.beat(job_id)
 
-        assert queue.client.xread({queue.keys.bell: bell})
+        assert queue.client.xread({queue.keys.notifications: last})
 
     def test_when_it_rings_often_then_it_stays_short(self, queue: Queue) -> None:
         for i in range(400):
             queue.add(f"j{i}")
 
-        assert queue.client.xlen(queue.keys.bell) < 200
+        assert queue.client.xlen(queue.keys.notifications) < 200
 
     def test_when_a_timer_is_set_then_the_reply_says_when(self, queue: Queue) -> None:
         worker = queue.worker("A")

@@ -45,7 +45,7 @@ ACTS: dict[str, Act] = {
     "advance": lambda queue: queue.worker("A").advance(ending(_running(queue), 0, 3)),
     "beat": lambda queue: queue.worker("A").beat(processed=2),
     "report_death": lambda queue: queue.run(calls.report_death(queue.keys, "A")),
-    "give_back": lambda queue: queue.worker("A").give_back(_running(queue), farewell=True),
+    "give_back": lambda queue: queue.worker("A").give_back(_running(queue), deregister=True),
     "cancel": lambda queue: queue.cancel(JobId("0.t.other"), JobId("0.t.running")),
     "requeue": lambda queue: queue.requeue(JobId("0.t.failed")),
     "configure": lambda queue: queue.configure(mode="fifo", max_waiting_jobs=7),
@@ -117,7 +117,7 @@ class TestGivenAQueuesKeyOfTheWrongType:
         before = queue.names()
         acts: dict[str, Act] = {
             "submit": lambda queue: queue.submit(new_job("a")),
-            "give_back": lambda queue: queue.worker("A").give_back(farewell=True),
+            "give_back": lambda queue: queue.worker("A").give_back(deregister=True),
             "cancel": lambda queue: queue.cancel(JobId("0.t.a")),
         }
 

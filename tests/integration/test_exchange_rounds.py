@@ -114,7 +114,7 @@ class Running:
 
     def _beat_for_long(self) -> None:
         """Nothing here renews the heartbeat."""
-        heartbeat = calls.Beat(incarnation="me", held=(), processed_pull=0, life_ms=600_000)
+        heartbeat = calls.Beat(incarnation="me", held=(), processed_pull=0, expiry_ms=600_000)
         with closing(self.connections.open()) as client:
             for keys in self.context.partitions:
                 run(client, calls.beat(keys, heartbeat))
@@ -498,7 +498,7 @@ class TestGivenADeadWorker:
         be_up_for_long(running, queue)
         other = queue.worker("other")
         queue.add("a")
-        other.beat(other.take().id, life_ms=1)
+        other.beat(other.take().id, expiry_ms=1)
         # No worker beats in these tests: the lifetime expires by the server's clock.
         client.delete(KEYS.key("clock"))
 
@@ -531,7 +531,7 @@ class TestGivenARedisThatStandsStill:
         wait_until(lambda: running.context.meters.num_round_trips, "it has pulled")
         running.exchange.quiet()
         other = queue.worker("other")
-        other.beat(life_ms=250)
+        other.beat(expiry_ms=250)
         client.delete(KEYS.key("clock"))  # no worker beats: the lifetime expires by the server's clock
         queue.add("a")
         other.take()

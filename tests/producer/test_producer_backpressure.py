@@ -63,7 +63,10 @@ class TestGivenAFullQueue:
     ) -> None:
         if tokens_per_s is not None:
             about = {"tokens_per_s": str(tokens_per_s)}
-            run(redis_client, beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, life_ms=60_000, about=about)))
+            run(
+                redis_client,
+                beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, expiry_ms=60_000, about=about)),
+            )
 
         with pytest.raises(QueueFull) as caught:
             full.submit("c")
@@ -76,7 +79,10 @@ class TestGivenAFullQueue:
     ) -> None:
         if tokens_per_s is not None:
             about = {"tokens_per_s": str(tokens_per_s)}
-            run(redis_client, beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, life_ms=60_000, about=about)))
+            run(
+                redis_client,
+                beat(KEYS, Beat(incarnation="w", held=(), processed_pull=0, expiry_ms=60_000, about=about)),
+            )
 
         answers = list(full.submit_many(["c"] * 600))
         async with AsyncProducer(valkey.url) as producer:

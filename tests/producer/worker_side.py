@@ -57,7 +57,10 @@ class HandWorker:
 
     def beat(self) -> None:
         """Live on."""
-        run(self.client, beat(self.keys, Beat(incarnation=self.incarnation, held=(), processed_pull=0, life_ms=60_000)))
+        run(
+            self.client,
+            beat(self.keys, Beat(incarnation=self.incarnation, held=(), processed_pull=0, expiry_ms=60_000)),
+        )
 
     def pull(self, count: int = 100) -> list[LeasedJob]:
         """Take what waits."""
@@ -138,4 +141,4 @@ class HandWorker:
     def deregister(self, jobs: Sequence[LeasedJob]) -> None:
         """Give jobs back and go."""
         returned = [Returned(job_id=job.id, epoch=job.epoch) for job in jobs]
-        run(self.client, give_back(self.keys, self.incarnation, returned, farewell=True))
+        run(self.client, give_back(self.keys, self.incarnation, returned, deregister=True))

@@ -30,7 +30,7 @@ from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, new_job, tokens
 from tests.servers import RedisServer, binary_of, how_to_get, redis_server
 
-LIFE_MS = 4000
+EXPIRY_MS = 4000
 NAMES = [f"j{i}" for i in range(6)]
 WORKERS = ["A", "B", "C"]
 
@@ -259,17 +259,17 @@ class ScriptsMachine(RuleBasedStateMachine):
             assert self.workers[name].advance(progress) == [again]
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), is_farewell=st.booleans())
-    def give_back(self, data: st.DataObject, is_farewell: bool) -> None:
+    @rule(data=st.data(), deregister=st.booleans())
+    def give_back(self, data: st.DataObject, deregister: bool) -> None:
         name, leased = data.draw(st.sampled_from(self.leases))
         job = self.jobs[leased.id]
         is_mine = job.state is JobState.RUNNING and (job.owner, job.epoch) == (name, leased.epoch)
-        (answer,) = self.workers[name].give_back(leased, farewell=is_farewell)
+        (answer,) = self.workers[name].give_back(leased, deregister=deregister)
 
         assert answer is is_mine
         if is_mine:
             job.end(job.flag) if job.flag else job.go_back()
-        if is_farewell:
+        if deregister:
             self.deregistered.add(name)
 
     @rule(name=st.sampled_from(WORKERS), forgets=st.booleans(), is_late=st.booleans())
@@ -281,7 +281,7 @@ class ScriptsMachine(RuleBasedStateMachine):
         numbers = self.queue.hash_of("held", name)
         has_ended = self.queue.hash_of("worker", name).get("reported") == "1"
         processed = worker.number - 1 if is_late else worker.number
-        reply = worker.beat(*held, processed=processed, life_ms=LIFE_MS)
+        reply = worker.beat(*held, processed=processed, expiry_ms=EXPIRY_MS)
         if name in self.deregistered:
             assert sorted(reply.lost) == held
             return
@@ -421,7 +421,7 @@ class ScriptsMachine(RuleBasedStateMachine):
                 assert list(view.published) == job.offsets
 
     @invariant()
-    def all_books_balance(self) -> None:
+    def all_counters_match_the_keys(self) -> None:
         check(self.queue)
 
     @invariant()

@@ -350,7 +350,7 @@ class TestGivenASlotThatMoved:
             Producer(queue.cluster.url, queue=queue.name) as other,
         ):
             producer.queue()
-            assert queue.client.exists(keys.bell) == 0
+            assert queue.client.exists(keys.notifications) == 0
             target = _move_slot(queue.cluster, keys)
 
             job = producer.submit("hello")
@@ -364,7 +364,7 @@ class TestGivenASlotThatMoved:
 
 def _move_slot(cluster: Cluster, keys: QueueKeys) -> RedisServer:
     """Give the slot of an empty partition to another shard, and say so to all."""
-    slot, source = key_slot(keys.bell.encode()), cluster.shard_of(keys)
+    slot, source = key_slot(keys.notifications.encode()), cluster.shard_of(keys)
     target = next(server for server in cluster.servers if server is not source)
     with target.client() as client:
         name: Any = client.execute_command("CLUSTER", "MYID")

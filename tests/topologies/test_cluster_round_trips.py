@@ -24,12 +24,12 @@ from sluice.producer.contract.transport.urls import Address, is_cluster, read_cl
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ZERO, ONE = QueueKeys("q", 0), QueueKeys("q", 1)
-SET_ZERO, SET_ONE = ("SET", ZERO.bell, "x"), ("EVALSHA", "f00", 1, ONE.bell, b"{q:0}:in an argument")
+SET_ZERO, SET_ONE = ("SET", ZERO.notifications, "x"), ("EVALSHA", "f00", 1, ONE.notifications, b"{q:0}:in an argument")
 
 
 def table_of(zero: Address | None, one: Address | None) -> SlotTable:
     """A table in which these serve the slots of the two partitions."""
-    slots = [(key_slot(ZERO.bell.encode()), zero), (key_slot(ONE.bell.encode()), one)]
+    slots = [(key_slot(ZERO.notifications.encode()), zero), (key_slot(ONE.notifications.encode()), one)]
     return SlotTable((slot, slot, address) for slot, address in slots if address is not None)
 
 
@@ -123,10 +123,10 @@ class TestGivenCommandsOfMany:
         assert block_s(command) == 2.0
 
     def test_when_they_share_a_slot_then_the_read_stays_as_it_is(self) -> None:
-        command = ("XREAD", "COUNT", 9, "BLOCK", 2000, "STREAMS", ZERO.bell, ZERO.outbox, "1-0", "2-0")
+        command = ("XREAD", "COUNT", 9, "BLOCK", 2000, "STREAMS", ZERO.notifications, ZERO.outbox, "1-0", "2-0")
 
         assert split_read(command) == [command]
-        assert slot_of(command) == key_slot(ZERO.bell.encode())
+        assert slot_of(command) == key_slot(ZERO.notifications.encode())
 
 
 MOVED = MovedError("1 b:2")

@@ -93,7 +93,7 @@ class UnavailablePartitions:
         if keys not in self._clients:
             self._clients[keys] = self._open_client()
         try:
-            self._clients[keys].execute_command("EXISTS", keys.bell)
+            self._clients[keys].execute_command("EXISTS", keys.notifications)
         except (RedisConnectionError, RedisTimeoutError, OSError):
             return False
         except RedisError:

@@ -89,6 +89,6 @@ def hand_back(
         returned = [Returned(job_id=job.id, epoch=job.leased.epoch) for job in part]
         is_last = deregistration is not None and number == len(slices)
         is_broken = deregistration is not None and deregistration.is_broken
-        run(client, give_back(keys, incarnation, returned, farewell=is_last, broken=is_broken))
+        run(client, give_back(keys, incarnation, returned, deregister=is_last, broken=is_broken))
         for job in part:
             leases.remove(job)

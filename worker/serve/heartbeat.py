@@ -155,7 +155,7 @@ class Heartbeat:
             incarnation=self._context.incarnation,
             held=tuple(held.requests),
             processed_pull=held.processed_pull,
-            life_ms=int(self._config.life_s * 1000),
+            expiry_ms=int(self._config.life_s * 1000),
             about=self._status(),
         )
 

@@ -127,11 +127,11 @@ class Pulling:
         due_s = float("inf")
         may_pull = not self.is_quiet and not self._watchdog.is_overdue and has_room(self._mailbox.room())
         if may_pull:
-            self._listener.listen(self._schedule.bells)
+            self._listener.listen(self._schedule.last_notifications)
             due_s = self._schedule.next_due_s()
         self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
-        for keys, bell in self._listener.take_notified():
-            self._schedule.on_notified(keys, bell)
+        for keys, notification in self._listener.take_notified():
+            self._schedule.on_notified(keys, notification)
 
     def _next_pull(self) -> tuple[QueueKeys, PullRequest] | None:
         # While the loop hangs there is no heartbeat, and other workers take the held jobs.

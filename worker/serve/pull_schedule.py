@@ -17,7 +17,7 @@ class _Turn:
 
     keys: QueueKeys
     number: int = 1
-    bell: str = "0-0"
+    last_notification: str = "0-0"
     has_more: bool = True
     has_rung: bool = False
     due_s: float = 0.0
@@ -64,9 +64,9 @@ class PullSchedule:
         self._unavailable = unavailable
 
     @property
-    def bells(self) -> dict[QueueKeys, str]:
+    def last_notifications(self) -> dict[QueueKeys, str]:
         """The last notification id of each partition that a pull has covered."""
-        return {turn.keys: turn.bell for turn in self._turns}
+        return {turn.keys: turn.last_notification for turn in self._turns}
 
     def next_due_s(self) -> float:
         """Return when the next pull is due without an event; infinity if all partitions are unavailable."""
@@ -105,7 +105,7 @@ class PullSchedule:
         """Take an answered pull: advance the number, and let another partition go first."""
         turn = self._turn_of(keys)
         turn.number = reply.number + 1
-        turn.bell = reply.bell
+        turn.last_notification = reply.last_notification
         turn.has_more = reply.has_more and not reply.is_paused
         turn.has_rung = turn.has_missed = False
         turn.is_draining = reply.drain_for_suspects
@@ -122,10 +122,10 @@ class PullSchedule:
         self._turns.remove(turn)
         self._turns.append(turn)
 
-    def on_notified(self, keys: QueueKeys, bell: str) -> None:
+    def on_notified(self, keys: QueueKeys, notification: str) -> None:
         """Take a notification: jobs may have become ready."""
         turn = self._turn_of(keys)
-        turn.has_rung = turn.has_rung or _order(bell) > _order(turn.bell)
+        turn.has_rung = turn.has_rung or _order(notification) > _order(turn.last_notification)
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)

@@ -19,7 +19,7 @@ class Beat:
     processed_pull: int
     """Number of the last pull whose jobs are all in `held`, or have ended."""
 
-    life_ms: int
+    expiry_ms: int
     """Time until this heartbeat expires."""
 
     about: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -44,7 +44,7 @@ class BeatReply:
 def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
     """Renew the heartbeat of an incarnation, fire due timers, return leases whose pull reply was lost."""
     about = [text for pair in beat.about.items() for text in pair]
-    args = (beat.incarnation, beat.processed_pull, beat.life_ms, pack_for_script(beat.held), *about)
+    args = (beat.incarnation, beat.processed_pull, beat.expiry_ms, pack_for_script(beat.held), *about)
     return Call("beat", keys.fixed(), args, _read_beat)
 
 

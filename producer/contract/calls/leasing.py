@@ -93,7 +93,7 @@ class PullReply:
 
     number: int
     jobs: tuple[LeasedJob, ...]
-    bell: str
+    last_notification: str
     """Last id of the notification stream: an idle worker blocks for entries after it."""
 
     has_more: bool
@@ -129,11 +129,11 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
 
 
 def _read_pull(reply: Raw) -> PullReply:
-    number, jobs, bell, has_more, is_paused, drain, now, look_again = reply
+    number, jobs, last_notification, has_more, is_paused, drain, now, look_again = reply
     return PullReply(
         number=number,
         jobs=tuple(map(_read_leased, jobs)),
-        bell=bell.decode(),
+        last_notification=last_notification.decode(),
         has_more=bool(has_more),
         is_paused=bool(is_paused),
         drain_for_suspects=bool(drain),
@@ -193,16 +193,17 @@ class Returned:
 
 
 def give_back(
-    keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, farewell: bool, broken: bool = False
+    keys: QueueKeys, incarnation: str, jobs: Sequence[Returned], *, deregister: bool, broken: bool = False
 ) -> Call[list[bool]]:
-    """Return jobs to the head of the queue, where they resume at their next token; `farewell` deregisters the worker.
+    """Return jobs to the head of the queue, where they resume at their next token.
 
-    `broken`: the worker cannot continue, and one of these jobs may be the cause, so this counts as a death with each of
-    them. At most `MAX_JOBS_PER_CALL` jobs. False for a job that this incarnation no longer owns.
+    `deregister`: this is the worker's last call; it is no longer alive. `broken`: the worker cannot continue, and one
+    of these jobs may be the cause, so this counts as a death with each of them. At most `MAX_JOBS_PER_CALL` jobs.
+    False for a job that this incarnation no longer owns.
     """
     if len(jobs) > limits.MAX_JOBS_PER_CALL:
         raise ValueError(f"{len(jobs)} jobs in one call; at most {limits.MAX_JOBS_PER_CALL}")
     rows = [(job.job_id, job.epoch) for job in jobs]
     return Call(
-        "give_back", keys.fixed(), (incarnation, int(farewell), pack_for_script(rows), int(broken)), read_truths
+        "give_back", keys.fixed(), (incarnation, int(deregister), pack_for_script(rows), int(broken)), read_truths
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 SCRIPTS = "producer/contract/scripts"
 APPEND = "tests/contract/test_append.py"
 CONTROL = "tests/contract/test_control.py"
-LIFE = "tests/contract/test_life.py"
+HEARTBEAT = "tests/contract/test_heartbeat.py"
 ORDER = "tests/contract/test_order.py"
 PULL = "tests/contract/test_pull.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
@@ -80,7 +80,7 @@ FENCE = (
     Guard(
         name="a new lease keeps the old epoch",
         patches=_script("lib_taking", "job.epoch = job.epoch + 1", "job.epoch = math.max(job.epoch, 1)"),
-        tests=(f"{LIFE}::TestGivenADeadWorker::test_when_another_pulls_then_its_jobs_move_with_a_higher_epoch",),
+        tests=(f"{HEARTBEAT}::TestGivenADeadWorker::test_when_another_pulls_then_its_jobs_move_with_a_higher_epoch",),
     ),
     Guard(
         name="parts of a result are not fenced",
@@ -90,7 +90,7 @@ FENCE = (
     Guard(
         name="give-back is not fenced",
         patches=_script("give_back", "lease[OWNER] ~= me or lease[EPOCH] ~= epoch", "false"),
-        tests=(f"{LIFE}::TestGivenADeregistration",),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration",),
     ),
 )
 
@@ -192,18 +192,18 @@ LIVES = (
             "call('ZADD', ALIVE, now + expires_in, me)",
             "call('ZADD', ALIVE, 'NX', NOW + math.max(expires_in, 4000), me)",
         ),
-        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+        tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
         name="a heartbeat has no pull number",
         patches=_script("beat", "not is_listed[id] and number and number <= processed", "not is_listed[id]"),
-        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+        tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
         name="jobs leased by a lost reply are never returned",
         patches=_script("beat", "fire_timers()\nfinish()", "finish()")
         + _script("beat", "\ngive_back_orphans()\n", "\n"),
-        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+        tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
         name="a hung loop keeps sending heartbeats",
@@ -219,17 +219,17 @@ LIVES = (
     Guard(
         name="a heartbeat after deregistration revives the incarnation",
         patches=_script("beat", "call('HGET', worker_key(me), 'farewell') == '1'", "false"),
-        tests=(f"{LIFE}::TestGivenADeregistration",),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration",),
     ),
     Guard(
         name="a deregistration without jobs is not stored",
         patches=_script("give_back", "call('HSET', worker_key(me), 'farewell', 1)"),
-        tests=(f"{LIFE}::TestGivenADeregistration",),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration",),
     ),
     Guard(
         name="a job that ended during a heartbeat counts as lost",
         patches=_script("beat", "lease or not was_ended_by_me(id)", "true"),
-        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+        tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
         name="a worker that was quieted stays the isolator",
@@ -243,17 +243,17 @@ RECLAIMS = (
     Guard(
         name="the lease is deleted at give-back",
         patches=_script("lib_places", "'', ''\n  write_lease(job.id, lease)", "'', ''\n  call('HDEL', LEASES, job.id)"),
-        tests=(f"{LIFE}::TestGivenADeregistration", f"{APPEND}::TestGivenSeveralChoices"),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration", f"{APPEND}::TestGivenSeveralChoices"),
     ),
     Guard(
         name="reclaim right after a restart of the server",
         patches=_script("lib_reclaim", "has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)", "true"),
-        tests=(f"{LIFE}::TestGivenARedisThatWasAway",),
+        tests=(f"{HEARTBEAT}::TestGivenARedisThatWasAway",),
     ),
     Guard(
         name="reclaim of all that seem dead by a worker that was cut off itself",
         patches=_script("lib_reclaim", "return request.may_reclaim and has_been_up_for", "return has_been_up_for"),
-        tests=(f"{LIFE}::TestGivenADeadWorker", f"{REPORT}::TestGivenWorkersThatMayNotReclaim"),
+        tests=(f"{HEARTBEAT}::TestGivenADeadWorker", f"{REPORT}::TestGivenWorkersThatMayNotReclaim"),
     ),
     Guard(
         name="a reported death waits as if it could be an error",
@@ -273,7 +273,7 @@ RECLAIMS = (
     Guard(
         name="reclaim by a pull that waited for a stalled Redis",
         patches=_script("lib_taking", "ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW)", "ARGV[9] == '1'"),
-        tests=(f"{LIFE}::TestGivenADeadWorker",),
+        tests=(f"{HEARTBEAT}::TestGivenADeadWorker",),
     ),
     Guard(
         name="reclaim within a lifetime of the worker's own stall",
@@ -308,7 +308,7 @@ RECLAIMS = (
     Guard(
         name="a deregistration counts as a death",
         patches=_script("lib_reclaim", "if death.is_deregistered then return false end"),
-        tests=(f"{LIFE}::TestGivenADeregistration",),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration",),
     ),
     Guard(
         name="a job waits for its model with a worker of another one",
@@ -332,7 +332,7 @@ CONTROLS = (
     Guard(
         name="a heartbeat does not return the stop flag",
         patches=_script("beat", "if lease[FLAG] ~= '' then stops", "if false then stops"),
-        tests=(f"{LIFE}::TestGivenAWorkerThatBeats",),
+        tests=(f"{HEARTBEAT}::TestGivenAWorkerThatBeats",),
     ),
     Guard(
         name="the stop flag is lost between advance and heartbeat",
@@ -348,7 +348,7 @@ CONTROLS = (
             "if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], "
             "END_REASONS[lease[FLAG]]) end",
         ),
-        tests=(f"{LIFE}::TestGivenADeadWorker",),
+        tests=(f"{HEARTBEAT}::TestGivenADeadWorker",),
     ),
     Guard(
         name="due timers are removed before their effect",
@@ -362,7 +362,7 @@ CONTROLS = (
     Guard(
         name="a timer that its effect rescheduled is removed",
         patches=_script("lib_timers", "if again and again <= NOW then", "if again then"),
-        tests=(f"{LIFE}::TestGivenADeregistration", f"{CONTROL}::TestGivenTimers"),
+        tests=(f"{HEARTBEAT}::TestGivenADeregistration", f"{CONTROL}::TestGivenTimers"),
     ),
     Guard(
         name="the digest of a known id or key is ignored",

@@ -6,7 +6,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, ending, short, tokens
 
-LIFE_MS = 4000
+EXPIRY_MS = 4000
 
 
 def report(queue: Queue, incarnation: str) -> bool:
@@ -14,7 +14,7 @@ def report(queue: Queue, incarnation: str) -> bool:
 
 
 def num_notified(queue: Queue) -> int:
-    return len(queue.entries(queue.keys.bell))
+    return len(queue.entries(queue.keys.notifications))
 
 
 def counted_deaths(queue: Queue) -> int:
@@ -65,7 +65,7 @@ class TestGivenAWorkerThatHoldsAJob:
 
     def test_when_it_is_reported_after_its_heartbeat_expired_then_nothing_changes(self, queue: Queue) -> None:
         _, old = self.given(queue)
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert report(queue, "A")
 
@@ -75,7 +75,7 @@ class TestGivenAWorkerThatHoldsAJob:
 
     def test_when_it_is_reported_after_the_reclaim_then_the_new_owner_keeps_the_job(self, queue: Queue) -> None:
         self.given(queue)
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         worker = queue.worker("B")
         job = worker.take()
 
@@ -134,7 +134,7 @@ class TestGivenAWorkerThatHoldsAJob:
 
     def test_when_it_has_deregistered_then_there_is_nothing_to_report(self, queue: Queue) -> None:
         dead, old = self.given(queue)
-        dead.give_back(old, farewell=True)
+        dead.give_back(old, deregister=True)
 
         assert not report(queue, "A")
 
@@ -144,7 +144,7 @@ class TestGivenAWorkerThatHoldsAJob:
 
     def test_when_it_deregistered_with_the_job_then_it_moves_without_a_death(self, queue: Queue) -> None:
         dead, old = self.given(queue)
-        dead.give_back(farewell=True)
+        dead.give_back(deregister=True)
 
         report(queue, "A")
 
@@ -183,7 +183,7 @@ class TestGivenWorkersThatMayNotReclaim:
         queue.worker("A").take()
         queue.add("expired")
         queue.worker("B").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         report(queue, "A")
 
     def test_when_one_of_the_dead_was_reported_then_its_jobs_move_and_no_others(self, queue: Queue) -> None:
@@ -205,7 +205,7 @@ class TestGivenWorkersThatMayNotReclaim:
     def test_when_redis_has_just_started_then_the_same_holds(self, queue: Queue) -> None:
         self.given(queue)
         # The server's uptime as the queue sees it: its clock now shows the time of the server.
-        behind_ms = -3_600_000 - LIFE_MS - 1
+        behind_ms = -3_600_000 - EXPIRY_MS - 1
         queue.pass_time(behind_ms)
         for name in ("A", "B"):
             queue.client.zincrby(queue.keys.key("alive"), behind_ms, name)

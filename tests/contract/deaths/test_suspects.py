@@ -24,7 +24,7 @@ def pass_by(queue: Queue, name: str) -> None:
     """Let a worker that takes no suspects see who is dead, and leave as one should."""
     worker = queue.worker(name)
     worker.pull()
-    worker.give_back(farewell=True)
+    worker.give_back(deregister=True)
 
 
 def deaths(queue: Queue, job_id: JobId) -> list[str]:
@@ -281,7 +281,7 @@ class TestGivenASuspectThatWaits:
         assert not second.pull().drain_for_suspects
 
         if how == "deregisters":
-            first.give_back(farewell=True)
+            first.give_back(deregister=True)
         queue.pass_time(int(limits.LIFE_S * 1000) + 1)
         if how == "is quieted":
             first.beat()
@@ -344,7 +344,7 @@ class TestGivenAJobThatBreaksItsWorkersCleanly:
             for good in [job for job in jobs if job.id == "0.t.good"]:
                 worker.advance(tokens(good, at, 1))
                 at += 1
-            worker.give_back(*jobs, farewell=True, broken=True)
+            worker.give_back(*jobs, deregister=True, broken=True)
 
         assert queue.hash_of("job", "t", "bad")["error_code"] == "killed_its_worker"
         assert self.state(queue, "good") == "queued"
@@ -358,6 +358,6 @@ class TestGivenAJobThatBreaksItsWorkersCleanly:
         job_id = queue.add("a")
         worker = queue.worker("A")
 
-        worker.give_back(worker.take(), farewell=True)
+        worker.give_back(worker.take(), deregister=True)
 
         assert deaths(queue, job_id) == []

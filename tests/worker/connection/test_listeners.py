@@ -1,4 +1,4 @@
-"""The bell's listener: on a real server, from the id that a pull returned."""
+"""The listener to notifications: on a real server, from the id that a pull returned."""
 
 import threading
 from collections.abc import Generator
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 class Listening:
-    """A bell, and whether it woke anyone."""
+    """A notification stream, and whether it woke anyone."""
 
     def __init__(self, url: str) -> None:
         self.woken = threading.Event()

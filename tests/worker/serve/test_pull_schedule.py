@@ -1,4 +1,4 @@
-"""When to pull: at a bell, at more room, at a timer, in turns; and under the same number until answered."""
+"""When to pull: at a notification, at more room, at a timer, in turns; and under the same number until answered."""
 
 from sluice.engine.request import Room
 from sluice.producer.contract.calls import PullReply
@@ -16,7 +16,7 @@ def room(sequences: int) -> Room:
 
 def reply(number: int, **given: object) -> PullReply:
     fields: dict[str, object] = {
-        "number": number, "jobs": (), "bell": "5-0", "has_more": False, "is_paused": False,
+        "number": number, "jobs": (), "last_notification": "5-0", "has_more": False, "is_paused": False,
         "drain_for_suspects": False, "server_ms": 1000, "look_again_ms": None,
     }  # fmt: skip
     return PullReply(**{**fields, **given})  # pyright: ignore[reportArgumentType]  # fields by name
@@ -63,9 +63,9 @@ class TestGivenOnePartition:
         assert asked(pulls, now_s=0.1) is None
         assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S) == (0, 2)
 
-    def test_when_the_bell_rang_before_the_pull_then_it_is_no_news(self) -> None:
+    def test_when_the_notification_is_older_than_the_pull_then_it_is_ignored(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
-        pulls.on_reply(ONE, reply(1, bell="7-3"), left=ROOM, now_s=0.0)
+        pulls.on_reply(ONE, reply(1, last_notification="7-3"), left=ROOM, now_s=0.0)
 
         pulls.on_notified(ONE, "7-3")
         assert asked(pulls) is None

@@ -1,4 +1,4 @@
-"""Decisions "Lifetime", "Reclaim" and the way of a job from one owner to the next."""
+"""Heartbeats, reclaim of a dead worker's jobs, give-back and deregistration: a job's way from owner to owner."""
 
 import time
 
@@ -10,7 +10,7 @@ from sluice.producer.contract.states import JobState
 from tests.contract.driving import Queue, check, ending, new_job, short, tokens
 from tests.servers import RedisServer
 
-LIFE_MS = 4000
+EXPIRY_MS = 4000
 
 
 class TestGivenAWorkerThatBeats:
@@ -92,7 +92,7 @@ class TestGivenAWorkerThatBeats:
 
     def test_when_it_says_what_it_is_then_the_queue_shows_it(self, queue: Queue) -> None:
         about = {"host": "h1", "device": "cpu", "tokens_per_s": "12.5"}
-        beat = calls.Beat(incarnation="A", held=(), processed_pull=0, life_ms=LIFE_MS, about=about)
+        beat = calls.Beat(incarnation="A", held=(), processed_pull=0, expiry_ms=EXPIRY_MS, about=about)
         queue.run(calls.beat(queue.keys, beat))
 
         view = queue.look()
@@ -106,7 +106,7 @@ class TestGivenADeadWorker:
         dead, worker = queue.worker("A"), queue.worker("B")
         old = dead.take()
         dead.advance(tokens(old, 0, 3, first_scheduled_ms=7, first_token_ms=8, fingerprint="f"))
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         job = worker.take()
 
@@ -123,12 +123,12 @@ class TestGivenADeadWorker:
         queue.add("a")
         dead, worker = queue.worker("A"), queue.worker("B")
         dead.beat(dead.take().id)
-        over_ms = queue.now_ms + LIFE_MS
+        over_ms = queue.now_ms + EXPIRY_MS
         queue.pass_time(1500)
         worker.beat()
 
         assert worker.pull().look_again_ms == over_ms
-        queue.pass_time(LIFE_MS - 1500)
+        queue.pass_time(EXPIRY_MS - 1500)
         reply = worker.pull()
         assert short(reply.jobs) == ["a"]
         assert reply.look_again_ms is None, "the reply does not name its own lifetime"
@@ -136,7 +136,7 @@ class TestGivenADeadWorker:
     def test_when_its_jobs_do_not_fit_then_the_other_does_not_ask_again_and_again(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         reply = queue.worker("B").pull(kv_tokens=1, cache_tokens=1)
 
@@ -145,14 +145,14 @@ class TestGivenADeadWorker:
     def test_when_it_is_not_yet_past_its_lifetime_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
-        queue.pass_time(LIFE_MS - 500)
+        queue.pass_time(EXPIRY_MS - 500)
 
         assert queue.worker("B").pull().jobs == ()
 
     def test_when_the_other_has_just_connected_then_it_does_not_reclaim(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert queue.worker("B").pull(may_reclaim=False).jobs == ()
         assert queue.worker("B").pull(number=2).jobs != ()
@@ -163,12 +163,12 @@ class TestGivenADeadWorker:
         healthy, worker = queue.worker("A"), queue.worker("B")
         healthy.take()
         until_ms = queue.now_ms + 1000
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert worker.pull(reclaim_until_ms=until_ms).jobs == ()
         assert healthy.beat(job_id).lost == ()
 
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         worker.beat()
         assert worker.take(reclaim_until_ms=queue.now_ms + 1000).id == job_id
         check(queue)
@@ -176,7 +176,7 @@ class TestGivenADeadWorker:
     def test_when_the_queue_is_paused_then_nothing_moves(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         queue.pause()
 
         assert queue.worker("B").pull().jobs == ()
@@ -185,7 +185,7 @@ class TestGivenADeadWorker:
         job_id = queue.add("a")
         queue.worker("A").take()
         queue.cancel(job_id, reason="enough")
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert queue.worker("B").pull().jobs == ()
         view = queue.view(job_id)
@@ -196,7 +196,7 @@ class TestGivenADeadWorker:
         queue.submit(new_job("a"), new_job("b", prompt_tokens=900))
         slow, worker = queue.worker("A"), queue.worker("B")
         first, second = slow.pull().jobs
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         moved = worker.pull(kv_tokens=100, cache_tokens=100).jobs
 
@@ -209,7 +209,7 @@ class TestGivenADeadWorker:
     def test_when_one_does_not_fit_now_but_could_then_it_is_held_as_the_one(self, queue: Queue) -> None:
         queue.submit(new_job("a", prompt_tokens=900), new_job("b"))
         queue.worker("A").pull()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         jobs = queue.worker("B").pull(kv_tokens=100).jobs
 
@@ -221,7 +221,7 @@ class TestGivenADeadWorker:
         dead, worker = queue.worker("A"), queue.worker("B")
         dead.pull()
         dead.pull()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         first = worker.pull()
         worker.beat(*[job.id for job in first.jobs])
@@ -235,7 +235,7 @@ class TestGivenADeadWorker:
         for i in range(6):
             queue.add(f"j{i}")
             queue.worker(f"dead{i}").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         worker = queue.worker("B")
 
         first, second = worker.pull(), worker.pull()
@@ -246,7 +246,7 @@ class TestGivenADeadWorker:
     def test_when_the_moving_pulls_reply_is_lost_then_the_repeat_brings_the_same(self, queue: Queue) -> None:
         queue.add("a")
         queue.worker("A").take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         worker = queue.worker("B")
 
         first = worker.pull()
@@ -259,7 +259,7 @@ class TestGivenADeadWorker:
         queue.worker("A").pull()
         queue.client.delete(queue.keys.job(bad))
         queue.client.set(queue.keys.job(bad), "foreign")
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert short(queue.worker("B").pull().jobs) == ["good"]
         assert queue.lease(bad) is None
@@ -275,7 +275,7 @@ class TestGivenADeadWorker:
         for i in range(num_jobs):
             queue.add(f"j{i}")
             silent.take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         assert len(worker.pull().jobs) == num_jobs
         assert "A" not in queue.look().workers
         new = queue.add("new")
@@ -293,7 +293,7 @@ class TestGivenADeadWorker:
         queue.worker("B").take()
         queue.client.delete(queue.keys.key("held", "A"))
         queue.client.set(queue.keys.key("held", "A"), "foreign")
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         assert short(queue.worker("C").pull().jobs) == ["b"]
 
@@ -301,7 +301,7 @@ class TestGivenADeadWorker:
         queue.add("a")
         queue.worker("A").take()
         queue.client.delete(queue.keys.key("worker", "A"))
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
 
         queue.worker("B").pull()
 
@@ -311,7 +311,7 @@ class TestGivenADeadWorker:
         job_id = queue.add("a")
         dead, worker = queue.worker("A"), queue.worker("B")
         dead.advance(tokens(dead.take(), 0, 4))
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         job = worker.take()
 
         assert worker.advance(ending(job, 4, 2)) == [Ok()]
@@ -326,7 +326,7 @@ class TestGivenADeregistration:
         job = worker.take()
         worker.advance(tokens(job, 0, 2))
 
-        assert worker.give_back(job, farewell=True) == [True]
+        assert worker.give_back(job, deregister=True) == [True]
 
         assert queue.look().workers == {}
         assert queue.names("alive") == set()
@@ -342,7 +342,7 @@ class TestGivenADeregistration:
         worker.beat()
         job = worker.take()
 
-        worker.give_back(farewell=True)
+        worker.give_back(deregister=True)
 
         assert queue.worker("B").take().was_reclaimed
         assert "deaths" not in queue.hash_of("job", "t", job.id.split(".")[2])
@@ -353,7 +353,7 @@ class TestGivenADeregistration:
         job_id = queue.add("a")
         worker = queue.worker("A")
         worker.take()
-        worker.give_back(farewell=True)
+        worker.give_back(deregister=True)
 
         reply = worker.beat(job_id)
 
@@ -366,7 +366,7 @@ class TestGivenADeregistration:
         job_id = queue.add("a")
         worker = queue.worker("A")
         worker.beat()
-        worker.give_back(farewell=True)
+        worker.give_back(deregister=True)
 
         assert worker.pull().jobs == ()
         assert worker.beat().was_dead
@@ -398,10 +398,10 @@ class TestGivenADeregistration:
         queue.add("a")
         slow, worker = queue.worker("A"), queue.worker("B")
         old = slow.take()
-        queue.pass_time(LIFE_MS + 1)
+        queue.pass_time(EXPIRY_MS + 1)
         worker.take()
 
-        assert slow.give_back(old, farewell=True) == [False]
+        assert slow.give_back(old, deregister=True) == [False]
         assert queue.state(old.id) is JobState.RUNNING
         check(queue)
 
@@ -434,7 +434,7 @@ class TestGivenARedisThatWasAway:
         with durable_valkey.client() as client:
             queue = Queue(client)
             job_id = queue.add("a")
-            queue.worker("A").beat(life_ms=100)
+            queue.worker("A").beat(expiry_ms=100)
             queue.worker("A").take()
         durable_valkey.restart()
         with durable_valkey.client() as client:
