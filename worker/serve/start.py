@@ -121,7 +121,6 @@ def _tell_parent() -> None:
 
 def _load(config: WorkerConfig, log: Log) -> LoadedModel:
     began_s = monotonic_s()
-    log.info("loading the model", model=config.model.path or "small", device=config.model.device)
     served = load(config)
     limits = served.executor.limits
     log.info(
