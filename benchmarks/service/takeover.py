@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ NUM_WORKERS, NUM_JOBS = 3, 24
 OUTPUT_TOKENS = 7000
 COMMAND = (
     *(sys.executable, "-P", "-m", "sluice.worker", "start", "--cpu", "--metrics-port", "0", "--no-recorder"),
+    *("--drain", "hand-over"),
     *("--model", "null?step_s=0.05&num_blocks=16384", "--log-level", "warning"),
 )
 BETWEEN_S = 1.0
@@ -43,11 +44,12 @@ class Fleet:
 
     client: Any  # redis-py's replies are untyped
     log: Path
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list["subprocess.Popen[bytes]"])
 
     def start(self) -> None:
         """Start one more."""
         with self.log.open("ab") as file:
-            subprocess.Popen(COMMAND, stdout=file, stderr=file)
+            self.processes.append(subprocess.Popen(COMMAND, stdout=file, stderr=file))
 
     def busiest(self) -> tuple[str, int]:
         """Return (incarnation, pid) of the worker that holds most jobs."""
@@ -70,11 +72,11 @@ class Fleet:
         return int(self.client.hget(KEYS.key("job", tenant, name), "started"))
 
     def stop(self) -> None:
-        """End all live workers."""
-        for incarnation in self.client.zrange(KEYS.key("alive"), 0, -1):
-            pid = self.client.hget(KEYS.key("worker", incarnation.decode()), "pid")
-            if pid is not None and Path(f"/proc/{int(pid)}").exists():
-                os.kill(int(pid), signal.SIGKILL)
+        """End all workers, also those that still start."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(timeout=60)
 
 
 def measure(num_kills: int) -> tuple[list[float], list[float]]:
