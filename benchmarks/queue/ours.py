@@ -61,7 +61,7 @@ def worker(
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                process.wait(timeout=60)
+            process.communicate(timeout=60)
 
 
 @contextmanager

@@ -1,9 +1,13 @@
 """Errors at a worker's start: one sentence with the remedy, an exit code, no traceback, no secret."""
 
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,10 +21,27 @@ from tests.servers import RedisServer, redis_server
 
 
 def invoke(*arguments: str, **environ: str) -> Result:
-    """Run the command in this process; it must not get as far as serving."""
+    """Run a command in this process."""
     result = CliRunner().invoke(main, list(arguments), env=environ)
     assert "Traceback" not in result.output
     return result
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    exit_code: int
+    output: str
+
+
+def start(*arguments: str, **environ: str) -> Ended:
+    """Run `worker start`, whose child must not get as far as serving."""
+    command = [sys.executable, "-P", "-m", "sluice.worker", "start", *arguments]
+    ended = subprocess.run(
+        command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert "Traceback" not in ended.stdout
+    return Ended(ended.returncode, ended.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +55,14 @@ def guarded() -> Generator[RedisServer]:
 
 class TestGivenWrongSettings:
     def test_when_started_then_every_problem_is_reported(self) -> None:
-        result = invoke("start", "--redis-url", "localhost", "--block-size", "many", SLUICE_NUM_BLOKS="3")
+        result = start("--redis-url", "localhost", "--block-size", "many", SLUICE_NUM_BLOKS="3")
 
         assert result.exit_code == ExitCode.MISUSED
         for words in ("--redis-url", "--block-size: expected tokens as a whole number", "SLUICE_NUM_BLOKS"):
             assert words in result.output
 
     def test_when_engine_settings_contradict_each_other_then_it_is_reported(self, valkey: RedisServer) -> None:
-        result = invoke(
-            "start",
+        result = start(
             "--model",
             "null",
             "--redis-url",
@@ -57,7 +77,7 @@ class TestGivenWrongSettings:
         assert "max_num_batched_tokens (3) must be at least max_num_seqs (9)" in result.output
 
     def test_when_both_devices_are_asked_for_then_it_is_misuse(self) -> None:
-        assert invoke("start", "--gpu", "0", "--cpu").exit_code == ExitCode.MISUSED
+        assert start("--gpu", "0", "--cpu").exit_code == ExitCode.MISUSED
 
 
 class TestGivenARedisThatIsNotThere:
@@ -65,7 +85,7 @@ class TestGivenARedisThatIsNotThere:
         url = f"unix://{tmp_path}/nobody.sock"
         began_s = time.monotonic()
 
-        result = invoke("start", "--model", "null", "--redis-url", url, "--redis-patience", "0.3")
+        result = start("--model", "null", "--redis-url", url, "--redis-patience", "0.3")
 
         assert result.exit_code == ExitCode.NOT_READY
         assert "did not answer within 0.3 s" in result.output
@@ -83,7 +103,7 @@ class TestGivenAServerThatIsNotForUs:
     def test_when_the_password_is_wrong_then_it_is_said_and_not_shown(self, guarded: RedisServer) -> None:
         url = f"redis://:hunter2@127.0.0.1:{guarded.port}"
 
-        result = invoke("start", "--model", "null", "--redis-url", url)
+        result = start("--model", "null", "--redis-url", url)
 
         assert result.exit_code == ExitCode.MISUSED
         assert "refuses this user" in result.output
@@ -93,7 +113,7 @@ class TestGivenAServerThatIsNotForUs:
         with valkey.client() as client:
             client.config_set("maxmemory-policy", "allkeys-lru")  # pyright: ignore[reportUnknownMemberType]  # partial
             try:
-                result = invoke("start", "--model", "null", "--redis-url", valkey.url)
+                result = start("--model", "null", "--redis-url", valkey.url)
             finally:
                 client.config_set("maxmemory-policy", "noeviction")  # pyright: ignore[reportUnknownMemberType]  # partial
 
@@ -111,21 +131,19 @@ class TestGivenAModelThatIsNotThere:
         ],
     )
     def test_when_started_then_it_is_said(self, valkey: RedisServer, model: str, words: str) -> None:
-        result = invoke("start", "--redis-url", valkey.url, "--model", model)
+        result = start("--redis-url", valkey.url, "--model", model)
 
         assert result.exit_code == ExitCode.MISUSED
         assert words in result.output
 
     def test_when_it_is_a_name_and_the_network_is_away_then_it_is_said(self, valkey: RedisServer) -> None:
-        result = invoke(
-            "start", "--redis-url", valkey.url, "--model", "nobody/nothing", "--no-recorder", HF_HUB_OFFLINE="1"
-        )
+        result = start("--redis-url", valkey.url, "--model", "nobody/nothing", "--no-recorder", HF_HUB_OFFLINE="1")
 
         assert result.exit_code == ExitCode.MISUSED
         assert "nobody/nothing is not a folder on this host" in result.output
 
     def test_when_its_folder_is_empty_then_it_is_said(self, valkey: RedisServer, tmp_path: Path) -> None:
-        result = invoke("start", "--redis-url", valkey.url, "--model", str(tmp_path))
+        result = start("--redis-url", valkey.url, "--model", str(tmp_path))
 
         assert result.exit_code == ExitCode.MISUSED
         assert "has no config.json" in result.output
@@ -139,7 +157,7 @@ class TestGivenAHistoryOfAnotherRelease:
             database.execute("INSERT INTO alembic_version VALUES ('9999')")
         database.close()
 
-        result = invoke("start", "--redis-url", valkey.url, "--model", "null", "--database-url", f"sqlite:///{path}")
+        result = start("--redis-url", valkey.url, "--model", "null", "--database-url", f"sqlite:///{path}")
 
         assert result.exit_code == ExitCode.MISUSED
         assert "the history has schema 9999" in result.output

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -159,13 +159,14 @@ def use(folder: Path, waits: Waits | None = None) -> Use:
     embedded, waits = Embedded(folder), waits or Waits()
     with _explained(folder):
         _make_own(embedded)
-        with waits.wait() as wait, _lock(embedded.lock_path, wait):
-            users = embedded.users_path.open("a")
+        with waits.wait() as wait, _lock(embedded.lock_path, wait), ExitStack() as on_failure:
+            users = on_failure.enter_context(embedded.users_path.open("a"))
             # Never waits: the exclusive lock is only tried while the other lock is held.
             fcntl.flock(users, fcntl.LOCK_SH)
             is_new = not answers(embedded)
             if is_new:
                 _start(embedded, wait)
+            on_failure.pop_all()
     return Use(embedded, users, has_started=is_new)
 
 
@@ -331,7 +332,8 @@ def _launch(embedded: Embedded, binary: Path) -> None:
 
 def _is_coming(embedded: Embedded) -> bool:
     """Return whether it has not written its process id yet, or is running."""
-    return not embedded.pid_path.exists() or _runs(embedded)
+    # The server creates the file before it writes into it.
+    return _pid(embedded) is None or _runs(embedded)
 
 
 def _runs(embedded: Embedded) -> bool:

@@ -116,7 +116,7 @@ APPENDS = (
             Patch(
                 "worker/jobs/progress.py",
                 "if choice.end is not None and choice.fits_an_entry else None",
-                "if choice.end is not None and choice.fits_an_entry and not entry.token_ids else None",
+                "if choice.end is not None and choice.fits_an_entry and not choice.num_next_tokens else None",
             ),
         ),
         tests=("tests/worker/jobs/test_results.py",),
