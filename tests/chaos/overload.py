@@ -27,7 +27,7 @@ from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.database import open_database
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.submission import Receipt
-from tests.end_to_end.processes import WorkerProcess, crew
+from tests.end_to_end.processes import WorkerProcess, worker_pool
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
@@ -240,7 +240,7 @@ def overloaded(
         url = database_url or f"sqlite:///{folder}/history.db"
         usual = {"RECORDER": "true", "DATABASE_URL": url, "BEAT_EVERY_S": "1", "BEAT_LIFE_S": "4"}
         model = {"MODEL": f"null?step_s={step_s}", "MAX_NUM_SEQS": str(SEQUENCES)}
-        [worker] = stack.enter_context(crew(server.url, folder)).start_all(1, **{**usual, **model, **settings})
+        [worker] = stack.enter_context(worker_pool(server.url, folder)).start_all(1, **{**usual, **model, **settings})
         if "RECORDER" not in settings:
             worker.wait_for_line("recorder started")
         flood = Flood(producer, factor * SEQUENCES / step_s / TOKENS)

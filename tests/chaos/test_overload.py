@@ -20,7 +20,7 @@ from tests.chaos.checker.queue import FOR_EVER, WORKER_KEPT_MS
 from tests.chaos.faults.recording import record_all
 from tests.chaos.faults.sql_outage import away_for
 from tests.chaos.overload import Overload, overloaded, readers_that_stop, report
-from tests.end_to_end.processes import crew
+from tests.end_to_end.processes import worker_pool
 from tests.integration.jobs import KEYS, Ask, num_on_channel, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
 from tests.postgres import HOW_TO_GET, has_postgres
@@ -155,7 +155,7 @@ class TestGivenAQueueThatForgetsSoon:
     def test_when_the_stated_times_are_over_then_nothing_is_left(self, valkey: RedisServer, tmp_path: Path) -> None:
         asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=60, n=1 + i % 2), seed=i) for i in range(12)]
         client: Any = valkey.client()  # redis-py types it in part
-        with client, Producer(valkey.url) as producer, crew(valkey.url, tmp_path) as workers:
+        with client, Producer(valkey.url) as producer, worker_pool(valkey.url, tmp_path) as workers:
             client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
             producer.configure(QueueSettings(result_ttl_ms=1000, channel_ttl_ms=500, idempotency_ttl_ms=500))
             first, second = workers.start_all(2)

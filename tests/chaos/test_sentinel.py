@@ -11,7 +11,7 @@ import pytest
 from sluice.producer import AsyncProducer, Producer, Receipt
 from sluice.producer.contract.wire import JobId, JobOptions
 from tests.chaos.faults.replicated import Watched, watched
-from tests.end_to_end.processes import crew
+from tests.end_to_end.processes import worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -106,7 +106,7 @@ class TestGivenAReplicaThatIsBehind:
     ) -> None:
         asks = [Ask(options=JobOptions(max_tokens=NUM_TOKENS), seed=i) for i in range(8)]
         history = f"sqlite:///{tmp_path / 'history.db'}"
-        with crew(service.url, tmp_path) as workers, service.pair.replica.client() as replica:
+        with worker_pool(service.url, tmp_path) as workers, service.pair.replica.client() as replica:
             crowd = workers.start_all(3, MODEL=SLOW, RECORDER="true", DATABASE_URL=history, MAX_NUM_SEQS="4")
             with service.pair.primary.client() as primary:
                 job_ids = submit_all(primary, asks)

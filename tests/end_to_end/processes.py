@@ -100,7 +100,7 @@ class WorkerProcess:
         self.process.wait()
 
 
-class Crew:
+class WorkerPool:
     """Starts workers and kills whatever is left of them."""
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -129,9 +129,9 @@ class Crew:
 
 
 @contextmanager
-def crew(url: str, folder: Path) -> Generator[Crew]:
+def worker_pool(url: str, folder: Path) -> Generator[WorkerPool]:
     """Workers that do not outlive the test."""
-    made = Crew(url, folder)
+    made = WorkerPool(url, folder)
     try:
         yield made
     finally:

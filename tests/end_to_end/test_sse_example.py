@@ -16,7 +16,7 @@ import pytest
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.transport import embedded
-from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, crew
+from tests.end_to_end.processes import ROOT, START_TIMEOUT_S, worker_pool
 from tests.servers import binary_of, how_to_get
 
 MAX_TOKENS = 120
@@ -100,7 +100,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     command = [sys.executable, "-m", "uvicorn", "docs.examples.sse:app", "--host", "127.0.0.1", "--port", "0"]
     url = embedded.ensure(state).url
     try:
-        with crew(url, folder) as workers, log.open("wb") as stream, Producer(url) as producer:
+        with worker_pool(url, folder) as workers, log.open("wb") as stream, Producer(url) as producer:
             backend = subprocess.Popen(
                 command, cwd=ROOT, env=environment | {"SLUICE_STATE_DIR": str(state)}, stdout=stream, stderr=stream
             )

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sluice.producer.contract.wire import JobId, JobOptions
-from tests.end_to_end.processes import Crew, crew
+from tests.end_to_end.processes import WorkerPool, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -35,8 +35,8 @@ def client(valkey: RedisServer) -> Generator[Any]:  # Any: redis-py's clients sh
 
 
 @pytest.fixture
-def workers(valkey: RedisServer, tmp_path: Path) -> Generator[Crew]:
-    with crew(valkey.url, tmp_path) as made:
+def workers(valkey: RedisServer, tmp_path: Path) -> Generator[WorkerPool]:
+    with worker_pool(valkey.url, tmp_path) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ class TestGivenTwoWorkersWithRoom:
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda one: one.name)
     def test_when_the_one_with_jobs_is_killed_then_the_other_continues(
-        self, workers: Crew, client: Any, number: signal.Signals
+        self, workers: WorkerPool, client: Any, number: signal.Signals
     ) -> None:
         asks = [Ask(options=JobOptions(max_tokens=120), seed=i) for i in range(6)]
         first, _ = workers.start_all(2, **LONG_LIFE)
@@ -65,7 +65,7 @@ class TestGivenTwoWorkersWithRoom:
         assert attempts(client, job_ids) == {1, 2}, "only the dead one's moved"
         assert client.hget(KEYS.key("counters"), "worker_deaths") == b"1"
 
-    def test_when_a_library_ends_the_process_then_the_other_continues(self, workers: Crew, client: Any) -> None:
+    def test_when_a_library_ends_the_process_then_the_other_continues(self, workers: WorkerPool, client: Any) -> None:
         asks = [Ask(prompt="[[exit@10x1]]", options=JobOptions(max_tokens=60)), Ask(options=JobOptions(max_tokens=60))]
         obedient = {**LONG_LIFE, "MODEL": "null?step_s=0.01&obey_prompts=1"}
         first = workers.start_all(1, **obedient)[0]
@@ -81,7 +81,7 @@ class TestGivenTwoWorkersWithRoom:
 
 class TestGivenAWorkerAlone:
     def test_when_killed_and_restarted_by_its_supervisor_then_the_new_one_continues(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         ask = Ask(options=JobOptions(max_tokens=100))
         first = workers.start_all(1, **LONG_LIFE)[0]
@@ -98,7 +98,7 @@ class TestGivenAWorkerAlone:
     def test_when_redis_is_away_at_its_death_then_the_parent_ends_all_the_same(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
-        with crew(durable_valkey.url, tmp_path) as workers:
+        with worker_pool(durable_valkey.url, tmp_path) as workers:
             worker = workers.start_all(1, **LONG_LIFE)[0]
             durable_valkey.stop()
 
@@ -110,7 +110,7 @@ class TestGivenAWorkerAlone:
     def test_when_redis_stands_still_then_the_parent_waits_for_it_briefly(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
-        with crew(durable_valkey.url, tmp_path) as workers:
+        with worker_pool(durable_valkey.url, tmp_path) as workers:
             worker = workers.start_all(1, **LONG_LIFE)[0]
             durable_valkey.freeze()
             try:
@@ -120,7 +120,9 @@ class TestGivenAWorkerAlone:
             finally:
                 durable_valkey.thaw()
 
-    def test_when_its_parent_is_killed_then_it_finishes_its_jobs_and_leaves(self, workers: Crew, client: Any) -> None:
+    def test_when_its_parent_is_killed_then_it_finishes_its_jobs_and_leaves(
+        self, workers: WorkerPool, client: Any
+    ) -> None:
         ask = Ask(options=JobOptions(max_tokens=100))
         worker = workers.start_all(1, **LONG_LIFE)[0]
         (job_id,) = submit_all(client, [ask])
@@ -133,7 +135,7 @@ class TestGivenAWorkerAlone:
         assert attempts(client, [job_id]) == {1}
         wait_until(lambda: client.zcard(KEYS.key("alive")) == 0, "it deregistered")
 
-    def test_when_it_runs_then_its_parent_has_not_loaded_what_it_needs(self, workers: Crew) -> None:
+    def test_when_it_runs_then_its_parent_has_not_loaded_what_it_needs(self, workers: WorkerPool) -> None:
         worker = workers.start_all(1, **LONG_LIFE)[0]
 
         maps = {Path(one.path).name for one in psutil.Process(worker.process.pid).memory_maps()}

@@ -10,7 +10,7 @@ import pytest
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobOptions
 from sluice.worker.errors import ExitCode
-from tests.end_to_end.processes import Crew, crew
+from tests.end_to_end.processes import WorkerPool, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -37,15 +37,15 @@ def client(valkey: RedisServer) -> Generator[Any]:
 
 
 @pytest.fixture
-def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with crew(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path) as made:
         yield made
 
 
 class TestGivenAModelThatLosesItsDevice:
     def test_when_it_happens_then_the_worker_asks_for_a_restart_and_its_jobs_continue(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         losing = Ask(prompt="[[lose@20x1]]", options=JobOptions(max_tokens=60))
         worker = workers.start_all(1, MODEL=FAULTY)[0]
@@ -60,7 +60,7 @@ class TestGivenAModelThatLosesItsDevice:
         check_every_token_once(client, dict(zip(job_ids, [losing, GOOD], strict=True)))
 
     def test_when_a_job_does_it_each_time_then_it_is_given_up_and_its_mate_completes(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         losing = Ask(prompt="[[lose@3]]", options=JobOptions(max_tokens=60))
         losing_id, good_id = submit_all(client, [losing, GOOD])
@@ -79,7 +79,7 @@ class TestGivenAModelThatLosesItsDevice:
 
 
 class TestGivenAJobWithLogitsThatAreNotNumbers:
-    def test_when_it_runs_then_it_alone_fails_after_the_tokens_it_has(self, workers: Crew, client: Any) -> None:
+    def test_when_it_runs_then_it_alone_fails_after_the_tokens_it_has(self, workers: WorkerPool, client: Any) -> None:
         bad = Ask(prompt="[[nan@7]]", options=JobOptions(max_tokens=60))
         workers.start_all(1, MODEL=FAULTY)
 
@@ -95,7 +95,7 @@ class TestGivenAJobWithLogitsThatAreNotNumbers:
 
 class TestGivenAStepThatHangs:
     def test_when_its_deadline_has_passed_then_others_take_its_jobs_and_it_ends(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         hanging = Ask(prompt="[[hang@10x1]]", options=JobOptions(max_tokens=30))
         hung = workers.start_all(1, MODEL=FAULTY, STEP_DEADLINE_S="0.5")[0]
@@ -111,7 +111,7 @@ class TestGivenAStepThatHangs:
         check_nothing_is_left(client)
 
     @pytest.mark.slow
-    def test_when_it_is_asked_to_stop_then_it_ends_within_a_limit(self, workers: Crew, client: Any) -> None:
+    def test_when_it_is_asked_to_stop_then_it_ends_within_a_limit(self, workers: WorkerPool, client: Any) -> None:
         hanging = Ask(prompt="[[hang@10x1]]", options=JobOptions(max_tokens=30))
         hung = workers.start_all(1, MODEL=FAULTY, STEP_DEADLINE_S="600", DRAIN_TIMEOUT_S="0.1")[0]
         (job_id,) = submit_all(client, [hanging])
@@ -129,7 +129,7 @@ class TestGivenAStepThatHangs:
 class TestGivenAnotherProgramsKey:
     """A key of the queue is of the wrong type."""
 
-    def test_when_started_then_it_says_which(self, workers: Crew, client: Any) -> None:
+    def test_when_started_then_it_says_which(self, workers: WorkerPool, client: Any) -> None:
         client.set(KEYS.key("outbox"), "mine")
 
         worker = workers.start()
@@ -139,7 +139,7 @@ class TestGivenAnotherProgramsKey:
         assert "Traceback" not in worker.said
 
     def test_when_it_comes_while_serving_then_the_worker_gives_up_and_is_restarted(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         worker = workers.start_all(1)[0]
         client.delete(KEYS.key("bell"))

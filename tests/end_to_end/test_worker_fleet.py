@@ -11,7 +11,7 @@ import pytest
 
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobOptions
-from tests.end_to_end.processes import Crew, WorkerProcess, crew
+from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -35,9 +35,9 @@ def client(valkey: RedisServer) -> Generator[Any]:
 
 
 @pytest.fixture
-def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with crew(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path) as made:
         yield made
 
 
@@ -51,7 +51,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
     """Each has jobs in mid-generation, 10 ms a token."""
 
     def test_when_one_is_killed_then_jobs_resume_it_restarts_and_all_stop_on_a_signal(
-        self, fleets: Crew, client: Any
+        self, fleets: WorkerPool, client: Any
     ) -> None:
         fleet = fleets.start(PROCESSES="2", MAX_NUM_SEQS="8", METRICS="true", METRICS_PORT="0")
         wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
@@ -79,7 +79,7 @@ class TestGivenAFleetOfTwoOnTheCpu:
         assert client.zcard(KEYS.key("alive")) == 0, "both deregistered"
 
     def test_when_the_parent_is_killed_then_the_workers_finish_what_they_have_and_go(
-        self, fleets: Crew, client: Any
+        self, fleets: WorkerPool, client: Any
     ) -> None:
         fleet = fleets.start(PROCESSES="2")
         wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
@@ -101,7 +101,7 @@ class TestGivenAFleetWhoseWorkersStillStart:
     @pytest.fixture
     def starting(self, durable_valkey: RedisServer, tmp_path: Path) -> Generator[WorkerProcess]:
         durable_valkey.stop()
-        with crew(durable_valkey.url, tmp_path) as made:
+        with worker_pool(durable_valkey.url, tmp_path) as made:
             fleet = made.start(PROCESSES="2")
             wait_until(lambda: fleet.said.count('"event": "waiting for redis"') == 2, "both wait")
             yield fleet

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sluice.producer.contract.wire import JobId, JobOptions
-from tests.end_to_end.processes import Crew, WorkerProcess, crew
+from tests.end_to_end.processes import WorkerPool, WorkerProcess, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -31,9 +31,9 @@ def client(valkey: RedisServer) -> Generator[Any]:
 
 
 @pytest.fixture
-def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with crew(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path) as made:
         yield made
 
 
@@ -58,7 +58,9 @@ def recorder_of(worker: WorkerProcess) -> psutil.Process:
 
 
 class TestGivenAWorkerWithItsRecorder:
-    def test_when_the_recorder_dies_then_another_is_started(self, workers: Crew, client: Any, tmp_path: Path) -> None:
+    def test_when_the_recorder_dies_then_another_is_started(
+        self, workers: WorkerPool, client: Any, tmp_path: Path
+    ) -> None:
         path = tmp_path / "history.db"
         worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{path}")[0]
 
@@ -69,7 +71,7 @@ class TestGivenAWorkerWithItsRecorder:
         wait_until(lambda: ended(rows_of(path), job_ids), "the row is there")
 
     def test_when_their_parent_is_killed_then_worker_and_recorder_go_too(
-        self, workers: Crew, client: Any, tmp_path: Path
+        self, workers: WorkerPool, client: Any, tmp_path: Path
     ) -> None:
         del client
         worker = workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{tmp_path}/history.db")[0]
@@ -83,7 +85,7 @@ class TestGivenAWorkerWithItsRecorder:
         wait_until(lambda: not any(map(is_running, processes)), "they are gone")
 
     def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_true_row(
-        self, workers: Crew, client: Any, tmp_path: Path
+        self, workers: WorkerPool, client: Any, tmp_path: Path
     ) -> None:
         path = tmp_path / "history.db"
         settings = {"RECORDER": "true", "DATABASE_URL": f"sqlite:///{path}"}
@@ -105,7 +107,7 @@ class TestGivenAWorkerWithItsRecorder:
             check_row(row)
 
     def test_when_the_database_is_away_then_jobs_run_and_the_outbox_keeps_their_rows(
-        self, workers: Crew, client: Any, tmp_path: Path
+        self, workers: WorkerPool, client: Any, tmp_path: Path
     ) -> None:
         folder = tmp_path / "later"
         asks = [Ask(options=JobOptions(max_tokens=5), seed=i) for i in range(3)]

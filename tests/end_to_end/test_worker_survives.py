@@ -9,7 +9,7 @@ import pytest
 
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobOptions
-from tests.end_to_end.processes import Crew, crew
+from tests.end_to_end.processes import WorkerPool, worker_pool
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -33,9 +33,9 @@ def client(valkey: RedisServer) -> Generator[Any]:
 
 
 @pytest.fixture
-def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Crew]:
+def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[WorkerPool]:
     del client
-    with crew(valkey.url, tmp_path) as made:
+    with worker_pool(valkey.url, tmp_path) as made:
         yield made
 
 
@@ -46,7 +46,9 @@ def long_jobs(count: int, *, tokens: int = 120) -> list[Ask]:
 class TestGivenTwoWorkers:
     """Each has jobs in mid-generation, 10 ms a token."""
 
-    def test_when_one_is_killed_then_the_other_goes_on_at_the_next_token(self, workers: Crew, client: Any) -> None:
+    def test_when_one_is_killed_then_the_other_goes_on_at_the_next_token(
+        self, workers: WorkerPool, client: Any
+    ) -> None:
         asks = long_jobs(12)
         first, _ = workers.start_all(2, MAX_NUM_SEQS="16")
         job_ids = submit_all(client, asks)
@@ -61,7 +63,7 @@ class TestGivenTwoWorkers:
         assert set(attempts) == {1, 2}, "some were the dead worker's, some were not"
 
     def test_when_one_is_stopped_past_its_lifetime_then_its_late_writes_are_refused(
-        self, workers: Crew, client: Any
+        self, workers: WorkerPool, client: Any
     ) -> None:
         asks = long_jobs(6, tokens=150)
         zombie = workers.start_all(1)[0]
@@ -78,7 +80,7 @@ class TestGivenTwoWorkers:
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
 
-    def test_when_one_must_hand_over_then_the_other_continues(self, workers: Crew, client: Any) -> None:
+    def test_when_one_must_hand_over_then_the_other_continues(self, workers: WorkerPool, client: Any) -> None:
         asks = long_jobs(8, tokens=100)
         leaver = workers.start_all(1, DRAIN="hand-over")[0]
         job_ids = submit_all(client, asks)
@@ -96,7 +98,9 @@ class TestGivenTwoWorkers:
 class TestGivenOneWorkerWithMoreThanItRuns:
     """Two run, others wait in the queue."""
 
-    def test_when_stopped_then_it_finishes_what_runs_and_leaves_the_rest(self, workers: Crew, client: Any) -> None:
+    def test_when_stopped_then_it_finishes_what_runs_and_leaves_the_rest(
+        self, workers: WorkerPool, client: Any
+    ) -> None:
         asks = long_jobs(6, tokens=40)
         worker = workers.start_all(1, MAX_NUM_SEQS="2")[0]
         job_ids = submit_all(client, asks)
@@ -114,7 +118,7 @@ class TestGivenOneWorkerWithMoreThanItRuns:
         wait_for_ends(client, job_ids)
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
 
-    def test_when_asked_twice_then_it_hands_everything_back_at_once(self, workers: Crew, client: Any) -> None:
+    def test_when_asked_twice_then_it_hands_everything_back_at_once(self, workers: WorkerPool, client: Any) -> None:
         ask = Ask(options=JobOptions(max_tokens=3000))
         worker = workers.start_all(1)[0]
         (job_id,) = submit_all(client, [ask])
@@ -128,7 +132,7 @@ class TestGivenOneWorkerWithMoreThanItRuns:
         assert state_of(client, job_id) is JobState.QUEUED
         assert num_on_channel(client, job_id) < 3000
 
-    def test_when_quieted_then_it_takes_nothing_until_continued(self, workers: Crew, client: Any) -> None:
+    def test_when_quieted_then_it_takes_nothing_until_continued(self, workers: WorkerPool, client: Any) -> None:
         ask = Ask(options=JobOptions(max_tokens=5))
         worker = workers.start_all(1)[0]
         worker.signal(signal.SIGTSTP)
@@ -150,7 +154,7 @@ class TestGivenARedisThatGoesAwayForGood:
     ) -> None:
         ask = Ask(options=JobOptions(max_tokens=3000))
         client: Any = durable_valkey.client()  # redis-py types it in part
-        with client, crew(durable_valkey.url, tmp_path) as workers:
+        with client, worker_pool(durable_valkey.url, tmp_path) as workers:
             worker = workers.start_all(1, DRAIN_TIMEOUT_S="0.3")[0]
             (job_id,) = submit_all(client, [ask])
             wait_until(lambda: num_on_channel(client, job_id) >= 3, "it runs")
@@ -171,7 +175,7 @@ class TestGivenARedisThatRestarts:
     ) -> None:
         asks = long_jobs(6, tokens=200)
         client: Any = durable_valkey.client()  # redis-py types it in part
-        with client, crew(durable_valkey.url, tmp_path) as workers:
+        with client, worker_pool(durable_valkey.url, tmp_path) as workers:
             # Appended at once: the test is about leases, not about a lost second.
             client.config_set("appendfsync", "always")
             first, second = workers.start_all(2)

@@ -88,13 +88,13 @@ class Running:
             mailbox=mailbox,
             clock=ServerClock(),
             health=health,
-            unavailable=UnavailablePartitions(self.connections.open, health, mailbox.ring),
+            unavailable=UnavailablePartitions(self.connections.open, health, mailbox.wake),
             meters=Meters(),
             watchdog=Watchdog(30.0, self.clock),
             log=get_log(),
         )
         self.taken: list[HeldJob] = []
-        self.listener = NotificationListener(self.connections.open(), mailbox.ring, mailbox.fail)
+        self.listener = NotificationListener(self.connections.open(), mailbox.wake, mailbox.fail)
         uplink = self.connections.uplink
         self.returns = ReturnQueue(uplink.puller, self.context)
         pulling = Pulling(uplink, self.listener, self.context, self.returns, self._admit)

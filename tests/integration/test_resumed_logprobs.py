@@ -42,7 +42,7 @@ MOST_GROWTH = 2.0
 # alike. Against float64 the ratio of their rms was 0.77 to 1.36 in 840 runs; one entry of another step: above 1000.
 
 
-class Outcome(NamedTuple):
+class TwoRuns(NamedTuple):
     """The same job twice. `num_before` tokens of the first choice were on the channel when the worker left."""
 
     resumed: tuple[ChoiceResult, ...]
@@ -55,7 +55,7 @@ def on_channel(client: Any, job_id: JobId, choice: int) -> list[TokenLogprobs]:
     return [one for entry in read_channel(client, job_id, choice) for one in entry.logprobs or ()]
 
 
-def run_twice(valkey: RedisServer, ask: Ask, dtype: str) -> Outcome:
+def run_twice(valkey: RedisServer, ask: Ask, dtype: str) -> TwoRuns:
     """Run `ask` on one worker, then again on two. Checks that results are complete, and of the same tokens."""
     model: dict[str, Any] = {"model__path": str(FOLDER), "model__dtype": dtype}
     with valkey.client() as client:
@@ -68,7 +68,7 @@ def run_twice(valkey: RedisServer, ask: Ask, dtype: str) -> Outcome:
         with running_worker(valkey.url, **model):
             wait_for_ends(client, [job_id])
 
-        outcome = Outcome(result_of(client, job_id).choices, result_of(client, undisturbed).choices, num_before)
+        outcome = TwoRuns(result_of(client, job_id).choices, result_of(client, undisturbed).choices, num_before)
         assert 10 <= num_before < ask.options.max_tokens
         for choice, (resumed, expected) in enumerate(zip(outcome.resumed, outcome.undisturbed, strict=True)):
             assert resumed.token_ids == expected.token_ids

@@ -65,7 +65,7 @@ DISTURBED: Mapping[str, Setting] = {
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
+class EngineRun:
     """What a run said, by (request, choice)."""
 
     token_ids: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
@@ -85,7 +85,7 @@ class Outcome:
             self.errors[key] = delta.finish.error
 
 
-def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, dtype: str = "auto") -> Outcome:
+def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, dtype: str = "auto") -> EngineRun:
     """Run `requests` to their ends, checking the engine's books after every step."""
     options = ModelOptions(
         path=folder,
@@ -109,11 +109,11 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
     return _run(LLMEngine(executor, NullTokenizer(), config), requests, setting)
 
 
-def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> Outcome:
+def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> EngineRun:
     random = Random(setting.seed)
     arrivals = {request.id: random.randrange(setting.arrivals) for request in requests}
     aborts = {request_id: arrivals[request_id] + random.randrange(1, 12) for request_id in sorted(setting.abort)}
-    outcome, step = Outcome(), 0
+    outcome, step = EngineRun(), 0
     while step <= max(arrivals.values(), default=0) or not engine.is_idle:
         engine.add([request for request in requests if arrivals[request.id] == step])
         engine.abort([request_id for request_id, when in aborts.items() if when == step])

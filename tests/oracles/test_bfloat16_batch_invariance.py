@@ -16,7 +16,7 @@ import torch
 from sluice.engine.request import ChoiceProgress, Request
 from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
-from tests.oracles.engines import DISTURBED, Outcome, Setting, run
+from tests.oracles.engines import DISTURBED, EngineRun, Setting, run
 from tests.oracles.test_seeded_sampling import requests
 from tests.oracles.tiny_models import TinyModel
 
@@ -44,9 +44,9 @@ def folder() -> Path:
 
 
 @cache
-def alone(block_size: int) -> Outcome:
+def alone(block_size: int) -> EngineRun:
     """Each request in a separate engine."""
-    outcome = Outcome()
+    outcome = EngineRun()
     for request in requests():
         single = run(folder(), [request], Setting(block_size=block_size), dtype=DTYPE)
         outcome.token_ids |= single.token_ids
@@ -76,7 +76,7 @@ def test_a_resumed_request_goes_on_to_the_bit(cut: int) -> None:
         assert outcome.logprobs.get(key, []) == expected.logprobs[key][cut:]
 
 
-def resumed(request: Request, whole: Outcome, cut: int) -> Request:
+def resumed(request: Request, whole: EngineRun, cut: int) -> Request:
     """As it is after another worker has said `cut` tokens of each choice."""
     said = (tuple(whole.token_ids[request.id, choice][:cut]) for choice in range(request.num_choices))
     return replace(request, progress=tuple(ChoiceProgress(token_ids=token_ids) for token_ids in said))

@@ -15,7 +15,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, SamplingParams
 from sluice.kernels.copy_blocks import copy_blocks
-from tests.oracles.engines import Outcome
+from tests.oracles.engines import EngineRun
 from tests.oracles.tiny_models import TINY_MODELS
 
 SHARED = tuple((7 * n) % 90 + 2 for n in range(27))
@@ -51,7 +51,7 @@ def requests() -> list[Request]:
     ]
 
 
-def run(*, shares: bool, **options: Any) -> tuple[Outcome, int]:
+def run(*, shares: bool, **options: Any) -> tuple[EngineRun, int]:
     """What is said where a request comes every third step, and how many blocks were copied for sequences."""
     sizes: dict[str, Any] = {"block_size": 8, "num_blocks": 60, "max_num_seqs": 6, "max_num_batched_tokens": 64}
     runner = load_model_runner(ModelOptions(path=folder(), **sizes | options))
@@ -61,7 +61,7 @@ def run(*, shares: bool, **options: Any) -> tuple[Outcome, int]:
         enable_prefix_caching=shares,
     )
     engine = LLMEngine(runner, NullTokenizer(), config)
-    outcome, waiting = Outcome(), requests()
+    outcome, waiting = EngineRun(), requests()
     with patch.object(model_runner, "copy_blocks", wraps=copy_blocks) as copy:
         for step in range(400):
             if waiting and step % 3 == 0:

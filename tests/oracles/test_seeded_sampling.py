@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 import pytest
 
 from sluice.engine.request import ChoiceProgress, Request, SamplingParams
-from tests.oracles.engines import CALM, DISTURBED, Outcome, Setting, run
+from tests.oracles.engines import CALM, DISTURBED, EngineRun, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS
 
 PARAMS = {
@@ -55,9 +55,9 @@ def folder() -> Path:
 
 
 @cache
-def alone() -> Outcome:
+def alone() -> EngineRun:
     """Each request in a separate engine."""
-    outcome = Outcome()
+    outcome = EngineRun()
     for request in requests():
         single = run(folder(), [request])
         outcome.token_ids |= single.token_ids
@@ -73,7 +73,7 @@ def test_tokens_are_the_same_in_any_batch(setting: Setting) -> None:
     check_logprobs(outcome)
 
 
-def check_logprobs(outcome: Outcome, cut: int = 0) -> None:
+def check_logprobs(outcome: EngineRun, cut: int = 0) -> None:
     """From `cut` on they are those of an engine that did nothing else: of the drawn token, and of the likeliest."""
     asked = [key for key, entries in alone().logprobs.items() if entries]
     assert len(asked) == 4, "of three requests, of which one has two choices"

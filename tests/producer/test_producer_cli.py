@@ -29,7 +29,7 @@ from tests.servers import RedisServer
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Ended:
     """What a command printed, and its exit code."""
 
     code: int
@@ -37,7 +37,7 @@ class Said:
     err: str
 
 
-Run = Callable[..., Said]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def run(
     monkeypatch.delenv("SLUICE_DATABASE_URL", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str, stdin: bytes = b"") -> Said:
+    def run(*arguments: str, stdin: bytes = b"") -> Ended:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         captured = capsys.readouterr()
-        return Said(int(ended.value.code or 0), captured.out, captured.err)
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
 
@@ -105,7 +105,7 @@ class TestGivenAWorker:
         with working(valkey):
             said = run("ask", "Name three rivers.", "--max-tokens", "3")
 
-        assert said == Said(0, "w0 w1 w2 \n", "")
+        assert said == Ended(0, "w0 w1 w2 \n", "")
 
     def test_when_asked_for_json_then_ids_usage_and_reason_are_there(self, run: Run, valkey: RedisServer) -> None:
         with working(valkey):
@@ -157,8 +157,8 @@ class TestGivenJobsInTheQueue:
         worker.say(leased, [], "", end=JobState.FAILED, error="broken", code="broken")
         assert leased.id == failed
 
-        assert run("requeue", failed, waiting) == Said(1, f"{failed}\trequeued\n{waiting}\tnot requeued\n", "")
-        assert run("cancel", failed) == Said(0, f"{failed}\tcancelled\n", "")
+        assert run("requeue", failed, waiting) == Ended(1, f"{failed}\trequeued\n{waiting}\tnot requeued\n", "")
+        assert run("cancel", failed) == Ended(0, f"{failed}\tcancelled\n", "")
         assert run("cancel", "0.default.nobody").code == 1
         deleted = run("delete", failed, waiting)
         assert deleted.out == f"{failed}\tdeleted\n{waiting}\tnot ended\n"
@@ -180,7 +180,7 @@ class TestGivenJobsInTheQueue:
         assert [row["id"] for row in json.loads(run("requeue", "--all", "--json").out)] == ids
         assert producer.queue()[0].dead == 2
 
-        assert run("requeue", "--error-code", "out_of_memory", "--yes") == Said(0, "1 jobs requeued\n", "")
+        assert run("requeue", "--error-code", "out_of_memory", "--yes") == Ended(0, "1 jobs requeued\n", "")
         assert [producer.status(one).state for one in ids] == [JobState.QUEUED, JobState.FAILED]
         assert run("requeue", "--all", "--min-age", "3600", "--yes").out == "0 jobs requeued\n"
         assert run("requeue", "--max-age", "3600", "--yes").out == "1 jobs requeued\n"
@@ -196,7 +196,7 @@ class TestGivenJobsInTheQueue:
         assert json.loads(run("batches", "expire", "b", "--in", "3600", "--json").out)["deadline_ms"] is not None
         assert "total\t2" in run("batches", "close", "b").out
         cancelled = run("cancel", "--batch", "b", "--reason", "wrong file")
-        assert cancelled == Said(0, "1 jobs cancelled, 1 asked to stop\n", "")
+        assert cancelled == Ended(0, "1 jobs cancelled, 1 asked to stop\n", "")
         assert producer.status(waiting).error == "wrong file"
 
     @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ class TestGivenAHistory:
     ) -> None:
         said = run("delete", job_id)
 
-        assert said == Said(0, f"{job_id}\tdeleted\n", "")
+        assert said == Ended(0, f"{job_id}\tdeleted\n", "")
         assert producer.views([job_id]) == [None]
         engine = open_database(sqlite_url)
         with engine.connect() as connection:

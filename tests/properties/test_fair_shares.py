@@ -106,7 +106,7 @@ class Crowd:
 
 
 def serve(
-    queue: Queue, crew: list[SlottedWorker], tenants: Mapping[str, int], dice: random.Random, ms: int
+    queue: Queue, workers: list[SlottedWorker], tenants: Mapping[str, int], dice: random.Random, ms: int
 ) -> Counter[str]:
     """Let time pass, with jobs of so many tokens waiting for each tenant; returns the tokens that each got."""
     crowd, got = Crowd(queue, dice, tenants), Counter[str]()
@@ -115,10 +115,10 @@ def serve(
         if at_ms % 500 == 0:
             for tenant in tenants:
                 crowd.keep_waiting(tenant, at_least=120)
-            for one in crew:
+            for one in workers:
                 one.worker.beat(*[running.leased.id for running in one.running])
         queue.pass_time(TICK_MS)
-        for one in dice.sample(crew, len(crew)):
+        for one in dice.sample(workers, len(workers)):
             got += one.tick(dice)
     return got
 
@@ -146,12 +146,12 @@ class TestGivenATenantThatFloods:
         print(f"seed {seed}")  # noqa: T201  # shown where it fails
         dice, queue = random.Random(seed), fresh(valkey)
         queue.configure(mode="fair", weights=weights)
-        crew = [SlottedWorker(queue.worker(f"w{i}")) for i in range(NUM_WORKERS)]
+        workers = [SlottedWorker(queue.worker(f"w{i}")) for i in range(NUM_WORKERS)]
         # It is there first, has a thousand jobs waiting, and holds every slot.
         queue.submit(*[a_job("flood", -i, MAX_TOKENS) for i in range(1, 251)])
-        serve(queue, crew, {"flood": MAX_TOKENS}, dice, 1000)
+        serve(queue, workers, {"flood": MAX_TOKENS}, dice, 1000)
 
-        got = serve(queue, crew, dict.fromkeys(weights, MAX_TOKENS), dice, WINDOW_MS)
+        got = serve(queue, workers, dict.fromkeys(weights, MAX_TOKENS), dice, WINDOW_MS)
 
         # A job that ends within a tick leaves its slot empty until the next one: half a tick of nine.
         assert got.total() > 0.93 * NUM_WORKERS * SLOTS * TOKENS_PER_S * WINDOW_MS / 1000, "no worker was idle"
@@ -171,22 +171,22 @@ class TestGivenOutputsFarBeyondTheReserve:
 
     @pytest.mark.slow
     def test_when_a_tenant_s_jobs_outlast_the_window_then_it_gets_at_most_its_share(self, valkey: RedisServer) -> None:
-        dice, queue, crew = self.given(valkey, TOKENS_PER_S)
+        dice, queue, workers = self.given(valkey, TOKENS_PER_S)
         outlasting = round(TOKENS_PER_S * WINDOW_MS / 1000) * 10
         queue.submit(a_job("long", -1, outlasting), a_job("long", -2, outlasting))
 
-        got = serve(queue, crew, {"long": MAX_TOKENS, "short": MAX_TOKENS}, dice, WINDOW_MS)
+        got = serve(queue, workers, {"long": MAX_TOKENS, "short": MAX_TOKENS}, dice, WINDOW_MS)
 
         check_shares(got, {"long": 1.0, "short": 1.0})
         check(queue)
 
     @pytest.mark.slow
     def test_when_a_tenant_s_jobs_are_thirty_times_as_long_then_shares_still_hold(self, valkey: RedisServer) -> None:
-        dice, queue, crew = self.given(valkey, 10 * TOKENS_PER_S)
+        dice, queue, workers = self.given(valkey, 10 * TOKENS_PER_S)
         length = 30 * self.RESERVE
-        serve(queue, crew, {"long": length}, dice, 1000)
+        serve(queue, workers, {"long": length}, dice, 1000)
 
-        got = serve(queue, crew, {"long": length, "short": MAX_TOKENS * 4}, dice, WINDOW_MS)
+        got = serve(queue, workers, {"long": length, "short": MAX_TOKENS * 4}, dice, WINDOW_MS)
 
         check_shares(got, {"long": 1.0, "short": 1.0})
         check(queue)

@@ -23,7 +23,7 @@ WINDOW_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PlannedRequest:
     at_step: int
     num_prompt_tokens: int
     max_tokens: int
@@ -34,7 +34,7 @@ class Arrival:
 
 arrivals = st.lists(
     st.builds(
-        Arrival,
+        PlannedRequest,
         at_step=st.integers(0, 12),
         num_prompt_tokens=st.one_of(st.integers(1, 14), st.integers(36, 44)),
         max_tokens=st.integers(1, 10),
@@ -74,7 +74,7 @@ class Run:
     def __init__(
         self,
         config: EngineConfig,
-        planned: list[Arrival],
+        planned: list[PlannedRequest],
         num_blocks: int,
         *,
         lag: int = 0,
@@ -96,7 +96,7 @@ class Run:
         self.shortages = shortages
         """Steps in which it turns out that there was no memory for the one that is due."""
 
-    def sequence(self, number: int, arrival: Arrival) -> Sequence:
+    def sequence(self, number: int, arrival: PlannedRequest) -> Sequence:
         return Sequence(
             id=number,
             request_id=f"r{number}",
@@ -161,14 +161,14 @@ class Run:
         return -(-num_tokens // chunk) + sequence.sampling.max_tokens
 
 
-def smallest_cache(planned: list[Arrival]) -> int:
+def smallest_cache(planned: list[PlannedRequest]) -> int:
     return max(-(-(arrival.num_prompt_tokens + arrival.max_tokens - 1) // BLOCK_SIZE) for arrival in planned)
 
 
 @given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1), st.frozensets(st.integers(0, 30), max_size=4))
 @settings(max_examples=examples(300), deadline=None)
 def test_budgets_hold_and_none_overtakes(
-    config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int, shortages: frozenset[int]
+    config: EngineConfig, planned: list[PlannedRequest], num_more_blocks: int, lag: int, shortages: frozenset[int]
 ) -> None:
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag, shortages=shortages)
 
@@ -190,7 +190,7 @@ def test_budgets_hold_and_none_overtakes(
 @given(configs(), arrivals, st.integers(0, 12), st.integers(0, 1))
 @settings(max_examples=examples(200), deadline=None)
 def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
-    config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int
+    config: EngineConfig, planned: list[PlannedRequest], num_more_blocks: int, lag: int
 ) -> None:
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag)
 
@@ -215,7 +215,7 @@ def test_each_token_is_computed_once_unless_its_sequence_was_preempted(
 )
 @settings(max_examples=examples(300), deadline=None)
 def test_first_come_first_served_ends_within_the_time_of_those_before(
-    config: EngineConfig, planned: list[Arrival], num_more_blocks: int, lag: int
+    config: EngineConfig, planned: list[PlannedRequest], num_more_blocks: int, lag: int
 ) -> None:
     """The bound that the scheduler states; each batch before may have been gathered for a window."""
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks, lag=lag)
@@ -231,7 +231,7 @@ def test_first_come_first_served_ends_within_the_time_of_those_before(
 @given(configs(("fcfs",), ("prefill-first",)), arrivals, st.integers(0, 12))
 @settings(max_examples=examples(100), deadline=None)
 def test_decodes_stand_still_for_no_more_steps_than_the_prompts_of_all_take(
-    config: EngineConfig, planned: list[Arrival], num_more_blocks: int
+    config: EngineConfig, planned: list[PlannedRequest], num_more_blocks: int
 ) -> None:
     """The bound of the discipline under which the first in the order may wait."""
     run = Run(config, planned, smallest_cache(planned) + num_more_blocks)
@@ -246,7 +246,7 @@ def test_decodes_stand_still_for_no_more_steps_than_the_prompts_of_all_take(
 @given(arrivals, st.integers(0, 12))
 @settings(max_examples=examples(100), deadline=None)
 def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
-    planned: list[Arrival], num_more_blocks: int
+    planned: list[PlannedRequest], num_more_blocks: int
 ) -> None:
     """A sequence is first started later than another one only if the other one goes before it or came before it."""
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, policy="priority", priority_age_step_s=4.0)
@@ -271,11 +271,11 @@ def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_stream_of_newcomers_starves_none(policy: str, discipline: str, lag: int) -> None:
     """Newcomers of the highest priority arrive for ever, faster than they are served."""
-    newcomers = [Arrival(n // 2, 6, 6, 3, 1) for n in range(200)]
+    newcomers = [PlannedRequest(n // 2, 6, 6, 3, 1) for n in range(200)]
     config = EngineConfig(
         max_num_seqs=2, max_num_batched_tokens=8, policy=policy, priority_age_step_s=4.0, discipline=discipline
     )
-    run = Run(config, [Arrival(0, 6, 6, 0, 2), *newcomers], 8, lag=lag)
+    run = Run(config, [PlannedRequest(0, 6, 6, 0, 2), *newcomers], 8, lag=lag)
     least = next(sequence for sequence in run.sequences if sequence.priority == 0)
 
     run.to_the_end()

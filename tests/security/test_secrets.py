@@ -12,7 +12,7 @@ import pytest
 
 from sluice.producer import Producer
 from sluice.producer.contract.bulk.journal import Journal
-from tests.end_to_end.processes import ROOT, crew
+from tests.end_to_end.processes import ROOT, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
 
@@ -87,7 +87,7 @@ class TestGivenAServerWithAPassword:
         with valkey.client() as client:
             client.execute_command("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "&*", "+@all")
         history, url = tmp_path / "history.db", f"unix://ann:{PASSWORD}@{valkey.socket_path}"
-        with crew(valkey.url, tmp_path) as workers, Producer(url) as producer:
+        with worker_pool(valkey.url, tmp_path) as workers, Producer(url) as producer:
             worker = workers.start(
                 REDIS_URL=url, RECORDER="true", DATABASE_URL=f"sqlite:///{history}", CALLBACKS_SECRET=PASSWORD
             )

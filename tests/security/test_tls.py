@@ -13,7 +13,7 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import wait_until_usable
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import get_log
-from tests.end_to_end.processes import crew
+from tests.end_to_end.processes import worker_pool
 from tests.integration.workers import running_worker
 from tests.security.certificates import Authority, has_tls, make_authority, tls_server, url_of
 
@@ -91,7 +91,7 @@ class TestGivenACertificateThatIsNot:
     def test_when_a_worker_process_starts_with_a_foreign_one_then_it_exits_as_misused(
         self, guarded: Guarded, tmp_path: Path
     ) -> None:
-        with crew(guarded.url(guarded.ours, guarded.foreign), tmp_path) as workers:
+        with worker_pool(guarded.url(guarded.ours, guarded.foreign), tmp_path) as workers:
             worker = workers.start()
 
             assert worker.wait() == 2

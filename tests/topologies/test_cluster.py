@@ -33,7 +33,7 @@ from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.preparation import Preparation
 from tests.clusters import Cluster, redis_cluster, wait_until_joined
 from tests.contract.driving import Queue
-from tests.end_to_end.processes import crew
+from tests.end_to_end.processes import worker_pool
 from tests.end_to_end.test_worker_records import ended, rows_of
 from tests.integration.jobs import (
     Ask,
@@ -269,7 +269,7 @@ class TestGivenAWorkerProcessWithItsRecorder:
         self, queue: Partitioned, tmp_path: Path
     ) -> None:
         history = tmp_path / "history.db"
-        with crew(queue.cluster.url, tmp_path) as workers:
+        with worker_pool(queue.cluster.url, tmp_path) as workers:
             workers.start_all(
                 1, QUEUE=queue.name, PARTITIONS=str(PARTITIONS), RECORDER="true", DATABASE_URL=f"sqlite:///{history}"
             )
@@ -301,7 +301,7 @@ class TestGivenAWorkerProcessWithItsRecorder:
     def test_when_the_worker_is_killed_then_another_goes_on_at_the_next_token(
         self, queue: Partitioned, tmp_path: Path
     ) -> None:
-        with crew(queue.cluster.url, tmp_path) as workers:
+        with worker_pool(queue.cluster.url, tmp_path) as workers:
             settings = {"QUEUE": queue.name, "PARTITIONS": str(PARTITIONS)}
             first, _ = workers.start_all(2, **settings)
             jobs = queue.submit(Ask(options=JobOptions(max_tokens=120, ignore_eos=True)), 4)

@@ -119,7 +119,7 @@ class Exchange:
         self._unavailable.stop()
         self._pulling.stop()
         self._closing.set()
-        self._mailbox.ring()
+        self._mailbox.wake()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -308,7 +308,7 @@ class Exchange:
             # One choice ended the job; the engine may still run the others.
             self._mailbox.lose([job.request_id])
         if self.is_drained:
-            self._mailbox.ring()  # suspects are leased to an empty worker only
+            self._mailbox.wake()  # suspects are leased to an empty worker only
             if self.is_quiet:
                 self._mailbox.interrupt()
         return was_held

@@ -31,7 +31,7 @@ class ReturnQueue:
     def add_unstarted(self) -> None:
         """Return every job of which the engine has yielded nothing."""
         self._returns_unstarted = True
-        self._context.mailbox.ring()
+        self._context.mailbox.wake()
 
     def turn(self) -> None:
         """Return what is due. Jobs of a partition that does not answer stay due."""

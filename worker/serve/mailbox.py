@@ -1,4 +1,4 @@
-"""The exchange between the loop and the threads around it: requests in, deltas out, wake-ups. Knows no Redis, no jobs.
+"""Queues between the loop and its threads: requests in, deltas out, wake-ups. Knows no Redis, no jobs.
 
 Every method holds the lock for microseconds. It is an `RLock`, because a signal handler may interrupt the loop inside a
 method and call `interrupt`.
@@ -85,6 +85,8 @@ class Mailbox:
     def take_cancelled(self) -> list[str]:
         """Take the request ids to abort; those that the loop has not taken yet come later, when an abort finds them."""
         with self._loop_wakes:
+            if not self._cancelled:
+                return []
             untaken = {request.id for request in self._requests}
             cancelled = [one for one in self._cancelled if one not in untaken]
             self._cancelled = [one for one in self._cancelled if one in untaken]
@@ -142,7 +144,7 @@ class Mailbox:
                 self._puller_wakes.wait(timeout_s)
             self._may_pull_again = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the exchange thread and the pull thread."""
         with self._exchange_wakes:
             self._wake_exchange()

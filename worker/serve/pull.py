@@ -68,7 +68,7 @@ class Pulling:
     def quiet(self) -> None:
         """Stop pulling."""
         self._quiet.is_asked = True
-        self._mailbox.ring()
+        self._mailbox.wake()
 
     def wait_for_pull(self) -> None:
         """Wait until the pull under way, if there is one, has been answered."""
@@ -78,7 +78,7 @@ class Pulling:
     def resume(self) -> None:
         """Pull again."""
         self._quiet.is_asked = False
-        self._mailbox.ring()
+        self._mailbox.wake()
 
     @property
     def is_quiet(self) -> bool:
@@ -92,7 +92,7 @@ class Pulling:
     def stop(self) -> None:
         """End the thread, after the pull under way."""
         self._closing.set()
-        self._mailbox.ring()
+        self._mailbox.wake()
         self._listener.stop()
         if self._thread.ident is not None:
             self._thread.join()

@@ -19,7 +19,7 @@ class _Turn:
     number: int = 1
     last_notification: str = "0-0"
     has_more: bool = True
-    has_rung: bool = False
+    was_notified: bool = False
     due_s: float = 0.0
     left: Room | None = None
     """Room that the last pull left unused; pull again once there is more."""
@@ -34,7 +34,7 @@ class _Turn:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
-        return self.has_more or self.has_rung or now_s >= self.due_s or self._has_grown(room)
+        return self.has_more or self.was_notified or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
         left = self.left
@@ -107,7 +107,7 @@ class PullSchedule:
         turn.number = reply.number + 1
         turn.last_notification = reply.last_notification
         turn.has_more = reply.has_more and not reply.is_paused
-        turn.has_rung = turn.has_missed = False
+        turn.was_notified = turn.has_missed = False
         turn.is_draining = reply.drain_for_suspects
         turn.left = left
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
@@ -125,7 +125,7 @@ class PullSchedule:
     def on_notified(self, keys: QueueKeys, notification: str) -> None:
         """Take a notification: jobs may have become ready."""
         turn = self._turn_of(keys)
-        turn.has_rung = turn.has_rung or _order(notification) > _order(turn.last_notification)
+        turn.was_notified = turn.was_notified or _order(notification) > _order(turn.last_notification)
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)

@@ -266,7 +266,7 @@ def build(
     )
     returns = ReturnQueue(connections.uplink.puller, context)
     preparation = Preparation(connections.open(), context, translator)
-    listener = make_listener(connections, context.partitions, mailbox.ring, mailbox.fail)
+    listener = make_listener(connections, context.partitions, mailbox.wake, mailbox.fail)
     pulling = Pulling(connections.uplink, listener, context, returns, preparation.put)
     exchange = Exchange(connections.uplink.client, context, pulling)
     status = StatusReporter(context, served, connections.open())
@@ -295,7 +295,7 @@ def _context(
         mailbox=mailbox,
         clock=ServerClock(),
         health=health,
-        unavailable=UnavailablePartitions(connections.open, health, mailbox.ring),
+        unavailable=UnavailablePartitions(connections.open, health, mailbox.wake),
         meters=Meters(),
         watchdog=Watchdog(config.beat.step_deadline_s),
         log=log,

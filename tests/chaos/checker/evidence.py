@@ -27,7 +27,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Expected:
     """The output of one choice in the reference run."""
 
     ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class Said:
 
 
 Journal = dict[str, Asked]
-Reference = dict[str, tuple[Said, ...]]
+Reference = dict[str, tuple[Expected, ...]]
 
 
 def read_journals(paths: Iterable[Path]) -> Journal:
@@ -60,6 +60,6 @@ def _read_line(journal: Journal, line: dict[str, Any]) -> None:
 def read_reference(path: Path) -> Reference:
     """Read the output of each request, by choice."""
     return {
-        ask: tuple(Said(tuple(choice["ids"]), choice["text"], choice["finish"]) for choice in choices)
+        ask: tuple(Expected(tuple(choice["ids"]), choice["text"], choice["finish"]) for choice in choices)
         for ask, choices in json.loads(path.read_text()).items()
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.chaos.checker.evidence import Asked, Said
+from tests.chaos.checker.evidence import Asked, Expected
 from tests.chaos.checker.formats import ENDS, Entry, Job
 
 HOUR_MS = 3_600_000
@@ -12,7 +12,7 @@ EMPTY_CHANNEL_KEPT_MS = 60_000
 Settings = dict[str, str]
 
 
-def check_job(job: Job, asked: Asked, said: tuple[Said, ...], settings: Settings) -> Iterator[str]:
+def check_job(job: Job, asked: Asked, said: tuple[Expected, ...], settings: Settings) -> Iterator[str]:
     """Yield findings about one job of a drained queue."""
     if not job.fields:
         if asked.is_acknowledged:
@@ -35,7 +35,7 @@ def check_job(job: Job, asked: Asked, said: tuple[Said, ...], settings: Settings
     yield from _check_kept(job, settings)
 
 
-def _check_choice(job: Job, choice: int, said: Said) -> Iterator[str]:
+def _check_choice(job: Job, choice: int, said: Expected) -> Iterator[str]:
     entries = job.channels[choice]
     if entries is None:
         if job.published[choice][0]:
@@ -80,7 +80,7 @@ def _check_ends(job: Job, entries: tuple[Entry, ...], choice: int) -> Iterator[s
         yield f"ends: choice {choice} says {state} and the job is {job.state}"
 
 
-def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Said, where: str) -> Iterator[str]:
+def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Expected, where: str) -> Iterator[str]:
     """A done job has the output of the reference run; another job has a prefix of it."""
     if job.state == "done" and (ids, text) == (said.ids, said.text):
         return
@@ -93,7 +93,7 @@ def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Said, where: 
         yield f"tokens: {where} has {len(ids)} and {len(text)} letters, the undisturbed run {len(said.ids)}"
 
 
-def _check_result(job: Job, said: tuple[Said, ...]) -> Iterator[str]:
+def _check_result(job: Job, said: tuple[Expected, ...]) -> Iterator[str]:
     if job.result is None:
         if job.state == "done":
             yield "result: it is done and has none"

@@ -72,7 +72,7 @@ class WithoutSql:
     caught_up_s: float = 0.0
     """From the server's return until the outbox was empty but for what load puts there."""
 
-    is_same_crew: bool = False
+    has_same_processes: bool = False
     """Whether worker and recorder survived."""
 
     def run(self) -> None:
@@ -80,7 +80,7 @@ class WithoutSql:
         load, absence = self.load, self.absence
         with load.flooding():
             self.before = load.watch(absence.before_s, absence.every_s, self.say)
-            crew = self._pids()
+            pids = self._pids()
             self.postgres.kill()
             self.say("SQL is away")
             self.away = load.watch(absence.away_s, absence.every_s, self.say)
@@ -91,7 +91,7 @@ class WithoutSql:
             self.caught_up_s = time.monotonic() - began_s
             self.after += load.watch(absence.before_s, absence.every_s, self.say)
         load.wait_until_idle()
-        self.is_same_crew = crew == self._pids()
+        self.has_same_processes = pids == self._pids()
 
     def _pids(self) -> list[int]:
         worker = psutil.Process(self.load.worker.process.pid)
@@ -127,7 +127,7 @@ class WithoutSql:
             f"the outbox held {self.num_most_entries} entries of at most {bound}": self.num_most_entries <= bound,
             "the outbox did not fill in the first three quarters": len(self.full) > len(self.away) / 4,
             f"submits were refused otherwise than by a full outbox: {reasons}": "refused (outbox_full)" in reasons,
-            "worker or recorder died": self.is_same_crew,
+            "worker or recorder died": self.has_same_processes,
             "Redis grew while the outbox was full": len(self.full) >= 4 and is_flat(self.full, MEMORY["Redis"]),
             "the worker grew": is_flat(self.away, MEMORY["worker"]),
             "the recorder grew while SQL was away": is_flat(self.away, MEMORY["recorder"]),

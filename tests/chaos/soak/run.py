@@ -20,7 +20,7 @@ from tests.chaos.soak.callbacks import SECRET, deliver_all, receiver
 from tests.chaos.soak.fleet import Command, Fleet, fleet, preload
 from tests.chaos.soak.nemesis import Nemesis, Targets, Weather, is_kill
 from tests.chaos.soak.takeover import Takeovers, measure
-from tests.end_to_end.processes import ROOT, crew
+from tests.end_to_end.processes import ROOT, worker_pool
 from tests.integration.jobs import KEYS, wait_until
 from tests.servers import RedisServer, redis_server
 
@@ -146,7 +146,7 @@ def run(settings: SoakSettings, say: Callable[[str], object]) -> Report:
 
 def _write_undisturbed(settings: SoakSettings) -> None:
     """Run the whole catalogue on one worker without faults, on a separate server."""
-    with redis_server() as server, crew(server.url, settings.folder) as workers:
+    with redis_server() as server, worker_pool(server.url, settings.folder) as workers:
         workers.start(**_worker_settings(settings))
         with Producer(server.url) as producer:
             asks = catalogue_of(settings.catalogue)

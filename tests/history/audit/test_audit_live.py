@@ -17,7 +17,7 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue, ending
-from tests.end_to_end.processes import crew
+from tests.end_to_end.processes import worker_pool
 from tests.history.audit.audits import Scene
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
@@ -100,7 +100,7 @@ class TestGivenWorkersThatAreKilled:
     def test_when_audited_meanwhile_then_nothing_is_found_and_the_sum_comes_out(
         self, scene: Scene, tmp_path: Path
     ) -> None:
-        with crew(scene.server.url, tmp_path) as workers, running_recorder(scene):
+        with worker_pool(scene.server.url, tmp_path) as workers, running_recorder(scene):
             alive = workers.start_all(2, QUEUE="q")
             with submitting(scene.server.url, "a") as first, submitting(scene.server.url, "b") as second:
                 reports = [scene.audit(pause_s=0.1, history_s=30.0)]

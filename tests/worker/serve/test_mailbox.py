@@ -158,7 +158,7 @@ class TestGivenAnExchangeThatWaitsForTheNextRound:
         thread = threading.Thread(target=sleep, daemon=True)
         thread.start()
         yield woken
-        mailbox.ring()
+        mailbox.wake()
         thread.join()
 
     @pytest.mark.parametrize(
@@ -246,4 +246,4 @@ class TestGivenAPullerWithoutRoom:
         mailbox.forget([gone])
 
         assert woken.wait(5 if wakes else 0.1) == wakes
-        mailbox.ring()
+        mailbox.wake()
