@@ -271,7 +271,8 @@ class TestGivenModeFair:
             queue.fire_timers()
 
         left = queue.hash_of("served")
-        assert limits.SERVED_KEPT - limits.SLICE_JOBS <= len(left) <= limits.SERVED_KEPT
+        # One lane waits, so one more is kept.
+        assert limits.SERVED_KEPT - limits.SLICE_JOBS <= len(left) <= limits.SERVED_KEPT + 1
         assert {"waits", ":time"} <= set(left)
         assert all(f"gone{i}" in left for i in range(1201, limits.SERVED_KEPT + 500))
 

@@ -110,7 +110,7 @@ class TestGivenAStepThatHangs:
         assert "step outlasted its deadline" in hung.said
         check_nothing_is_left(client)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_when_it_is_asked_to_stop_then_it_ends_within_a_limit(self, workers: WorkerPool, client: Any) -> None:
         hanging = Ask(prompt="[[hang@10x1]]", options=JobOptions(max_tokens=30))
         hung = workers.start_all(1, MODEL=FAULTY, STEP_DEADLINE_S="600", DRAIN_TIMEOUT_S="0.1")[0]

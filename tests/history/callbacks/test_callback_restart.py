@@ -14,6 +14,7 @@ import pytest
 from rq.scheduler import RQScheduler
 
 from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
+from tests.grids import fast_only
 from tests.history import events as e
 from tests.history.callbacks.receiver import Receiver, receiver
 from tests.history.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
@@ -59,7 +60,7 @@ def end(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
 
 @pytest.mark.slow
 class TestGivenAWebhookThatWaitsForItsNextTry:
-    @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+    @pytest.mark.parametrize("by", fast_only([signal.SIGKILL], [signal.SIGTERM]))
     def test_when_callbacks_are_restarted_then_it_is_tried_at_once(
         self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path, by: signal.Signals
     ) -> None:

@@ -50,6 +50,13 @@ def say(word):
     with open(os.environ["SAYS_IN"], "a") as file:
         file.write(f"{word} {os.getpid()} {sys.argv[-1]}\\n")
 """
+UNTIL_EOF = """
+import select
+
+# A signal that comes just before a blocking read would not interrupt it.
+while not select.select([sys.stdin], [], [], 0.05)[0]:
+    pass
+"""
 REST = """
 import select
 
@@ -371,9 +378,7 @@ class TestGivenAChildThatStillLoads:
         assert parent.words(0) == ["loads", "stays"]
 
     def test_when_ctrl_c_ends_it_as_click_does_then_the_parent_ends_as_asked(self, parents: Parents) -> None:
-        parent = parents.of(
-            f"{SAYS}\nsignal.signal(signal.SIGINT, lambda *_: os._exit(1))\nsay('loads')\nsys.stdin.read()"
-        )
+        parent = parents.of(f"{SAYS}\nsignal.signal(signal.SIGINT, lambda *_: os._exit(1))\nsay('loads'){UNTIL_EOF}")
         parent.wait_for("loads")
 
         parent.signal(signal.SIGINT)
@@ -400,9 +405,7 @@ class TestGivenAProgramThatCannotBeStartedForNow:
 
 class TestGivenAChildThatDoesNotLeaveAsItShould:
     def test_when_asked_to_stop_then_the_parent_says_that_it_was_broken(self, parents: Parents) -> None:
-        parent = parents.of(
-            f"{SAYS}\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nsay('up')\nsys.stdin.read()"
-        )
+        parent = parents.of(f"{SAYS}\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nsay('up'){UNTIL_EOF}")
         parent.wait_for("up")
 
         parent.signal(signal.SIGTERM)
@@ -420,8 +423,7 @@ class TestGivenAChildThatDoesNotLeaveAsItShould:
             "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
             "    say('drains')\n"
             "signal.signal(signal.SIGTERM, leave)\n"
-            "say('up')\n"
-            "sys.stdin.read()",
+            f"say('up'){UNTIL_EOF}",
             count=2,
         )
         parent.wait_for("up", 0)
