@@ -204,7 +204,7 @@ class TestGivenARecorderThatDied:
         self, valkey: RedisServer, sqlite_history: Engine
     ) -> None:
         client = client_of(valkey)
-        first = recorder(valkey, sqlite_history)
+        first = recorder(valkey, sqlite_history, claim_after_s=3600.0)
         first.drain()
         add(client, [e.submitted("0.a.1")])
         client.xreadgroup(GROUP, "r1", {OUTBOX: ">"})
