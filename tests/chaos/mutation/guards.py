@@ -235,7 +235,6 @@ LIVES = (
         name="a worker that was quieted stays the isolator",
         patches=_script("lib_suspects", "return who and tonumber(until_ms) > NOW and who or nil", "return who"),
         tests=(f"{SUSPECTS}::TestGivenASuspectThatWaits",),
-        is_cheap=True,
     ),
 )
 
@@ -314,7 +313,6 @@ RECLAIMS = (
         name="a job waits for its model with a worker of another one",
         patches=_script("lib_taking", "began_with and began_with ~= request.own_model and", "false and"),
         tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
-        is_cheap=True,
     ),
     Guard(
         name="a dead worker's job moves to a worker that may not continue it",
@@ -659,7 +657,6 @@ ORDERS = (
         name="a weight of any value is accepted",
         patches=_script("configure", "not weight_of(value) and 'a number", "false and 'a number"),
         tests=(f"{ORDER}::TestGivenModeFair",),
-        is_cheap=True,
     ),
     Guard(
         name="a weight that another program wrote is used",
@@ -674,7 +671,6 @@ ORDERS = (
             "  if is_due(lower) or NOW - oldest[lower].at > 9 * AGE_STEP then return lower, -1 end\n",
         ),
         tests=(f"{ORDER}::TestGivenClasses",),
-        is_cheap=True,
     ),
     Guard(
         name="the highest class starves the lower ones",
@@ -724,7 +720,6 @@ HOSTILES = (
             f"{HOSTILE}::TestGivenADamagedJobOnItsLane"
             "::test_when_workers_pull_then_others_run_and_it_is_named[choices-100000]",
         ),
-        is_cheap=True,
     ),
     Guard(
         name="a job may name a lane of another tenant",

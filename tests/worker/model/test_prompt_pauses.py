@@ -16,6 +16,7 @@ from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.load import SMALL_MODEL
 from sluice.worker.model.translate import Translator, bounded_encoder
+from tests.grids import fast_only
 from tests.worker.model.test_translate import held
 
 NUM_BYTES = MAX_PROMPT_BYTES - 64
@@ -51,7 +52,7 @@ def longest_pause_s(work: Callable[[], object]) -> float:
 
 
 class TestGivenAModelThatReadsAnyLength:
-    @pytest.mark.parametrize("kind", list(LARGEST))
+    @pytest.mark.parametrize("kind", fast_only(["one_word"], [kind for kind in LARGEST if kind != "one_word"]))
     def test_when_the_largest_prompt_is_translated_then_the_loop_goes_on(self, kind: str) -> None:
         job, anything = held(LARGEST[kind]), translator(max_model_len=10**9)
 
@@ -60,7 +61,9 @@ class TestGivenAModelThatReadsAnyLength:
 
 
 class TestGivenAModelOfTheUsualLength:
-    @pytest.mark.parametrize("kind", ["words", "one_word", "spaces", "emoji", "one_message", "many_messages"])
+    @pytest.mark.parametrize(
+        "kind", fast_only(["words", "many_messages"], ["one_word", "spaces", "emoji", "one_message"])
+    )
     def test_when_no_tokens_could_fit_then_it_is_refused_before(
         self, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
