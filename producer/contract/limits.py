@@ -52,6 +52,12 @@ MAX_CALL_BYTES = 1024 * 1024
 SLICE_JOBS = 32
 """Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
 
+SORTED_TIMERS = 1000
+"""Due timers that one call lists by urgency, while more are due than it fires."""
+
+TIMER_STEP_MS = 3_600_000
+"""Among due timers, one of a higher class goes first unless the other has been due for this much longer per class."""
+
 MAX_LANES_PER_PULL = 16
 MAX_SUSPECTS_PER_PULL = 8
 MAX_DEAD_PER_PULL = 4

@@ -1,4 +1,4 @@
--- Fire due timers, one slice per call. Each member is removed directly after its effect.
+-- Fire due timers, one slice per call, the most urgent first. Each member is removed directly after its effect.
 
 -- The names used outside: a script may have 200 locals, and `pull` is near that limit.
 local fire_timers, next_timer
@@ -76,8 +76,44 @@ local function forget_old_dead()
   if #old > 0 then call('ZREM', DEAD, unpack(old)) end
 end
 
+-- ---------------------------------------------------------------- many due timers
+
+-- Due timers that one call does not fire are listed by urgency, with scores below 0: a timer takes effect by its job's
+-- own time, so the score of a due one only orders it.
+local SORTED_MS = 1e13
+
+-- First what stops running jobs, then what makes jobs ready, by class, then the ends of waiting jobs, which no pull
+-- starts.
+local function urgency_of(member)
+  local kind, id = string.match(member, '^([a-z_]+)|(.+)$')
+  if kind == 'batch' then return LIMITS.MAX_PRIORITY + 2 end
+  local suffix
+  if kind and kind ~= 'ttl' then suffix = select(2, names_of(id)) end
+  local about = suffix and try('HMGET', PREFIX .. 'job:' .. suffix, 'class', 'state')
+  if not about or failed(about) then return 0 end
+  if kind == 'deadline' then return about[2] == 'running' and LIMITS.MAX_PRIORITY + 2 or 0 end
+  return 1 + (whole(about[1], LIMITS.MAX_PRIORITY) or 0)
+end
+
+local function sort_due()
+  local listed = call('ZRANGEBYSCORE', TIMERS, 0, NOW, 'WITHSCORES', 'LIMIT', 0, LIMITS.SORTED_TIMERS)
+  if #listed == 0 then return end
+  local sorted = {}
+  for i = 1, #listed, 2 do
+    sorted[i] = tonumber(listed[i + 1]) - SORTED_MS - urgency_of(listed[i]) * LIMITS.TIMER_STEP_MS
+    sorted[i + 1] = listed[i]
+  end
+  call('ZADD', TIMERS, unpack(sorted))
+end
+
+local function first_due(most) return call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, most) end
+
 function fire_timers()
-  local due = call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, LIMITS.SLICE_JOBS)
+  local due = first_due(LIMITS.SLICE_JOBS + 1)
+  if #due > LIMITS.SLICE_JOBS then
+    sort_due()
+    due = first_due(LIMITS.SLICE_JOBS)
+  end
   for _, member in ipairs(due) do
     fire_timer(member)
     -- The effect may have set the timer again.
@@ -90,7 +126,8 @@ function fire_timers()
 end
 
 function next_timer()
-  return tonumber(call('ZRANGE', TIMERS, 0, 0, 'WITHSCORES')[2] or '')
+  local at = tonumber(call('ZRANGE', TIMERS, 0, 0, 'WITHSCORES')[2] or '')
+  return at and at < 0 and NOW or at
 end
 
 end

@@ -363,6 +363,16 @@ CONTROLS = (
         tests=(f"{HEARTBEAT}::TestGivenADeregistration", f"{CONTROL}::TestGivenTimers"),
     ),
     Guard(
+        name="an urgent timer waits for all that are due before it",
+        patches=_script("lib_timers", "if #due > LIMITS.SLICE_JOBS then", "if false then"),
+        tests=("tests/contract/test_due_timers.py",),
+    ),
+    Guard(
+        name="more urgent timers starve the others",
+        patches=_script("lib_timers", "* LIMITS.TIMER_STEP_MS", "* 1e11"),
+        tests=("tests/contract/test_due_timers.py",),
+    ),
+    Guard(
         name="the digest of a known id or key is ignored",
         patches=(
             *_script("submit", "if seen[1] ~= job.digest then return { 'conflict', job.id } end"),
