@@ -39,6 +39,12 @@ MAX_TENANT_CHARS = 64
 MAX_JOB_NAME_CHARS = 64
 """Last part of a job id; random, or chosen by the producer."""
 
+MAX_INCARNATION_BYTES = 256
+MAX_DIGEST_BYTES = 256
+MAX_STAMP_BYTES = 64
+"""Id of a stream entry."""
+
+MAX_LANE_BYTES = 256
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 MAX_PRIORITY = 9
 """Priority classes are 0 (least urgent) to 9."""

@@ -13,6 +13,7 @@
 write_even_when_full()
 
 local incarnation = ARGV[1]
+if not is_text(incarnation, LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local rows = rows_of(ARGV[2], 'string', 'number', 'number', 'number', 'number', 'string')
 
 -- ---------------------------------------------------------------- leases: read in one command, written in one
@@ -66,6 +67,17 @@ local function touches_the_queue()
   end
   return false
 end
+-- Numbers are whole, and extras and ends as a worker packs them.
+local function is_sound(row)
+  for i = 2, 5 do
+    if row[i] < 0 or row[i] % 1 ~= 0 then return false end
+  end
+  return not (row[7] or row[8]) or the_rest().is_sound(row[7], row[8])
+end
+for i = 1, #rows do
+  if not is_sound(rows[i]) then return wrong_arguments() end
+end
+
 local wrong = touches_the_queue() and the_rest().wrong_key(incarnation)
 if wrong then return wrong end
 

@@ -6,7 +6,7 @@
 -- Reply: {stamp, counters, waiting jobs, running jobs, {{lane, depth, entries} …} that differ, outbox entries, first
 --   of them or false, {lane that no pull finds …}}; counters are flat.
 
-local waiting, running, wrong_lanes, unlisted = count_up(cmsgpack.unpack(ARGV[1]))
+local waiting, running, wrong_lanes, unlisted = count_up(rows_of(ARGV[1], 'string'))
 local first = call('XRANGE', OUTBOX, '-', '+', 'COUNT', 1)[1]
 return {
   stamp(), call('HGETALL', COUNTERS), waiting, running, wrong_lanes, call('XLEN', OUTBOX), first and first[1] or false,

@@ -33,5 +33,5 @@ local function picture_of(id)
 end
 
 local pictures = {}
-for i, id in ipairs(cmsgpack.unpack(ARGV[1])) do pictures[i] = picture_of(id) end
+for i, id in ipairs(rows_of(ARGV[1], 'string')) do pictures[i] = picture_of(id) end
 return { NOW, pictures }

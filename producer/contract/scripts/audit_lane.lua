@@ -5,6 +5,9 @@
 -- Reply: {last id or false, tokens by the entries, tokens and bytes by their jobs, {{entry, job, state, its entry} …}
 --   without a matching job}; unknown values are false.
 
+local is_sound = is_text(ARGV[1], LIMITS.MAX_LANE_BYTES) and whole(ARGV[3], LIMITS.MAX_NUMBER)
+  and string.find(ARGV[2], '^[(]?[%d-]+$')
+if not is_sound then return wrong_arguments() end
 local key, name = PREFIX .. 'lane:' .. ARGV[1], ARGV[1]
 local tokens, job_tokens, job_bytes, without_job = 0, 0, 0, {}
 

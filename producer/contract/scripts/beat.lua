@@ -6,12 +6,13 @@
 -- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}}.
 
 write_even_when_full()
+if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
 local me, processed, expires_in = ARGV[1], tonumber(ARGV[2]), whole(ARGV[3], LIMITS.MAX_NUMBER)
 local listed = rows_of(ARGV[4], 'string')
-if not processed or not expires_in or #ARGV % 2 ~= 0 then return redis.error_reply('ERR wrong arguments') end
+if not processed or not expires_in or #ARGV % 2 ~= 0 then return wrong_arguments() end
 local stops, lost, is_listed = {}, {}, {}
 
 local function renew()

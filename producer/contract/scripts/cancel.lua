@@ -8,6 +8,7 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
+if not ARGV[2] then return wrong_arguments() end
 local reason = ARGV[1] ~= '' and ARGV[1] or END_REASONS.cancelled.error
 
 local function ask(job, lease)

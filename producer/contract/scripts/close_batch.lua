@@ -9,6 +9,8 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
+local is_sound = is_text(ARGV[1], LIMITS.MAX_BATCH_CHARS) and is_optional(ARGV[2], LIMITS.MAX_URL_CHARS)
+if not is_sound then return wrong_arguments() end
 local key = batch_key(ARGV[1])
 local has_new_url = ARGV[2] ~= '' and ARGV[2] ~= call('HGET', key, 'url')
 call('HSET', key, 'closed', 1)

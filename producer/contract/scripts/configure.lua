@@ -13,10 +13,19 @@ local WORDS = {
   export_batches = '^[01]$', paused = '^1$',
 }
 
+local NUMBERS = {}
+for name in string.gmatch([[
+  max_waiting_jobs max_waiting_tokens max_waiting_bytes max_outbox_entries max_outbox_bytes max_job_tokens partitions
+  bytes_per_token age_step_ms channel_ttl_ms result_ttl_ms idempotency_ttl_ms max_failures reserve_tokens ms_per_token
+  dead_set_max test_clock_ms test_clock_offset_ms
+]], '%S+') do NUMBERS[name] = true end
+
 -- What a setting must be, if it is not that.
 local function refusal_of(name, value)
+  local is_weight = string.find(name, '^weight:[a-z0-9_-]+$')
+  if not (is_weight or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end
   if value == '' then return nil end
-  if string.find(name, '^weight:') then
+  if is_weight then
     return not weight_of(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
   end
   if WORDS[name] then return not string.find(value, WORDS[name]) and 'of the form ' .. WORDS[name] or nil end

@@ -8,7 +8,8 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-if not whole(ARGV[2], LIMITS.MAX_NUMBER) then return redis.error_reply('ERR wrong arguments') end
+local is_sound = is_text(ARGV[1], LIMITS.MAX_BATCH_CHARS) and whole(ARGV[2], LIMITS.MAX_NUMBER)
+if not is_sound then return wrong_arguments() end
 local key = batch_key(ARGV[1])
 if not call('HGET', key, 'completed') then
   call('HSET', key, 'deadline', ARGV[2])

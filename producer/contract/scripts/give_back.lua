@@ -7,6 +7,7 @@
 -- Reply: for each 1 (returned, or ended as requested) or 0 (no longer owned by this incarnation).
 
 write_even_when_full()
+if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 

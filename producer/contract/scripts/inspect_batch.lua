@@ -4,4 +4,5 @@
 -- ARGV[1]: batch.
 -- Reply: its totals as a flat map.
 
+if not is_text(ARGV[1], LIMITS.MAX_BATCH_CHARS) then return wrong_arguments() end
 return call('HGETALL', batch_key(ARGV[1]))

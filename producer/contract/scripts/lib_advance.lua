@@ -2,6 +2,26 @@
 
 dropped = {}
 
+-- ---------------------------------------------------------------- arguments
+
+-- Whether every field is absent, or as `kinds` says: 0 for a whole number, '' for text.
+local function has_kinds(row, kinds)
+  if type(row) ~= 'table' then return false end
+  for i, kind in ipairs(kinds) do
+    local value = row[i]
+    local is_sound = value == nil or (kind == '' and type(value) == 'string')
+      or (kind == 0 and type(value) == 'number' and whole(value, LIMITS.MAX_NUMBER))
+    if not is_sound then return false end
+  end
+  return true
+end
+
+local IS_END = { done = true, failed = true, cancelled = true, expired = true }
+local function is_sound(extras, end_row)
+  if extras and not has_kinds(extras, { 0, 0, 0, '' }) then return false end
+  return not end_row or has_kinds(end_row, { '', '', '', '', '', '', 0, 0, '', 0 }) and IS_END[end_row[1]]
+end
+
 -- ---------------------------------------------------------------- ends
 
 local function how_of(row)
@@ -111,6 +131,6 @@ local function finish_ends()
 end
 
 return {
-  wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of, end_choice = end_choice, broken = broken,
+  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of, end_choice = end_choice, broken = broken,
   note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, charge_further = charge_further, finish = finish_ends,
 }

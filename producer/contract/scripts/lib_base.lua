@@ -34,6 +34,11 @@ local function rows_of(packed, ...)
   return rows
 end
 
+-- Whether an argument is a text of 1 to `most` bytes; whether it is empty or a text of at most so many.
+local function is_text(value, most) return type(value) == 'string' and #value > 0 and #value <= most end
+local function is_optional(value, most) return value == '' or is_text(value, most) end
+local function wrong_arguments() return redis.error_reply('ERR wrong arguments') end
+
 local function failed(reply) return type(reply) == 'table' and reply.err or nil end
 
 -- `<tenant>`, `<tenant>:<random>` of a job id; nil if it is not a job id. Cached for the call.

@@ -13,13 +13,20 @@
 -- late duplicate and gets nothing.
 
 write_even_when_full()
+-- A number of room may be negative: nothing fits then.
+local function has_wrong_arguments()
+  for _, i in ipairs({ 2, 3, 4, 5, 6, 10 }) do
+    local number = tonumber(ARGV[i] or '')
+    if not number or number ~= number then return true end
+  end
+  for _, i in ipairs({ 11, 13 }) do
+    if (ARGV[i] or '') ~= '' and not whole(ARGV[i], LIMITS.MAX_NUMBER) then return true end
+  end
+  return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES)
+end
+if has_wrong_arguments() then return wrong_arguments() end
 local wrong = wrong_key(ME)
 if wrong then return wrong end
-
-for _, i in ipairs({ 2, 3, 4, 5, 6, 10 }) do
-  local number = tonumber(ARGV[i] or '')
-  if not number or number ~= number then return redis.error_reply('ERR wrong arguments') end
-end
 
 local function resend_reply()
   local flat = call('HGETALL', held_key(ME))

@@ -9,6 +9,7 @@ local wrong = wrong_key()
 if wrong then return wrong end
 
 local only = ARGV[1]
+if not is_optional(only, LIMITS.MAX_TENANT_CHARS) or string.find(only, '[^a-z0-9_-]') then return wrong_arguments() end
 local left = LIMITS.SLICE_JOBS
 
 local function cancel(id)

@@ -5,11 +5,12 @@
 -- Reply: 'ok', 'replaced', or 'too_large'.
 
 write_even_when_full()
+if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 
 local me, id, epoch, offset, part = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-if not epoch or not whole(offset, LIMITS.MAX_NUMBER) or not part then return redis.error_reply('ERR wrong arguments') end
+if not epoch or not whole(offset, LIMITS.MAX_NUMBER) or not part then return wrong_arguments() end
 local lease, tenant, suffix = read_lease(id), names_of(id)
 if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 'replaced' end
 if offset + #part > LIMITS.MAX_RESULT_BYTES then return 'too_large' end

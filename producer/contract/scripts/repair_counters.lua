@@ -11,6 +11,16 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
+local also, summed = rows_of(ARGV[1], 'string'), rows_of(ARGV[5], 'string', 'string', 'number')
+local function is_sound()
+  for _, lane in ipairs(summed) do
+    if not whole(lane[3], LIMITS.MAX_NUMBER) then return false end
+  end
+  return is_optional(ARGV[2], LIMITS.MAX_STAMP_BYTES) and whole(ARGV[3], LIMITS.MAX_NUMBER)
+    and whole(ARGV[4], LIMITS.MAX_NUMBER)
+end
+if not is_sound() then return wrong_arguments() end
+
 local changed = {}
 
 local function set(name, value)
@@ -37,7 +47,7 @@ local function list_again(name)
   changed[#changed + 1] = name
 end
 
-local function repair_lanes(also, summed)
+local function repair_lanes()
   for _, lane in ipairs(summed) do
     if call('HGET', DEPTH, lane[1]) == lane[2] then write_depth(lane[1], lane[2], length_of(lane[1]), lane[3]) end
   end
@@ -57,8 +67,7 @@ local function repair_submitted()
   set('submitted', total)
 end
 
-local also = cmsgpack.unpack(ARGV[1])
-repair_lanes(also, cmsgpack.unpack(ARGV[5]))
+repair_lanes()
 local waiting, running = count_up(also)
 set('waiting_jobs', waiting)
 set('running_jobs', running)

@@ -8,7 +8,16 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local lane = open_lane(ARGV[1], ARGV[2])
+local class, tenant, entries = ARGV[1], ARGV[2], rows_of(ARGV[3], 'string')
+local function is_sound()
+  if class ~= RETURNED and not whole(class, LIMITS.MAX_PRIORITY) then return false end
+  for _, id in ipairs(entries) do
+    if not string.find(id, '^%d+%-%d+$') then return false end
+  end
+  return is_text(tenant, LIMITS.MAX_TENANT_CHARS) and not string.find(tenant, '[^a-z0-9_-]')
+end
+if not is_sound() then return wrong_arguments() end
+local lane = open_lane(class, tenant)
 
 local function is_some_jobs(entry)
   local parsed = parse_entry(entry)
@@ -26,6 +35,6 @@ local function drop(id)
 end
 
 local answers = {}
-for i, id in ipairs(rows_of(ARGV[3], 'string')) do answers[i] = lane.is_sound and drop(id) or 0 end
+for i, id in ipairs(entries) do answers[i] = lane.is_sound and drop(id) or 0 end
 finish()
 return answers

@@ -5,6 +5,7 @@
 -- Reply: 1, or 0 if it is not registered: it deregistered, never began, or all its jobs have been reclaimed.
 
 write_even_when_full()
+if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
 local wrong = wrong_key(ARGV[1])
 if wrong then return wrong end
 

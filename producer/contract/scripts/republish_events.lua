@@ -60,7 +60,12 @@ local function republish(id, known)
   return 1
 end
 
+local rows = rows_of(ARGV[1], 'string', 'number')
+for _, row in ipairs(rows) do
+  if not whole(row[2], LIMITS.MAX_NUMBER) then return wrong_arguments() end
+end
+
 local answers = {}
-for i, row in ipairs(rows_of(ARGV[1], 'string', 'number')) do answers[i] = republish(row[1], row[2]) end
+for i, row in ipairs(rows) do answers[i] = republish(row[1], row[2]) end
 finish()
 return answers

@@ -19,10 +19,14 @@ local function unpacked(row)
 end
 
 -- Whether a row is what a client of ours packs; the user may be another. All rows are checked before the first write.
+local MOST_BYTES = {
+  spec = LIMITS.MAX_SPEC_BYTES, payload = LIMITS.MAX_PROMPT_BYTES, seed = 20, digest = LIMITS.MAX_DIGEST_BYTES,
+  key = 4 * LIMITS.MAX_IDEMPOTENCY_KEY_CHARS, batch = LIMITS.MAX_BATCH_CHARS,
+}
 local function is_sound(job)
-  local texts, numbers = { 'id', 'spec', 'payload', 'seed', 'digest' }, { 'prompt_bytes', 'max_tokens' }
-  for _, name in ipairs(texts) do
-    if type(job[name]) ~= 'string' then return false end
+  local numbers = { 'prompt_bytes', 'max_tokens' }
+  for _, name in ipairs({ 'spec', 'payload', 'seed', 'digest' }) do
+    if not is_text(job[name], MOST_BYTES[name]) then return false end
   end
   for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback' }) do
     if job[name] ~= nil then numbers[#numbers + 1] = name end
@@ -31,10 +35,13 @@ local function is_sound(job)
     if not whole(job[name], MOST[name]) then return false end
   end
   for _, name in ipairs({ 'key', 'batch' }) do
-    if job[name] ~= nil and type(job[name]) ~= 'string' then return false end
+    if job[name] ~= nil and not is_text(job[name], MOST_BYTES[name]) then return false end
   end
-  return whole(job.class, MOST.class) and whole(job.choices, MOST.choices) and job.choices > 0
-    and (job.features == nil or type(job.features) == 'table')
+  if job.features ~= nil and type(job.features) ~= 'table' then return false end
+  for _, feature in ipairs(job.features or {}) do
+    if type(feature) ~= 'string' then return false end
+  end
+  return string.find(job.seed, '^%d+$') and whole(job.class, MOST.class) and whole(job.choices, MOST.choices) and job.choices > 0
 end
 
 local new_jobs = {}
@@ -232,8 +239,17 @@ local function accept(job)
   return { 'accepted', job.id, math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens) }
 end
 
+-- The names of a job of this partition, as clients write them; nil of any other.
+local PARTITION = string.match(PREFIX, ':(%d+)}:$')
+local function own_names_of(id)
+  local tenant, suffix = names_of(id)
+  local is_own = tenant and string.match(id, '^%d+') == PARTITION and #tenant <= LIMITS.MAX_TENANT_CHARS
+    and #suffix - #tenant - 1 <= LIMITS.MAX_JOB_NAME_CHARS
+  if is_own then return tenant, suffix end
+end
+
 local function answer(job)
-  job.tenant, job.suffix = names_of(job.id)
+  job.tenant, job.suffix = own_names_of(job.id)
   if not job.tenant then return refused('wrong_type', 0, 'not a job id: ' .. job.id) end
   prepare(job)
   local seen = seen_by_id(job) or seen_by_key(job)

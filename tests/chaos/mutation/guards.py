@@ -722,6 +722,7 @@ ORDERS = (
 )
 
 HOSTILE = "tests/contract/hostile/test_damaged_jobs.py"
+ARGUMENTS = "tests/contract/hostile/test_arguments.py"
 HOSTILES = (
     Guard(
         name="numbers in a job's hash are not checked",
@@ -785,7 +786,36 @@ HOSTILES = (
         patches=_script(
             "configure", "if wanted then return redis.error_reply", "if false then return redis.error_reply"
         ),
-        tests=("tests/contract/hostile/test_arguments.py::TestGivenASettingOutOfItsRange",),
+        tests=(f"{ARGUMENTS}::TestGivenASettingOutOfItsRange",),
+    ),
+    Guard(
+        name="a setting that does not exist is written",
+        patches=_script(
+            "configure", "if not (is_weight or WORDS[name] or NUMBERS[name]) then", "if not is_weight and false then"
+        ),
+        tests=(f"{ARGUMENTS}::TestGivenASettingOutOfItsRange",),
+    ),
+    Guard(
+        name="a job of another partition is accepted",
+        patches=_script("submit", "string.match(id, '^%d+') == PARTITION", "true"),
+        tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
+    ),
+    Guard(
+        name="an end is written before it is checked",
+        patches=_script(
+            "advance", "return not (row[7] or row[8]) or the_rest().is_sound(row[7], row[8])", "return true"
+        ),
+        tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
+    ),
+    Guard(
+        name="a recount is written before it is checked",
+        patches=_script("repair_counters", "if not is_sound() then", "if false then"),
+        tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
+    ),
+    Guard(
+        name="a batch is closed before its arguments are checked",
+        patches=_script("close_batch", "if not is_sound then", "if false then"),
+        tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
     ),
     Guard(
         name="a row that cannot be read fails its whole pull",
