@@ -17,7 +17,7 @@ ProducerError
 │   ├── JobCancelled
 │   └── JobExpired               its deadline or its longest wait has passed
 ├── ResultExpired                the job is done, but its output has expired
-├── ChannelExpired               the channel has expired, and the position is no full cursor
+├── ChannelExpired               the channel has lost output that the reader lacks, and no result fills the gap
 ├── ResultTimeout                the job has not ended in time
 ├── QueueUnreachable             temporary: the server does not answer; nothing is lost, try again
 │   ├── AccessDenied             wrong password or missing rights
@@ -152,7 +152,7 @@ class ResultExpired(ProducerError):
 
 
 class ChannelExpired(ProducerError):
-    """The channel has expired, and a token offset alone does not locate the rest of the text."""
+    """The channel has lost output that the reader lacks, and it cannot be cut from a result."""
 
 
 class ResultTimeout(ProducerError, TimeoutError):

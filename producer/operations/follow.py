@@ -122,6 +122,10 @@ class Reader:
         """Return whether the first entry begins before the position: it was rewritten with other bounds."""
         return bool(entries) and decode_entry(entries[0][1]).start < self._cursor.tokens
 
+    def lacks_tokens(self, entries: Sequence[tuple[str, bytes]]) -> bool:
+        """Return whether the first entry begins after the position: the channel lost the tokens in between."""
+        return bool(entries) and decode_entry(entries[0][1]).start > self._cursor.tokens
+
     def reread(self, entries: Iterable[tuple[str, bytes]]) -> StreamEvent:
         """Cut the output after the position out of the whole channel.
 
@@ -163,12 +167,14 @@ class Reader:
 
         Raises:
             ResultExpired: the result has expired too.
-            ChannelExpired: the position is a bare token offset, so the text cannot be cut.
+            ChannelExpired: no result has the rest, or the position is a bare token offset, so the text cannot be cut.
         """
         found = decode_result(data) if data is not None else None
         if found is None and view.state is JobState.DONE:
             raise ResultExpired(f"channel and result of job {self.job_id} have expired. Look in the history.")
         choice = _choice(found, self.choice)
+        if choice is None:
+            self._check_complete(view)
         if choice and self._cursor.chars is None:
             raise ChannelExpired(
                 f"the channel of job {self.job_id} has expired, and {self._cursor.tokens} tokens alone do not say "
@@ -185,6 +191,15 @@ class Reader:
         )
         whole = choice or ChoiceResult(text="", token_ids=(), finish_reason=None)
         return self._cut_event(whole, view.ended_ms or 0, end)
+
+    def _check_complete(self, view: JobView) -> None:
+        published = view.published[self.choice] if self.choice < len(view.published) else 0
+        if published > self._cursor.tokens or not view.state.is_terminal:
+            advice = "" if view.state.is_terminal else " Read its result once it has ended."
+            raise ChannelExpired(
+                f"job {self.job_id} is {view.state}: its channel has lost the output after token "
+                f"{self._cursor.tokens}, and no result has it.{advice}"
+            )
 
     @property
     def result_command(self) -> Command:
@@ -265,7 +280,7 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
             found = yield Read(_places(open_readers), clock.block_ms(WAIT_BLOCK_MS))
             if found:
                 wait.goes_on()
-                yield from _feed(open_readers, cast("list[tuple[str, Entries]]", found))
+                yield from _feed(queue, open_readers, cast("list[tuple[str, Entries]]", found))
                 last_entry_s, look_after_s = clock.passed_s, WAIT_BLOCK_MS / 1000
         look_after_s = min(2 * look_after_s, MAX_LOOK_S)
 
@@ -291,7 +306,7 @@ def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:
     checked = [reader.check(view) for reader, view in zip(readers, found, strict=True)]
     [reply] = yield Ask((xread(_places(open_readers), block_ms=None),))
     found_entries = list(channel_entries(reply))
-    yield from _feed(open_readers, found_entries)
+    yield from _feed(queue, open_readers, found_entries)
     has_entries = {key for key, _ in found_entries}
     if found_entries:
         wait.goes_on()
@@ -299,15 +314,23 @@ def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:
         wait.waits_for((yield from explain(queue, checked[0])))
     for reader, view in zip(readers, checked, strict=True):
         if view.state.is_terminal and reader.key not in has_entries:
-            [data] = yield Ask((reader.result_command,))
-            yield reader.finish(view, cast("bytes | None", data))
+            yield from _finish(reader, view)
             del open_readers[reader.key]
 
 
-def _feed(open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
+def _finish(reader: Reader, view: JobView) -> Follow:
+    """Yield the rest from the result. While a job runs, its result may be incomplete."""
+    [data] = (yield Ask((reader.result_command,))) if view.state.is_terminal else [None]
+    yield reader.finish(view, cast("bytes | None", data))
+
+
+def _feed(queue: Queue, open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
     for key, entries in found:
         reader = open_readers[key]
-        if reader.overlaps(entries):
+        if reader.lacks_tokens(entries):
+            [view] = yield from views(queue, [reader.job_id])
+            yield from _finish(reader, reader.check(view))
+        elif reader.overlaps(entries):
             [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
             yield reader.reread(channel_rows(whole))
         else:
