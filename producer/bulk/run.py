@@ -229,8 +229,7 @@ class BulkRun:
             if name_of(job.id) in self._written:
                 self.counts.written_before += 1
                 continue
-            custom_id = line.custom_id or f"line-{line.number}"
-            sent = SubmittedLine(line.number, custom_id, line.endpoint, line.options.get("model"))
+            sent = SubmittedLine(line.number, line.name, line.endpoint, line.options.get("model"))
             is_acknowledged = name_of(job.id) in journal
             if self._settings.is_waiting or not is_acknowledged:
                 self._submitted[job.id] = sent

@@ -66,7 +66,10 @@ def list_jobs(*, as_json: bool, limit: int, **values: object) -> None:
         return _show_batch(values, as_json=as_json)
     if as_json:
         return show_json([asdict(row) for row in rows])
-    return show_table(LIST_HEADERS, [_cells(row) for row in rows])
+    # Only jobs of bulk files have lines.
+    more = ("line", "custom_id") if any(row.line is not None for row in rows) else ()
+    cells = [_cells(row) + [getattr(row, name) for name in more] for row in rows]
+    return show_table((*LIST_HEADERS, *more), cells)
 
 
 def _listed(values: Values, limit: int) -> "list[JobRow]":

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.calls import NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
 from sluice.producer.contract.messages import SamplingOptions, is_text
@@ -116,13 +116,14 @@ class Template:
 
     partitions: int
 
-    def new_job(self, prompt: PromptLike, identify: Identify | None = None) -> NewJob:
+    def new_job(self, prompt: PromptLike, identify: Identify | None = None, source: SourceLine | None = None) -> NewJob:
         """Build a job for this prompt.
 
         Args:
             prompt: The prompt.
             identify: Source of its id and seed. Default: the id of the options, or a random one; and a random seed.
                 A seed in the options takes precedence.
+            source: The line of a bulk file that the prompt is from.
 
         Raises:
             InvalidJob: the prompt is empty, too large, not UTF-8 or of an unknown kind.
@@ -148,6 +149,7 @@ class Template:
             deadline_ms=self.deadline_ms,
             wants_callback=self.wants_callback,
             features=self.features,
+            source=source,
         )
 
     def _random_identity(self) -> tuple[JobId, int]:

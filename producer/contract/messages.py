@@ -350,11 +350,11 @@ class OutboxEvent:
     at_ms: int
     fields: Mapping[str, bytes | int | None]
     """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
-    prompt (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt,
-    incarnation. returned: why, epoch. ended: state, reason, error, error_code, epoch, attempt, incarnation, record
-    (encoded JobRecord, if a worker ended it), result (encoded, if the history keeps results) or result_bytes (its
-    length, if it is too large for an event: read it from its key). A field without a value is absent. Text, seeds
-    (decimal) and encoded messages are bytes."""
+    custom_id, line and endpoint (of a line of a bulk file), prompt (if the history keeps prompts) or prompt_to_hash (if
+    it keeps their hashes). started: epoch, attempt, incarnation. returned: why, epoch. ended: state, reason, error,
+    error_code, epoch, attempt, incarnation, record (encoded JobRecord, if a worker ended it), result (encoded, if the
+    history keeps results) or result_bytes (its length, if it is too large for an event: read it from its key). A field
+    without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
 
 
 def check_prompt(prompt: Prompt) -> None:

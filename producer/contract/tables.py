@@ -23,7 +23,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -91,6 +91,9 @@ jobs = sa.Table(
     sa.Column("prompt_sha256", sa.Text, comment="hex; where the history keeps prompts or their hash"),
     sa.Column("prompt", sa.Text, comment="text; JSON of messages or token ids; only where the history keeps prompts"),
     sa.Column("asked", Json, comment="{prompt, spec, digest}: what it takes to submit it again; only with its prompt"),
+    sa.Column("custom_id", sa.Text, comment="of its line in a bulk file; line-N if the line has none"),
+    sa.Column("line", sa.BigInteger, comment="number of that line, from 1"),
+    sa.Column("endpoint", sa.Text, comment="of that line: the response format of its export"),
     # Independent of the order of events: the least or the greatest value seen.
     sa.Column("pulled_ms", Ms, comment="first pulled by a worker"),
     sa.Column("attempts", sa.Integer, comment="how often it was started"),

@@ -67,6 +67,9 @@ class JobRow:
     seed: str | None
     options: Mapping[str, object] | None
     metadata: Mapping[str, object] | None
+    custom_id: str | None
+    line: int | None
+    endpoint: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +262,8 @@ def _tombstone(job: Forgotten) -> dict[str, object]:
 
 
 def _forgotten() -> sa.Update:
-    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked", "record_error")
+    erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked", "custom_id",
+              "record_error")  # fmt: skip
     nothing = dict.fromkeys(erased, sa.null())
     return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.calls import NewJob, SourceLine
 from sluice.producer.contract.tables import jobs
 from sluice.producer.contract.wire import JobId, Message, Prompt, decode_spec, encode_prompt
 from sluice.worker.audit.queue_side import in_slices
@@ -69,7 +69,14 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         ttl_ms=None if row.ttl_ms is None else max(1, row.ttl_ms - now_ms),
         deadline_ms=row.deadline_ms,
         wants_callback=decode_spec(spec).callback_url is not None,
+        source=_source(row),
     )
+
+
+def _source(row: JobRow) -> SourceLine | None:
+    if row.line is None:
+        return None
+    return SourceLine(custom_id=row.custom_id, number=row.line, endpoint=row.endpoint)
 
 
 def _prompt(text: str, kind: str) -> Prompt:

@@ -44,6 +44,8 @@ def job_event(keys: QueueKeys, fields: Mapping[str, str], spec_data: bytes) -> E
         "batch": spec.batch or fields.get("batch") or None,
         "model": spec.model,
         "metadata": dict(spec.metadata),
+        "custom_id": fields.get("custom_id") or None,
+        "line": int(fields.get("line") or 0) or None,
     }
     return Event.of(spec.callback_url, f"job.{state}", int(fields["at"]), data, of_what=f"{job_id} {version}")
 

@@ -1,8 +1,9 @@
 """Write a batch from the history as JSON lines in OpenAI's batch format. Knows no Redis.
 
-There are two files, for done jobs and for others. Each is written to a temporary name and renamed when complete. A
-line's `custom_id` is from the job's metadata, or the job's id. Its body is a chat completion if the metadata `endpoint`
-is /v1/chat/completions, otherwise a completion.
+There are two files, for done jobs and for others. Each is written to a temporary name and renamed when complete. A job
+from a bulk file has the `custom_id`, number and endpoint of its line. For other jobs, `custom_id` and `endpoint` are
+from the metadata; without them the `custom_id` is the job's id. The body is a chat completion if the endpoint is
+/v1/chat/completions, otherwise a completion.
 """
 
 import json
@@ -73,9 +74,10 @@ def num_ended(engine: Engine, queue: str, batch: str) -> int:
 
 def _jobs_of(queue: str, batch: str) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
+    line = (jobs.c.custom_id, jobs.c.line, jobs.c.endpoint)
     with_results = jobs.outerjoin(results, results.c.job_id == jobs.c.id)
     return (
-        sa.select(*columns, jobs.c.finished_ms, results.c.choices, results.c.usage)
+        sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)
         .where(jobs.c.queue == queue, jobs.c.batch == batch)
         .order_by(jobs.c.submitted_ms, jobs.c.id)
@@ -93,7 +95,8 @@ def _write(row: JobRow, output: TextIO, errors: TextIO) -> str:
 
 
 def _line(file: TextIO, row: JobRow, *, response: Object | None, error: Object | None) -> None:
-    line = {"id": f"batch_req_{row.id}", "custom_id": _metadata(row).get("custom_id", row.id)}
+    custom_id = row.custom_id or _metadata(row).get("custom_id", row.id)
+    line = {"id": f"batch_req_{row.id}", "custom_id": custom_id, "line": row.line}
     json.dump({**line, "response": response, "error": error}, file, ensure_ascii=False, separators=(",", ":"))
     file.write("\n")
 
@@ -106,7 +109,7 @@ def _error(row: JobRow) -> Object:
 
 
 def _body(row: JobRow) -> Object:
-    is_chat = _metadata(row).get("endpoint") == CHAT_ENDPOINT
+    is_chat = (row.endpoint or _metadata(row).get("endpoint")) == CHAT_ENDPOINT
     usage = row.usage
     return {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{row.id}",

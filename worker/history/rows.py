@@ -49,6 +49,7 @@ NEWEST: tuple[str, ...] = (
 SUBMITTED: tuple[str, ...] = (
     "submitted_ms", "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
     "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked",
+    "custom_id", "line", "endpoint",
 )  # fmt: skip
 LEAST: tuple[str, ...] = ("pulled_ms",)
 GREATEST: tuple[str, ...] = ("attempts", "record_error")
@@ -139,6 +140,9 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
         "not_before_ms": _whole(fields.get("not_before_ms")),
         "deadline_ms": _whole(fields.get("deadline_ms")),
         "ttl_ms": _whole(fields.get("ttl_ms")),
+        "custom_id": _text(fields.get("custom_id")),
+        "line": _whole(fields.get("line")),
+        "endpoint": _text(fields.get("endpoint")),
     }
     _read_into(row, fields.get("spec"), lambda data: _spec_columns(decode_spec(data)))
     if keep_prompts != "none":

@@ -19,7 +19,7 @@ import zstandard
 
 from sluice.producer.contract.errors import InvalidJob, InvalidSetting
 from sluice.producer.contract.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike
-from sluice.producer.contract.limits import MAX_PROMPT_BYTES
+from sluice.producer.contract.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -62,6 +62,11 @@ class Line:
 
     prompt: PromptLike
     options: Options
+
+    @property
+    def name(self) -> str:
+        """Its custom id, or `line-<number>`."""
+        return self.custom_id or f"line-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +234,9 @@ class LineReader:
             if "body" in fields:
                 raise _Refused("missing_custom_id", "custom_id is missing", "custom_id")
             return None
-        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
-            raise _Refused("invalid_custom_id", "custom_id must be a string of 1 to 512 characters", "custom_id")
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+            message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
+            raise _Refused("invalid_custom_id", message, "custom_id")
         if custom_id in self._seen:
             raise _Refused("duplicate_custom_id", f"custom_id {custom_id!r} was used before in this file", "custom_id")
         self._seen.add(custom_id)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from sluice.producer.contract.bulk.input import Endpoint, Line
-from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.calls import NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.jobs import Options, Template, partition_of, template
 from sluice.producer.contract.wire import JobId
@@ -83,7 +83,8 @@ class LineJobs:
             InvalidJob: the line has an invalid value.
         """
         made = self.template(line.options)
-        return made.new_job(line.prompt, lambda digest: self._identity(line.custom_id, made.tenant, digest))
+        source = SourceLine(custom_id=line.name, number=line.number, endpoint=line.endpoint)
+        return made.new_job(line.prompt, lambda digest: self._identity(line.custom_id, made.tenant, digest), source)
 
     def _identity(self, custom_id: str | None, tenant: str, digest: bytes) -> tuple[JobId, int]:
         which = custom_id

@@ -44,6 +44,7 @@ from sluice.producer.contract.calls.submission import (
     Duplicate,
     NewJob,
     Refused,
+    SourceLine,
     SubmitReply,
     submit,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "Retried",
     "Returned",
     "SendFrom",
+    "SourceLine",
     "SubmitReply",
     "advance",
     "beat",

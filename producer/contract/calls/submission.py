@@ -14,6 +14,20 @@ from sluice.producer.contract.wire import JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """The line of a bulk file that became a job. Kept with the job, so that its row can be joined to the file."""
+
+    custom_id: str
+    """As in the line; `line-<number>` for a line without one."""
+
+    number: int
+    """Counted from 1."""
+
+    endpoint: str
+    """The endpoint whose response format the result takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """An encoded job."""
 
@@ -43,6 +57,9 @@ class NewJob:
     wants_callback: bool = False
     features: tuple[str, ...] = ()
     """Features that a worker needs for it, by the names in `QueueSettings.features`."""
+
+    source: SourceLine | None = None
+    """None unless it is a line of a bulk file. Neither its id nor its digest depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,7 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
         raise ValueError(f"job {job.id} belongs to another partition than {keys.partition}")
     if not 0 <= job.priority <= limits.MAX_PRIORITY:
         raise ValueError(f"priority must be in [0, {limits.MAX_PRIORITY}], got {job.priority}")
+    source = job.source
     return (
         job.id,
         job.spec,
@@ -133,6 +151,7 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
         job.deadline_ms,
         1 if job.wants_callback else None,
         job.features or None,
+        *((source.custom_id, source.number, source.endpoint) if source else ()),
     )
 
 

@@ -70,6 +70,11 @@ class JobView:
     deaths: tuple[Death, ...] = ()
     """Deaths of its workers since it last made progress."""
 
+    custom_id: str | None = None
+    """Of the line of a bulk file that it is from; likewise the next field."""
+
+    line: int | None = None
+
 
 def status(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[JobView | None]]:
     """Read the state of jobs; None for an unknown or expired job. At most `MAX_JOBS_PER_CALL` jobs a call."""
@@ -125,6 +130,8 @@ def _read_view(row: Raw) -> JobView:
         output_tokens=row[26],
         failures=row[27],
         deaths=tuple(map(_read_death, (read_text(row[28]) or "").split(";")[:-1])),
+        custom_id=read_text(row[29]),
+        line=row[30],
     )
 
 

@@ -146,7 +146,7 @@ MOST = {
   first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
   not_before = LIMITS.MAX_NUMBER, ttl = LIMITS.MAX_NUMBER, deadline = LIMITS.MAX_NUMBER, callback = LIMITS.MAX_NUMBER,
   failures = LIMITS.MAX_NUMBER, requeues = LIMITS.MAX_NUMBER, prompt_bytes = LIMITS.MAX_NUMBER,
-  parts = LIMITS.MAX_SPEC_PARTS,
+  parts = LIMITS.MAX_SPEC_PARTS, line = LIMITS.MAX_NUMBER,
 }
 
 -- A whole number from 0 to `most`, or nil: also for text, fractions, infinity and nan.

@@ -99,7 +99,8 @@ local function emit_end(job, lease, how)
   emit('ended', job, fields)
   if job.callback then
     call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
-      'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '')
+      'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '', 'custom_id', job.custom_id or '',
+      'line', job.line or '')
   end
 end
 

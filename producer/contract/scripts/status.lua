@@ -34,7 +34,7 @@ local function look(id)
     job.error or false, job.error_code or false, job.reason or false, job.batch or false, job.spec or false, job.seed,
     jobs, tokens, call('EXISTS', result_key(job)), job.scheduled or false, job.first_token or false,
     lease and lease[FLAG] ~= '' and lease[FLAG] or false, job.requeues, job.output or false,
-    job.failures, job.deaths or false,
+    job.failures, job.deaths or false, job.custom_id or false, job.line or false,
   }
 end
 

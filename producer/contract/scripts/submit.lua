@@ -14,7 +14,8 @@ local function unpacked(row)
   return {
     id = row[1], spec = row[2], payload = row[3], seed = row[4], class = row[5], prompt = row[6], prompt_bytes = row[7],
     max_tokens = row[8], choices = row[9], key = row[10], digest = row[11], batch = row[12], not_before = row[13],
-    ttl = row[14], deadline = row[15], callback = row[16], features = row[17],
+    ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
+    endpoint = row[20],
   }
 end
 
@@ -22,19 +23,20 @@ end
 local MOST_BYTES = {
   spec = LIMITS.MAX_SPEC_BYTES, payload = LIMITS.MAX_PROMPT_BYTES, seed = 20, digest = LIMITS.MAX_DIGEST_BYTES,
   key = 4 * LIMITS.MAX_IDEMPOTENCY_KEY_CHARS, batch = LIMITS.MAX_BATCH_CHARS,
+  custom_id = 4 * LIMITS.MAX_CUSTOM_ID_CHARS, endpoint = LIMITS.MAX_ENDPOINT_CHARS,
 }
 local function is_sound(job)
   local numbers = { 'prompt_bytes', 'max_tokens' }
   for _, name in ipairs({ 'spec', 'payload', 'seed', 'digest' }) do
     if not is_text(job[name], MOST_BYTES[name]) then return false end
   end
-  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback' }) do
+  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line' }) do
     if job[name] ~= nil then numbers[#numbers + 1] = name end
   end
   for _, name in ipairs(numbers) do
     if not whole(job[name], MOST[name]) then return false end
   end
-  for _, name in ipairs({ 'key', 'batch' }) do
+  for _, name in ipairs({ 'key', 'batch', 'custom_id', 'endpoint' }) do
     if job[name] ~= nil and not is_text(job[name], MOST_BYTES[name]) then return false end
   end
   if job.features ~= nil and type(job.features) ~= 'table' then return false end
@@ -182,7 +184,7 @@ local function write_timers(job)
   if job.deadline then add_timer('deadline', job, job.deadline) end
 end
 
-local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback' }
+local OPTIONAL = { 'batch', 'key', 'not_before', 'ttl', 'deadline', 'callback', 'custom_id', 'line', 'endpoint' }
 
 local function write_hash(job)
   local fields = {
@@ -204,7 +206,7 @@ local function write_event(job)
   emit('submitted', job, {
     queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
     batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
-    digest = job.digest,
+    digest = job.digest, custom_id = job.custom_id, line = job.line, endpoint = job.endpoint,
     key = SETTINGS.keep_prompts == 'full' and job.key or nil,
     prompt = SETTINGS.keep_prompts == 'full' and job.payload or nil,
     prompt_to_hash = SETTINGS.keep_prompts == 'hash' and job.payload or nil,

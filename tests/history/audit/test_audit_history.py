@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
-from sluice.producer.contract.calls import Duplicate
+from sluice.producer.contract.calls import Duplicate, SourceLine
 from sluice.producer.contract.jobs import template
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
@@ -159,6 +159,7 @@ class TestGivenAJobThatTheQueueForgot:
         options = JobOptions(max_tokens=20, stop=("end",), logit_bias={3: 0.5})
         spec = encode_spec(JobSpec(options=options, model="m", metadata={"a": "b"}, callback_url="https://x.org/h"))
         asked: dict[str, Any] = {"batch": "b", "priority": 4, "wants_callback": True, "idempotency_key": "one"}
+        asked["source"] = SourceLine(custom_id="c", number=7, endpoint="/v1/completions")
         job = new_job("one", spec=spec, payload=encode_prompt(prompt), **asked)
         scene.queue.submit(job)
         before = scene.queue.hash_of("job", "t", "one")
@@ -171,7 +172,10 @@ class TestGivenAJobThatTheQueueForgot:
         scene.record()
 
         after = scene.queue.hash_of("job", "t", "one")
-        same = ("spec", "seed", "class", "max_tokens", "choices", "bytes", "digest", "batch", "callback", "key")
+        same = (
+            *("spec", "seed", "class", "max_tokens", "choices", "bytes", "digest", "batch", "callback", "key"),
+            *("custom_id", "line", "endpoint"),
+        )
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
         by_key_alone = replace(job, id=JobId("0.t.again"))
         assert scene.queue.submit(job, by_key_alone) == [Duplicate(job.id, JobState.QUEUED)] * 2

@@ -123,7 +123,7 @@ class TestGivenAJobThatWantsAWebhook:
         assert (event["type"], event["created_at_ms"]) == ("job.done", e.NOON_MS)
         assert event["data"] == {
             "job_id": "0.acme.1", "queue": e.QUEUE, "state": "done", "error": None, "batch": "nightly", "model": None,
-            "metadata": {"custom_id": "line-7"},
+            "metadata": {"custom_id": "line-7"}, "custom_id": None, "line": None,
         }  # fmt: skip
         assert client.xlen(CALLBACKS) == 0
 
