@@ -1,6 +1,6 @@
 """Parameter grids: a cross-section for the fast suite, every combination for `make test-long`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -26,6 +26,12 @@ def fast_only(fast: Sequence[Any], others: Sequence[Any]) -> list[ParameterSet]:
     return [pytest.param(*_values(case)) for case in fast] + [
         pytest.param(*_values(case), marks=pytest.mark.long) for case in others
     ]
+
+
+def grid(*axes: Sequence[Any], fast: Collection[tuple[Any, ...]]) -> list[ParameterSet]:  # Any: as above
+    """Return every combination of the axes' values, in order. Those not in `fast` are marked `long`."""
+    cases = [tuple(value for part in row for value in _values(part)) for row in product(*axes)]
+    return [pytest.param(*case, marks=() if case in fast else pytest.mark.long) for case in cases]
 
 
 def _diagonal(axes: Sequence[Sequence[Any]], row: int) -> tuple[int, ...]:

@@ -464,6 +464,8 @@ class TestGivenARedisThatWasAway:
             # What an append-only file written each second may come back as: both keys as they were.
             queue.client.restore(queue.keys.key("leases"), 0, saved, replace=True)
             queue.client.restore(queue.keys.channel(job.id), 0, channel, replace=True)
+            # The server may write its file late, while an fsync goes on.
+            assert queue.client.waitaof(1, 0, 10_000)[0] == 1
         durable_valkey.restart(crash=True)
         with durable_valkey.client() as client:
             queue = Queue(client)

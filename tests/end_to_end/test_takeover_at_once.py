@@ -13,6 +13,7 @@ import pytest
 
 from sluice.producer.contract.wire import JobId, JobOptions
 from tests.end_to_end.processes import WorkerPool, worker_pool
+from tests.grids import fast_only
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -47,7 +48,9 @@ def attempts(client: Any, job_ids: list[JobId]) -> set[int]:
 class TestGivenTwoWorkersWithRoom:
     """Redis has just started: without a report, nobody may be declared dead yet either."""
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda one: one.name)
+    @pytest.mark.parametrize(
+        "number", fast_only([signal.SIGKILL], [signal.SIGSEGV, signal.SIGABRT]), ids=lambda one: one.name
+    )
     def test_when_the_one_with_jobs_is_killed_then_the_other_continues(
         self, workers: WorkerPool, client: Any, number: signal.Signals
     ) -> None:

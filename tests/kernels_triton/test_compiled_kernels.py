@@ -21,7 +21,7 @@ from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
-from tests.grids import cross_section
+from tests.grids import fast_only, grid
 from tests.kernels_triton.compiler import CUOBJDUMP, SHARED_MEMORY_BYTES, Compiled, CompileInstead
 
 RUNS_COMPILED = True
@@ -74,7 +74,7 @@ def compile_attention(
 
 
 class TestGivenPagedAttention:
-    @pytest.mark.parametrize("head_size", [64, 128, 256])
+    @pytest.mark.parametrize("head_size", fast_only([128], [64, 256]))
     def test_when_a_decode_is_compiled_then_it_fits_and_keeps_two_tiles_in_flight(self, head_size: int) -> None:
         compiled = compile_attention(torch.bfloat16, head_size=head_size, max_query_len=1, max_context_len=9000)
 
@@ -82,7 +82,7 @@ class TestGivenPagedAttention:
         assert [one.name for one in compiled] == ["_paged_attention_kernel", "_merge_segments_kernel"]
         assert "cp.async" in compiled[0].ptx
 
-    @pytest.mark.parametrize(("head_size", "max_query_len"), [(128, 500), (256, 500), (128, 16)])
+    @pytest.mark.parametrize(("head_size", "max_query_len"), fast_only([(128, 500)], [(256, 500), (128, 16)]))
     def test_when_a_prefill_is_compiled_then_it_fits_and_uses_the_large_matrix_unit(
         self, head_size: int, max_query_len: int
     ) -> None:
@@ -107,7 +107,11 @@ class TestGivenPagedAttention:
 
     @pytest.mark.parametrize(
         ("head_size", "max_query_len", "dtype"),
-        cross_section([(64, 1), (128, 1), (256, 1), (128, 500), (256, 500)], [torch.bfloat16, torch.float16]),
+        grid(
+            [(64, 1), (128, 1), (256, 1), (128, 500), (256, 500)],
+            [torch.bfloat16, torch.float16],
+            fast=[(128, 1, torch.bfloat16), (256, 500, torch.float16)],
+        ),
     )
     def test_when_the_cache_is_in_fp8_then_it_fits_and_reads_ahead(
         self, dtype: torch.dtype, head_size: int, max_query_len: int
@@ -122,7 +126,12 @@ class TestGivenPagedAttention:
 
     @pytest.mark.parametrize(
         ("head_size", "max_query_len", "is_fp8", "sliding_window"),
-        cross_section([(64, 1), (128, 1), (256, 1), (256, 16), (128, 500), (256, 500)], [False, True], [0, 4096]),
+        grid(
+            [(64, 1), (128, 1), (256, 1), (256, 16), (128, 500), (256, 500)],
+            [False, True],
+            [0, 4096],
+            fast=[(256, 1, True, 0), (128, 500, False, 4096)],
+        ),
     )
     def test_when_there_are_a_soft_cap_and_sinks_then_it_fits(
         self, head_size: int, max_query_len: int, is_fp8: bool, sliding_window: int

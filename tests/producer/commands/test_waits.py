@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, QueueSettings, ResultTimeout, WaitCause, WaitNotice
+from sluice.producer.contract import waits
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.waits import WaitReason, Waits
+from sluice.producer.operations import follow, results
+from tests.grids import fast_only
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, redis_server
 
@@ -72,8 +75,16 @@ class Heard:
         return self.notices
 
 
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give notice after a tenth of the usual time, in this process."""
+    monkeypatch.setattr(waits, "NOTICE_AFTER_S", waits.NOTICE_AFTER_S / 10)
+    for module in (follow, results):
+        monkeypatch.setattr(module, "WAIT_BLOCK_MS", results.WAIT_BLOCK_MS // 10)
+
+
 class TestGivenAQueueWithoutWorkers:
-    @pytest.mark.parametrize("is_json", [False, True], ids=["stream", "result"])
+    @pytest.mark.parametrize("is_json", fast_only([False], [True]))
     def test_when_a_prompt_is_asked_then_it_says_so_and_then_that_it_goes_on(
         self, valkey: RedisServer, worker: HandWorker, is_json: bool
     ) -> None:
@@ -114,16 +125,19 @@ class TestGivenAQueueWithoutWorkers:
         assert "is cancelled" in said
         assert "continues" not in said
 
+    @pytest.mark.usefixtures("early")
     def test_when_a_worker_loads_its_model_then_that_is_what_is_waited_for(
         self, valkey: RedisServer, redis_client: Any
     ) -> None:
         seconds, _ = redis_client.time()
         redis_client.hset(QueueKeys("default", 0).key("config"), "starting", f"{seconds * 1000} host-7")
 
-        with command(valkey.url, "ask", "hello") as asked:
-            first = asked.next_line()
+        heard = Heard()
+        with Producer(valkey.url, on_wait=heard) as producer, pytest.raises(ResultTimeout):
+            producer.result(producer.submit("hello"), timeout_s=1)
 
-        assert first == "producer: waiting: a worker of queue 'default' loads its model, on host-7\n"
+        [notice] = heard.notices
+        assert notice.message == "a worker of queue 'default' loads its model, on host-7"
 
     def test_when_its_job_is_looked_at_then_the_status_says_the_same(self, producer: Producer) -> None:
         status = producer.status(producer.submit("hello"))
@@ -132,13 +146,14 @@ class TestGivenAQueueWithoutWorkers:
         assert "no worker serves queue 'default'" in status.waits_for
 
 
+@pytest.mark.usefixtures("early")
 class TestGivenAQueueWithAWorker:
     def test_when_it_is_paused_then_a_reader_is_told_how_to_resume(self, valkey: RedisServer) -> None:
         heard = Heard()
         with Producer(valkey.url, on_wait=heard) as producer:
             producer.pause()
             with pytest.raises(ResultTimeout):
-                producer.result(producer.submit("hello"), timeout_s=3)
+                producer.result(producer.submit("hello"), timeout_s=1)
 
         [notice] = heard.notices
         assert notice.cause is WaitCause.QUEUE_PAUSED
@@ -150,7 +165,7 @@ class TestGivenAQueueWithAWorker:
         with Producer(valkey.url, on_wait=heard) as producer:
             producer.submit("first")
             with pytest.raises(ResultTimeout):
-                producer.result(producer.submit("second"), timeout_s=3)
+                producer.result(producer.submit("second"), timeout_s=1)
 
         [notice] = heard.notices
         assert notice.cause is WaitCause.BEHIND_OTHERS
@@ -164,7 +179,7 @@ class TestGivenAQueueWithAWorker:
             job = producer.submit("hello")
             worker.pull()
             with pytest.raises(ResultTimeout):
-                list(producer.stream(job, timeout_s=3))
+                list(producer.stream(job, timeout_s=1))
 
         assert [one.cause for one in heard.notices] == [WaitCause.RUNNING]
 
@@ -184,6 +199,7 @@ class TestGivenAQueueWithAWorker:
         assert "producer queues set" in line
 
 
+@pytest.mark.usefixtures("early")
 class TestGivenManyReadersOfOneClient:
     async def test_when_all_wait_then_one_notice_begins_and_one_ends(
         self, valkey: RedisServer, worker: HandWorker
@@ -207,6 +223,7 @@ class TestGivenManyReadersOfOneClient:
         assert [one.is_over for one in heard if one.cause is WaitCause.NO_WORKER] == [False, True]
 
 
+@pytest.mark.usefixtures("early")
 class TestGivenAServerThatGoesAway:
     def test_when_it_returns_then_both_are_told(self) -> None:
         heard = Heard()
