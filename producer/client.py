@@ -30,7 +30,7 @@ from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
 from sluice.producer.operations.operation import STEPS, Reply, Step
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import Outcome, outcomes
+from sluice.producer.operations.results import Outcome, ended, outcomes
 from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
@@ -225,14 +225,19 @@ class Producer:
         """
         return self._link.run(results.result(self._queue, JobId(str(job)), timeout_s, waits=self.waits))
 
-    def results(self, jobs: Iterable[AnyJob], *, with_entries: bool = False) -> Iterator[Outcome]:
+    def results(
+        self, jobs: Iterable[AnyJob], *, with_entries: bool = False, is_waiting: bool = True
+    ) -> Iterator[Outcome]:
         """Yield the outcome of each job as it ends; a job that ends other than done does not raise.
 
         Args:
             jobs: Jobs.
             with_entries: Whether to read the channel of each first choice too, which has the time of each token.
+            is_waiting: False yields the outcomes of those jobs that have ended, and leaves out the others.
         """
         ids = [JobId(str(job)) for job in jobs]
+        if not is_waiting:
+            return self._events(ended(self._queue, ids, with_entries=with_entries))
         return self._events(outcomes(self._queue, ids, with_entries=with_entries, waits=self.waits))
 
     # ------------------------------------------------------------ look and change

@@ -1,7 +1,8 @@
 """Submit a file of jobs exactly once, and write their results.
 
 The same file always gives the same jobs with the same ids (`bulk/jobs.py`), and the queue accepts each id once. The
-journal avoids submitting them again, and is kept longer than the queue keeps ids. Prints nothing.
+journal avoids submitting them again, and is kept longer than the queue keeps ids. Results are read while lines are
+submitted, because the queue keeps them for a limited time. Prints nothing.
 """
 
 import json
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from sluice.producer.bulk.output import bad_line, encoded, error_line, output_line
+from sluice.producer.bulk.files import ErrorsFile, LineFile
+from sluice.producer.bulk.output import Object, bad_line, bad_line_in, error_line, output_line
+from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
 from sluice.producer.contract.bulk.input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
@@ -23,11 +26,27 @@ from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.jobs import Options, Prepared
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import InvalidJob, JobNotDone, LessDurable, ProducerError, QueueFull
+from sluice.producer.errors import (
+    InvalidJob,
+    JobNotDone,
+    JobNotFound,
+    LessDurable,
+    ProducerError,
+    QueueFull,
+    ResultExpired,
+)
 from sluice.producer.operations.backpressure import no_room
 from sluice.producer.operations.results import Outcome
 
 REPORT_EVERY = 256
+MAX_ASKED = 512
+"""Jobs whose outcome is asked for at once while lines are submitted."""
+
+IDLE_SHARE = 9
+"""A pause between two asks lasts this many times as long as the first: asking takes at most a tenth of the time."""
+
+PAUSE_S = 0.1
+"""Longest sleep while the queue is full: outcomes are read in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +68,7 @@ class BulkSettings:
     """Submit nothing if any line is bad."""
 
     is_waiting: bool = False
-    """Whether `wait` will be called; then every job is kept in memory."""
+    """Whether `wait` will be called: outcomes are written, and every unfinished job is kept in memory."""
 
     is_ordered: bool = False
     """Write output lines in the order of the input."""
@@ -57,6 +76,8 @@ class BulkSettings:
     output: Path | None = None
     errors: Path | None = None
     journal: Path | None = None
+    database_url: str | None = None
+    """The job history, for outcomes that have expired from the queue."""
 
     @property
     def spec(self) -> BulkSpec:
@@ -98,7 +119,7 @@ class Counts:
     bad: int = 0
     ended: int = 0
     written_before: int = 0
-    """Lines that were already in the output or error file."""
+    """Lines that were already in the output file."""
 
     full: QueueFull | None = None
     """Set while the queue is full and the run waits."""
@@ -119,9 +140,23 @@ class BulkRun:
         self._settings = settings
         self._listener = listener
         self._jobs = LineJobs(settings.spec)
+        self._journal = Journal(None)
         self._submitted: dict[JobId, SubmittedLine] = {}
-        self._bad: list[BadLine] = []
-        self._written: set[str] = set()
+        self._unfinished: deque[JobId] = deque()
+        """Accepted jobs whose end is awaited."""
+
+        self._ask_s = 0.0
+        """When to ask for outcomes next."""
+
+        self._order: deque[JobId] = deque()
+        """Unwritten jobs in the order of the input, if the output is ordered."""
+
+        self._early: dict[JobId, Outcome] = {}
+        """Outcomes that others must precede."""
+
+        self._output = LineFile(settings.output, is_new=settings.is_again)
+        self._errors = ErrorsFile(settings.errors, is_new=settings.is_again)
+        self._recorded = RecordedOutcomes(settings.database_url)
         self._room = producer.waits.wait()
         """The wait for room in the queue."""
 
@@ -129,33 +164,39 @@ class BulkRun:
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
 
+    @property
+    def history_problem(self) -> str | None:
+        """Why the history could not be read, if it was needed."""
+        return self._recorded.problem
+
     # ------------------------------------------------------------ submit
 
     def submit(self) -> None:
-        """Submit every line that has not been submitted before.
+        """Submit every line that has not been submitted before. Write outcomes meanwhile, if the run waits for them.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: a file cannot be read or written.
             BadFile: strict, and a line is bad.
             QueueUnreachable, QueueRefused: the queue does not accept jobs now; run again to continue.
             LessDurable: the requested durability is not confirmed; run again to retry.
         """
         settings = self._settings
-        self._written = self._already_written()
         asked = settings.spec.as_json()
         with (
-            Journal(settings.journal, is_new_run=settings.is_again, asked=asked) as journal,
-            self._error_file() as errors,
+            Journal(settings.journal, is_new_run=settings.is_again, asked=asked) as self._journal,
+            self._files(),
             self._producer.waits.wait() as self._room,
         ):
-            self._jobs.run = journal.run
-            self._submit_all(journal, errors)
+            self._jobs.run = self._journal.run
+            self._submit_all()
+        if not settings.is_waiting:
+            self._errors.remove_stale(self._is_ours)
         self._listener(self.counts)
 
-    def _submit_all(self, journal: Journal, errors: "IO[str] | None") -> None:
+    def _submit_all(self) -> None:
         pending: deque[NewJob] = deque()
         refused: deque[NewJob] = deque()
-        new = self._new_jobs(journal, errors)
+        new = self._new_jobs()
 
         def feed() -> Iterator[Prepared]:
             for job in self._until_room(refused, new):
@@ -164,15 +205,16 @@ class BulkRun:
 
         while True:
             for answer in self._producer.submit_prepared(feed()):
-                self._answered(pending.popleft(), answer, refused, journal, errors)
+                self._answered(pending.popleft(), answer, refused)
             if not refused:
                 return
 
     def _until_room(self, refused: deque[NewJob], new: Iterator[NewJob]) -> Iterator[NewJob]:
         """Yield jobs to send: first, after a pause, those that the full queue refused."""
         while True:
+            self._write_ended()
             if refused:
-                time.sleep(self.counts.full.retry_after_s if self.counts.full else 0)
+                self._pause(self.counts.full.retry_after_s if self.counts.full else 0)
                 self.counts.full = None
                 again = list(refused)
                 refused.clear()
@@ -182,14 +224,13 @@ class BulkRun:
             else:
                 return
 
-    def _answered(
-        self,
-        job: NewJob,
-        answer: object,
-        refused: deque[NewJob],
-        journal: Journal,
-        errors: "IO[str] | None",
-    ) -> None:
+    def _pause(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (rest_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(rest_s, PAUSE_S))
+            self._write_ended()
+
+    def _answered(self, job: NewJob, answer: object, refused: deque[NewJob]) -> None:
         if isinstance(answer, QueueFull):
             refused.append(job)
             self.counts.full = answer
@@ -199,13 +240,13 @@ class BulkRun:
             return
         if isinstance(answer, LessDurable):
             raise answer  # not in the journal: the next run submits it again, and the queue accepts it once
-        is_refused = isinstance(answer, ProducerError)
-        sent = self._submitted[job.id] if self._settings.is_waiting and not is_refused else self._submitted.pop(job.id)
         if isinstance(answer, ProducerError):
-            self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)), name_of(job.id), errors)
+            sent = self._submitted.pop(job.id)
+            self._refuse(BadLine(sent.number, sent.custom_id, "refused", str(answer)))
             return
         self._room.goes_on()
-        journal.add(job.id)
+        self._journal.add(job.id)
+        self._accepted(job.id)
         if getattr(answer, "is_duplicate", False):
             self.counts.before += 1
         else:
@@ -213,28 +254,34 @@ class BulkRun:
         if self.counts.accepted % REPORT_EVERY == 0:
             self._listener(self.counts)
 
-    def _new_jobs(self, journal: Journal, errors: "IO[str] | None") -> Iterator[NewJob]:
+    def _accepted(self, job_id: JobId) -> None:
+        if self._settings.is_waiting:
+            self._unfinished.append(job_id)
+        else:
+            del self._submitted[job_id]
+            self._errors.keep(name_of(job_id))  # whether it still fails is not asked
+
+    def _new_jobs(self) -> Iterator[NewJob]:
         """Yield the jobs of the file that were not submitted before."""
         for line in self._lines():
             self.counts.lines += 1
             if isinstance(line, BadLine):
-                self._refuse(line, self._bad_name(line), errors)
+                self._refuse(line)
                 continue
             try:
                 job = self._jobs.job(line)
             except InvalidJob as error:
-                bad = BadLine(line.number, line.custom_id, "invalid_request", str(error))
-                self._refuse(bad, self._bad_name(bad), errors)
+                self._refuse(BadLine(line.number, line.custom_id, "invalid_request", str(error)))
                 continue
-            if name_of(job.id) in self._written:
+            if name_of(job.id) in self._output:
                 self.counts.written_before += 1
                 continue
-            sent = SubmittedLine(line.number, line.name, line.endpoint, line.options.get("model"))
-            is_acknowledged = name_of(job.id) in journal
-            if self._settings.is_waiting or not is_acknowledged:
-                self._submitted[job.id] = sent
-            if is_acknowledged:
+            self._submitted[job.id] = SubmittedLine(line.number, line.name, line.endpoint, line.options.get("model"))
+            if self._settings.is_ordered:
+                self._order.append(job.id)
+            if name_of(job.id) in self._journal:
                 self.counts.before += 1
+                self._accepted(job.id)
             else:
                 yield job
 
@@ -263,20 +310,25 @@ class BulkRun:
                 return BadLine(line.number, line.custom_id, "invalid_request", str(error))
         return line
 
-    def _bad_name(self, bad: BadLine) -> str:
-        identity = json.dumps([self._settings.batch, self._jobs.run, bad.number, bad.message]).encode()
+    def _bad_name(self, number: int, message: str) -> str:
+        identity = json.dumps([self._settings.batch, self._jobs.run, number, message]).encode()
         return blake2b(identity, digest_size=NAME_BYTES).hexdigest()
 
-    def _refuse(self, bad: BadLine, name: str, errors: "IO[str] | None") -> None:
+    def _is_ours(self, name: str, line: Object) -> bool:
+        """Return whether a line of the errors file is of this batch: several batches may share the file."""
+        bad = bad_line_in(line)
+        return name in self._journal or (bad is not None and name == self._bad_name(*bad))
+
+    def _refuse(self, bad: BadLine) -> None:
         self.counts.bad += 1
         self.summary.bad_lines += 1
         self.summary.add_reason(bad.code, f"line {bad.number}: {bad.message}")
         if len(self.first_bad) < 20:
             self.first_bad.append(bad)
-        if errors is not None and name not in self._written:
-            errors.write(encoded(bad_line(name, bad)))
+        name = self._bad_name(bad.number, bad.message)
+        self._errors.report(name, bad_line(name, bad))
 
-    # ------------------------------------------------------------ wait
+    # ------------------------------------------------------------ outcomes
 
     def wait(self) -> None:
         """Wait for every job of the file and write its line as it ends, or in the order of the input.
@@ -285,91 +337,62 @@ class BulkRun:
             OSError: a file cannot be written.
             QueueUnreachable: the server stayed unreachable; run again to continue.
         """
-        with self._output_file() as output, self._error_file() as errors:
-            outcomes = self._producer.results(list(self._submitted), with_entries=True)
-            for outcome in self._in_order(outcomes) if self._settings.is_ordered else outcomes:
-                self._ended(outcome, output, errors)
+        with self._files():
+            for outcome in self._producer.results(self._unfinished, with_entries=True):
+                self._ended(outcome)
+        self._errors.remove_stale(self._is_ours)
         self._listener(self.counts)
 
-    def _in_order(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-        early: dict[JobId, Outcome] = {}
-        for job_id in list(self._submitted):
-            while job_id not in early:
-                outcome = next(outcomes)
-                early[outcome.job_id] = outcome
-            yield early.pop(job_id)
+    def _write_ended(self) -> None:
+        """Write the outcomes of some jobs that have ended by now, if it is time to ask."""
+        begin_s = time.monotonic()
+        if begin_s < self._ask_s or not self._unfinished:
+            return
+        asked = [self._unfinished.popleft() for _ in range(min(MAX_ASKED, len(self._unfinished)))]
+        ended: set[JobId] = set()
+        for outcome in self._producer.results(asked, with_entries=True, is_waiting=False):
+            ended.add(outcome.job_id)
+            self._ended(outcome)
+        self._unfinished.extend(job_id for job_id in asked if job_id not in ended)
+        end_s = time.monotonic()
+        self._ask_s = end_s + IDLE_SHARE * (end_s - begin_s)
 
-    def _ended(self, outcome: Outcome, output: "IO[str] | None", errors: "IO[str] | None") -> None:
+    def _ended(self, outcome: Outcome) -> None:
         self.counts.ended += 1
-        sent, name = self._submitted[outcome.job_id], name_of(outcome.job_id)
-        if outcome.error is not None or outcome.result is None or outcome.view is None:
-            self.summary.failed += 1
-            self.summary.add_reason(*_reason_of(outcome, sent))
-            if errors is not None and outcome.error is not None:
-                errors.write(encoded(error_line(name, sent.custom_id, outcome.error)))
+        if self._settings.is_ordered:
+            self._early[outcome.job_id] = outcome
+            self._write_in_order()
         else:
-            self.summary.add(outcome.view, outcome.result, outcome.entries)
-            if output is not None:
-                line = output_line(name, sent.custom_id, sent.endpoint, outcome.result, model=sent.model)
-                output.write(encoded(line))
+            self._write(outcome)
         self._listener(self.counts)
 
-    # ------------------------------------------------------------ files
+    def _write_in_order(self) -> None:
+        while self._order:
+            job_id = self._order[0]
+            if job_id in self._early:
+                self._write(self._early.pop(job_id))
+            elif job_id in self._submitted:
+                return
+            self._order.popleft()
 
-    def _already_written(self) -> set[str]:
-        """Return the names of lines that an earlier run wrote; an incomplete last line is truncated."""
-        if self._settings.is_again:
-            for path in (self._settings.output, self._settings.errors):
-                if path is not None:
-                    path.unlink(missing_ok=True)
-            return set()
-        return _names_in(self._settings.output) | _names_in(self._settings.errors)
+    def _write(self, outcome: Outcome) -> None:
+        sent, name = self._submitted.pop(outcome.job_id), name_of(outcome.job_id)
+        if isinstance(outcome.error, JobNotFound | ResultExpired):
+            outcome = self._recorded.find(outcome.job_id) or outcome
+        if outcome.result is not None and outcome.error is None:
+            self.summary.add(outcome.view, outcome.result, outcome.entries)
+            self._output.append(output_line(name, sent.custom_id, sent.endpoint, outcome.result, model=sent.model))
+        elif isinstance(outcome.error, JobNotDone):
+            error = outcome.error
+            self.summary.add_failure(error.code or error.state, f"line {sent.number}: {error.reason}")
+            self._errors.report(name, error_line(name, sent.custom_id, error))
+        elif name in self._errors:
+            self.summary.add_failure("failed_before", f"line {sent.number}: see {self._settings.errors}")
+            self._errors.keep(name)
+        else:
+            self.summary.add_missing(f"line {sent.number}, job {outcome.job_id}")
 
     @contextmanager
-    def _output_file(self) -> "Generator[IO[str] | None]":
-        with _appending(self._settings.output) as file:
-            yield file
-
-    @contextmanager
-    def _error_file(self) -> "Generator[IO[str] | None]":
-        with _appending(self._settings.errors) as file:
-            yield file
-
-
-def _reason_of(outcome: Outcome, sent: SubmittedLine) -> tuple[str, str]:
-    """Return the error code and the reason of a job that is not done."""
-    error = outcome.error
-    if isinstance(error, JobNotDone):
-        return error.code or error.state, f"line {sent.number}: {error.reason}"
-    return "result_lost", f"line {sent.number}: {error}"
-
-
-@contextmanager
-def _appending(path: Path | None) -> "Generator[IO[str] | None]":
-    if path is None:
-        yield None
-        return
-    with path.open("a", encoding="utf-8") as file:
-        yield file
-
-
-def _names_in(path: Path | None) -> set[str]:
-    if path is None or not path.is_file():
-        return set()
-    names: set[str] = set()
-    whole = 0
-    with path.open("rb+") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                file.truncate(whole)
-                break
-            whole += len(line)
-            names.add(_name_in(line))
-    return names
-
-
-def _name_in(line: bytes) -> str:
-    try:
-        return str(json.loads(line)["id"]).removeprefix("batch_req_")
-    except (ValueError, KeyError, TypeError):
-        return ""
+    def _files(self) -> Generator[None]:
+        with self._output, self._errors, self._recorded:
+            yield

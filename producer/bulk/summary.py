@@ -22,6 +22,11 @@ class Summary:
     done: int = 0
     failed: int = 0
     bad_lines: int = 0
+    missing: int = 0
+    """Jobs whose outcome has expired from the queue and is not in the history."""
+
+    missing_example: str = ""
+
     reasons: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """Of failed requests and bad lines, by error code: how many, and one example."""
 
@@ -33,11 +38,16 @@ class Summary:
     itl_ms: "array[float]" = field(default_factory=_floats)
     e2el_ms: "array[float]" = field(default_factory=_floats)
 
-    def add(self, view: JobView, result: JobResult, entries: Sequence[ChannelEntry]) -> None:
-        """Add a done job; `entries` are those of its first channel, if it has not expired."""
+    def add(self, view: JobView | None, result: JobResult, entries: Sequence[ChannelEntry]) -> None:
+        """Add a done job; without `view`, its times are unknown. `entries` are those of its first channel."""
         self.done += 1
         self.input_tokens += result.usage.prompt_tokens
         self.output_tokens += result.usage.output_tokens
+        if view is not None:
+            self._add_times(view, result)
+        self.itl_ms.extend(gaps_ms(entries))
+
+    def _add_times(self, view: JobView, result: JobResult) -> None:
         if view.first_scheduled_ms is not None:
             self.queue_ms.append(view.first_scheduled_ms - view.submitted_ms)
         if view.ended_ms is not None:
@@ -45,7 +55,16 @@ class Summary:
         if view.first_token_ms is not None:
             self.ttft_ms.append(view.first_token_ms - view.submitted_ms)
             self._add_tpot(view.first_token_ms, view.ended_ms, result)
-        self.itl_ms.extend(gaps_ms(entries))
+
+    def add_failure(self, code: str, example: str) -> None:
+        """Add a job that is not done."""
+        self.failed += 1
+        self.add_reason(code, example)
+
+    def add_missing(self, example: str) -> None:
+        """Add a job whose outcome is not known."""
+        self.missing += 1
+        self.missing_example = self.missing_example or example
 
     def add_reason(self, code: str, example: str) -> None:
         """Count a failed request or a bad line by its error code."""
@@ -68,6 +87,8 @@ class Summary:
         yield _title(" Bulk Result ", "=")
         yield _count("Successful requests:", self.done)
         yield _count("Failed requests:", self.failed)
+        if self.missing:
+            yield _count("Missing results:", self.missing)
         yield _count("Bad lines:", self.bad_lines)
         yield _figure("Benchmark duration (s):", duration_s)
         yield _count("Total input tokens:", self.input_tokens)

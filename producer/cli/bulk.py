@@ -11,10 +11,12 @@ from typing import cast
 
 import click
 
+from sluice.producer import config
 from sluice.producer.bulk.run import BulkRun, BulkSettings, Counts, Listener, default_batch
 from sluice.producer.cli.common import (
     Values,
     connection_options,
+    database_option,
     durability_option,
     is_watched,
     note,
@@ -60,6 +62,7 @@ class OutOfSpace(ProducerError):
 @click.option("--model", metavar="NAME", help="Model that the workers must serve. Lines may name no other.")
 @sampling_options
 @durability_option
+@database_option
 @connection_options
 def submit(file: str, **values: object) -> None:
     """Submit every line of a JSONL file as a job.
@@ -88,7 +91,7 @@ def submit(file: str, **values: object) -> None:
         run = BulkRun(producer, settings, listener)
         _carry_out(run, settings)
     _report(run, settings, duration_s=time.monotonic() - begin_s)
-    sys.exit(1 if run.counts.bad or run.summary.failed else 0)
+    sys.exit(1 if run.counts.bad or run.summary.failed or run.summary.missing else 0)
 
 
 def _settings(file: str, values: Values) -> BulkSettings:
@@ -110,6 +113,7 @@ def _settings(file: str, values: Values) -> BulkSettings:
         output=output,
         errors=errors or (output.with_name(f"{output.name}.errors.jsonl") if output else None),
         journal=None if file == STDIN and batch is None else journal,
+        database_url=config.database_url(values["database_url"]),
     )
 
 
@@ -162,9 +166,25 @@ def _report_files(run: BulkRun, settings: BulkSettings) -> None:
         note(f"Outputs: {settings.output}")
     if run.summary.reasons and settings.errors is not None:
         note(f"Errors: {settings.errors}")
-    if run.summary.failed:
-        how = "after mending its lines or its model, run the file again as new jobs"
-        note(f"To try again, {how}: add --again; it overwrites these files")
+    if run.counts.bad or run.summary.failed:
+        _report_how_to_retry(settings)
+    if run.summary.missing:
+        _report_missing(run)
+
+
+def _report_how_to_retry(settings: BulkSettings) -> None:
+    note("To try again, mend the lines and run the same command: it submits the mended lines only, and then the file "
+         "of errors has only what still fails.")  # fmt: skip
+    note(f"If the lines are right, first send their jobs back: producer requeue --batch {settings.batch} --yes. To run "
+         "every line as a new job, add --again, which overwrites these files.")  # fmt: skip
+
+
+def _report_missing(run: BulkRun) -> None:
+    problem = f" ({run.history_problem})" if run.history_problem else ""
+    note(f"{run.summary.missing} results are missing, for example {run.summary.missing_example}: their data has "
+         f"expired from the queue, and the history does not have them{problem}.")  # fmt: skip
+    note("To look in another history, run the same command with --database-url. To run every line as a new job, add "
+         "--again. To keep results longer: producer queues set --result-ttl SECONDS.")  # fmt: skip
 
 
 def _readable(file: str) -> None:

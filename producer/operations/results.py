@@ -157,24 +157,30 @@ def outcomes(
         yield from _outcomes(queue, dict.fromkeys(job_ids), wait, with_entries=with_entries)
 
 
+def ended(queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False) -> Outcomes:
+    """Yield the outcomes of those jobs that have ended, or are unknown, without waiting for the others."""
+    asked = list(dict.fromkeys(job_ids))
+    found = yield from views(queue, asked)
+    yield from _read_outcomes(queue, _over(asked, found), with_entries=with_entries)
+
+
 def _outcomes(queue: Queue, watched: dict[JobId, None], wait: Wait, *, with_entries: bool) -> Outcomes:
     turn, progress = 0, (len(watched), ())
     while watched:
         begin_s = monotonic()
         now = _this_round(list(watched), turn)
         found = yield from views(queue, now)
-        looks = list(zip(now, found, strict=True))
-        ended = {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
-        yield from _ended(queue, ended, with_entries=with_entries)
-        for job_id in ended:
+        over = _over(now, found)
+        yield from _read_outcomes(queue, over, with_entries=with_entries)
+        for job_id in over:
             del watched[job_id]
-        first, before, progress = looks[0][1], progress, (len(watched), looks[0][1] and looks[0][1].published)
+        first, before, progress = found[0], progress, (len(watched), found[0] and found[0].published)
         if progress != before:
             wait.goes_on()
         elif first is not None and wait.is_due:
             wait.waits_for((yield from explain(queue, first)))
         turn += 1
-        if watched and len(ended) * 2 < len(now):
+        if watched and len(over) * 2 < len(now):
             yield Sleep(min(MAX_PAUSE_S, max(MIN_PAUSE_S, IDLE_SHARE * (monotonic() - begin_s))))
 
 
@@ -186,15 +192,20 @@ def _this_round(watched: list[JobId], turn: int) -> list[JobId]:
     return watched[:FRONT] + watched[at : at + SLICE]
 
 
-def _ended(queue: Queue, ended: dict[JobId, JobView | None], *, with_entries: bool) -> Outcomes:
-    if not ended:
+def _over(job_ids: Iterable[JobId], found: Iterable[JobView | None]) -> dict[JobId, JobView | None]:
+    looks = zip(job_ids, found, strict=True)
+    return {job_id: view for job_id, view in looks if view is None or view.state.is_terminal}
+
+
+def _read_outcomes(queue: Queue, over: dict[JobId, JobView | None], *, with_entries: bool) -> Outcomes:
+    if not over:
         return
-    commands: list[Command] = [("GET", queue.keys_of(job_id).result(job_id)) for job_id in ended]
+    commands: list[Command] = [("GET", queue.keys_of(job_id).result(job_id)) for job_id in over]
     if with_entries:
-        commands += [("XRANGE", queue.keys_of(job_id).channel(job_id), "-", "+") for job_id in ended]
+        commands += [("XRANGE", queue.keys_of(job_id).channel(job_id), "-", "+") for job_id in over]
     replies = yield Ask(tuple(commands))
-    channels = replies[len(ended) :] or [[]] * len(ended)
-    for (job_id, view), data, channel in zip(ended.items(), replies, channels, strict=False):
+    channels = replies[len(over) :] or [[]] * len(over)
+    for (job_id, view), data, channel in zip(over.items(), replies, channels, strict=False):
         entries = tuple(decode_entry(entry) for _, entry in channel_rows(channel)) if view is not None else ()
         yield _outcome(job_id, view, cast("bytes | None", data), entries)
 

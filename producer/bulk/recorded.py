@@ -1,0 +1,85 @@
+"""The outcomes of jobs that the queue no longer has, read from the job history."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import ChoiceResult, JobId, JobResult, TokenLogprobs, Usage
+from sluice.producer.errors import ENDS_BADLY, HistoryUnavailable
+from sluice.producer.operations.results import Outcome
+
+if TYPE_CHECKING:
+    from sluice.producer.history.queries import History, JobRow
+
+
+class RecordedOutcomes:
+    """Looks jobs up in the history, which it opens at the first look. A context manager: leaving it closes the history.
+
+    Args:
+        url: SQLAlchemy URL of the history; None finds nothing.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._history: History | None = None
+        self._opened = ExitStack()
+        self.problem: str | None = None
+        """Why the history could not be read. After that it is not tried again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._opened.close()
+        self._history = None
+
+    def find(self, job_id: JobId) -> Outcome | None:
+        """Return the outcome of a job; None if the history does not have its end and, if it is done, its output."""
+        if self._url is None or self.problem is not None:
+            return None
+        try:
+            history = self._open(self._url)
+            row = history.job(job_id)
+            found = history.result(job_id) if row is not None and row.state == JobState.DONE else None
+        except HistoryUnavailable as error:
+            self.problem = str(error)
+            return None
+        return None if row is None else _outcome(job_id, row, found)
+
+    def _open(self, url: str) -> "History":
+        from sluice.producer.history.queries import History
+
+        if self._history is None:
+            self._history = self._opened.enter_context(History(url))
+        return self._history
+
+
+def _outcome(job_id: JobId, row: "JobRow", found: Mapping[str, Any] | None) -> Outcome | None:  # Any: JSON
+    state = JobState(row.state)
+    if state in ENDS_BADLY:
+        reason = row.error or row.reason or "no reason was given"
+        error = ENDS_BADLY[state](job_id, reason, code=row.error_code)
+        return Outcome(job_id=job_id, view=None, result=None, error=error)
+    if found is None:
+        return None
+    choices = tuple(_choice(choice) for choice in found["choices"])
+    result = JobResult(choices=choices, usage=Usage(**found["usage"]), model=row.model)
+    return Outcome(job_id=job_id, view=None, result=result, error=None)
+
+
+def _choice(written: Mapping[str, Any]) -> ChoiceResult:  # Any: JSON
+    logprobs = written.get("logprobs")
+    return ChoiceResult(
+        text=written["text"],
+        token_ids=tuple(written["token_ids"]),
+        finish_reason=written.get("finish_reason"),
+        logprobs=None if logprobs is None else tuple(_logprobs(at) for at in logprobs),
+    )
+
+
+def _logprobs(written: Mapping[str, Any]) -> TokenLogprobs:  # Any: JSON
+    return TokenLogprobs(chosen=written["chosen"], top=tuple((token, value) for token, value in written["top"]))

@@ -1,0 +1,235 @@
+"""What a bulk run writes when results expire, and when lines are mended: real servers, real workers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.producer import Producer
+from sluice.producer.bulk.run import BulkRun, BulkSettings
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.states import JobState
+from sluice.producer.operations import submission
+from sluice.worker.history.recorder import Recorder, RecorderSettings
+from sluice.worker.history.writer import HistoryWriter
+from tests.history.test_recorder import client_of
+from tests.integration.workers import running_worker
+from tests.producer.worker_side import HandWorker
+from tests.servers import RedisServer
+
+
+def run_producer(server: RedisServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `producer` in a folder."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    environ |= {"SLUICE_STATE_DIR": str(folder / "state"), "SLUICE_REDIS_URL": server.url}
+    command = [sys.executable, "-P", "-m", "sluice.producer", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def write_prompts(folder: Path, *prompts: str) -> None:
+    """Write `in.jsonl`."""
+    (folder / "in.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Every line of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def custom_ids(path: Path) -> list[str]:
+    """The custom id of every line."""
+    return [row["custom_id"] for row in rows(path)]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Poll for at most 10 s."""
+    deadline_s = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class Bulk:
+    """Runs of `in.jsonl` in one folder."""
+
+    def __init__(self, producer: Producer, folder: Path) -> None:
+        self.producer, self.folder = producer, folder
+
+    def settings(self, **changes: Any) -> BulkSettings:  # Any: as the fields are
+        """Settings of a run that waits and writes `output.jsonl`."""
+        files = {name: self.folder / f"{name}.jsonl" for name in ("output", "errors", "journal")}
+        usual: dict[str, Any] = {"path": str(self.folder / "in.jsonl"), "batch": "b", "is_waiting": True, **files}
+        return BulkSettings(**(usual | changes))
+
+    def run(self, **changes: Any) -> BulkRun:  # Any: as above
+        """Submit, and wait."""
+        run = BulkRun(self.producer, self.settings(**changes), lambda _counts: None)
+        run.submit()
+        if changes.get("is_waiting", True):
+            run.wait()
+        return run
+
+
+@pytest.fixture
+def bulk(producer: Producer, tmp_path: Path) -> Bulk:
+    """Runs of one file."""
+    return Bulk(producer, tmp_path)
+
+
+class TestGivenResultsThatExpireWhileLinesAreSubmitted:
+    @pytest.mark.parametrize("is_ordered", [False, True])
+    def test_when_submitting_takes_longer_then_every_output_is_written(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
+    ) -> None:
+        monkeypatch.setattr(submission, "UNKNOWN_WAIT_S", 0.2)
+        bulk.producer.configure(QueueSettings(max_waiting_jobs=5, result_ttl_ms=300))
+        write_prompts(tmp_path, *(f"p{i}" for i in range(25)))
+
+        with running_worker(valkey.url):
+            run = bulk.run(is_ordered=is_ordered)
+
+        assert (run.summary.done, run.summary.failed, run.summary.missing) == (25, 0, 0)
+        written = custom_ids(tmp_path / "output.jsonl")
+        expected = [f"line-{i}" for i in range(1, 26)]
+        assert (written if is_ordered else sorted(written)) == (expected if is_ordered else sorted(expected))
+
+    @pytest.mark.long
+    def test_when_150_lines_meet_a_bound_of_20_then_every_output_is_written(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        run_producer(valkey, tmp_path, "queues", "set", "--max-waiting-jobs", "20", "--result-ttl", "3")
+        write_prompts(tmp_path, *(f"p{i}" for i in range(150)))
+
+        with running_worker(valkey.url):
+            done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait", "-o", "output.jsonl")
+
+        assert len(rows(tmp_path / "output.jsonl")) == 150
+        assert done.returncode == 0
+
+
+class TestGivenResultsThatExpiredBeforeTheyWereRead:
+    """Submitted without waiting; ended, and expired."""
+
+    @pytest.fixture(autouse=True)
+    def _expired(self, bulk: Bulk, valkey: RedisServer, worker: HandWorker, tmp_path: Path, sqlite_url: str) -> None:
+        bulk.producer.configure(QueueSettings(result_ttl_ms=50))
+        write_prompts(tmp_path, "good", "bad")
+        bulk.run(is_waiting=False)
+        good, bad = worker.pull()
+        worker.generate(good)
+        worker.say(bad, [], "", end=JobState.FAILED, error="it broke", code="broken")
+        bulk.producer.delete([bad.id])  # failed jobs are kept longer
+        wait_until(lambda: bulk.producer.views([good.id, bad.id]) == [None, None])
+        engine = open_database(sqlite_url, is_writer=True)
+        settings = RecorderSettings(queue="default", name="r1")
+        Recorder(client_of(valkey), HistoryWriter(engine), settings).drain()
+        engine.dispose()
+
+    def test_when_the_history_has_them_then_they_are_written(self, bulk: Bulk, tmp_path: Path, sqlite_url: str) -> None:
+        run = bulk.run(database_url=sqlite_url)
+
+        [output], [error] = rows(tmp_path / "output.jsonl"), rows(tmp_path / "errors.jsonl")
+        assert output["response"]["body"]["choices"][0]["text"] == "w0 w1 w2 "
+        assert output["response"]["body"]["usage"]["completion_tokens"] == 3
+        assert error["error"] == {"code": "broken", "message": "it broke"}
+        assert (run.summary.done, run.summary.failed, run.summary.missing) == (1, 1, 0)
+
+    def test_when_there_is_no_history_then_they_are_missing_and_no_errors(self, bulk: Bulk, tmp_path: Path) -> None:
+        first, second = (bulk.run(database_url=f"sqlite:///{tmp_path}/none.db") for _ in range(2))
+
+        for run in (first, second):
+            assert (run.summary.done, run.summary.failed, run.summary.missing) == (0, 0, 2)
+            assert run.history_problem is not None
+        assert rows(tmp_path / "output.jsonl") == rows(tmp_path / "errors.jsonl") == []
+
+    def test_when_the_command_misses_them_then_it_says_what_to_do_each_time(
+        self, bulk: Bulk, valkey: RedisServer, worker: HandWorker, tmp_path: Path
+    ) -> None:
+        command = ("submit", "in.jsonl", "--batch", "c")
+        run_producer(valkey, tmp_path, *command)
+        taken = worker.pull()
+        for job in taken:
+            worker.generate(job)
+        wait_until(lambda: not any(bulk.producer.views([job.id for job in taken])))
+
+        first, second = (run_producer(valkey, tmp_path, *command, "--wait", "-o", "c.jsonl") for _ in range(2))
+
+        for done in (first, second):
+            assert done.returncode == 1
+            assert "2 results are missing, for example line 1, job 0.default." in done.stderr
+            assert "--database-url" in done.stderr
+            assert "--again" in done.stderr
+
+
+class TestGivenLinesThatFail:
+    """A bad line, a job that failed, and one that is done."""
+
+    @pytest.fixture(autouse=True)
+    def _failed(self, bulk: Bulk, worker: HandWorker, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_text('{"prompt": "good"}\n{"prompt": "bad"}\n{nonsense\n{"prompt": 3}\n')
+        bulk.run(is_waiting=False)
+        good, bad = worker.pull()
+        worker.generate(good)
+        worker.say(bad, [], "", end=JobState.FAILED, error="it broke", code="broken")
+        run = bulk.run()
+        assert (run.summary.done, run.summary.failed, run.summary.bad_lines) == (1, 1, 2)
+
+    def test_when_some_are_mended_then_only_the_others_stay_in_the_errors(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.jsonl").write_text('{"prompt": "good"}\n{"prompt": "mended"}\n{nonsense\n{"prompt": "3"}\n')
+
+        with running_worker(valkey.url):
+            run = bulk.run()
+
+        assert sorted(custom_ids(tmp_path / "output.jsonl")) == ["line-1", "line-2", "line-4"]
+        [error] = rows(tmp_path / "errors.jsonl")
+        assert error["response"]["body"]["error"]["line"] == 3
+        assert (run.counts.written_before, run.counts.bad, run.summary.failed) == (1, 1, 0)
+
+    def test_when_nothing_is_mended_then_the_errors_stay_as_they_are(self, bulk: Bulk, tmp_path: Path) -> None:
+        before = (tmp_path / "errors.jsonl").read_text()
+
+        run = bulk.run()
+        bulk.run(is_waiting=False)
+
+        assert (tmp_path / "errors.jsonl").read_text() == before
+        assert (run.summary.failed, run.summary.bad_lines) == (1, 2)
+
+    def test_when_the_failed_job_is_requeued_then_its_output_replaces_its_error(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        bulk.producer.requeue([view.id for view in bulk.producer.dead()])
+
+        with running_worker(valkey.url):
+            bulk.run()
+
+        assert sorted(custom_ids(tmp_path / "output.jsonl")) == ["line-1", "line-2"]
+        assert len(rows(tmp_path / "errors.jsonl")) == 2
+
+    def test_when_the_failed_job_expires_then_its_error_line_stays(
+        self, bulk: Bulk, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        before = (tmp_path / "errors.jsonl").read_text()
+        bulk.producer.delete([view.id for view in bulk.producer.dead()])
+
+        run = bulk.run()
+
+        assert (tmp_path / "errors.jsonl").read_text() == before
+        assert (run.summary.failed, run.summary.missing) == (1, 0)
+
+    def test_when_another_batch_shares_the_file_then_its_lines_stay(self, bulk: Bulk, tmp_path: Path) -> None:
+        before = (tmp_path / "errors.jsonl").read_text()
+        (tmp_path / "in.jsonl").write_text("{other\n")
+
+        bulk.run(batch="other", journal=tmp_path / "other", output=tmp_path / "other.jsonl")
+
+        assert (tmp_path / "errors.jsonl").read_text().startswith(before)
+        assert len(rows(tmp_path / "errors.jsonl")) == 4
