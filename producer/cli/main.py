@@ -58,7 +58,10 @@ def cli() -> None:
 @cli.command()
 @click.argument("prompt")
 @click.option(
-    "--chat", "is_chat", is_flag=True, help="Send PROMPT as a user message, with the chat template of the model."
+    "--chat/--no-chat",
+    "is_chat",
+    default=None,
+    help="Send PROMPT as a user message, or as text to continue. Default: a message if the model has a chat template.",
 )
 @click.option("--system", metavar="TEXT", help="Put a system message before it; implies --chat.")
 @click.option("--model", metavar="NAME", help="Model that the workers must serve.")
@@ -80,7 +83,7 @@ def cli() -> None:
 def ask(
     prompt: str,
     *,
-    is_chat: bool,
+    is_chat: bool | None,
     system: str | None,
     as_json: bool,
     timeout_s: float | None,
@@ -95,10 +98,13 @@ def ask(
     Example:
         producer ask "Name three rivers." --max-tokens 40
     """
+    if system and is_chat is False:
+        raise click.UsageError("--system needs a chat: leave out --no-chat.")
     text = _from_stdin() if prompt == "-" else prompt
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": text}] if is_chat or system else []
     options = options_of(values)
+    options["as_chat"] = is_chat is None
     with producer_of(values) as producer:
         job = producer.submit(None if messages else text, messages=messages or None, wait_s=block_s, **options)
         try:

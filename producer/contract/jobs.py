@@ -46,6 +46,9 @@ class Options(SamplingOptions, total=False):
     """The options of a job: how to sample, and how to queue it."""
 
     add_special_tokens: bool
+    as_chat: bool
+    """True sends a text prompt as a user message, if the model has a chat template."""
+
     model: str | None
     stream: bool
     """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
@@ -75,7 +78,7 @@ class Options(SamplingOptions, total=False):
 
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 OPTION_NAMES = frozenset(Options.__annotations__)
-_SPEC = ("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens")
+_SPEC = ("model", "stream", "metadata", "traceparent", "callback_url", "batch", "add_special_tokens", "as_chat")
 
 
 @dataclass(frozen=True, slots=True)

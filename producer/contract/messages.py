@@ -187,11 +187,14 @@ class JobSpec:
     add_special_tokens: bool = True
     """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt."""
 
+    as_chat: bool = False
+    """Whether a text prompt is a user message, if the model has a chat template. Without one it stays text."""
+
     def __post_init__(self) -> None:
         _raise_first(self._checks())
 
     def _checks(self) -> Iterator[Check]:
-        for name in ("stream", "add_special_tokens"):
+        for name in ("stream", "add_special_tokens", "as_chat"):
             yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
         yield (
             is_short(self.model, limits.MAX_MODEL_CHARS),

@@ -62,6 +62,7 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         decode_prompt,
     ),
     ("920180", JobSpec(), encode_spec, decode_spec),
+    ("920181a761735f63686174c3", JobSpec(as_chat=True), encode_spec, decode_spec),
     (
         "920183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10a",
         JobSpec(options=JobOptions(max_tokens=5, stop=("\n",)), metadata={"a": "b"}, stream=False),
@@ -216,6 +217,7 @@ class TestGivenAJobThatAsksTooMuch:
             ({"model": ""}, "model"),
             ({"traceparent": "x" * 200}, "traceparent"),
             ({"stream": "yes"}, "stream"),
+            ({"as_chat": 1}, "as_chat"),
         ],
     )
     def test_when_a_spec_is_out_of_range_then_the_sentence_names_it(self, spec: dict[str, Any], word: str) -> None:
@@ -304,6 +306,7 @@ specs = st.builds(
     JobSpec,
     options=options,
     stream=st.booleans(),
+    as_chat=st.booleans(),
     model=st.none() | st.text(min_size=1, max_size=9),
     metadata=st.dictionaries(st.text(min_size=1, max_size=5), texts, max_size=4),
     callback_url=st.none() | st.just("https://example.org/x"),

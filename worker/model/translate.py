@@ -113,6 +113,8 @@ class Translator:
         )
 
     def _token_ids(self, prompt: Prompt, spec: JobSpec, submitted_ms: int) -> tuple[int, ...] | list[int]:
+        if isinstance(prompt, str) and spec.as_chat and self.template is not None:
+            prompt = (Message(role="user", content=prompt),)
         if isinstance(prompt, str):
             return self.encode(prompt, add_special_tokens=spec.add_special_tokens)
         if prompt and isinstance(prompt[0], Message):

@@ -76,6 +76,16 @@ class TestGivenAPromptOfEachKind:
 
         assert "".join(map(chr, request.prompt_token_ids)) == "<s>[system]x[user]y"
 
+    @pytest.mark.parametrize(
+        ("template", "expected"), [("[{{ messages[0].role }}]{{ messages[0].content }}", "[user]y"), (None, "\x01y")]
+    )
+    def test_when_it_is_text_as_a_chat_then_a_model_with_a_template_uses_it(
+        self, template: str | None, expected: str
+    ) -> None:
+        request = translator(template).request(held("y", spec=JobSpec(as_chat=True)))
+
+        assert "".join(map(chr, request.prompt_token_ids)) == expected
+
     def test_when_translated_then_identity_seed_priority_and_tenant_travel(self) -> None:
         spec = JobSpec(options=JobOptions(max_tokens=5, temperature=0.5, stop=("x",), logit_bias={3: 1.0}))
 
