@@ -1,11 +1,5 @@
 """The command `worker callbacks`: a mover in this process, and rq workers in child processes."""
 
-import contextlib
-import signal
-from collections.abc import Generator
-from types import FrameType
-from typing import Any
-
 from sluice.producer.contract.database import HistoryError, HistoryUnreachable
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE
@@ -15,6 +9,7 @@ from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import get_log
+from sluice.worker.stopping import stopped_by_signals
 
 
 def main(settings: CallbackSettings) -> ExitCode:
@@ -33,25 +28,10 @@ def main(settings: CallbackSettings) -> ExitCode:
         [CHORES_QUEUE, *[WEBHOOKS_QUEUE] * (settings.webhook_workers if settings.secret else 0)], settings
     )
     mover = Mover(connect(settings.redis_url, timeout_s=5), connect(settings.rq_url, timeout_s=5), settings)
-    with _stopped_by_signals(mover):
+    with stopped_by_signals(mover.stop):
         pool.start()
         log.info("callbacks started", redis=redacted(settings.redis_url), rq=redacted(settings.rq_url))
         mover.run()
     pool.stop()
     log.info("callbacks stopped")
     return ExitCode.DONE
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(mover: Mover) -> Generator[None]:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        mover.stop()
-
-    before: dict[signal.Signals, Any] = {  # Any: a handler of any kind
-        number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,15 +8,11 @@ name after a restart, and claims events that another recorder has abandoned.
 If the database is unreachable, the recorder retries with backoff. The outbox keeps further events meanwhile.
 """
 
-import contextlib
-import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Literal
 
 import redis
@@ -36,6 +32,7 @@ from sluice.worker.history.migrate import prepare
 from sluice.worker.history.rows import JobChange, changes_of
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import get_log
+from sluice.worker.stopping import stop_at_eof, stopped_by_signals
 
 GROUP = "recorder"
 ENTRY_FIELD = b"e"
@@ -266,9 +263,9 @@ def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until
     """Run `worker record` until SIGTERM, SIGINT or, with `until_eof`, the end of standard input."""
     log = get_log()
     stopping = threading.Event()
-    with _stopped_by_signals(stopping):
+    with stopped_by_signals(stopping.set):
         if until_eof:
-            threading.Thread(target=_stop_at_eof, args=(stopping,), daemon=True).start()
+            stop_at_eof(stopping.set)
         try:
             engine = open_database(database_url, is_writer=True)
             _prepare_patiently(engine, stopping)
@@ -300,23 +297,3 @@ def _prepare_patiently(engine: Engine, stopping: threading.Event) -> None:
         else:
             outage.recovered()
             return
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stopping: threading.Event) -> Generator[None]:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop_at_eof(stopping: threading.Event) -> None:
-    """Stop when standard input ends, which it does when the parent worker ends for any reason."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdin.buffer.read()
-    stopping.set()

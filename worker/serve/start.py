@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +44,7 @@ from sluice.worker.serve.pull import Pulling
 from sluice.worker.serve.status_reporter import StatusReporter
 from sluice.worker.serve.watchdog import Watchdog
 from sluice.worker.signals import Quiet, install_startup_handlers
+from sluice.worker.stopping import stop_at_eof
 
 SWITCH_INTERVAL_S = 0.001
 """Longest time that a busy loop keeps the interpreter from the exchange thread, which sends its tokens."""
@@ -67,7 +67,8 @@ def start(
     quiet = Quiet()
     install_startup_handlers(quiet)
     if until_eof:
-        threading.Thread(target=_stop_at_eof, name="eof", daemon=True).start()
+        # The parent process is gone: shut down gracefully.
+        stop_at_eof(lambda: os.kill(os.getpid(), signal.SIGTERM))
     configure_logs(config.log)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     incarnation = incarnation or uuid.uuid4().hex
@@ -100,15 +101,6 @@ def start(
 
 def _log_of(incarnation: str) -> Log:
     return get_log(worker_id=incarnation[:8])
-
-
-def _stop_at_eof() -> None:
-    """Shut down gracefully when standard input ends: the parent process is gone."""
-    # A parent that was killed may reset the connection.
-    with contextlib.suppress(OSError):
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell_parent() -> None:
