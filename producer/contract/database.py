@@ -2,15 +2,19 @@
 
 HistoryError
 ├── BadDatabaseUrl     the URL names no supported database
-├── HistoryUnreachable the server does not answer, or refuses this user: try again later
+├── HistoryRefused     no such database, a wrong user or password, or a file that cannot be written: a wrong setting
+├── HistoryUnreachable the server does not answer: try again later
 ├── HistoryMissing     there are no tables yet
 ├── SchemaTooOld       `worker migrate` must run first
 └── SchemaTooNew       a newer release has migrated it: update this one
 """
 
 import json
+import os
+import re
 import sqlite3
 import time
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -27,6 +31,16 @@ SWITCH_POLL_S = 0.005
 # Compact JSON without NaN. One shared encoder: creating one costs more than encoding.
 _compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
+_REFUSED = re.compile(
+    r"FATAL: +((?:database|role) .* does not exist|.*authentication failed.*|permission denied for database .*"
+    r"|no pg_hba.conf entry .*)|(no password supplied)"
+)
+"""How PostgreSQL and its library refuse a connection for good. They give no SQLSTATE for one that is not made."""
+
+_REFUSED_BY_SQLITE = (
+    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOTADB,
+)  # fmt: skip
+
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
@@ -36,6 +50,10 @@ class HistoryError(Exception):
 
 class BadDatabaseUrl(HistoryError):
     """Not the URL of a SQLite or PostgreSQL database."""
+
+
+class HistoryRefused(HistoryError):
+    """The database does not exist, refuses this user, or cannot be written."""
 
 
 class HistoryUnreachable(HistoryError):
@@ -85,9 +103,12 @@ def open_database(text: str, *, is_writer: bool = False) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _open_sqlite(url, is_writer=is_writer)
     connect_args = {"connect_timeout": 10, "application_name": "sluice"}
-    return sa.create_engine(
-        url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args, json_serializer=_compact_json
-    )
+    try:
+        return sa.create_engine(
+            url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args, json_serializer=_compact_json
+        )
+    except ImportError as error:
+        raise BadDatabaseUrl(f"PostgreSQL needs its driver ({error}): pip install 'psycopg[binary]'") from error
 
 
 def why(error: SQLAlchemyError) -> str:
@@ -97,6 +118,40 @@ def why(error: SQLAlchemyError) -> str:
     return f"{type(cause).__name__}: {lines[0]}"[:500].replace("\0", "")
 
 
+def failure_of(error: SQLAlchemyError, url: URL) -> HistoryError:
+    """Return the error of a database that could not be opened: refused for good, or unreachable now."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_SQLITE:
+        return HistoryRefused(f"{url.database} cannot be used as a SQLite database: {cause}")
+    refused = _REFUSED.search(str(cause))
+    if refused is not None:
+        return HistoryRefused(f"the history's database refuses the connection: {refused[1] or refused[2]}")
+    return HistoryUnreachable(f"the history's database failed: {why(error)}")
+
+
+def check_writable(engine: Engine) -> str | None:
+    """Check that a worker can use this history; return its schema, or None if it has no tables yet.
+
+    A worker migrates SQLite when it starts. Changes nothing: a SQLite file that does not exist is not created.
+
+    Raises:
+        HistoryRefused, HistoryUnreachable, HistoryMissing, SchemaTooOld, SchemaTooNew: the message states what to do.
+    """
+    file = engine.url.database or ""
+    is_sqlite = engine.dialect.name == "sqlite"
+    if is_sqlite and not Path(file).exists():
+        folder = Path(file).absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            fault = "is not a folder" if not folder.is_dir() else "cannot be written"
+            raise HistoryRefused(f"{file} cannot be used as a SQLite database: {folder} {fault}")
+        return None
+    try:
+        with engine.connect() as connection:
+            return check_schema(connection, is_migrated_at_start=is_sqlite)
+    except SQLAlchemyError as error:
+        raise failure_of(error, engine.url) from error
+
+
 def schema_revision(connection: Connection) -> str | None:
     """Return the migration of the database; None if it has no tables of the history."""
     if not sa.inspect(connection).has_table("alembic_version"):
@@ -104,13 +159,15 @@ def schema_revision(connection: Connection) -> str | None:
     return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
 
 
-def check_schema(connection: Connection) -> None:
-    """Check that the tables are those of this release.
+def check_schema(connection: Connection, *, is_migrated_at_start: bool = False) -> str | None:
+    """Return the schema. Check that it is that of this release, or with `is_migrated_at_start` not newer.
 
     Raises:
         HistoryMissing, SchemaTooOld, SchemaTooNew: they are not; the message states what to do.
     """
     found = schema_revision(connection)
+    if is_migrated_at_start and (found is None or found <= SCHEMA_REVISION):
+        return found
     if found is None:
         raise HistoryMissing("the database has no history yet; run `worker migrate` with this --database-url")
     if found < SCHEMA_REVISION:
@@ -119,6 +176,7 @@ def check_schema(connection: Connection) -> None:
         )
     if found > SCHEMA_REVISION:
         raise SchemaTooNew(f"the history has schema {found}; this release knows {SCHEMA_REVISION}: update it")
+    return found
 
 
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:

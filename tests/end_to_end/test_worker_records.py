@@ -109,17 +109,16 @@ class TestGivenAWorkerWithItsRecorder:
     def test_when_the_database_is_away_then_jobs_run_and_the_outbox_keeps_their_rows(
         self, workers: WorkerPool, client: Any, tmp_path: Path
     ) -> None:
-        folder = tmp_path / "later"
+        path = tmp_path / "history.db"
         asks = [Ask(options=JobOptions(max_tokens=5), seed=i) for i in range(3)]
-        settings = {"RECORDER": "true", "DATABASE_URL": f"sqlite:///{folder}/history.db"}
-        workers.start_all(1, **settings)
+        workers.start_all(1, RECORDER="true", DATABASE_URL=f"postgresql://db/history?host={tmp_path}")
         job_ids = submit_all(client, asks)
         wait_for_ends(client, job_ids)
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
 
-        folder.mkdir()
+        workers.start_all(1, RECORDER="true", DATABASE_URL=f"sqlite:///{path}")
 
-        wait_until(lambda: ended(rows_of(folder / "history.db"), job_ids), "the rows are there")
+        wait_until(lambda: ended(rows_of(path), job_ids), "the rows are there")
 
 
 def is_running(process: psutil.Process) -> bool:

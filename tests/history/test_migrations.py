@@ -4,26 +4,32 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import OperationalError
 
 from sluice import migrations
 from sluice.producer.contract import tables
 from sluice.producer.contract.database import (
     BadDatabaseUrl,
+    HistoryError,
     HistoryMissing,
+    HistoryRefused,
     HistoryUnreachable,
     SchemaTooNew,
     SchemaTooOld,
     check_schema,
+    check_writable,
+    failure_of,
     open_database,
 )
 from sluice.producer.contract.tables import SCHEMA_REVISION
@@ -194,11 +200,26 @@ class TestGivenADatabaseThatIsAway:
         assert len(said) == 1
         assert "s3cret" not in said[0]
 
-    def test_when_the_sqlite_folder_is_missing_then_it_is_unreachable(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("use", [prepare, check_writable])
+    def test_when_the_sqlite_folder_is_missing_then_it_is_refused(
+        self, tmp_path: Path, use: Callable[[Engine], None]
+    ) -> None:
         engine = open_database(f"sqlite:///{tmp_path}/no/such/folder.db", is_writer=True)
 
-        with pytest.raises(HistoryUnreachable, match="unable to open"):
-            prepare(engine)
+        with pytest.raises(HistoryRefused, match=r"folder\.db cannot be used as a SQLite database"):
+            use(engine)
+
+    def test_when_a_file_is_no_database_then_it_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "history.db"
+        path.write_text("not a database " * 100)
+
+        with pytest.raises(HistoryRefused, match="file is not a database"):
+            check_writable(open_database(f"sqlite:///{path}", is_writer=True))
+
+    def test_when_sqlite_is_checked_before_it_exists_then_nothing_is_created(self, tmp_path: Path) -> None:
+        check_writable(open_database(f"sqlite:///{tmp_path}/history.db", is_writer=True))
+
+        assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("url", ["mysql://host/db", "history.db", "", "postgresql+asyncpg://host/db"])
     def test_when_the_url_is_of_something_else_then_it_says_what_is_expected(self, url: str) -> None:
@@ -240,6 +261,43 @@ def test_when_installed_as_a_wheel_is_then_the_steps_are_found(tmp_path: Path) -
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"The history is at schema {SCHEMA_REVISION}, was at none.\n"
+
+
+class TestGivenAPostgresThatRefuses:
+    """Its sentences are fatal; all else is an outage."""
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            (("/postgres?", "/nowhere?"), 'database "nowhere" does not exist'),
+            (("//postgres:", "//stranger:"), 'role "stranger" does not exist'),
+        ],
+    )
+    def test_when_the_url_is_wrong_then_it_is_refused(
+        self, postgres: PostgresServer, change: tuple[str, str], sentence: str
+    ) -> None:
+        url = postgres.url("postgres").replace(*change)
+
+        with pytest.raises(HistoryRefused, match=f"refuses the connection: {sentence}"):
+            check_writable(open_database(url, is_writer=True))
+
+    @pytest.mark.parametrize(
+        ("said", "kind"),
+        [
+            ('FATAL:  password authentication failed for user "bob"', HistoryRefused),
+            ('FATAL:  permission denied for database "d1"', HistoryRefused),
+            ('FATAL:  no pg_hba.conf entry for host "[local]", user "zoe"', HistoryRefused),
+            ("fe_sendauth: no password supplied", HistoryRefused),
+            ("FATAL:  the database system is starting up", HistoryUnreachable),
+            ("FATAL:  sorry, too many clients already", HistoryUnreachable),
+            ("Connection refused", HistoryUnreachable),
+        ],
+    )
+    def test_when_it_answers_then_the_answer_decides(self, said: str, kind: type[HistoryError]) -> None:
+        # As psycopg raises it: without an SQLSTATE.
+        cause = psycopg.OperationalError(f"connection failed: connection to server failed: {said}")
+
+        assert type(failure_of(OperationalError(None, None, cause), make_url("postgresql://db/x"))) is kind
 
 
 def test_postgres_says_what_its_columns_mean(postgres: PostgresServer, postgres_url: str) -> None:

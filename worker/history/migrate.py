@@ -18,13 +18,14 @@ from sluice import migrations
 from sluice.producer.contract.database import (
     HistoryError,
     HistoryMissing,
+    HistoryRefused,
     HistoryUnreachable,
     SchemaTooNew,
     SchemaTooOld,
     check_schema,
+    failure_of,
     open_database,
     schema_revision,
-    why,
 )
 from sluice.producer.contract.tables import SCHEMA_REVISION, metadata
 from sluice.worker.errors import ExitCode
@@ -32,6 +33,7 @@ from sluice.worker.errors import ExitCode
 __all__ = [
     "HistoryError",
     "HistoryMissing",
+    "HistoryRefused",
     "HistoryUnreachable",
     "SchemaTooNew",
     "SchemaTooOld",
@@ -50,12 +52,13 @@ def prepare(engine: Engine) -> None:
     Raises:
         HistoryMissing, SchemaTooOld: PostgreSQL must be migrated with `worker migrate` first.
         SchemaTooNew: a newer release has migrated the database.
+        HistoryRefused: the database does not exist, refuses this user, or cannot be written.
         HistoryUnreachable: the database does not answer.
     """
     if engine.dialect.name == "sqlite":
         migrate(engine)
         return
-    with _reached(), engine.connect() as connection:
+    with _reached(engine), engine.connect() as connection:
         check_schema(connection)
 
 
@@ -64,9 +67,10 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
 
     Raises:
         SchemaTooNew: this release does not know the database's revision.
+        HistoryRefused: the database does not exist, refuses this user, or cannot be written.
         HistoryUnreachable: the database does not answer.
     """
-    with _reached(), engine.begin() as connection:
+    with _reached(engine), engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_POSTGRES_LOCK})")
         before = schema_revision(connection)
@@ -79,11 +83,11 @@ def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None
 
 
 @contextmanager
-def _reached() -> Generator[None]:
+def _reached(engine: Engine) -> Generator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise HistoryUnreachable(f"the history's database failed: {why(error)}") from error
+        raise failure_of(error, engine.url) from error
 
 
 def _move(connection: Connection, before: str | None, revision: str) -> None:
