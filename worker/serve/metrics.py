@@ -3,6 +3,7 @@
 Counting costs a list index; metric families are made when they are scraped.
 """
 
+import socket
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,10 @@ from prometheus_client.registry import Collector
 
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import MetricsConfig
+from sluice.worker.connection.listening import listen
 from sluice.worker.log import Log
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-PORTS_TRIED = 20
-"""Ports to try, from the configured one, before the worker continues without metrics."""
 
 
 @dataclass(slots=True, eq=False)
@@ -235,25 +235,20 @@ class MetricsServer:
         return self._server.server_address[1] if self._server else None
 
     def start(self) -> None:
-        """Listen on the configured port or one of the next; if all are taken, continue without metrics."""
+        """Listen on the configured port or one of the next; if all are taken, continue without metrics.
+
+        Raises:
+            ConfigError: this host has no such address, or this user may not listen on the port.
+        """
         if not self._config.enabled:
             return
-        self._server = self._listen()
-        if self._server is None:
+        listener = listen(self._config)
+        if listener is None:
             self._log.warning("metrics not served", port=self._config.port, reason="ports are taken")
             return
+        self._server = _Server(listener, _handler(self._registry, self._readiness))
         self._log.info("metrics served", host=self._config.host, port=self.port)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
-
-    def _listen(self) -> ThreadingHTTPServer | None:
-        handler = _handler(self._registry, self._readiness)
-        first = self._config.port
-        for port in range(first, min(first + PORTS_TRIED, 65536)) if first else [0]:
-            try:
-                return _Server((self._config.host, port), handler)
-            except OSError:
-                continue
-        return None
 
     def stop(self) -> None:
         """Stop listening."""
@@ -265,10 +260,12 @@ class MetricsServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # A restarted worker gets its port back, though connections to the one before are in TIME_WAIT. A port on which
-    # another one listens stays taken (`SO_REUSEPORT` would share it).
-    allow_reuse_address = True
-    allow_reuse_port = False
+
+    def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        """Serve on a socket that listens already."""
+        super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
 
 def _handler(registry: CollectorRegistry, readiness: Readiness) -> type[BaseHTTPRequestHandler]:
