@@ -279,46 +279,91 @@ class ModelRunner:
         return self._decoder.weights.embedding.device
 
 
-def load_model_runner(options: ModelOptions) -> ModelRunner:
-    """Load a model folder onto its device.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """A model folder that fits its options, before its weights are read."""
+
+    options: ModelOptions
+    folder: ModelFolder
+    config: DecoderConfig
+    dtype: torch.dtype
+    max_model_len: int
+    bytes_per_block: int
+
+
+def plan_load(options: ModelOptions) -> LoadPlan:
+    """Check a model folder and its options, all but the weights.
 
     Raises:
         ModelFolderError: the folder is missing, incomplete, corrupt or of an unknown family.
         QuantizationUnavailable: the requested quantization is not supported.
-        NotEnoughMemory: the memory allowed does not hold one sequence.
+        NotEnoughMemory: the blocks asked for do not hold the sequence asked for.
     """
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
     folder = open_model_folder(options.path)
     config = parse_config(folder.config)
-    device = torch.device(options.device)
-    dtype = _dtype(folder, options)
+    device, dtype = torch.device(options.device), _dtype(folder, options)
     max_model_len = _max_model_len(config, options)
-    is_int8 = options.quantization == "int8"
-    if is_int8 and device.type == "cpu" and dtype != torch.bfloat16:
+    if options.quantization == "int8" and device.type == "cpu" and dtype != torch.bfloat16:
         raise QuantizationUnavailable(
             f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"set dtype to bfloat16, or drop the quantization."
         )
+    bytes_per_block = block_bytes(
+        config, block_size=options.block_size, dtype=_cache_dtype(options, dtype), device=device
+    )
+    if options.num_blocks is not None and options.max_model_len is not None:
+        check_one_sequence_fits(options.num_blocks, options.block_size, max_model_len, bytes_per_block)
+    return LoadPlan(
+        options=options,
+        folder=folder,
+        config=config,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        bytes_per_block=bytes_per_block,
+    )
+
+
+def load_model_runner(options: ModelOptions) -> ModelRunner:
+    """Load a model folder onto its device.
+
+    Raises:
+        ModelFolderError: as in `plan_load`, or the weights do not belong to the config.
+        QuantizationUnavailable: the requested quantization is not supported.
+        NotEnoughMemory: the memory allowed does not hold one sequence.
+    """
+    return load_planned(plan_load(options))
+
+
+def load_planned(plan: LoadPlan) -> ModelRunner:
+    """Load the weights of a plan onto its device.
+
+    Raises:
+        ModelFolderError: they do not belong to the config, or are corrupt.
+        NotEnoughMemory: the memory allowed does not hold one sequence.
+    """
+    options, config, device = plan.options, plan.config, torch.device(plan.options.device)
+    is_int8 = options.quantization == "int8"
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
     if device.type == "cuda":
         # Triton launches on the thread's current device, whatever the tensors' device. torch needs an index here.
         torch.cuda.set_device(device.index or 0)
     with torch.inference_mode():
         decoder = load_decoder(
             config,
-            folder.weights,
-            form=WeightForm(dtype, device, is_int8=is_int8),
-            max_model_len=max_model_len,
+            plan.folder.weights,
+            form=WeightForm(plan.dtype, device, is_int8=is_int8),
+            max_model_len=plan.max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
     limits = ModelLimits(
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
         vocab_size=config.vocab_size,
-        eos_token_ids=folder.eos_token_ids,
-        num_blocks=_num_blocks(decoder, options, max_model_len, dtype),
+        eos_token_ids=plan.folder.eos_token_ids,
+        num_blocks=_num_blocks(decoder, plan),
         block_size=options.block_size,
     )
-    fingerprint = folder.fingerprint(dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
+    fingerprint = plan.folder.fingerprint(plan.dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
     runner = ModelRunner(decoder, options, limits, fingerprint)
     runner.prepare_first()
     return runner
@@ -361,11 +406,10 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
     return options.max_model_len or longest
 
 
-def _num_blocks(decoder: Decoder, options: ModelOptions, max_model_len: int, dtype: torch.dtype) -> int:
+def _num_blocks(decoder: Decoder, plan: LoadPlan) -> int:
     """Return the number of cache blocks; a given `max_model_len` must fit them."""
-    config, device = decoder.config, torch.device(options.device)
-    cache_dtype = _cache_dtype(options, dtype)
-    bytes_per_block = block_bytes(config, block_size=options.block_size, dtype=cache_dtype, device=device)
+    options, max_model_len, bytes_per_block = plan.options, plan.max_model_len, plan.bytes_per_block
+    device = torch.device(options.device)
     num_blocks = options.num_blocks
     if num_blocks is None:
         available = options.kv_cache_bytes

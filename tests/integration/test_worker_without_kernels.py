@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.kernels.native import packaged_library
-from sluice.worker.model.load import SMALL_MODEL
+from sluice.worker.model.folders import SMALL_MODEL
 from tests.end_to_end.processes import ROOT, WorkerProcess
 from tests.servers import RedisServer
 
@@ -38,7 +38,7 @@ class TestGivenNoKernels:
         assert line["level"] == "warning"
         assert LOSS in line["event"]
 
-    def test_when_the_doctor_looks_then_it_is_wrong(
+    def test_when_the_doctor_looks_then_it_warns(
         self, valkey: RedisServer, tmp_path: Path, nowhere: dict[str, str]
     ) -> None:
         command = [sys.executable, "-P", "-m", "sluice.worker", "doctor", "--cpu", "--redis-url", valkey.url]
@@ -51,5 +51,5 @@ class TestGivenNoKernels:
             check=False,
         )
 
-        assert f"WRONG  kernels: none, PyTorch's operators are used\n       {LOSS}" in done.stdout, done.stderr
+        assert f"warn   kernels: none, PyTorch's operators are used\n       {LOSS}" in done.stdout, done.stderr
         assert done.returncode == 1

@@ -1,13 +1,14 @@
-"""Load a model: a folder, a Hugging Face name, the small model that ships with Sluice, or the null model.
+"""Prepare and load a model: a folder, a Hugging Face name, the shipped small model, or the null model.
 
-Imports torch only to load a real model, and never transformers.
+Preparing checks all but the weights. Imports torch only to load a real model, and never transformers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from sluice.engine.config import EngineConfig
@@ -29,7 +30,11 @@ from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import ChatTemplate, compile_template
+from sluice.worker.model.folders import find_folder, is_name
 from sluice.worker.model.translate import Encoder, bounded_encoder
+
+if TYPE_CHECKING:
+    from sluice.engine.execution.model_runner import ModelOptions
 
 NULL = "null"
 """Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
@@ -37,7 +42,6 @@ NULL = "null"
 For tests, `obey_prompts=1` lets prompts request faults, as in `[[kill@7]]` (`fault_injection.faults_in`).
 """
 
-SMALL_MODEL = Path(__file__).parents[1] / "small_model"
 _ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
@@ -59,6 +63,17 @@ class LoadedModel:
         return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model that fits the settings; its weights are not loaded yet."""
+
+    description: str
+    max_job_tokens: int
+    """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
+
+    load: Callable[[], LoadedModel]
+
+
 def load(config: WorkerConfig) -> LoadedModel:
     """Load the configured model onto its device.
 
@@ -66,17 +81,49 @@ def load(config: WorkerConfig) -> LoadedModel:
         ConfigError: the settings do not allow it.
         WorkerBroken: memory or the device is unavailable now.
     """
-    path = config.model.path
+    return load_prepared(prepare(config), config.model)
+
+
+def prepare(config: WorkerConfig) -> PreparedModel:
+    """Check the settings of the model, its files and its device: all that can be known without its weights.
+
+    Raises:
+        ConfigError: the settings do not allow it.
+        WorkerBroken: the device is unavailable now.
+    """
+    with _explained(config.model):
+        if is_null(config.model):
+            return _prepare_null(config)
+        return _prepare_folder(config, find_folder(config.model.path))
+
+
+def load_prepared(prepared: PreparedModel, model: ModelConfig) -> LoadedModel:
+    """Load the weights of a prepared model.
+
+    Raises:
+        ConfigError: they are damaged, or the sizes in the settings do not fit this machine.
+        WorkerBroken: memory or the device is unavailable now.
+    """
+    with _explained(model):
+        return prepared.load()
+
+
+def is_null(model: ModelConfig) -> bool:
+    """Return whether the settings name the null model."""
+    return model.path is not None and model.path.partition("?")[0] == NULL
+
+
+@contextmanager
+def _explained(model: ModelConfig) -> Generator[None]:
+    """Translate the engine's errors, and name the setting that is wrong."""
     try:
-        if path is not None and path.partition("?")[0] == NULL:
-            return _load_null(config, path.partition("?")[2])
-        return _load_folder(config, find_folder(path))
+        yield
     except ModelFolderError as error:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
     except QuantizationUnavailable as error:
-        raise ConfigError([f"{_names_of_forms(config.model)}: {error}"]) from error
+        raise ConfigError([f"{_names_of_forms(model)}: {error}"]) from error
     except NotEnoughMemory as error:
-        raise _lack_of_memory(config.model, error) from error
+        raise _lack_of_memory(model, error) from error
     except (EngineBroken, OutOfMemory) as error:
         # Not a setting: another process may free the device's memory soon.
         raise _not_now(error) from error
@@ -103,50 +150,6 @@ def _not_now(error: EngineError) -> WorkerBroken:
     return WorkerBroken(f"the model cannot be loaded now: {error}")
 
 
-def find_folder(path: str | None) -> Path:
-    """Return a model's folder: the shipped one, one on this host, or a snapshot of a Hugging Face repository.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if path is None:
-        if not (SMALL_MODEL / "config.json").is_file():
-            raise ConfigError([f"SLUICE_MODEL: not set, and the small model is missing at {SMALL_MODEL}"])
-        return SMALL_MODEL
-    folder = Path(path).expanduser()
-    if not is_name(path):
-        if not (folder / "config.json").is_file():
-            why = "has no config.json" if folder.is_dir() else "is not a folder"
-            raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
-        return folder
-    return _download(path)
-
-
-def is_name(path: str | None) -> bool:
-    """Return whether `path` is a Hugging Face name (owner/name) and not a folder on this host."""
-    return (
-        path is not None and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
-    )
-
-
-def _download(name: str) -> Path:
-    try:
-        # Imported here because only names need it and it is slow to import.
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
-    except ImportError as error:
-        raise ConfigError(
-            [f"SLUICE_MODEL: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
-        ) from error
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as error:  # it passes on errors of its network stack
-        raise ConfigError(
-            [f"SLUICE_MODEL: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
-             f"check the name and the network, or give a folder"]
-        ) from error  # fmt: skip
-
-
 def engine_config(config: WorkerConfig) -> EngineConfig:
     """Build the engine's configuration.
 
@@ -168,15 +171,24 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
     return made
 
 
-def _load_null(config: WorkerConfig, query: str) -> LoadedModel:
+def _prepare_null(config: WorkerConfig) -> PreparedModel:
     if config.model.quantization != "none":
         raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
     if config.model.kv_cache_dtype != "auto":
         raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
-    tokenizer = NullTokenizer()
-    options = dict(parse_qsl(query))
+    options = dict(parse_qsl((config.model.path or "").partition("?")[2]))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
-    executor: Executor = NullModel(_null_config(config.model, options))
+    null = _null_config(config.model, options)
+    return PreparedModel(
+        description="the null model, which computes nothing",
+        max_job_tokens=min(null.max_model_len, null.num_blocks * null.block_size),
+        load=partial(_load_null, config, null, obeys_prompts=obeys_prompts),
+    )
+
+
+def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bool) -> LoadedModel:
+    tokenizer = NullTokenizer()
+    executor: Executor = NullModel(null)
     if obeys_prompts:
         # For tests only.
         from sluice.engine.testing.fault_injection import ChaoticExecutor
@@ -202,17 +214,41 @@ def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfi
     return NullModelConfig(**options)
 
 
-def _load_folder(config: WorkerConfig, folder: Path) -> LoadedModel:
+def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     # Before the import of torch, which reads this setting once.
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.
-    from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+    from sluice.engine.execution.model_runner import load_planned, plan_load
     from sluice.engine.text.tokenizer import load_tokenizer
 
-    _check_device(config.model.device)
+    check_device(config.model.device)
     tokenizer = load_tokenizer(folder)
+    facts = tokenizer.facts
+    template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
+    options = _model_options(config, folder)
+    plan = guarded(lambda: plan_load(options))
+    name = (config.model.path if is_name(config.model.path) else None) or folder.name
+
+    def load_weights() -> LoadedModel:
+        executor = guarded(lambda: load_planned(plan))
+        encode = bounded_encoder(tokenizer, executor.limits)
+        loaded = _loaded_model(name, executor, tokenizer, config, encode, template)
+        _warm_up(loaded)
+        return loaded
+
+    family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
+    return PreparedModel(
+        description=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template",
+        max_job_tokens=min(plan.max_model_len, (options.num_blocks or plan.max_model_len) * options.block_size),
+        load=load_weights,
+    )
+
+
+def _model_options(config: WorkerConfig, folder: Path) -> "ModelOptions":
+    from sluice.engine.execution.model_runner import ModelOptions
+
     model, batching = config.model, engine_config(config)
-    options = ModelOptions(
+    return ModelOptions(
         path=folder,
         device=model.device,
         dtype=model.dtype,
@@ -227,14 +263,6 @@ def _load_folder(config: WorkerConfig, folder: Path) -> LoadedModel:
         num_threads=model.num_threads or _num_threads(folder),
         graphs=None if model.graphs else False,
     )
-    executor = guarded(lambda: load_model_runner(options))
-    facts = tokenizer.facts
-    template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
-    name = config.model.path if is_name(config.model.path) else folder.name
-    encode = bounded_encoder(tokenizer, executor.limits)
-    loaded = _loaded_model(name or folder.name, executor, tokenizer, config, encode, template)
-    _warm_up(loaded)
-    return loaded
 
 
 def _warm_up(model: LoadedModel) -> None:
@@ -245,7 +273,7 @@ def _warm_up(model: LoadedModel) -> None:
         model.engine.step()
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     """Check that the device exists.
 
     Raises:

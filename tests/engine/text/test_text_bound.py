@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from sluice.engine.text.text_bound import max_token_bytes
 from sluice.engine.text.tokenizer import load_tokenizer
-from sluice.worker.model.load import SMALL_MODEL
+from sluice.worker.model.folders import SMALL_MODEL
 from tests.engine.vocabularies import byte_level_backend, metaspace_backend, sentence_piece_backend
 
 

@@ -9,7 +9,8 @@ from sluice.engine.execution.model_runner import ModelOptions
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model import load as serving
-from sluice.worker.model.load import SMALL_MODEL, load
+from sluice.worker.model.folders import SMALL_MODEL
+from sluice.worker.model.load import load
 
 
 class TestGivenAMachineWhoseMemoryAnotherProcessHolds:
@@ -61,8 +62,8 @@ class TestGivenADeviceThatCannotKeepAModelAsAsked:
             raise QuantizationUnavailable("this card has none.")
 
         # In the place of a GPU of before 2022.
-        monkeypatch.setattr(serving, "_check_device", accept)
-        monkeypatch.setattr(model_runner, "load_model_runner", refuse)
+        monkeypatch.setattr(serving, "check_device", accept)
+        monkeypatch.setattr(model_runner, "plan_load", refuse)
 
         with pytest.raises(ConfigError) as caught:
             load(load_config({"SLUICE_DEVICE": "cuda:0", **{f"SLUICE_{name}": value for name, value in asked.items()}}))

@@ -14,7 +14,7 @@ from sluice.producer.contract.limits import MAX_PROMPT_BYTES
 from sluice.producer.contract.wire import Message, Prompt
 from sluice.worker.errors import JobRejected
 from sluice.worker.model.chat_template import compile_template
-from sluice.worker.model.load import SMALL_MODEL
+from sluice.worker.model.folders import SMALL_MODEL
 from sluice.worker.model.translate import Translator, bounded_encoder
 from tests.grids import fast_only
 from tests.worker.model.test_translate import held

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
-from sluice.worker.model.load import SMALL_MODEL, load
+from sluice.worker.model.folders import SMALL_MODEL
+from sluice.worker.model.load import load
 
 
 class TestGivenAModelInFloat32:

@@ -1,0 +1,81 @@
+"""Find a model's folder: the one that ships with Sluice, one on this host, or a Hugging Face name to download."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sluice.worker.errors import ConfigError
+
+SMALL_MODEL = Path(__file__).parents[1] / "small_model"
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def find_folder(path: str | None) -> Path:
+    """Return a model's folder: the shipped one, one on this host, or a snapshot of a Hugging Face repository.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if path is None:
+        if not (SMALL_MODEL / "config.json").is_file():
+            raise ConfigError([f"SLUICE_MODEL: not set, and the small model is missing at {SMALL_MODEL}"])
+        return SMALL_MODEL
+    folder = Path(path).expanduser()
+    if not is_name(path):
+        if not (folder / "config.json").is_file():
+            why = "has no config.json" if folder.is_dir() else "is not a folder"
+            raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
+        return folder
+    return _download(path)
+
+
+def is_name(path: str | None) -> bool:
+    """Return whether `path` is a Hugging Face name (owner/name) and not a folder on this host."""
+    return (
+        path is not None and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not Path(path).exists()
+    )
+
+
+def must_download(path: str | None) -> bool:
+    """Return whether `path` is a Hugging Face name whose files are not on this host yet."""
+    if path is None or not is_name(path):
+        return False
+    with _downloading(path):
+        from huggingface_hub import try_to_load_from_cache
+
+        return not isinstance(try_to_load_from_cache(path, "config.json"), str)
+
+
+def check_name(name: str) -> None:
+    """Check that a model of this name can be downloaded.
+
+    Raises:
+        ConfigError: there is none, or the network is away.
+    """
+    with _downloading(name):
+        from huggingface_hub import model_info
+
+        model_info(name)
+
+
+def _download(name: str) -> Path:
+    with _downloading(name):
+        # Imported here because only names need it and it is slow to import.
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
+
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+
+
+@contextmanager
+def _downloading(name: str) -> Generator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
+        ) from error
+    except Exception as error:  # it passes on errors of its network stack
+        raise ConfigError(
+            [f"SLUICE_MODEL: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
+             f"check the name and the network, or give a folder"]
+        ) from error  # fmt: skip
