@@ -162,13 +162,25 @@ def start(
 @_device_options
 @_options(*_WORKER)
 def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object) -> NoReturn:
-    """Check everything that a worker depends on, and print what to do.
+    """Run the checks of `worker start`, and print what to do.
+
+    \b
+    A line begins with:
+        ok     in order
+        note   a fact
+        warn   a worker starts, but look at it
+        WRONG  `worker start` ends with this sentence
+    The exit code is 1 if a line begins with warn or WRONG. Damage in the weights and a lack of memory show only when
+    `worker start` loads the model.
 
     \b
     Example:
         worker doctor --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
-    from sluice.worker.doctor.checks import examine
+    from sluice.worker.checks.result import Level
+    from sluice.worker.checks.site import Site
+    from sluice.worker.checks.startup import examine
+    from sluice.worker.log import get_log
 
     device = _device_of(gpu, cpu=cpu)
     try:
@@ -176,12 +188,13 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
     except ConfigError as error:
         say(str(error))
         sys.exit(ExitCode.BROKEN)
-    results = examine(config, os.environ)
-    for check in results:
-        say(f"{'ok   ' if check.is_well else 'WRONG'}  {check.what}: {check.found}")
-        if check.advice:
-            say(f"       {check.advice}")
-    sys.exit(ExitCode.DONE if all(check.is_well for check in results) else ExitCode.BROKEN)
+    is_well = True
+    for result in examine(Site(config, os.environ, get_log(), patience_s=0)):
+        is_well = is_well and result.level in (Level.OK, Level.NOTE)
+        say(f"{result.level:5}  {result.what}: {result.found}")
+        if result.advice:
+            say(f"       {result.advice}")
+    sys.exit(ExitCode.DONE if is_well else ExitCode.BROKEN)
 
 
 @main.command()

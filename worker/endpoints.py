@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
-    """URLs of the servers of a configuration."""
+class RedisEndpoint:
+    """The server of a configuration's queue."""
 
-    redis_url: str = field(repr=False)
-    database_url: str = field(repr=False)
+    url: str = field(repr=False)
     embedded: "Use | None" = None
     """The use of the embedded server; None if a URL is given."""
 
 
-def find_endpoints(config: WorkerConfig, environ: Mapping[str, str]) -> Endpoints:
-    """Find the servers, or start embedded ones.
+def find_redis(config: WorkerConfig, environ: Mapping[str, str]) -> RedisEndpoint:
+    """Return the configured server, or the embedded one, which is started if necessary.
 
     Raises:
         ConfigError: no URL is given and no server can be started on this host.
     """
-    use = None if config.redis.url else _embedded_use(environ)
-    redis_url = config.redis.url if use is None else use.url
-    return Endpoints(redis_url or "", database_url_of(config, environ), use)
+    if config.redis.url:
+        return RedisEndpoint(config.redis.url)
+    use = _embedded_use(environ)
+    return RedisEndpoint(use.url, use)
 
 
 def redis_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
-    """Return the configured Redis URL, or that of the embedded server, which is started if necessary.
+    """Return the URL of `find_redis`.
 
     Raises:
         ConfigError: no URL is given and no server can be started on this host.
     """
-    return config.redis.url or _embedded_use(environ).url
+    return find_redis(config, environ).url
 
 
 def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
@@ -54,9 +54,11 @@ def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
         return config.history.database_url
     try:
         path = history_path(environ)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except InvalidSetting as error:
         raise ConfigError([str(error)]) from error
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError([f"SLUICE_STATE_DIR: the state folder cannot be created: {error}"]) from error
     return f"sqlite:///{path}"
 
 

@@ -24,15 +24,16 @@ from benchmarks.trace.marks import Event, Place
 from benchmarks.trace.picture import bars_of, picture, window_of
 from sluice.producer.client import Producer
 from sluice.producer.contract.jobs import job
+from sluice.worker.checks.agreement import agree_on_queue
 from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.connection.clients import Connections
-from sluice.worker.endpoints import find_endpoints
+from sluice.worker.endpoints import find_redis
 from sluice.worker.log import configure_logs
 from sluice.worker.model.load import LoadedModel, load
 from sluice.worker.serve import round_trips as trips
 from sluice.worker.serve.daemon import Daemon
 from sluice.worker.serve.exchange import Exchange
-from sluice.worker.serve.start import agree_on_queue, build
+from sluice.worker.serve.start import build
 
 PLACES = (
     *ENGINE_PLACES,
@@ -47,8 +48,8 @@ def run_worker(
     config: WorkerConfig, *, num_jobs: int, num_tokens: int, around: Callable[[Callable[[], Any]], Any]
 ) -> None:
     """Run a worker on this thread from start to end, with jobs for it meanwhile; `around` runs the loop."""
-    endpoints = find_endpoints(config, os.environ)
-    connections = Connections(endpoints.redis_url, timeout_s=config.redis.timeout_s)
+    endpoint = find_redis(config, os.environ)
+    connections = Connections(endpoint.url, timeout_s=config.redis.timeout_s)
     served: LoadedModel = load(config)
     agree_on_queue(connections.uplink.client, config, served)
     daemon = build(config, connections, served, uuid.uuid4().hex)

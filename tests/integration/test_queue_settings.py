@@ -7,11 +7,11 @@ from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.errors import InvalidSetting
+from sluice.worker.checks.agreement import agree_on_queue
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import load
-from sluice.worker.serve.start import agree_on_queue
 from tests.integration.jobs import wait_until
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer

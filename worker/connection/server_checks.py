@@ -1,4 +1,4 @@
-"""Check that a Redis server is safe for jobs, at startup and in `worker doctor`. Changes nothing."""
+"""Check that a Redis server is safe for jobs, and wait for one that is away. Changes nothing."""
 
 import time
 from dataclasses import dataclass
@@ -79,8 +79,9 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
         except (RedisError, OSError) as error:
             raise_if_refused(error, url)
             if monotonic_s() >= deadline_s:
+                waited = f"did not answer within {patience_s:g} s" if patience_s else "does not answer"
                 raise NotReady(
-                    f"redis at {redacted(url)} did not answer within {patience_s:g} s: {error}. "
+                    f"redis at {redacted(url)} {waited}: {error}. "
                     f"{tls.HOW if tls.may_be_refused(error, url) else 'Check the URL and that the server runs.'}"
                 ) from error
             if not has_complained:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
-from sluice.worker.endpoints import find_endpoints, partitions_of
+from sluice.worker.endpoints import find_redis, partitions_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec
@@ -39,14 +39,14 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     log = get_log()
     workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
     # The embedded server, if there is no other, is started before the children look for it, and used until they end.
-    endpoints = find_endpoints(config, environ)
-    if endpoints.embedded is not None and endpoints.embedded.has_started:
-        log.info("embedded server started; it stops with its last user", url=endpoints.redis_url)
+    redis = find_redis(config, environ)
+    if redis.embedded is not None and redis.embedded.has_started:
+        log.info("embedded server started; it stops with its last user", url=redis.url)
 
     def make_report() -> Report:
         from sluice.worker.processes.death_report import DeathReports
 
-        return DeathReports(endpoints.redis_url, partitions_of(config), log).send
+        return DeathReports(redis.url, partitions_of(config), log).send
 
     return Parent(workers, recorders, log, make_report).run()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.worker.config import WorkerConfig
-from sluice.worker.endpoints import find_endpoints
+from sluice.worker.endpoints import database_url_of, redis_url_of
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.log import configure_logs
 
@@ -20,14 +20,16 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
     from sluice.worker.history.recorder import main as record
 
     configure_logs(config.log)
-    endpoints = find_endpoints(config, environ)
     settings = RecorderSettings(
         queue=config.queue.name,
         partitions=config.queue.partitions,
         keep_prompts=config.history.keep_prompts or "full",
     )
     return record(
-        redis_url=endpoints.redis_url, database_url=endpoints.database_url, settings=settings, until_eof=until_eof
+        redis_url=redis_url_of(config, environ),
+        database_url=database_url_of(config, environ),
+        settings=settings,
+        until_eof=until_eof,
     )
 
 
@@ -44,8 +46,8 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
     from sluice.worker.callbacks.webhooks import parse_networks
 
     configure_logs(config.log)
-    endpoints, asked = find_endpoints(config, environ), config.callbacks
-    if is_cluster(rq_url := asked.redis_url or endpoints.redis_url):
+    redis_url, asked = redis_url_of(config, environ), config.callbacks
+    if is_cluster(rq_url := asked.redis_url or redis_url):
         raise ConfigError(["SLUICE_CALLBACKS_REDIS_URL: rq needs a single server, and cannot use a Cluster"])
     try:
         networks = parse_networks(asked.networks or "")
@@ -53,9 +55,9 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
         raise ConfigError([f"SLUICE_CALLBACKS_NETWORKS: {error}"]) from error
     return serve_callbacks(
         CallbackSettings(
-            redis_url=endpoints.redis_url,
+            redis_url=redis_url,
             rq_url=rq_url,
-            database_url=endpoints.database_url,
+            database_url=database_url_of(config, environ),
             queue=config.queue.name,
             partitions=config.queue.partitions,
             secret=asked.secret,

@@ -11,26 +11,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from redis.exceptions import RedisError, ResponseError
-
-from sluice.producer.contract.calls import QueueSettings, QueueView, configure, fire_timers, inspect
-from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run
+from sluice.worker.checks.agreement import agree_on_queue
+from sluice.worker.checks.site import Site
+from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
 from sluice.worker.clock import ServerClock, monotonic_s
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.announcement import announced
-from sluice.worker.connection.availability import RedisHealth, is_away
-from sluice.worker.connection.clients import Client, Connections
+from sluice.worker.connection.availability import RedisHealth
+from sluice.worker.connection.clients import Connections
 from sluice.worker.connection.embedded_keeper import EmbeddedKeeper
 from sluice.worker.connection.listeners import make_listener
-from sluice.worker.connection.server_checks import wait_until_usable
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
-from sluice.worker.endpoints import find_endpoints, partitions_of
+from sluice.worker.endpoints import database_url_of, partitions_of
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log, configure_logs, get_log
-from sluice.worker.model.load import LoadedModel, engine_config, load
+from sluice.worker.model.load import LoadedModel, load_prepared
 from sluice.worker.model.translate import Translator
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.daemon import Component, Daemon
@@ -48,8 +45,6 @@ from sluice.worker.stopping import stop_at_eof
 
 SWITCH_INTERVAL_S = 0.001
 """Longest time that a busy loop keeps the interpreter from the exchange thread, which sends its tokens."""
-
-FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 
 
 def start(
@@ -73,19 +68,11 @@ def start(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     incarnation = incarnation or uuid.uuid4().hex
     log = _log_of(incarnation)
-    engine_config(config)
-    endpoints = find_endpoints(config, environ)
-    connections = Connections(endpoints.redis_url, timeout_s=config.redis.timeout_s)
-    # Connect before the model is loaded, so that the worker may reclaim jobs of dead workers as soon as it is ready.
-    client = connections.uplink.client
-    wait_until_usable(client, endpoints.redis_url, patience_s=config.redis.patience_s, log=log)
-    with ThreadPoolExecutor(1, thread_name_prefix="history") as background:
-        # Both take seconds of imports and reading.
-        history = background.submit(_check_history, config, endpoints.database_url, log)
-        with announced(client, partitions_of(config)):
-            served = _load(config, log)
-        history.result()
-    _agree_patiently(client, endpoints.redis_url, config, served, log)
+    site = Site(config, environ, log, patience_s=config.redis.patience_s)
+    require(SERVER_CHECKS, site, log)
+    with announced(site.connections.uplink.client, partitions_of(config)):
+        served = _check_and_load(site, log)
+    site.ask_redis(lambda client: agree_on_queue(client, config, served))
     if until_eof:
         _tell_parent()
     # All objects so far stay for the process. Freezing them spares full collections of 200,000 objects, which
@@ -93,10 +80,10 @@ def start(
     gc.collect()
     gc.freeze()
     try:
-        keeper = [] if endpoints.embedded is None else [EmbeddedKeeper(endpoints.embedded, log)]
-        return build(config, connections, served, incarnation, sidecars=keeper, quiet=quiet).run()
+        keeper = [] if site.redis.embedded is None else [EmbeddedKeeper(site.redis.embedded, log)]
+        return build(config, site.connections, served, incarnation, sidecars=keeper, quiet=quiet).run()
     finally:
-        connections.stop()
+        site.connections.stop()
 
 
 def _log_of(incarnation: str) -> Log:
@@ -111,9 +98,25 @@ def _tell_parent() -> None:
             os.write(stdin, b"+")
 
 
-def _load(config: WorkerConfig, log: Log) -> LoadedModel:
-    began_s = monotonic_s()
-    served = load(config)
+def _check_and_load(site: Site, log: Log) -> LoadedModel:
+    """Run the checks of the model, then load it while a new SQLite history is migrated.
+
+    Raises:
+        ConfigError: settings are wrong.
+        WorkerBroken: the model cannot be loaded now.
+    """
+    require(MODEL_CHECKS, site, log)
+    with ThreadPoolExecutor(1, thread_name_prefix="history") as background:
+        # Both take seconds of imports and reading.
+        history = background.submit(_prepare_history, site)
+        served = _load(site, log)
+        history.result()
+    return served
+
+
+def _load(site: Site, log: Log) -> LoadedModel:
+    began_s, config = monotonic_s(), site.config
+    served = load_prepared(site.model, config.model)
     limits = served.executor.limits
     log.info(
         "model loaded",
@@ -127,109 +130,26 @@ def _load(config: WorkerConfig, log: Log) -> LoadedModel:
     return served
 
 
-def _check_history(config: WorkerConfig, url: str, log: Log) -> None:
-    """Prepare the history if this worker runs a recorder. An unreachable database is no error.
+def _prepare_history(site: Site) -> None:
+    """Migrate a SQLite history if this worker runs a recorder. An unreachable database is no error.
 
     Raises:
         ConfigError: The schema is not of this release.
     """
-    if not config.history.recorder:
+    if not site.config.history.recorder:
         return
     # Imported here because a worker without recorder does not need it.
     from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
     from sluice.worker.history.migrate import prepare
 
     try:
-        engine = open_database(url, is_writer=True)
+        engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
         prepare(engine)
         engine.dispose()
-    except HistoryUnreachable as error:
-        log.warning("history unreachable; the outbox keeps its rows", error=str(error))
+    except HistoryUnreachable:
+        return  # the check has warned, and the recorder waits for it
     except HistoryError as error:
         raise ConfigError([f"SLUICE_DATABASE_URL: {error}"]) from error
-
-
-def _agree_patiently(client: Client, url: str, config: WorkerConfig, served: LoadedModel, log: Log) -> None:
-    """Call `agree_on_queue`, and wait for Redis if it went away while the model was loaded.
-
-    Raises:
-        ConfigError: Living workers have promised otherwise.
-        NotReady: Redis did not return in time.
-    """
-    while True:
-        try:
-            return agree_on_queue(client, config, served)
-        except (RedisError, OSError) as error:
-            if not is_away(error):
-                raise
-            wait_until_usable(client, url, patience_s=config.redis.patience_s, log=log)
-
-
-def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:
-    """Configure what the workers of this queue take, unless living workers have promised otherwise.
-
-    Raises:
-        ConfigError: They have.
-    """
-    for keys in partitions_of(config):
-        view = _look_at(client, keys)
-        _check_promises(view, config, served)
-        is_first = not view.workers or not view.settings.get("max_job_tokens")
-        settings = QueueSettings(
-            max_job_tokens=served.max_job_tokens if is_first else None,
-            features=FEATURES if is_first else None,
-            partitions=config.queue.partitions,
-            # The operator's retention settings apply whether or not other workers are alive.
-            keep_prompts=config.history.keep_prompts,
-            keep_results=config.history.keep_results,
-        )
-        run(client, configure(keys, settings))
-    _check_left_out(client, config)
-
-
-def _check_promises(view: QueueView, config: WorkerConfig, served: LoadedModel) -> None:
-    """Raise ConfigError if this worker would break what living workers have promised."""
-    name, stated = config.queue.name, int(view.settings.get("max_job_tokens") or 0)
-    if view.workers and stated > served.max_job_tokens:
-        raise ConfigError(
-            [
-                f"SLUICE_QUEUE: the workers of {name!r} take jobs of {stated} tokens, this one only "
-                f"{served.max_job_tokens}: give it more memory or a longer context, or another queue"
-            ]
-        )
-    partitions = int(view.settings.get("partitions") or 0)
-    if view.workers and partitions not in (0, config.queue.partitions):
-        raise ConfigError(
-            [
-                f"SLUICE_PARTITIONS: the workers of {name!r} serve {partitions} partitions, this one would serve "
-                f"{config.queue.partitions}: give it the same, or stop the others first"
-            ]
-        )
-
-
-def _check_left_out(client: Client, config: WorkerConfig) -> None:
-    """Raise ConfigError if the partition after the last has jobs: the queue had more partitions before."""
-    left_out = QueueKeys(config.queue.name, config.queue.partitions)
-    view = _look_at(client, left_out)
-    if view.waiting_jobs or view.running_jobs:
-        raise ConfigError(
-            [
-                f"SLUICE_PARTITIONS: partition {left_out.partition} of {config.queue.name!r} has jobs that no worker "
-                f"would serve: give its former number of partitions until it is empty"
-            ]
-        )
-
-
-def _look_at(client: Client, keys: QueueKeys) -> QueueView:
-    try:
-        # It checks the type of every key of the queue, and changes no more than a heartbeat does.
-        run(client, fire_timers(keys))
-        return run(client, inspect(keys))
-    except ResponseError as error:
-        message = (
-            f"SLUICE_QUEUE: {keys.prefix} cannot be used: {error}. Remove or rename what another program left there."
-        )
-        raise ConfigError([message]) from error
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Checks of `worker doctor` on persistence: the server's files, and each level of durability."""
+"""What the server keeps on disk, which levels of durability that supports, and whether the queue's own is one."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,20 +6,21 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.durability import Durability, Level, Persistence, persistence_of, read_durability
+from sluice.producer.contract.durability import Durability, Persistence, persistence_of, read_durability
+from sluice.producer.contract.durability import Level as DurabilityLevel
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.checks.result import CheckResult, Level, warning
 from sluice.worker.connection.clients import Client, shards_of
-from sluice.worker.doctor.check_result import CheckResult
 
 LEVELS = (
-    *(Durability(level) for level in (Level.MEMORY, Level.AOF, Level.FSYNC)),
-    *(Durability(Level.REPLICA, replicas) for replicas in (1, 2)),
+    *(Durability(level) for level in (DurabilityLevel.MEMORY, DurabilityLevel.AOF, DurabilityLevel.FSYNC)),
+    *(Durability(DurabilityLevel.REPLICA, replicas) for replicas in (1, 2)),
 )
 """Levels to check. More replicas are rare."""
 
 
-def check_persistence(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
+def persistence_results(client: Client) -> Iterator[CheckResult]:
     """Report the persistence of each server, and the durability levels that all of them support.
 
     Raises:
@@ -31,10 +32,32 @@ def check_persistence(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
         yield _snapshot(info)
     servers = [persistence for _, persistence in found]
     for level in LEVELS:
-        objection = _objection(servers, level)
-        shown = "possible" if objection is None else f"not possible: {objection}"
-        yield CheckResult(what=f"durability {level}", found=shown)
-    yield from _default(client, keys, servers)
+        what, objection = f"durability {level}", _objection(servers, level)
+        if objection is None:
+            yield CheckResult(what=what, found="possible")
+        else:
+            yield CheckResult(what=what, found=f"not possible: {objection}", level=Level.NOTE)
+
+
+def durability_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
+    """Report whether the servers support the queue's own durability, if it has one.
+
+    Raises:
+        RedisError: a server does not answer.
+    """
+    given = client.hget(keys.key("config"), "durability")
+    if given is None:
+        return
+    what, found = "queue durability", given.decode(errors="replace")
+    try:
+        servers = [_read_persistence(shard)[1] for shard in shards_of(client)]
+        objection = _objection(servers, read_durability(found))
+    except InvalidJob as error:
+        objection = f"{error}. Set another: producer queues set --durability."
+    if objection is None:
+        yield CheckResult(what=what, found=found)
+    else:
+        yield warning(what, f"{found} is not possible, and submits are refused", objection)
 
 
 def _read_persistence(client: Client) -> tuple[Mapping[str, Any], Persistence]:  # Any: redis-py's replies are untyped
@@ -54,10 +77,10 @@ def _appending(persistence: Persistence) -> CheckResult:
     what = "redis persistence"
     if not persistence.is_appending:
         advice = "A restart of the server loses all jobs. Set `appendonly yes` (and `appendfsync everysec`)."
-        return CheckResult(what=what, found="no append-only file", is_well=False, advice=advice)
+        return warning(what, "no append-only file", advice)
     if persistence.is_append_failing:
         advice = "Jobs accepted now are lost if the server stops. Check its log and its disk space."
-        return CheckResult(what=what, found="the append-only file cannot be written", is_well=False, advice=advice)
+        return warning(what, "the append-only file cannot be written", advice)
     fsync = persistence.appendfsync or "unknown (this user may not run CONFIG GET)"
     waits = "has WAITAOF" if persistence.has_waitaof else "no WAITAOF"
     return CheckResult(what=what, found=f"append-only file is on, appendfsync {fsync}, {waits}")
@@ -66,27 +89,10 @@ def _appending(persistence: Persistence) -> CheckResult:
 def _snapshot(info: Mapping[str, Any]) -> CheckResult:
     age_s = time.time() - int(info.get("rdb_last_save_time", 0))
     found = f"last one {age_s:.0f} s ago, {info.get('rdb_changes_since_last_save', '?')} changes since"
-    is_well = info.get("rdb_last_bgsave_status", "ok") == "ok"
-    advice = None if is_well else "The last snapshot failed. Check the server's log and its disk space."
-    return CheckResult(what="redis snapshot", found=found, is_well=is_well, advice=advice)
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        return warning("redis snapshot", found, "The last snapshot failed. Check the server's log and its disk space.")
+    return CheckResult(what="redis snapshot", found=found)
 
 
 def _objection(servers: Sequence[Persistence], asked: Durability) -> str | None:
     return next((objection for one in servers if (objection := one.objection(asked)) is not None), None)
-
-
-def _default(client: Client, keys: QueueKeys, servers: Sequence[Persistence]) -> Iterator[CheckResult]:
-    given = client.hget(keys.key("config"), "durability")
-    if given is None:
-        return
-    what, found = "queue durability", given.decode(errors="replace")
-    try:
-        objection = _objection(servers, read_durability(found))
-    except InvalidJob as error:
-        objection = f"{error}. Set another: producer queues set --durability."
-    if objection is None:
-        yield CheckResult(what=what, found=found)
-    else:
-        yield CheckResult(
-            what=what, found=f"{found} is not possible, and submits are refused", is_well=False, advice=objection
-        )

@@ -1,0 +1,212 @@
+"""`worker doctor` finds what `worker start` refuses, in the same words, and neither crashes."""
+
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from sluice.worker.checks.site import Site
+from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
+from sluice.worker.cli import main
+from sluice.worker.config import load_config
+from sluice.worker.connection.clients import connect
+from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.log import get_log
+from sluice.worker.model.folders import SMALL_MODEL
+from tests.servers import RedisServer
+
+PROGRAM = (sys.executable, "-P", "-m", "sluice.worker")
+WITHOUT_POWERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-net_bind_service")
+"""How root runs a program as any other user would: bound by permissions of files and ports."""
+
+
+class Scene(NamedTuple):
+    """A server, and a folder for what is broken."""
+
+    url: str
+    folder: Path
+
+
+@pytest.fixture
+def scene(valkey: RedisServer, tmp_path: Path) -> Scene:
+    return Scene(valkey.url, tmp_path)
+
+
+def usual(scene: Scene) -> list[str]:
+    """Settings of a worker that would start."""
+    history = f"sqlite:///{scene.folder}/history.db"
+    return ["--redis-url", scene.url, "--model", "null", "--database-url", history, "--metrics-port", "0"]
+
+
+def start(*settings: str, before: tuple[str, ...] = (), **environ: str) -> tuple[int, str]:
+    """The exit code and the output of a worker that must not get as far as loading its model."""
+    # Its parent would take as long again, and passes the output and the code on.
+    with subprocess.Popen(
+        [*before, *PROGRAM, "start", "--until-eof", *settings],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, **environ},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        output = process.stdout.read()
+    assert "Traceback" not in output
+    assert "model loaded" not in output
+    return process.returncode, output
+
+
+def problems_in(output: str) -> list[str]:
+    """The sentences of a `ConfigError`, of which the first line counts the others."""
+    _, _, listed = output.partition("wrong:\n  ")
+    return listed.rstrip().split("\n  ")
+
+
+def doctor(*settings: str) -> str:
+    """What the doctor prints."""
+    result = CliRunner().invoke(main, ["doctor", *settings])
+    assert result.exit_code == ExitCode.BROKEN
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.output
+
+
+def found_wrong(output: str) -> list[str]:
+    """The sentences that the doctor calls wrong."""
+    return re.findall(r"^WRONG  [\w ]+: (.*)$", output, re.MULTILINE)
+
+
+def newer_history(scene: Scene) -> list[str]:
+    with sqlite3.connect(scene.folder / "history.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('9999')")
+    database.close()
+    return []
+
+
+def foreign_key(scene: Scene) -> list[str]:
+    connect(scene.url, timeout_s=5).set("{default:0}:dead", "of another program")
+    return []
+
+
+def model_with(scene: Scene, file: str, content: str) -> list[str]:
+    """A copy of the small model in which one file is broken."""
+    folder = scene.folder / "model"
+    shutil.copytree(SMALL_MODEL, folder)
+    (folder / file).write_text(content)
+    return ["--model", str(folder)]
+
+
+def broken_template(scene: Scene) -> list[str]:
+    return model_with(scene, "chat_template.jinja", "{% for message in messages %}")
+
+
+Break = Callable[[Scene], list[str]]
+
+BROKEN: dict[str, Break] = {
+    "engine settings": lambda _: ["--max-num-seqs", "9", "--max-num-batched-tokens", "3"],
+    "metrics host": lambda _: ["--metrics-host", "203.0.113.7"],
+    "metrics name": lambda _: ["--metrics-host", "nowhere.invalid"],
+    "sqlite folder": lambda scene: ["--database-url", f"sqlite:///{scene.folder}/no/such/history.db"],
+    "driver": lambda _: ["--database-url", "postgresql+asyncpg://db/history"],
+    "newer history": newer_history,
+    "null option": lambda _: ["--model", "null?speed=3"],
+    "foreign key": foreign_key,
+}
+BROKEN_MODELS: dict[str, Break] = {
+    "template": broken_template,
+    "tokenizer": lambda scene: model_with(scene, "tokenizer.json", "{}"),
+    "config": lambda scene: model_with(scene, "config.json", '{"model_type": "unheard-of"}'),
+    "context": lambda _: ["--model", str(SMALL_MODEL), "--max-model-len", "1000000"],
+    "cache": lambda _: ["--model", str(SMALL_MODEL), "--max-model-len", "64", "--num-blocks", "3"],
+    "gpu": lambda _: ["--model", str(SMALL_MODEL), "--gpu", "9"],
+}
+
+
+class TestGivenABrokenSetting:
+    @pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
+    def test_when_started_or_examined_then_the_sentence_is_the_same(self, scene: Scene, broken: Break) -> None:
+        settings = [*usual(scene), *broken(scene)]
+
+        code, output = start(*settings)
+
+        assert code == ExitCode.MISUSED
+        assert problems_in(output) == found_wrong(doctor(*settings))
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("broken", BROKEN_MODELS.values(), ids=list(BROKEN_MODELS))
+    def test_when_it_is_the_model_s_then_the_sentence_is_the_same(self, scene: Scene, broken: Break) -> None:
+        settings = [*usual(scene), *broken(scene)]
+
+        code, output = start(*settings)
+
+        assert code == ExitCode.MISUSED
+        assert problems_in(output) == found_wrong(doctor(*settings))
+
+    def test_when_it_is_the_chat_template_then_both_refuse_it(self, scene: Scene) -> None:
+        settings = [*usual(scene), *broken_template(scene)]
+        flags = {"redis.url": scene.url, "model.path": settings[-1], "history.recorder": False, "metrics.port": 0}
+        site = Site(load_config({}, flags=flags), {}, get_log(), patience_s=0)
+
+        with pytest.raises(ConfigError, match="the model's chat template is not valid") as caught:
+            require((*SERVER_CHECKS, *MODEL_CHECKS), site, get_log())
+
+        assert list(caught.value.problems) == found_wrong(doctor(*settings))
+
+
+class TestGivenAUserWithoutRights:
+    """Not root, or root without its powers."""
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            (["--metrics-port", "80"], "SLUICE_METRICS_PORT: this user may not listen on port 80"),
+            (["--database-url", "sqlite:///{home}/history.db"], "{home} cannot be written"),
+        ],
+        ids=["port", "folder"],
+    )
+    def test_when_a_worker_starts_then_it_is_refused(self, scene: Scene, settings: list[str], sentence: str) -> None:
+        scene.folder.chmod(0o500)
+        asked = [one.format(home=scene.folder) for one in settings]
+
+        code, output = start(*usual(scene), *asked, before=WITHOUT_POWERS if os.getuid() == 0 else ())
+
+        assert code == ExitCode.MISUSED
+        assert sentence.format(home=scene.folder) in output
+
+    def test_when_the_home_is_not_writable_then_the_doctor_says_so(self, scene: Scene) -> None:
+        scene.folder.chmod(0o500)
+        home = {"HOME": str(scene.folder), "XDG_STATE_HOME": "", "SLUICE_STATE_DIR": ""}
+
+        done = subprocess.run(
+            [*(WITHOUT_POWERS if os.getuid() == 0 else ()), *PROGRAM, "doctor", "--model", "null"],
+            env={**os.environ, **home}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+        assert done.stderr == ""
+        assert done.returncode == ExitCode.BROKEN
+        assert "WRONG  history: SLUICE_STATE_DIR: the state folder cannot be created" in done.stdout
+        assert "WRONG  redis: SLUICE_REDIS_URL: cannot use the state folder" in done.stdout
+
+
+class TestGivenServersThatAreAway:
+    def test_when_the_database_is_then_a_worker_warns_and_starts(self, scene: Scene) -> None:
+        away = ["--database-url", f"postgresql://db/history?host={scene.folder}"]
+
+        output = doctor(*usual(scene), *away)
+
+        assert "warn   history: does not answer" in output
+        assert found_wrong(output) == []
+
+
+class TestGivenTakenPorts:
+    def test_when_examined_then_it_warns_and_names_them(self, scene: Scene) -> None:
+        with socket.create_server(("127.0.0.1", 65535)):
+            output = doctor(*usual(scene), "--metrics-port", "65535")
+
+        assert "warn   metrics: ports 65535 to 65535 of 127.0.0.1 are taken" in output

@@ -1,0 +1,33 @@
+"""The agreement of a queue's workers: which jobs they take, and what the history keeps."""
+
+from sluice.producer.contract.calls import QueueSettings, configure
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.checks.queue_check import check_left_out, check_promises, look_at
+from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.clients import Client
+from sluice.worker.endpoints import partitions_of
+from sluice.worker.model.load import LoadedModel
+
+FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
+
+
+def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) -> None:
+    """Configure what the workers of this queue take, unless living workers have promised otherwise.
+
+    Raises:
+        ConfigError: They have.
+    """
+    for keys in partitions_of(config):
+        view = look_at(client, keys)
+        check_promises(view, config, served.max_job_tokens)
+        is_first = not view.workers or not view.settings.get("max_job_tokens")
+        settings = QueueSettings(
+            max_job_tokens=served.max_job_tokens if is_first else None,
+            features=FEATURES if is_first else None,
+            partitions=config.queue.partitions,
+            # The operator's retention settings apply whether or not other workers are alive.
+            keep_prompts=config.history.keep_prompts,
+            keep_results=config.history.keep_results,
+        )
+        run(client, configure(keys, settings))
+    check_left_out(client, config)

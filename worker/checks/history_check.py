@@ -1,0 +1,37 @@
+"""Check the database of the job history."""
+
+from collections.abc import Iterator
+
+from sluice.worker.checks.result import CheckResult, warning
+from sluice.worker.checks.site import Site
+from sluice.worker.endpoints import database_url_of
+from sluice.worker.errors import ConfigError
+
+
+def check_history(site: Site) -> Iterator[CheckResult]:
+    """Check that the recorder can use the database. One that is away is no error.
+
+    Raises:
+        ConfigError: it does not exist, refuses this user, cannot be written, or has another schema.
+    """
+    if not site.config.history.recorder:
+        yield CheckResult(what="history", found="this worker runs no recorder")
+        return
+    # Imported here because SQLAlchemy is slow to import, and a worker without recorder does not need it.
+    from sluice.producer.contract.database import HistoryError, HistoryUnreachable, check_writable, open_database
+    from sluice.producer.contract.tables import SCHEMA_REVISION
+
+    try:
+        engine = open_database(database_url_of(site.config, site.environ), is_writer=True)
+        schema = check_writable(engine)
+        engine.dispose()
+    except HistoryUnreachable as error:
+        advice = "Jobs run without it. The outbox in Redis keeps their events until it answers."
+        yield warning("history", f"does not answer: {error}", advice)
+    except HistoryError as error:
+        raise ConfigError([f"SLUICE_DATABASE_URL: {error}"]) from error
+    else:
+        shown = engine.url.render_as_string(hide_password=True)
+        will = "" if schema == SCHEMA_REVISION else "; will be migrated at the first start"
+        found = f"{shown}, schema {schema}{will}" if schema else f"{shown} will be created at the first start"
+        yield CheckResult(what="history", found=found)

@@ -1,0 +1,107 @@
+"""Check the queue: that its keys are Sluice's, and that this worker keeps what its live workers have promised."""
+
+from collections.abc import Iterator
+
+from redis.exceptions import ResponseError
+
+from sluice.producer.contract.calls import QueueView, fire_timers, inspect
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
+from sluice.worker.checks.persistence import durability_results
+from sluice.worker.checks.result import CheckResult, warning
+from sluice.worker.checks.site import Site
+from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.clients import Client
+from sluice.worker.endpoints import partitions_of
+from sluice.worker.errors import ConfigError
+from sluice.worker.model.folders import must_download
+
+
+def check_queue(site: Site) -> Iterator[CheckResult]:
+    """Check every partition.
+
+    Raises:
+        ConfigError: another program uses its keys, or its workers have promised otherwise.
+    """
+    max_job_tokens = None if must_download(site.config.model.path) else site.model.max_job_tokens
+    partitions = partitions_of(site.config)
+    for keys in partitions:
+        view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
+        check_promises(view, site.config, max_job_tokens)
+        yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
+    site.ask_redis(lambda client: check_left_out(client, site.config))
+    yield CheckResult(what="queue", found=f"{site.config.queue.name!r} agrees with these settings")
+    yield from site.ask_redis(lambda client: list(durability_results(client, partitions[0])))
+
+
+def look_at(client: Client, keys: QueueKeys) -> QueueView:
+    """Return the state of a partition.
+
+    Raises:
+        ConfigError: another program uses its keys.
+    """
+    try:
+        # It checks the type of every key of the queue, and changes no more than a heartbeat does.
+        run(client, fire_timers(keys))
+        return run(client, inspect(keys))
+    except ResponseError as error:
+        message = (
+            f"SLUICE_QUEUE: {keys.prefix} cannot be used: {error}. Remove or rename what another program left there."
+        )
+        raise ConfigError([message]) from error
+
+
+def check_promises(view: QueueView, config: WorkerConfig, max_job_tokens: int | None) -> None:
+    """Check that a worker keeps what the live workers of a partition have promised.
+
+    Args:
+        view: The partition.
+        config: The settings.
+        max_job_tokens: The largest job that this worker can run; None if that is not known yet.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    name, stated = config.queue.name, int(view.settings.get("max_job_tokens") or 0)
+    if view.workers and max_job_tokens is not None and stated > max_job_tokens:
+        raise ConfigError(
+            [
+                f"SLUICE_QUEUE: the workers of {name!r} take jobs of {stated} tokens, this one only "
+                f"{max_job_tokens}: give it more memory or a longer context, or another queue"
+            ]
+        )
+    partitions = int(view.settings.get("partitions") or 0)
+    if view.workers and partitions not in (0, config.queue.partitions):
+        raise ConfigError(
+            [
+                f"SLUICE_PARTITIONS: the workers of {name!r} serve {partitions} partitions, this one would serve "
+                f"{config.queue.partitions}: give it the same, or stop the others first"
+            ]
+        )
+
+
+def check_left_out(client: Client, config: WorkerConfig) -> None:
+    """Check that the partition after the last has no jobs: the queue may have had more partitions before.
+
+    Raises:
+        ConfigError: it has.
+    """
+    left_out = QueueKeys(config.queue.name, config.queue.partitions)
+    view = look_at(client, left_out)
+    if view.waiting_jobs or view.running_jobs:
+        raise ConfigError(
+            [
+                f"SLUICE_PARTITIONS: partition {left_out.partition} of {config.queue.name!r} has jobs that no worker "
+                f"would serve: give its former number of partitions until it is empty"
+            ]
+        )
+
+
+def _clock_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:
+    """Find test clocks on the queue, which break times to live, deadlines, leases and retries."""
+    config = keys.key("config")
+    for name in ("test_clock_ms", "test_clock_offset_ms"):
+        value = client.hget(config, name)
+        if value is not None:
+            found = f"{name} is {value.decode(errors='replace')}: the queue's time is not the server's"
+            yield warning("queue clock", found, f"It is for tests only. Remove it: HDEL {config} {name}")

@@ -1,1 +1,0 @@
-"""The command `worker doctor`: checks everything that a worker depends on."""
