@@ -29,6 +29,7 @@ from sluice.producer.operations.views import JobStatus
 if TYPE_CHECKING:
     from sluice.producer.history.queries import Forgotten, JobRow
 
+ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
 LIST_HEADERS = ("id", "state", "attempts", "submitted", "queue_s", "ttft_s", "e2e_s", "output_tokens", "reason")
 
@@ -112,7 +113,7 @@ def _show_batch(values: Values, *, as_json: bool) -> None:
 @database_option
 @connection_options
 def show_job(job: str, *, as_json: bool, **values: object) -> None:
-    """Show one job: its state, figures and timeline, from the history and from the queue.
+    """Show one job: its state, figures, timeline and attempts, from the history and from the queue.
 
     \b
     Example:
@@ -130,6 +131,13 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     if "timeline" in known:
         rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
         show_table(("at", "event", "epoch", "detail"), rows)
+    if known.get("attempts"):
+        show_table(ATTEMPT_HEADERS, [_attempt_cells(row) for row in known["attempts"]])
+
+
+def _attempt_cells(row: Values) -> list[object]:
+    times = (when(row["started_ms"]), when(row["ended_ms"]))
+    return [row["attempt"], row["incarnation"], *times, row["outcome"], row["why"], row["gap_s"]]
 
 
 def _in_history(job: str, database_url: str | None) -> Values:
@@ -140,7 +148,12 @@ def _in_history(job: str, database_url: str | None) -> Values:
             row = history.job(job)
             if row is None:
                 return {}
-            return {"history": asdict(row), "timeline": [asdict(event) for event in history.timeline(job)]}
+            events, claims = history.timeline(job), history.attempts(job)
+            return {
+                "history": asdict(row),
+                "timeline": [asdict(event) for event in events],
+                "attempts": [asdict(claim) for claim in claims],
+            }
     except HistoryUnavailable:
         return {}
 

@@ -336,6 +336,11 @@ class JobRecord:
     itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
     itl_max_ms: float | None = None
+    """What a reader sees: it includes takeovers and outages, in which tokens were late."""
+
+    gap_ms: float | None = None
+    """The same for the last attempt alone, with the time since the last token of the one before."""
+
     exactness: str | None = None
     """Exactness of a resumed job: `undisturbed`, `same_fingerprint` or `other_fingerprint`."""
 
@@ -354,10 +359,10 @@ class OutboxEvent:
     fields: Mapping[str, bytes | int | None]
     """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
     custom_id, line and endpoint (of a line of a bulk file), prompt (if the history keeps prompts) or prompt_to_hash (if
-    it keeps their hashes). started: epoch, attempt, incarnation. returned: why, epoch. ended: state, reason, error,
-    error_code, epoch, attempt, incarnation, record (encoded JobRecord, if a worker ended it), result (encoded, if the
-    history keeps results) or result_bytes (its length, if it is too large for an event: read it from its key). A field
-    without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
+    it keeps their hashes). started: epoch, attempt, incarnation. returned: why, epoch, gap_ms. ended: state, reason,
+    error, error_code, epoch, attempt, incarnation, gap_ms, record (encoded JobRecord, if a worker ended it), result
+    (encoded, if the history keeps results) or result_bytes (its length, if it is too large for an event: read it from
+    its key). A field without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
 
 
 def check_prompt(prompt: Prompt) -> None:

@@ -72,7 +72,7 @@ jobs = sa.Table(
     sa.Column("first_token_ms", Ms, comment="first token on the channel"),
     sa.Column("itl_p50_s", sa.Double, comment="gaps between tokens of this job"),
     sa.Column("itl_p99_s", sa.Double),
-    sa.Column("itl_max_s", sa.Double),
+    sa.Column("itl_max_s", sa.Double, comment="longest wait of a reader, with takeovers, outages and preemption"),
     sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
     # From the submit: written once.
     sa.Column("submitted_ms", Ms),
@@ -130,6 +130,7 @@ attempts = sa.Table(
     sa.Column("ended_ms", Ms),
     sa.Column("outcome", sa.Text, comment="done, failed, cancelled, expired or returned; none while it runs"),
     sa.Column("why", sa.Text, comment="why it was returned, or the error code"),
+    sa.Column("gap_s", sa.Double, comment="longest wait of a reader in it, from the last token of the one before"),
     sa.Column("end_version", sa.BigInteger, comment="the job's version at this end; the first end of a claim stands"),
     sa.Index("attempts_by_incarnation", "incarnation", "started_ms"),
 )

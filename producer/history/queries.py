@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sluice.producer.contract.database import HistoryError, check_schema, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import batch_progress, jobs, results, timeline
+from sluice.producer.contract.tables import attempts, batch_progress, jobs, results, timeline
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
 
@@ -80,6 +80,20 @@ class TimelineRow:
     event: str
     epoch: int | None
     detail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One claim of a job by a worker."""
+
+    attempt: int | None
+    incarnation: str | None
+    started_ms: int | None
+    ended_ms: int | None
+    outcome: str | None
+    why: str | None
+    gap_s: float | None
+    """Longest wait of a reader for tokens, from the last token of the attempt before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +194,12 @@ class History:
         columns = [timeline.c[field.name] for field in fields(TimelineRow)]
         query = sa.select(*columns).where(timeline.c.job_id == job_id).order_by(timeline.c.at_ms, timeline.c.epoch)
         return [TimelineRow(**row) for row in self._rows(query)]
+
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        """Return the claims of one job by workers, in order."""
+        columns = [attempts.c[field.name] for field in fields(AttemptRow)]
+        query = sa.select(*columns).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch)
+        return [AttemptRow(**row) for row in self._rows(query)]
 
     def result(self, job_id: str) -> Mapping[str, object] | None:
         """Return `choices` and `usage` of a job; None if the history does not keep its result."""

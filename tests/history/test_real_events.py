@@ -112,6 +112,30 @@ class TestGivenAJobThatRuns:
             ).scalars()
             assert list(kinds) == ["submitted", "pulled", "returned", "pulled", "done"]
 
+    def test_when_an_attempt_had_a_long_gap_then_its_row_has_it_whatever_ended_it(
+        self, valkey: RedisServer, queue: Queue, history: Engine
+    ) -> None:
+        job_id = queue.add("one")
+        first, second, third = (queue.worker(f"w{number}") for number in range(3))
+        job = first.take()
+        first.advance(tokens(job, 0, 2, first_token_ms=1, gap_ms=700))
+        first.advance(tokens(job, 2, 2, first_token_ms=1, gap_ms=2500))
+        first.give_back(job)
+        job = second.take()
+        second.advance(tokens(job, 4, 1))
+        second.give_back(job)
+        job = third.take()
+        record = encode_record(e.record(gap_ms=3220.5))
+        third.advance(ending(job, 5, 1, record=record)._replace(first_token_ms=1, gap_ms=3000))
+
+        record_all(valkey, history)
+
+        with history.connect() as connection:
+            gaps = connection.execute(sa.select(attempts.c.gap_s).order_by(attempts.c.epoch)).scalars().all()
+        assert gaps == [2.5, None, 3.2205]
+        assert queue.hash_of("job", "t", "one")["gap"] == "3000"
+        assert row(history, job_id).state == "done"
+
     def test_when_it_fails_and_is_requeued_then_the_row_follows(
         self, valkey: RedisServer, queue: Queue, history: Engine
     ) -> None:

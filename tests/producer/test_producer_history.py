@@ -88,7 +88,7 @@ class TestGivenJobsInTheHistory:
         with engine.begin() as connection:
             for epoch in (1, 2):
                 row = {"job_id": job_id, "epoch": epoch, "attempt": epoch, "incarnation": f"i{epoch}"}
-                connection.execute(attempts.insert().values(**row, started_ms=NOON_MS + 50 * epoch))
+                connection.execute(attempts.insert().values(**row, started_ms=NOON_MS + 50 * epoch, gap_s=epoch / 2))
 
         row = history.job(job_id)
         timeline = history.timeline(job_id)
@@ -99,6 +99,7 @@ class TestGivenJobsInTheHistory:
         events = ["submitted", "pulled", "pulled", "scheduled", "first_token", "done"]
         assert sorted(event.event for event in timeline) == sorted(events)
         assert [event.at_ms for event in timeline] == sorted(event.at_ms for event in timeline)
+        assert [(one.attempt, one.gap_s) for one in history.attempts(job_id)] == [(1, 0.5), (2, 1.0)]
         assert history.job("0.acme.nobody") is None
 
     def test_when_percentiles_are_asked_for_then_they_are_those_of_the_samples(

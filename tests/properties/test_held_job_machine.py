@@ -106,8 +106,8 @@ class HeldJobs(RuleBasedStateMachine):
         """The queue acknowledges all updates of an active job; a job whose every end it has is released."""
         if not job.is_active:
             return
-        for one in list(pending_updates(job, ORIGIN)):
-            job.acknowledge(one)
+        for one in list(pending_updates(job, ORIGIN, now_s=0.0)):
+            job.acknowledge(one, now_s=0.0)
         if job.is_finished:
             self.leases.remove(job)
 

@@ -57,7 +57,7 @@ GREATEST: tuple[str, ...] = ("attempts", "record_error")
 IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant")
 
 STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
-ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why")
+ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why", "gap_s")
 """Columns of an attempt's end. The first end wins: a requeue of a failed job does not change how its attempt ended."""
 
 
@@ -170,6 +170,7 @@ def _returned(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
     change.job = merge(change.job, row)
     change.is_returned = True
     end: Row = {"end_version": event.version, "ended_ms": event.at_ms, "outcome": "returned", "why": code or why}
+    end["gap_s"] = _seconds(_whole(event.fields.get("gap_ms")))
     _merge_attempt_into(change, event, end)
 
 
@@ -188,10 +189,12 @@ def _ended(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
         "first_token_ms": _whole(fields.get("first_token_ms")),
         "attempts": _whole(fields.get("attempt")),
     }
-    _read_into(row, fields.get("record"), lambda data: _record_columns(decode_record(data)))
+    columns: Row = {"gap_s": _seconds(_whole(fields.get("gap_ms")))}
+    _read_into(columns, fields.get("record"), lambda data: _record_columns(decode_record(data)))
+    attempt: Row = {"attempt": row["attempts"], "incarnation": incarnation, "gap_s": columns.pop("gap_s")}
+    row |= columns
     _read_result(change, row, event)
     change.job = merge(change.job, row)
-    attempt: Row = {"attempt": row["attempts"], "incarnation": incarnation}
     why = row["error_code"] or row["reason"]
     attempt |= {"end_version": event.version, "ended_ms": event.at_ms, "outcome": state, "why": why}
     _merge_attempt_into(change, event, attempt)
@@ -269,6 +272,7 @@ def _record_columns(record: JobRecord) -> Row:
         "reason": record.finish_reason,
         "scheduled_ms": record.first_scheduled_ms,
         "first_token_ms": record.first_token_ms,
+        "gap_s": _seconds(record.gap_ms),
     }
     return columns | {name: value for name, value in also.items() if value is not None}
 

@@ -11,6 +11,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
 from sluice.worker.connection.clients import Client
 from sluice.worker.errors import JobRejected
+from sluice.worker.jobs.reader_waits import ReaderWaits
 
 PAGE_ENTRIES = 512
 """Entries of a channel to read in one round trip when a job is resumed."""
@@ -47,6 +48,12 @@ class ChannelOutput:
     gaps_ms: list[float] = field(default_factory=list[float])
     """Times between one token and the next, also from an attempt's last token to the next attempt's first."""
 
+    num_earlier_gaps: int = 0
+    """How many of them are of earlier attempts."""
+
+    waits: ReaderWaits = field(default_factory=ReaderWaits)
+    """How long readers waited for its entries."""
+
     last_s: float | None = None
     """When the last token of this attempt was drawn, on the monotonic clock."""
 
@@ -77,6 +84,7 @@ class ChannelOutput:
         elif self.token_ids:
             # The first tokens of this attempt: its readers waited since the last entry of the attempt before.
             self.gaps_ms.append(max(0, now_ms - self.last_ms))
+            self.waits.expect(now_s - self.gaps_ms[-1] / 1000)
         self.last_s = now_s
 
     def finish(self, end: End, *, now_ms: int) -> None:
@@ -111,6 +119,8 @@ class ChannelOutput:
         if self.end is None and num_unsent < CHECKPOINT_TOKENS and now_s - self.sent_s < CHECKPOINT_S:
             return False
         self.sent_s = now_s
+        if self.published:
+            self.waits.expect(now_s)
         return True
 
     @property
@@ -148,10 +158,23 @@ class ChannelOutput:
                 texts.append(text)
         return "".join(reversed(texts))
 
-    def acknowledge(self, offset: int, *, has_end: bool) -> None:
+    def acknowledge(self, offset: int, *, has_end: bool, now_s: float) -> None:
         """Record that the channel has all tokens before `offset`, and whether it has the end."""
+        if offset > self.published:
+            self.waits.end(now_s)
         self.published = offset
         self.has_end = has_end
+
+    def resend_from(self, offset: int) -> None:
+        """Publish again from `offset`, and the end."""
+        self.published = offset
+        self.has_end = False
+
+    def longest_gap_ms(self, now_s: float) -> float | None:
+        """Return the longest time that readers waited in this attempt, if what is unpublished reaches them now."""
+        waited_s = self.waits.longest_at(now_s) if self.num_next_tokens else self.waits.longest_s
+        gaps_ms = self.gaps_ms[self.num_earlier_gaps :]
+        return max(gaps_ms if waited_s is None else [*gaps_ms, waited_s * 1000], default=None)
 
     def as_progress(self) -> ChoiceProgress:
         """Return the tokens for the engine to replay instead of generating them."""
@@ -167,7 +190,10 @@ class ChannelOutput:
             raise ChannelLost(len(self.token_ids))
         num_new = len(entry.token_ids)
         if num_new and self.token_ids:
-            self.gaps_ms.extend([(entry.time_ms - self.last_ms) / num_new] * num_new)
+            gap_ms = entry.time_ms - self.last_ms
+            self.gaps_ms.extend([gap_ms / num_new] * num_new)
+            self.num_earlier_gaps = len(self.gaps_ms)
+            self.waits.replay(gap_ms)
         self.token_ids.extend(entry.token_ids)
         self.logprobs.extend(entry.logprobs or ())
         if num_new and entry.text:
@@ -186,15 +212,16 @@ class ChannelLost(Exception):
         super().__init__(f"channel lost at {offset}")
 
 
-def read_channel(client: Client, key: str, *, published: int, has_end: bool) -> ChannelOutput:
-    """Read the output of a choice from its channel, page by page.
+def read_channel(client: Client, key: str, known: ChannelOutput) -> ChannelOutput:
+    """Read the output of a choice from its channel, page by page. `known` is how much of it the queue has.
 
-    From a channel that lost entries it reads up to the first gap: fewer tokens than `published`.
+    From a channel that lost entries it reads up to the first gap: fewer tokens than were published.
 
     Raises:
         JobRejected: An entry cannot be read.
     """
-    output = ChannelOutput(published=published, has_end=has_end)
+    waits = ReaderWaits(is_streamed=known.waits.is_streamed)
+    output = ChannelOutput(published=known.published, has_end=known.has_end, waits=waits)
     after = "-"
     while True:
         page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=after, count=PAGE_ENTRIES)

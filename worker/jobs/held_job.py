@@ -31,9 +31,13 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import End, JobId, JobSpec
 from sluice.worker.errors import INVALID_REQUEST
 from sluice.worker.jobs.channel import ChannelOutput
+from sluice.worker.jobs.reader_waits import ReaderWaits
 from sluice.worker.jobs.results import JobMeasures, usage_of
 
 _numbers = count(1)
+
+TELL_GAP_S = 0.5
+"""A wait of readers that exceeds what the queue knows by this is told at once; others with the end."""
 
 FORGET_PROMPT_BYTES = 16 * 1024
 """Prompts up to this length stay in memory: releasing one costs more than it frees."""
@@ -77,6 +81,7 @@ class HeldJob:
         "_spec",
         "_state",
         "_stop",
+        "_told_gap_s",
         "_was_admitted",
     )
 
@@ -97,6 +102,7 @@ class HeldJob:
         self._stop: JobState | None = None
         self._was_admitted = False
         self._is_announced = False
+        self._told_gap_s = 0.0
         self._is_streamed = spec is not None and spec.stream
         self._request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
         self._measures = JobMeasures(
@@ -105,7 +111,7 @@ class HeldJob:
             first_token_ms=leased.first_token_ms,
         )
         self._choices = [
-            ChannelOutput(published=offset, has_end=ended)
+            ChannelOutput(published=offset, has_end=ended, waits=ReaderWaits(is_streamed=self._is_streamed))
             for offset, ended in zip(leased.published, leased.ended, strict=True)
         ]
 
@@ -276,12 +282,16 @@ class HeldJob:
 
     # ------------------------------------------------------------ publication
 
-    def acknowledge(self, progress: Progress) -> None:
-        """Record that the queue has all that `progress` carried."""
-        offset = progress.start + progress.num_tokens
-        self._choices[progress.choice].acknowledge(offset, has_end=progress.end is not None)
+    def acknowledge(self, progress: Progress, *, now_s: float) -> None:
+        """Record that the queue has all that `progress` carried; `now_s` is when it answered."""
+        choice = self._choices[progress.choice]
+        choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None, now_s=now_s)
         if progress.first_token_ms is not None:
             self._is_announced = True
+            self._told_gap_s = (progress.gap_ms or 0) / 1000
+        longest_s = choice.waits.longest_s
+        if longest_s is not None and longest_s > self._told_gap_s + TELL_GAP_S:
+            self._is_announced = False
 
     def resend_from(self, choice: int, offset: int) -> None:
         """Set where the next entry of a choice starts: the queue's channel ends at `offset`.
@@ -291,8 +301,8 @@ class HeldJob:
         """
         if offset < self._choices[choice].published:
             for other in self._choices:
-                other.acknowledge(other.published, has_end=False)
-        self._choices[choice].acknowledge(offset, has_end=False)
+                other.resend_from(other.published)
+        self._choices[choice].resend_from(offset)
 
     @property
     def choices(self) -> Sequence[ChannelOutput]:
@@ -306,7 +316,7 @@ class HeldJob:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the queue has its first times, its prompt tokens and its fingerprint."""
+        """Whether the queue has its first times, its prompt tokens, its fingerprint and its longest gap."""
         return self._is_announced
 
     @property

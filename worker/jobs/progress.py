@@ -9,7 +9,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import End, encode_record
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
-from sluice.worker.jobs.results import Origin, record_of, result_of
+from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of
 from sluice.worker.jobs.retries import retry_in_ms
 
 PART_BYTES = MAX_CALL_BYTES // 2
@@ -23,15 +23,15 @@ Update = tuple[HeldJob, Progress]
 """A job, and what one of its channels lacks."""
 
 
-def pending_updates(job: HeldJob, origin: Origin) -> Iterator[Progress]:
+def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[Progress]:
     """Yield what the job's channels lack: one Progress for each choice that lacks something."""
     for index, choice in enumerate(job.choices):
         if choice.has_updates:
-            yield _progress(job, index, choice, origin)
+            yield _progress(job, index, choice, origin, now_s)
 
 
-def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin) -> Progress:
-    end = _end_call(job, choice, choice.end, origin) if choice.end is not None and choice.fits_an_entry else None
+def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin, now_s: float) -> Progress:
+    end = _end_call(job, choice, choice.end, origin, now_s) if choice.end is not None and choice.fits_an_entry else None
     progress = Progress(
         job_id=job.id,
         epoch=job.leased.epoch,
@@ -41,16 +41,18 @@ def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin) -
         entry=choice.encode_next() if choice.num_next_tokens else b"",
         end=end,
     )
-    return progress if job.is_announced else _announced(progress, job, origin)
+    return progress if job.is_announced else _announced(progress, job, origin, now_s)
 
 
-def _announced(progress: Progress, job: HeldJob, origin: Origin) -> Progress:
-    """Add what the queue learns once per job."""
+def _announced(progress: Progress, job: HeldJob, origin: Origin, now_s: float) -> Progress:
+    """Add what the queue learns once per attempt, and again after a long gap."""
+    gap_ms = longest_gap_ms(job.choices, now_s)
     return progress._replace(
         first_scheduled_ms=job.measures.first_scheduled_ms,
         first_token_ms=job.measures.first_token_ms,
         prompt_tokens=job.measures.prompt_tokens,
         fingerprint=origin.fingerprint if job.was_admitted else None,
+        gap_ms=None if gap_ms is None else round(gap_ms),
     )
 
 
@@ -77,20 +79,21 @@ def parts_of(result: bytes) -> Iterator[tuple[int, bytes]]:
         yield offset, result[offset : offset + PART_BYTES]
 
 
-def _end_call(job: HeldJob, choice: ChannelOutput, own_end: End, origin: Origin) -> EndCall:
+def _end_call(job: HeldJob, choice: ChannelOutput, own_end: End, origin: Origin, now_s: float) -> EndCall:
     # The queue reads state and result with the last choice's end only. All ends carry them once all choices have
     # ended, because any of them may be the last that the queue takes.
     decisive = _worst([one.end for one in job.choices if one.end]) if job.has_ended else own_end
     result = result_of(origin, job.measures, job.choices) if job.has_ended else None
     if job.has_ended and result is None and decisive.state is JobState.DONE:
         decisive = own_end = _too_large(decisive)
+    record = record_of(origin, job.measures, job.choices, finish_reason=decisive.finish_reason, now_s=now_s)
     return EndCall(
         state=decisive.state,
         reason=decisive.finish_reason,
         error=decisive.error,
         error_code=decisive.error_code,
         result=result,
-        record=encode_record(record_of(origin, job.measures, job.choices, finish_reason=decisive.finish_reason)),
+        record=encode_record(record),
         output_tokens=sum(len(one.token_ids) for one in job.choices),
         # Only a choice that failed asks for a retry.
         retry_in_ms=_retry_in_ms(job, own_end),

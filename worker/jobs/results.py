@@ -64,10 +64,17 @@ def _choice_result(choice: ChannelOutput, *, with_logprobs: bool) -> ChoiceResul
 
 
 def record_of(
-    origin: Origin, measures: JobMeasures, choices: Sequence[ChannelOutput], *, finish_reason: str | None
+    origin: Origin,
+    measures: JobMeasures,
+    choices: Sequence[ChannelOutput],
+    *,
+    finish_reason: str | None,
+    now_s: float,
 ) -> JobRecord:
     """Make the record of a job; `finish_reason` is that of the end that decides the job's state."""
     gaps_ms = sorted(gap for choice in choices for gap in choice.gaps_ms)
+    gap_ms = longest_gap_ms(choices, now_s)
+    earlier_ms = max(choice.waits.earlier_s for choice in choices) * 1000
     return JobRecord(
         model=origin.model,
         fingerprint=origin.fingerprint,
@@ -82,9 +89,15 @@ def record_of(
         first_token_ms=measures.first_token_ms,
         itl_p50_ms=percentile(gaps_ms, 0.50),
         itl_p99_ms=percentile(gaps_ms, 0.99),
-        itl_max_ms=gaps_ms[-1] if gaps_ms else None,
+        itl_max_ms=max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms,
+        gap_ms=gap_ms,
         exactness=measures.exactness,
     )
+
+
+def longest_gap_ms(choices: Sequence[ChannelOutput], now_s: float) -> float | None:
+    """Return the longest time that readers waited in this attempt, if what is unpublished reaches them now."""
+    return max((gap for choice in choices if (gap := choice.longest_gap_ms(now_s)) is not None), default=None)
 
 
 def percentile(ascending: list[float], fraction: float) -> float | None:

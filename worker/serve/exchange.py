@@ -207,8 +207,9 @@ class Exchange:
         """Publish in one round trip what the channels lack; return None if there is nothing to send."""
         calls: list[PartitionCall] = []
         batches: dict[int, list[Update]] = {}
+        sent_s = monotonic_s()
         for keys, jobs in self._jobs_to_publish().items():
-            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin)]
+            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin, now_s=sent_s)]
             updates, results = move_large_results(updates)
             calls += [call for job, result in results for call in self._put_result(keys, job, result)]
             for batch in batches_of(updates):
@@ -217,9 +218,10 @@ class Exchange:
         if not calls:
             return None
         round_trip = self._round_trips.make(calls)
+        answered_s = monotonic_s()
         for number, batch in batches.items():
             if not isinstance(round_trip.replies[number], BaseException):
-                self._on_advance_replies(batch, round_trip.replies[number])
+                self._on_advance_replies(batch, round_trip.replies[number], answered_s)
         # Last, because it may raise: what the healthy partitions acknowledged is applied.
         self._round_trips.mark_partitions(round_trip)
         if round_trip.has_answer:
@@ -243,14 +245,14 @@ class Exchange:
         for offset, part in parts_of(result):
             yield keys, put_result(keys, *lease, offset=offset, part=part)
 
-    def _on_advance_replies(self, updates: list[Update], replies: list[AdvanceAnswer]) -> None:
+    def _on_advance_replies(self, updates: list[Update], replies: list[AdvanceAnswer], now_s: float) -> None:
         for (job, progress), reply in zip(updates, replies, strict=True):
-            self._on_advance_reply(job, progress, reply)
+            self._on_advance_reply(job, progress, reply, now_s)
 
-    def _on_advance_reply(self, job: HeldJob, progress: Progress, reply: AdvanceAnswer) -> None:
+    def _on_advance_reply(self, job: HeldJob, progress: Progress, reply: AdvanceAnswer, now_s: float) -> None:
         match reply:
             case Ok(stop) | Already(stop):
-                self._acknowledge(job, progress)
+                self._acknowledge(job, progress, now_s)
                 if stop is not None and not job.is_finished:
                     lease_changes.flag(self._context, job, stop)
             case SendFrom(offset):
@@ -263,8 +265,8 @@ class Exchange:
             case Broken(reason):
                 self._lose(job, reason)
 
-    def _acknowledge(self, job: HeldJob, progress: Progress) -> None:
-        job.acknowledge(progress)
+    def _acknowledge(self, job: HeldJob, progress: Progress, now_s: float) -> None:
+        job.acknowledge(progress, now_s=now_s)
         end = progress.end
         if end is not None and (end.retry_in_ms is not None or job.is_finished):
             if self._release(job):

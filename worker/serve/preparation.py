@@ -107,7 +107,7 @@ class Preparation:
                     raise _NotPrepared
                 try:
                     key = job.keys.channel(job.id, index)
-                    output = read_channel(self._client, key, published=choice.published, has_end=choice.has_end)
+                    output = read_channel(self._client, key, choice)
                 except (RedisError, OSError) as error:
                     delay_s = retries.delay_after(error)
                     if is_away(error):

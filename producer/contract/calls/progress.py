@@ -54,11 +54,14 @@ class Progress(NamedTuple):
     """Encoded ChannelEntry of the tokens; empty if there are none."""
 
     first_scheduled_ms: int | None = None
-    """Set in the first advance that has it; likewise the next three."""
+    """Set in the first advance that has it; likewise the next four."""
 
     first_token_ms: int | None = None
     prompt_tokens: int | None = None
     fingerprint: str | None = None
+    gap_ms: int | None = None
+    """Longest time that readers waited for tokens in this attempt so far; set again after a longer one."""
+
     end: EndCall | None = None
 
 
@@ -118,15 +121,15 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
 
 def _progress_row(one: Progress) -> tuple[object, ...]:
     """Build a row in the order of `advance` in advance.lua. Trailing fields that most steps lack are left out."""
-    # By place: job to entry, the four extras, the end.
-    row, extras = one[:6], one[6:10]
+    # By place: job to entry, the five extras, the end.
+    row, extras = one[:6], one[6:11]
     has_extras = extras != _NO_EXTRAS
     if one.end is None:
         return (*row, extras) if has_extras else row
     return (*row, extras if has_extras else None, _end_row(one.end))
 
 
-_NO_EXTRAS = (None, None, None, None)
+_NO_EXTRAS = (None, None, None, None, None)
 
 
 def _end_row(end: EndCall) -> tuple[object, ...]:

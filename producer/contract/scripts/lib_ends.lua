@@ -89,7 +89,7 @@ end
 local function emit_end(job, lease, how)
   local fields = {
     state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
-    attempt = job.attempt, incarnation = how.incarnation, record = how.record,
+    attempt = job.attempt, gap_ms = job.gap, incarnation = how.incarnation, record = how.record,
   }
   if how.result and SETTINGS.keep_results ~= '0' then
     -- The recorder reads a large result from its key: an outbox entry must stay small.

@@ -108,6 +108,7 @@ local function start(job, lease, payload, need, mark)
   lease = lease or new_lease(job.choices)
   lease[OWNER], lease[EPOCH] = ME, job.epoch
   job.started = NOW
+  if job.gap then call('HDEL', job.hash, 'gap') end
   call('HSET', job.hash, 'state', 'running', 'version', job.version, 'attempt', job.attempt, 'epoch', job.epoch,
     'started', NOW, 'entry', '', 'lane', '', 'charged', job.charged or '')
   if job.attempt == 1 and job.ttl then call('ZREM', TIMERS, 'ttl|' .. job.id) end

@@ -27,7 +27,7 @@ end
 local function tell_end(job)
   local fields = {
     state = job.state, reason = job.reason, error = job.error, error_code = job.error_code, epoch = job.epoch,
-    attempt = job.attempt, first_scheduled_ms = job.scheduled, first_token_ms = job.first_token,
+    attempt = job.attempt, gap_ms = job.gap, first_scheduled_ms = job.scheduled, first_token_ms = job.first_token,
     incarnation = string.match(job.ended_by or '', '^([^:]+):'),
   }
   local result = SETTINGS.keep_results ~= '0' and try('GET', result_key(job))

@@ -127,8 +127,8 @@ APPENDS = (
         patches=(
             Patch(
                 "worker/jobs/held_job.py",
-                "self._choices[choice].acknowledge(offset, has_end=False)",
-                "self._choices[choice].acknowledge(max(offset, self._choices[choice].published), has_end=False)",
+                "self._choices[choice].resend_from(offset)",
+                "self._choices[choice].resend_from(max(offset, self._choices[choice].published))",
             ),
         ),
         tests=(f"{RESUMES}::TestGivenARedisThatLosesItsLastSeconds",),

@@ -8,6 +8,7 @@ from sluice.engine.request import SequenceStats, TokenDelta
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import ChannelEntry, End, decode_entry
 from sluice.worker.jobs.channel import CHECKPOINT_TOKENS, MAX_ENTRY_TOKENS, ChannelLost, ChannelOutput
+from sluice.worker.jobs.reader_waits import ReaderWaits
 
 STATS = SequenceStats(num_prompt_tokens=1)
 
@@ -88,7 +89,7 @@ def send(output: ChannelOutput, channel: Channel, *, reply_is_lost: bool = False
         elsewhere = channel.append(entry)
         if reply_is_lost:
             return
-        output.acknowledge(entry.offset if elsewhere is None else elsewhere, has_end=False)
+        output.acknowledge(entry.offset if elsewhere is None else elsewhere, has_end=False, now_s=0.0)
 
 
 class TestGivenAChannelThatLostItsMiddle:
@@ -134,7 +135,7 @@ class TestGivenAJobThatNobodyStreams:
             due.append(output.reach_checkpoint(0.0))
 
         assert due.index(True) == CHECKPOINT_TOKENS - 1
-        output.acknowledge(CHECKPOINT_TOKENS + 1, has_end=False)
+        output.acknowledge(CHECKPOINT_TOKENS + 1, has_end=False, now_s=0.0)
         assert not output.reach_checkpoint(0.5)
         assert output.reach_checkpoint(1.0)
 
@@ -158,6 +159,51 @@ class TestGivenGapsBetweenTokens:
         assert [round(gap, 3) for gap in output.gaps_ms] == [10.0, 3220.0, 20.0]
 
 
+class TestGivenReadersOfTokens:
+    """What they see is the time between two entries."""
+
+    def test_when_redis_was_away_then_the_late_entry_is_their_gap(self) -> None:
+        output = ChannelOutput()
+        for number in range(100):
+            output.extend(delta(number, number), now_s=number / 100, now_ms=0)
+            if number in (0, 1):
+                output.acknowledge(number + 1, has_end=False, now_s=number / 100)
+
+        assert output.longest_gap_ms(5.01) == pytest.approx(5000)
+        output.acknowledge(100, has_end=False, now_s=5.01)
+        output.acknowledge(100, has_end=True, now_s=9.0)
+
+        assert output.longest_gap_ms(9.0) == pytest.approx(5000)
+        assert max(output.gaps_ms) == pytest.approx(10)
+
+    def test_when_nobody_streams_then_they_wait_from_a_checkpoint_on(self) -> None:
+        output = ChannelOutput(waits=ReaderWaits(is_streamed=False))
+        for number in range(4):
+            output.extend(delta(number, number), now_s=float(number), now_ms=0)
+            if output.reach_checkpoint(float(number)):
+                output.acknowledge(number + 1, has_end=False, now_s=number + 0.25)
+
+        assert output.waits.longest_s == pytest.approx(0.25)
+        assert output.longest_gap_ms(4.0) == pytest.approx(1000)
+
+    def test_when_an_earlier_attempt_had_an_outage_then_its_entries_show_it(self) -> None:
+        output = ChannelOutput(published=41)
+        output.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1000))
+        output.replay(ChannelEntry(start=1, token_ids=tuple(range(40)), text="b", time_ms=5000))
+
+        assert output.waits.earlier_s == 4.0
+        assert output.longest_gap_ms(0.0) is None
+
+    def test_when_a_takeover_and_an_outage_meet_then_they_are_one_gap(self) -> None:
+        output = ChannelOutput(published=1)
+        output.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1000))
+        output.extend(delta(1, 1), now_s=500.0, now_ms=4000)
+
+        output.acknowledge(2, has_end=False, now_s=502.0)
+
+        assert output.waits.longest_s == pytest.approx(5.0)
+
+
 class TestGivenMoreTokensThanAnEntryTakes:
     """Redis was away for long; the choice has even ended."""
 
@@ -172,7 +218,7 @@ class TestGivenMoreTokensThanAnEntryTakes:
             was_last.append(output.fits_an_entry)
             entry = decode_entry(output.encode_next())
             assert channel.append(entry) is None
-            output.acknowledge(entry.offset, has_end=False)
+            output.acknowledge(entry.offset, has_end=False, now_s=0.0)
 
         assert was_last == [False, False, True]
         assert [len(entry.text) for entry in channel.entries] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 10]

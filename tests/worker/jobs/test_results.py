@@ -35,7 +35,7 @@ def job_of(*choices: ChannelOutput) -> HeldJob:
 def updates_of(*choices: ChannelOutput) -> list[Update]:
     """What a job of each choice alone has to publish."""
     jobs = [job_of(one) for one in choices]
-    return [(job, update) for job in jobs for update in pending_updates(job, ORIGIN)]
+    return [(job, update) for job in jobs for update in pending_updates(job, ORIGIN, now_s=0.0)]
 
 
 def choice(num_tokens: int, *, ends: JobState | None = None) -> ChannelOutput:
@@ -47,7 +47,7 @@ def choice(num_tokens: int, *, ends: JobState | None = None) -> ChannelOutput:
 
 class TestGivenAJobThatEndsWithItsLastStep:
     def test_when_published_then_tokens_and_end_are_in_one_progress_update(self) -> None:
-        (said,) = pending_updates(job_of(choice(3, ends=JobState.DONE)), ORIGIN)
+        (said,) = pending_updates(job_of(choice(3, ends=JobState.DONE)), ORIGIN, now_s=0.0)
 
         assert said.num_tokens == 3
         assert decode_entry(said.entry).token_ids == (0, 1, 2)
@@ -56,14 +56,16 @@ class TestGivenAJobThatEndsWithItsLastStep:
 
 class TestGivenAJobWithChoices:
     def test_when_one_ends_and_another_runs_then_it_carries_no_result(self) -> None:
-        first, second = pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2)), ORIGIN)
+        first, second = pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2)), ORIGIN, now_s=0.0)
 
         assert first.end is not None
         assert first.end.result is None
         assert second.end is None
 
     def test_when_one_is_done_and_another_expired_then_the_record_has_no_finish_reason(self) -> None:
-        said = list(pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.EXPIRED)), ORIGIN))
+        said = list(
+            pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.EXPIRED)), ORIGIN, now_s=0.0)
+        )
 
         for one in said:
             assert one.end is not None
@@ -71,7 +73,9 @@ class TestGivenAJobWithChoices:
             assert decode_record(one.end.record or b"").finish_reason is None
 
     def test_when_all_have_ended_then_each_end_carries_the_whole_result(self) -> None:
-        said = list(pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN))
+        said = list(
+            pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0)
+        )
 
         for one in said:
             assert one.end is not None
@@ -85,7 +89,7 @@ class TestGivenAJobWithChoices:
         failed = choice(1)
         failed.finish(End(state=JobState.FAILED, error="no", error_code="engine_error"), now_ms=5)
 
-        said = list(pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN))
+        said = list(pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0))
 
         ends = [one.end for one in said if one.end]
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
@@ -112,7 +116,7 @@ class TestGivenAResultAtItsBound:
         monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 5)
 
         job = job_of(choice(10, ends=state))
-        (said,) = pending_updates(job, ORIGIN)
+        (said,) = pending_updates(job, ORIGIN, now_s=0.0)
 
         assert said.end is not None
         assert (said.end.state, said.end.result) == (state, None)
@@ -143,9 +147,9 @@ class TestGivenAResultLargerThanAPart:
     ) -> None:
         monkeypatch.setattr(progress, "PART_BYTES", 4)
         job = job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE))
-        whole = [one.end.result for one in pending_updates(job, ORIGIN) if one.end]
+        whole = [one.end.result for one in pending_updates(job, ORIGIN, now_s=0.0) if one.end]
 
-        updates, results = move_large_results([(job, one) for one in pending_updates(job, ORIGIN)])
+        updates, results = move_large_results([(job, one) for one in pending_updates(job, ORIGIN, now_s=0.0)])
 
         assert results == [(job, whole[1])]
         ends = [one.end for _, one in updates if one.end]
