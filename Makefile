@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo pictures profile test test-long bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz audit-dependencies setup clean
+.PHONY: demo pictures profile test test-long bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -45,6 +45,9 @@ soak: setup ## A hundred thousand jobs and a thousand kills, then the real engin
 
 fuzz: setup ## A million inputs through every decoder; COUNT and SEED choose others.
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+fuzz-hostile: setup ## Ten minutes of a user who may submit and writes at random, while jobs of others run. SEED=n repeats one.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.hostile --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names; asks a network service.
 	$(PYTHON) -m venv $(VENV)/audit

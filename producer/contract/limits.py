@@ -13,6 +13,9 @@ MAX_TOKENS = 1_000_000
 MAX_NUMBER = 2**53
 """Greatest number in a job's hash or a lane's entry: times, counts and versions. Scripts compute with doubles."""
 
+MAX_VERSION = 2**31 - 1
+"""Version of a job in an event: it grows by one with each change of the job's state."""
+
 MAX_MODEL_CHARS = 512
 MAX_BATCH_CHARS = 64
 MAX_CUSTOM_ID_CHARS = 512

@@ -166,6 +166,22 @@ class TestGivenEventsInTheOutbox:
         assert (found["0.a.1"], found["0.a.2"]) == ("queued", "done")
         assert client.xlen(OUTBOX) == 0
 
+    @pytest.mark.parametrize(
+        "foreign",
+        [[e.submitted("3.evil.1")], [e.ended("0.evil.1", state="over")], [e.submitted("0.evil.1", version=2**31)]],
+        ids=["another partition", "no final state", "a version that no job reaches"],
+    )
+    def test_when_an_event_is_one_that_no_script_writes_then_it_goes_to_garbage(
+        self, valkey: RedisServer, sqlite_history: Engine, foreign: list[e.Packed]
+    ) -> None:
+        client = client_of(valkey)
+        add(client, [e.submitted("0.a.1")], foreign)
+
+        recorder(valkey, sqlite_history).drain()
+
+        assert states(sqlite_history) == {"0.a.1": "queued"}
+        assert client.xlen(e.KEYS.key("garbage")) == 1
+
     def test_when_an_entry_cannot_be_folded_then_only_it_goes_to_garbage(
         self, valkey: RedisServer, sqlite_history: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,6 +1,6 @@
 """Read jobs from the history, in pages. Knows no Redis."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import sqlalchemy as sa
@@ -36,6 +36,11 @@ class HistorySide:
                     is_deleted = deleted_ms is not None
                     found[JobId(job_id)] = HistoryRow(state=JobState(state), version=version, is_deleted=is_deleted)
         return found
+
+    def reset_versions(self, job_ids: Sequence[JobId]) -> None:
+        """Let any event change the rows of these jobs."""
+        with self.engine.begin() as connection:
+            connection.execute(jobs.update().where(jobs.c.id.in_(job_ids)).values(version=0))
 
     def open_jobs(self, partition: int) -> Iterator[JobId]:
         """Iterate over the jobs that are queued or running in the history."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
+from sluice.producer.contract import limits
 from sluice.producer.contract.calls.audit import (
     AUDIT_SLICE_JOBS,
     Counts,
@@ -17,6 +18,7 @@ from sluice.producer.contract.calls.audit import (
     audit_jobs,
     audit_lane,
 )
+from sluice.producer.contract.calls.base import read_number
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run, run_many
@@ -29,6 +31,7 @@ Item = TypeVar("Item")
 SLICES_AT_ONCE = 16
 """Slices in one round trip. The server serves other clients between them."""
 
+_LANE = re.compile(rf"(returned|[0-9]):[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
 READ_AT_ONCE = AUDIT_SLICE_JOBS * SLICES_AT_ONCE
 
 
@@ -69,7 +72,7 @@ class QueueSide:
         pattern = re.sub(r"([\\*?\[\]])", r"\\\1", self.keys.prefix) + ":*"
         for key in self._client.scan_iter(match=pattern, count=500):
             kind, _, rest = key[start:].decode(errors="replace").partition(":")
-            if kind == "lane":
+            if kind == "lane" and _LANE.fullmatch(rest):
                 self.lanes.add(rest)
             elif kind == "job" and (job_id := self._job_id(rest.replace(":", "."))):
                 yield job_id
@@ -114,7 +117,8 @@ class QueueSide:
 
     def walk_waiting(self) -> Iterator[Finding]:
         """Check every entry of every lane against its job, and sum waiting jobs if nothing changes meanwhile."""
-        self.lanes |= {name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))}
+        named = [name.decode(errors="replace") for name in self._client.hkeys(self.keys.key("depth"))]
+        self.lanes |= {name for name in named if _LANE.fullmatch(name)}
         before, waiting = self.counts(), Waiting()
         sums: list[tuple[str, str, int]] = []
         for lane in sorted(self.lanes):
@@ -136,9 +140,9 @@ class QueueSide:
             waiting.bytes += view.job_bytes
             yield from (self._entry_without_job(lane, stray) for stray in view.strays)
         stated = before.split()
-        if before == self._depth(lane) and len(stated) > 1 and int(stated[1]) != tokens:
+        if before == self._depth(lane) and len(stated) > 1 and read_number(stated[1]) != tokens:
             sums.append((lane, before, tokens))
-            yield _counter(self.keys, f"lane {lane} tokens", int(stated[1]), tokens)
+            yield _counter(self.keys, f"lane {lane} tokens", read_number(stated[1]), tokens)
 
     def _views(self, lane: str) -> Iterator[LaneView]:
         view = run(self._client, audit_lane(self.keys, lane, None))
@@ -159,7 +163,7 @@ class QueueSide:
         )
 
     def _depth(self, lane: str) -> str:
-        return (self._client.hget(self.keys.key("depth"), lane) or b"").decode()
+        return (self._client.hget(self.keys.key("depth"), lane) or b"").decode(errors="replace")
 
     # ------------------------------------------------------------ counters
 
@@ -179,7 +183,7 @@ class QueueSide:
             if stated.get(name, 0) != there:
                 yield _counter(self.keys, name, stated.get(name, 0), there)
         for lane in counts.wrong_lanes:
-            jobs = int(lane.stated.split()[0]) if lane.stated else 0
+            jobs = read_number(lane.stated.partition(" ")[0])
             yield _counter(self.keys, f"lane {lane.lane} jobs", jobs, lane.entries)
         for lane in counts.unlisted_lanes:
             finding = _counter(self.keys, f"lane {lane}", 0, 1)

@@ -1,6 +1,7 @@
 """Repair what an audit found. Every change is a script that checks again before it writes. Knows no SQL."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sluice.producer.contract import limits
@@ -15,12 +16,13 @@ from sluice.producer.contract.calls.audit import (
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.auditor import Report
-from sluice.worker.audit.findings import Finding, Kind
+from sluice.worker.audit.findings import Finding, HistoryRow, Kind
 from sluice.worker.audit.history_side import HistorySide
 from sluice.worker.audit.lost_jobs import LostJobs
 from sluice.worker.audit.queue_side import QueueSide, in_slices
 from sluice.worker.connection.clients import Client
 
+PLAUSIBLE_VERSION = limits.MAX_VERSION // 2
 _LOST = frozenset({Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL})
 _OF_JOBS = frozenset(
     {
@@ -156,12 +158,20 @@ class Repair:
         """Publish the jobs' events with versions above the history's, which ignores older ones."""
         for job_slice in in_slices(job_ids, limits.SLICE_JOBS):
             known = self._known(job_slice)
+            self._reset_forged(known)
             rows = [(one, known[one].version if one in known else 0) for one in job_slice]
             rows = rows if has_rows else [(job_id, version) for job_id, version in rows if version > 1]
             if rows:
                 self._run(republish_events(side.keys, rows))
 
-    def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, Any]:
+    def _reset_forged(self, known: dict[JobId, HistoryRow]) -> None:
+        """Begin again with rows whose version no job reaches: the user that forged it has used up the numbers."""
+        forged = [job_id for job_id, row in known.items() if row.version > PLAUSIBLE_VERSION]
+        if self._history is not None and forged:
+            self._history.reset_versions(forged)
+            known |= {job_id: replace(known[job_id], version=0) for job_id in forged}
+
+    def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, HistoryRow]:
         return {} if self._history is None else self._history.known(job_ids)
 
 

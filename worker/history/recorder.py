@@ -18,9 +18,11 @@ from typing import Literal
 import redis
 from sqlalchemy.engine import Engine
 
+from sluice.producer.contract import limits
 from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.urls import redacted
 from sluice.producer.contract.wire import OutboxEvent, WireError, decode_events
 from sluice.worker.clock import wall_ms
@@ -204,7 +206,7 @@ class Recorder:
         if not entry[1]:
             return []
         try:
-            return [self._with_result(outbox, event) for event in _checked(_data_of(entry[1]))]
+            return [self._with_result(outbox, event) for event in _checked(_data_of(entry[1]), outbox.keys)]
         except WireError as error:
             self._discard(outbox, entry, error)
             return []
@@ -240,20 +242,26 @@ def _data_of(fields: Mapping[bytes, bytes]) -> bytes:
     return fields.get(ENTRY_FIELD, b" ".join(fields.values()))
 
 
-def _checked(data: bytes) -> list[OutboxEvent]:
-    """Decode and check the events of an entry.
+def _checked(data: bytes, keys: QueueKeys) -> list[OutboxEvent]:
+    """Decode and check the events of an entry: any user that may submit can write one.
 
     Raises:
         WireError: the entry is malformed.
     """
     events = decode_events(data)
     for event in events:
-        split_job_id(event.job_id)
+        if split_job_id(event.job_id)[0] != keys.partition:
+            raise WireError(f"job {event.job_id} is of another partition than {keys.partition}")
         if not 0 <= event.at_ms < 2**63:
             raise WireError(f"an event of job {event.job_id} is at {event.at_ms} ms, which no script writes")
-        if not 0 < event.version < 2**63:
+        if not 0 < event.version <= limits.MAX_VERSION:
             raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
+        if event.kind == "ended" and event.fields.get("state", b"failed") not in _FINAL:
+            raise WireError(f"job {event.job_id} ended in a state that no script writes")
     return events
+
+
+_FINAL = tuple(state.encode() for state in JobState if state.is_terminal)
 
 
 # ---------------------------------------------------------------- the process

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls.base import Call, Raw, read_text, read_truths
+from sluice.producer.contract.calls.base import Call, Raw, read_number, read_text, read_truths
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
@@ -188,14 +188,19 @@ def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[Counts]:
 
 def _read_counts(reply: Raw) -> Counts:
     stamp, flat, waiting, running, wrong_lanes, outbox, first, unlisted = reply
-    counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    counters = {
+        name.decode(errors="replace"): read_number(value) for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
     return Counts(
         stamp=stamp.decode(),
         counters=counters,
         waiting_jobs=waiting,
         running_jobs=running,
-        wrong_lanes=tuple(LaneDepth(lane=a.decode(), stated=b.decode(), entries=c) for a, b, c in wrong_lanes),
-        unlisted_lanes=tuple(lane.decode() for lane in unlisted),
+        wrong_lanes=tuple(
+            LaneDepth(lane=a.decode(errors="replace"), stated=b.decode(errors="replace"), entries=c)
+            for a, b, c in wrong_lanes
+        ),
+        unlisted_lanes=tuple(lane.decode(errors="replace") for lane in unlisted),
         outbox_entries=outbox,
         outbox_first=read_text(first),
     )

@@ -32,6 +32,14 @@ def read_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")  # another program may have written it
 
 
+def read_number(text: str | bytes) -> int:
+    """Parse a count; 0 if it is none, since another program may have written it."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
 def check_slice(job_ids: Sequence[JobId]) -> Sequence[JobId]:
     if len(job_ids) > limits.SLICE_JOBS:
         raise ValueError(f"{len(job_ids)} jobs in one call; at most {limits.SLICE_JOBS}")

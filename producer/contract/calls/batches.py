@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract.calls.base import Call, Raw, read_map
+from sluice.producer.contract.calls.base import Call, Raw, read_map, read_number
 from sluice.producer.contract.keys import QueueKeys
 
 
@@ -73,11 +73,11 @@ def _read_batch(batch: str, reply: Raw) -> BatchView:
     return BatchView(
         id=batch,
         is_closed=numbers.get("closed") == "1",
-        total=int(numbers.get("total", 0)),
-        done=int(numbers.get("done", 0)),
-        failed=int(numbers.get("failed", 0)),
-        cancelled=int(numbers.get("cancelled", 0)),
-        expired=int(numbers.get("expired", 0)),
-        completed_ms=int(completed) if completed else None,
-        deadline_ms=int(deadline) if deadline else None,
+        total=read_number(numbers.get("total", "0")),
+        done=read_number(numbers.get("done", "0")),
+        failed=read_number(numbers.get("failed", "0")),
+        cancelled=read_number(numbers.get("cancelled", "0")),
+        expired=read_number(numbers.get("expired", "0")),
+        completed_ms=read_number(completed) if completed else None,
+        deadline_ms=read_number(deadline) if deadline else None,
     )

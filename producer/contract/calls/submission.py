@@ -174,6 +174,6 @@ def _read_refused(row: Raw) -> Refused:
 _SUBMIT_REPLIES: Mapping[bytes, Callable[[Raw], SubmitReply]] = {
     b"accepted": lambda row: Accepted(JobId(row[1].decode()), row[2], row[3]),
     b"duplicate": lambda row: Duplicate(JobId(row[1].decode()), JobState(row[2].decode())),
-    b"conflict": lambda row: Conflict(JobId(row[1].decode())),
+    b"conflict": lambda row: Conflict(JobId(row[1].decode(errors="replace"))),
     b"refused": _read_refused,
 }

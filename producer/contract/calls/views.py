@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract.calls.base import Call, Raw, read_map, read_text
+from sluice.producer.contract.calls.base import Call, Raw, read_map, read_number, read_text
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
@@ -183,7 +183,7 @@ def inspect(keys: QueueKeys) -> Call[QueueView]:
 
 def _read_queue(reply: Raw) -> QueueView:
     now, counters, settings, oldest, dead, suspects, outbox, workers, lanes, callbacks = reply
-    numbers = {name: int(value) for name, value in read_map(counters).items()}
+    numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     living = {name.decode(): read_map(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
     known = read_map(settings)
     return QueueView(
@@ -200,7 +200,7 @@ def _read_queue(reply: Raw) -> QueueView:
         outbox_entries=outbox,
         callback_entries=callbacks,
         workers=living,
-        lanes=tuple((lane[0].decode(), lane[1].decode(), lane[2], lane[3]) for lane in lanes),
+        lanes=tuple((lane[0].decode(), lane[1].decode(errors="replace"), lane[2], lane[3]) for lane in lanes),
         settings=known,
         server_ms=now,
         tokens_per_s=_sum_of_rates(living),

@@ -1,4 +1,4 @@
--- include: lib_timers lib_deaths
+-- include: lib_timers lib_deaths lib_recount
 -- Renew the heartbeat of an incarnation, report lost and flagged jobs, return jobs it never received, fire due timers.
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
@@ -114,4 +114,5 @@ look_at_all()
 give_back_orphans()
 fire_timers()
 finish()
+recount()
 return { NOW, was_dead and 1 or 0, stops, lost }

@@ -23,7 +23,11 @@ local function lane_names(also)
   return names
 end
 
+-- A lane of any other name is no lane: no pull reads it.
 local function length_of(name)
+  local class, tenant = string.match(name, '^([^:]+):(.+)$')
+  local is_lane = tenant and (class == RETURNED or string.find(class, '^%d$')) and not string.find(tenant, '[^a-z0-9_-]')
+  if not is_lane then return 0 end
   local length = try('XLEN', PREFIX .. 'lane:' .. name)
   return failed(length) and 0 or length
 end

@@ -49,7 +49,7 @@ local function served_of(tenant)
 end
 
 local function set_served(tenant, tokens)
-  served[tenant] = math.max(0, tokens)
+  served[tenant] = math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))
   charged[tenant] = true
 end
 
@@ -176,20 +176,23 @@ local function unlist_lane(lane)
 end
 
 -- Append the entry of a job to a lane. `at` is the time it is ordered by; published tokens count as prompt, since they
--- are computed again. The lane must be sound; the caller writes the job.
+-- are computed again. The lane must be sound; the caller writes the job. Returns whether the lane took it: not if its
+-- user has added the last possible id. A pull then discards what is foreign, and deletes the lane once it is empty.
 local function add_entry(job, class, at, published)
   local lane = open_lane(class, job.tenant)
+  local entry = try('XADD', lane.key, '*', 'job', job.id, 'prompt', job.prompt + published, 'cost', job.cost, 'choices',
+    job.choices, 'at', at)
+  if failed(entry) then
+    list_lane(lane, NOW, score_of(lane, NOW))
+    return false
+  end
   local is_first = not lane.has_entries and not call('ZSCORE', PREFIX .. 'heads:' .. class, job.tenant)
   if is_first then
     if MODE == 'fair' and class ~= RETURNED then lift_served(class, job.tenant) end
     list_lane(lane, at, score_of(lane, at, job))
   end
   lane.has_entries = true
-  job.lane = lane.name
-  job.entry = call(
-    'XADD', lane.key, '*', 'job', job.id, 'prompt', job.prompt + published, 'cost', job.cost, 'choices', job.choices,
-    'at', at
-  )
+  job.lane, job.entry = lane.name, entry
   lane.added = lane.added + 1
   lane.jobs = lane.jobs + 1
   job.number, job.before = lane.added, lane.added_tokens
@@ -197,6 +200,7 @@ local function add_entry(job, class, at, published)
   lane.tokens = lane.tokens + job.cost
   lane.is_changed = true
   notify()
+  return true
 end
 
 -- Remove the entry of a job from its lane. `finish` deletes all removed entries of a lane at once and finds its new

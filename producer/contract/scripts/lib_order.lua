@@ -41,7 +41,9 @@ local function next_entry(lane)
     num_lanes = num_lanes + 1
   end
   if buffer.at > #buffer.entries then
-    buffer.entries, buffer.at = call('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size), 1
+    -- After an entry at the last possible id, which another user may add, XRANGE refuses to begin.
+    local found = try('XRANGE', lane.key, buffer.after, '+', 'COUNT', buffer.size)
+    buffer.entries, buffer.at = failed(found) and {} or found, 1
     buffer.size = LIMITS.SLICE_JOBS
     local last = buffer.entries[#buffer.entries]
     if last then buffer.after = '(' .. last[1] end

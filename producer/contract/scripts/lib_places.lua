@@ -51,13 +51,12 @@ local function wait_until(job, at)
   add_timer('retry', job, at)
 end
 
--- Put a job on a lane. If another program's key is in its place, the job is delayed until that is removed.
+-- Put a job on a lane. If another program's key is in its place, or an entry at the last possible id, the job is delayed
+-- until that is removed.
 local function enqueue(job, class, at, lease)
   local lane = open_lane(class, job.tenant)
-  if lane.is_sound then
-    add_entry(job, class, at, published_tokens(lease))
-  else
-    to_garbage(lane.key, 'a foreign key where a lane should be; jobs wait for it to go')
+  if not (lane.is_sound and add_entry(job, class, at, published_tokens(lease))) then
+    to_garbage(lane.key, 'a foreign key or a last id where a lane should be; jobs wait for it to go')
     wait_until(job, NOW + LIMITS.FOREIGN_LANE_WAIT_S * 1000)
   end
   write_place(job)

@@ -39,7 +39,7 @@ local function reopen_batch(job)
   local key = batch_key(job.batch)
   local total = try('HGET', key, 'total')
   if failed(total) or not total then return end
-  call('HINCRBY', key, 'failed', -1)
+  try('HINCRBY', key, 'failed', -1)
   call('HDEL', key, 'completed')
   local deadline = tonumber(call('HGET', key, 'deadline') or '')
   if deadline and deadline > NOW then

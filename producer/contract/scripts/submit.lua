@@ -225,7 +225,9 @@ local function accept(job)
     call('ZADD', DELAYED, 0, job.id)
   else
     job.not_before = nil
-    add_entry(job, job.class, NOW, 0)
+    if not add_entry(job, job.class, NOW, 0) then
+      return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' takes no more entries')
+    end
   end
   write_hash(job)
   call('SET', payload_key(job), job.payload)

@@ -722,6 +722,7 @@ ORDERS = (
 )
 
 HOSTILE = "tests/contract/hostile/test_damaged_jobs.py"
+OWN_LANE = "tests/contract/hostile/test_own_lane.py"
 ARGUMENTS = "tests/contract/hostile/test_arguments.py"
 HOSTILES = (
     Guard(
@@ -780,6 +781,26 @@ HOSTILES = (
             Patch("worker/history/recorder.py", "if self._is_sound(outbox, *one)]", "if one]"),
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
+    ),
+    Guard(
+        name="a lane at its last id is never emptied",
+        patches=_script("lib_lanes", "    list_lane(lane, NOW, score_of(lane, NOW))\n"),
+        tests=(f"{OWN_LANE}::TestGivenAnEntryAtTheLastIdOfALane",),
+    ),
+    Guard(
+        name="forged counters refuse submits until an audit",
+        patches=_script("lib_recount", "if ids then write(sums_of(ids)) end"),
+        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenCountersThatClaimAFullQueue",),
+    ),
+    Guard(
+        name="virtual tokens leave the numbers",
+        patches=_script("lib_lanes", "math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))", "math.max(0, tokens)"),
+        tests=("tests/contract/hostile/test_shared_keys.py::TestGivenPositionsThatNoTenantHas",),
+    ),
+    Guard(
+        name="a forged version keeps the real end out of the history",
+        patches=(Patch("worker/audit/repair.py", "if self._history is not None and forged:", "if False:"),),
+        tests=("tests/history/audit/test_audit_history.py::TestGivenAQueueThatWentBack",),
     ),
     Guard(
         name="settings are written unchecked",

@@ -5,7 +5,7 @@ import pytest
 from sluice.producer.contract import calls
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
-from tests.contract.driving import Queue, ending, new_job, short
+from tests.contract.driving import Queue, check, ending, new_job, short
 
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 
@@ -50,6 +50,70 @@ class TestGivenACounterThatIsNoNumber:
         queue.client.hset(queue.keys.key("batch", "b"), "total", "x")
 
         assert run_one(queue, "j1") is JobState.DONE
+
+    def test_when_a_client_looks_at_the_queue_then_it_counts_as_nothing(self, queue: Queue) -> None:
+        queue.client.hset(queue.keys.key("counters"), "waiting_jobs", "x")
+
+        assert queue.look().waiting_jobs == 0
+
+
+class TestGivenCountersThatClaimAFullQueue:
+    """A submit is refused while they stand."""
+
+    FORGED = ("waiting_jobs", "waiting_tokens", "waiting_bytes")
+
+    @pytest.fixture
+    def full(self, queue: Queue) -> Queue:
+        queue.client.hset(queue.keys.key("counters"), mapping=dict.fromkeys(self.FORGED, 2**60))
+        (answer,) = queue.submit(new_job("no", "victim"))
+        assert isinstance(answer, calls.Refused)
+        return queue
+
+    def test_when_nothing_waits_and_a_worker_beats_then_they_are_counted_again(self, full: Queue) -> None:
+        full.worker("A").beat()
+
+        full.add("one", "victim")
+        check(full)
+
+    def test_when_few_jobs_wait_then_they_are_counted(self, queue: Queue) -> None:
+        queue.add("one", "victim")
+        queue.add("later", "victim", not_before_ms=queue.now_ms + 60_000)
+        queue.client.hset(queue.keys.key("counters"), mapping=dict.fromkeys(self.FORGED, 2**60))
+
+        queue.worker("A").beat()
+
+        check(queue)
+
+    def test_when_strangers_are_among_the_delayed_then_they_are_removed(self, full: Queue) -> None:
+        full.client.zadd(full.keys.key("delayed"), {f"ghost{number}": 0 for number in range(40)})
+        worker = full.worker("A")
+
+        for _ in range(3):
+            full.pass_time(1000)
+            worker.beat()
+
+        full.add("one", "victim")
+        check(full)
+
+    def test_when_many_jobs_wait_then_the_counters_stay(self, queue: Queue) -> None:
+        for number in range(40):
+            queue.add(f"j{number}", "victim")
+        before = queue.hash_of("counters")
+
+        queue.worker("A").beat()
+
+        assert queue.hash_of("counters") == before
+
+
+class TestGivenPositionsThatNoTenantHas:
+    @pytest.mark.parametrize("score", ["inf", "-inf", "1e308"])
+    def test_when_a_tenant_joins_them_then_its_tokens_stay_a_number(self, queue: Queue, score: str) -> None:
+        for key in ("ready", "heads"):
+            queue.client.zadd(queue.keys.key(key, 0), {"ghost": score})
+
+        queue.add("one", "victim")
+
+        assert 0 <= float(queue.hash_of("served").get("victim", "0")) <= 2**53
 
 
 class TestGivenTenantsThatDoNotExist:

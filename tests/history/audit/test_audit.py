@@ -201,6 +201,28 @@ class TestGivenAQueueThatItsHistoryAgreesWith:
         assert after == before
 
 
+class TestGivenNamesAndNumbersOfNoClient:
+    """Another user wrote them into the keys that it may write."""
+
+    @pytest.fixture
+    def foreign(self, one_scene: Scene) -> Scene:
+        client, key = one_scene.queue.client, one_scene.queue.keys.key
+        for lane in (":t", "x:t", "0:a b", f"0:{'t' * 300}", "10:t"):
+            client.xadd(key("lane", lane), {"x": "1"})
+        client.xadd(key("lane", "9:t"), {"x": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")
+        client.hset(key("depth"), mapping={b"\xff": b"\xff", "x": "5 x", "3:u": "x y z"})
+        client.hset(key("counters"), mapping={"waiting_jobs": "x", "submitted": "9" * 5000, b"\xff": b"\xff"})
+        client.zadd(key("heads", 0), {b"\xff": 1, "a b": 1})
+        return one_scene
+
+    def test_when_audited_and_repaired_then_all_of_them_is_named_once(self, foreign: Scene) -> None:
+        assert foreign.found()
+        foreign.repair()
+        foreign.repair()
+
+        assert foreign.found() == {}
+
+
 class TestGivenAQueueOfTwoPartitions:
     def test_when_something_is_wrong_in_one_then_it_is_found_and_mended_there(
         self, valkey: RedisServer, sqlite_history: Engine

@@ -14,6 +14,7 @@ from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.producer.contract.calls import Duplicate, SourceLine
 from sluice.producer.contract.jobs import template
+from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, Prompt, encode_prompt, encode_spec
 from sluice.worker.cli import main
@@ -248,6 +249,24 @@ class TestGivenAQueueThatWentBack:
         worker.advance(ending(worker.take(), 0, 1))
         scene.record()
         assert scene.state_in_history(job_id) == "done"
+
+    @pytest.mark.parametrize("version", [99, 2**31 - 1])
+    def test_when_another_user_forged_an_end_then_the_real_one_takes_its_place(
+        self, one_scene: Scene, version: int
+    ) -> None:
+        queue, worker = one_scene.queue, one_scene.queue.worker("W")
+        job_id = queue.add("one")
+        fields = {"state": "failed", "error": "forged"}
+        queue.client.xadd(queue.keys.outbox, {"e": pack_for_script([["ended", job_id, version, 1, fields]])})
+        worker.advance(ending(worker.take(), 0, 1))
+        one_scene.record()
+        assert one_scene.state_in_history(job_id) == "failed"
+
+        assert set(one_scene.repair()) == {("queue_went_back", job_id)}
+        one_scene.record()
+
+        assert one_scene.found() == {}
+        assert one_scene.state_in_history(job_id) == "done"
 
     def test_when_a_job_is_queued_that_had_ended_then_it_is_named_and_its_end_stands(self, one_scene: Scene) -> None:
         job_id = one_scene.queue.add("one")

@@ -1,0 +1,1 @@
+"""A hostile user with the documented rights to submit writes at random while jobs of others run."""
