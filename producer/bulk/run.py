@@ -20,11 +20,12 @@ from sluice.producer.bulk.output import Object, bad_line, bad_line_in, error_lin
 from sluice.producer.bulk.recorded import RecordedOutcomes
 from sluice.producer.bulk.summary import Summary
 from sluice.producer.client import Producer
-from sluice.producer.contract.bulk.input import STDIN, BadLine, Endpoint, Line, LineReader, lines, opened
+from sluice.producer.contract.bulk.input import STDIN, BadLine, Line, LineReader, lines, opened
 from sluice.producer.contract.bulk.jobs import NAME_BYTES, BulkSpec, LineJobs
 from sluice.producer.contract.bulk.journal import Journal, name_of
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.jobs import Options, Prepared
+from sluice.producer.contract.openai.requests import Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import (
     InvalidJob,

@@ -24,8 +24,9 @@ from sluice.producer.cli.common import (
     producer_of,
     sampling_options,
 )
-from sluice.producer.contract.bulk.input import ENDPOINTS, STDIN, Endpoint
+from sluice.producer.contract.bulk.input import STDIN
 from sluice.producer.contract.bulk.journal import journal_name
+from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
 from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport.terminal import say
 from sluice.producer.errors import ProducerError

@@ -8,18 +8,27 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import zstandard
 
 from sluice.producer.contract.errors import InvalidJob, InvalidSetting
-from sluice.producer.contract.jobs import OPTION_NAMES, SAMPLING_NAMES, Options, PromptLike
+from sluice.producer.contract.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.producer.contract.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
+from sluice.producer.contract.openai.requests import (
+    CHAT,
+    COMPLETIONS,
+    ENDPOINTS,
+    Endpoint,
+    RequestRefused,
+    read_bias,
+    read_request,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,8 +42,6 @@ MAX_BLANK_BYTES = 4 * MAX_LINE_BYTES
 MAX_SKIPPED_BYTES = 4 * 1024**3
 """A line that is skipped because it is too long."""
 
-MAX_TOKEN_ID_DIGITS = 10
-
 READ_BYTES = 1024 * 1024
 ZSTD_READ_BYTES = 1024
 """Compressed bytes per read of zstandard: four bytes can expand to 128 KiB."""
@@ -42,11 +49,6 @@ ZSTD_READ_BYTES = 1024
 UTF8_BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
-
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-CHAT: Endpoint = "/v1/chat/completions"
-COMPLETIONS: Endpoint = "/v1/completions"
-ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,6 @@ class BadLine:
 
     message: str
     param: str | None = None
-
-
-class _Refused(Exception):
-    """A line is not a valid job."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
 
 
 # ---------------------------------------------------------------- bytes
@@ -221,7 +215,7 @@ class LineReader:
             custom_id = self._custom_id(fields)
             endpoint, prompt, options = self._job(fields)
             return Line(number, custom_id, endpoint, prompt, cast("Options", {**self._defaults, **options}))
-        except _Refused as refused:
+        except RequestRefused as refused:
             return BadLine(number, custom_id, refused.code, refused.message, refused.param)
         except InvalidJob as error:
             return BadLine(number, custom_id, "invalid_request", str(error))
@@ -232,13 +226,15 @@ class LineReader:
         custom_id = fields.get("custom_id")
         if custom_id is None:
             if "body" in fields:
-                raise _Refused("missing_custom_id", "custom_id is missing", "custom_id")
+                raise RequestRefused("missing_custom_id", "custom_id is missing", "custom_id")
             return None
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
             message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
-            raise _Refused("invalid_custom_id", message, "custom_id")
+            raise RequestRefused("invalid_custom_id", message, "custom_id")
         if custom_id in self._seen:
-            raise _Refused("duplicate_custom_id", f"custom_id {custom_id!r} was used before in this file", "custom_id")
+            raise RequestRefused(
+                "duplicate_custom_id", f"custom_id {custom_id!r} was used before in this file", "custom_id"
+            )
         self._seen.add(custom_id)
         return custom_id
 
@@ -252,61 +248,61 @@ class LineReader:
 
     def _url(self, fields: dict[str, Any]) -> Endpoint:
         if unknown := fields.keys() - {"custom_id", "method", "url", "body"}:
-            raise _Refused("invalid_request", f"unknown field {min(unknown)!r} next to body", min(unknown))
+            raise RequestRefused("invalid_request", f"unknown field {min(unknown)!r} next to body", min(unknown))
         if fields.get("method", "POST") != "POST":
-            raise _Refused("invalid_method", f"method must be POST, got {fields['method']!r}", "method")
+            raise RequestRefused("invalid_method", f"method must be POST, got {fields['method']!r}", "method")
         url = fields.get("url", self._endpoint)
         for endpoint in ENDPOINTS:
             if url == endpoint:
                 return endpoint
         if url is None:
-            raise _Refused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
-        raise _Refused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
+            raise RequestRefused("missing_url", "url is missing; give it in the line or as --endpoint", "url")
+        raise RequestRefused("invalid_url", f"url must be one of {' and '.join(ENDPOINTS)}, got {url!r}", "url")
 
     def _openai(self, endpoint: Endpoint, body: object) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
-        if not isinstance(body, dict):
-            raise _Refused("invalid_request", "body must be an object", "body")
-        # A null parameter counts as absent.
-        given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
-        prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
-        return endpoint, prompt, self._with_model(_openai_options(endpoint, given))
+        prompt, options = read_request(endpoint, body)
+        if cast("dict[str, Any]", body).get("stream") not in (None, False):
+            raise RequestRefused("unsupported", "stream is not supported in a file", "stream")
+        return endpoint, prompt, self._with_model(options)
 
     def _plain(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
         prompts = {name: fields.pop(name) for name in ("prompt", "messages", "token_ids") if name in fields}
         if len(prompts) != 1:
-            raise _Refused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
+            raise RequestRefused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
         if unknown := fields.keys() - (OPTION_NAMES - {"job_id"}):
-            raise _Refused(
+            raise RequestRefused(
                 "unknown_parameter", f"unknown option {min(unknown)!r}; what is yours belongs in metadata", min(unknown)
             )
         for name in ("deadline", "not_before"):
             if name in fields:
                 fields[name] = _moment(name, fields[name])
-        options = {**fields, **_bias(fields)}
+        options = {**fields, **read_bias(fields)}
         return CHAT if "messages" in prompts else COMPLETIONS, next(iter(prompts.values())), self._with_model(options)
 
     def _with_model(self, options: dict[str, Any]) -> dict[str, Any]:
         asked = options.get("model")
         if self._model is None or asked in (None, self._model):
             return options if self._model is None else {**options, "model": self._model}
-        raise _Refused("model_mismatch", f"the line asks for model {asked!r}; --model says {self._model!r}", "model")
+        raise RequestRefused(
+            "model_mismatch", f"the line asks for model {asked!r}; --model says {self._model!r}", "model"
+        )
 
 
 def _parsed(line: bytes | None) -> dict[str, Any]:
     if line is None:
-        raise _Refused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
+        raise RequestRefused("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         fields = json.loads(line.decode())
         if b"\\u" in line:
             json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise _Refused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
+        raise RequestRefused("invalid_utf8", f"the line is not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise _Refused("invalid_unicode", "the line has half of a surrogate pair (such as \\ud800)") from error
+        raise RequestRefused("invalid_unicode", "the line has half of a surrogate pair (such as \\ud800)") from error
     except (ValueError, RecursionError) as error:
-        raise _Refused("invalid_json", f"the line is not JSON: {error}") from error
+        raise RequestRefused("invalid_json", f"the line is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise _Refused("invalid_json", f"the line must be a JSON object, not {type(fields).__name__}")
+        raise RequestRefused("invalid_json", f"the line must be a JSON object, not {type(fields).__name__}")
     return cast("dict[str, Any]", fields)
 
 
@@ -314,128 +310,6 @@ def _moment(name: str, value: object) -> datetime:
     try:
         return datetime.fromisoformat(cast("str", value))
     except (ValueError, TypeError) as error:
-        raise _Refused(
+        raise RequestRefused(
             "invalid_request", f"{name} must be a time in ISO 8601 with its zone, got {value!r}", name
         ) from error
-
-
-# ---------------------------------------------------------------- OpenAI's parameters
-
-_SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
-"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
-
-_IGNORED = frozenset(
-    {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "stream_options", "messages", "prompt"}
-)
-"""Parameters that do not affect the output, or are read elsewhere."""
-
-# Parameters that are accepted only with the value that changes nothing.
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "stream": lambda value: value is False,
-    "tools": lambda value: value == [],
-    "functions": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "function_call": lambda value: value in ("none", "auto"),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),
-    "response_format": lambda value: value == {"type": "text"},
-    "modalities": lambda value: value == ["text"],
-    "echo": lambda value: value is False,
-    "suffix": lambda value: value == "",
-    "best_of": lambda value: value == 1,
-    "reasoning_effort": lambda value: value == "none",
-}
-
-
-def _openai_options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, value in body.items():
-        if name in _SAME:
-            options[name] = value
-        elif name not in _IGNORED and name not in _TRANSLATED:
-            _refuse_unless_harmless(name, value, body)
-    options |= _bias(body) | _logprobs(endpoint, body)
-    if "max_completion_tokens" in body:
-        options["max_tokens"] = body["max_completion_tokens"]
-    return options
-
-
-_TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
-
-
-def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
-    is_harmless = _HARMLESS.get(name)
-    if is_harmless is None:
-        raise _Refused("unknown_parameter", f"unknown parameter {name!r}", name)
-    # `best_of` equal to `n` selects nothing either.
-    if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
-        raise _Refused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
-
-
-def _bias(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the keys of a logit bias, which JSON has as strings, to token ids."""
-    bias = body.get("logit_bias")
-    if bias is None:
-        return {}
-    if not isinstance(bias, dict):
-        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
-    pairs = cast("dict[str, Any]", bias)
-    if not all(token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_ID_DIGITS for token in pairs):
-        raise _Refused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
-    return {"logit_bias": {int(token): value for token, value in pairs.items()}}
-
-
-def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    asked, top = body.get("logprobs"), body.get("top_logprobs")
-    if endpoint == COMPLETIONS:
-        return {} if asked is None else {"logprobs": asked}
-    if asked is not None and not isinstance(asked, bool):
-        raise _Refused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
-    if top is not None and not asked:
-        raise _Refused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
-    return {"logprobs": top or 0} if asked else {}
-
-
-def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise _Refused("invalid_request", "messages must be a list with one message or more", "messages")
-    return [_chat_message(message) for message in cast("list[object]", messages)]
-
-
-def _chat_message(message: object) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise _Refused("invalid_request", "a message must be an object", "messages")
-    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
-    if unsupported := given.keys() - {"role", "content", "name"}:
-        raise _Refused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
-    if given.get("role") in ("tool", "function"):
-        raise _Refused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
-    return {**given, "content": _content(given.get("content"))}
-
-
-def _content(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _Refused("invalid_request", "a message's content must be text", "messages")
-    parts = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)]
-    for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _Refused("unsupported", f"content of type {part.get('type')!r} is not supported here", "messages")
-    return "".join(part["text"] for part in parts)
-
-
-def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        items = cast("list[object]", prompt)
-        if items and isinstance(items[0], (str, list)):
-            if len(items) > 1:
-                raise _Refused(
-                    "unsupported", "several prompts in one line are not supported: give each its own", "prompt"
-                )
-            return _completion_prompt({"prompt": items[0]})
-        return cast("list[int]", items)
-    if not isinstance(prompt, str):
-        raise _Refused("invalid_request", "prompt must be text or a list of token ids", "prompt")
-    return prompt

@@ -11,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, cast
 
-from sluice.producer.contract.bulk.input import Endpoint, Line
+from sluice.producer.contract.bulk.input import Line
 from sluice.producer.contract.calls import NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.jobs import Options, Template, partition_of, template
+from sluice.producer.contract.openai.requests import Endpoint
 from sluice.producer.contract.wire import JobId
 
 NAME_BYTES = 12

@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 
 from sluice.producer.bulk.output import bad_line, encoded
 from sluice.producer.contract.bulk.input import (
-    CHAT,
-    COMPLETIONS,
     MAX_BLANK_BYTES,
     MAX_LINE_BYTES,
     BadLine,
-    Endpoint,
     Line,
     LineReader,
     lines,
@@ -28,6 +25,7 @@ from sluice.producer.contract.bulk.input import (
 )
 from sluice.producer.contract.bulk.jobs import BulkSpec, LineJobs
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
+from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint
 from sluice.producer.errors import InvalidJob, InvalidSetting
 
 

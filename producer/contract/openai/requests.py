@@ -1,0 +1,170 @@
+"""Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+from sluice.producer.contract.jobs import SAMPLING_NAMES, PromptLike
+
+MAX_TOKEN_ID_DIGITS = 10
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+
+
+class RequestRefused(Exception):
+    """A request is not a valid job."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        """A constant word: invalid_request, unsupported, unknown_parameter …"""
+
+        self.message, self.param = message, param
+
+
+def read_request(endpoint: Endpoint, body: object) -> tuple[PromptLike, dict[str, Any]]:
+    """Return the prompt and the options of a request; `stream` is left to the caller.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+    """
+    if not isinstance(body, dict):
+        raise RequestRefused("invalid_request", "body must be an object", "body")
+    # A null parameter counts as absent.
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    prompt = _chat_prompt(given) if endpoint == CHAT else _completion_prompt(given)
+    return prompt, _options(endpoint, given)
+
+
+_SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
+"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+
+_IGNORED = frozenset(
+    {
+        "user",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "stream",
+        "stream_options",
+        "messages",
+        "prompt",
+    }
+)
+"""Parameters that do not affect the output, or are read elsewhere."""
+
+# Parameters that are accepted only with the value that changes nothing.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "tools": lambda value: value == [],
+    "functions": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "function_call": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+    "best_of": lambda value: value == 1,
+    "reasoning_effort": lambda value: value == "none",
+}
+
+
+def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _SAME:
+            options[name] = value
+        elif name not in _IGNORED and name not in _TRANSLATED:
+            _refuse_unless_harmless(name, value, body)
+    options |= read_bias(body) | _logprobs(endpoint, body)
+    if "max_completion_tokens" in body:
+        options["max_tokens"] = body["max_completion_tokens"]
+    return options
+
+
+_TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+
+
+def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
+    is_harmless = _HARMLESS.get(name)
+    if is_harmless is None:
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}", name)
+    # `best_of` equal to `n` selects nothing either.
+    if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
+        raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
+
+
+def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the keys of a logit bias, which JSON has as strings, to token ids."""
+    bias = body.get("logit_bias")
+    if bias is None:
+        return {}
+    if not isinstance(bias, dict):
+        raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    pairs = cast("dict[str, Any]", bias)
+    if not all(token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_ID_DIGITS for token in pairs):
+        raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
+    return {"logit_bias": {int(token): value for token, value in pairs.items()}}
+
+
+def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if endpoint == COMPLETIONS:
+        return {} if asked is None else {"logprobs": asked}
+    if asked is not None and not isinstance(asked, bool):
+        raise RequestRefused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
+    if top is not None and not asked:
+        raise RequestRefused("invalid_request", "top_logprobs needs logprobs: true", "top_logprobs")
+    return {"logprobs": top or 0} if asked else {}
+
+
+def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
+    return [_chat_message(message) for message in cast("list[object]", messages)]
+
+
+def _chat_message(message: object) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise RequestRefused("invalid_request", "a message must be an object", "messages")
+    given = {name: value for name, value in cast("dict[str, Any]", message).items() if value not in (None, [])}
+    if unsupported := given.keys() - {"role", "content", "name"}:
+        raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "messages")
+    if given.get("role") in ("tool", "function"):
+        raise RequestRefused("unsupported", f"messages of role {given['role']} are not supported here", "messages")
+    return {**given, "content": _content(given.get("content"))}
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestRefused("invalid_request", "a message's content must be text", "messages")
+    parts = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestRefused(
+                "unsupported", f"content of type {part.get('type')!r} is not supported here", "messages"
+            )
+    return "".join(part["text"] for part in parts)
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        items = cast("list[object]", prompt)
+        if items and isinstance(items[0], (str, list)):
+            if len(items) > 1:
+                raise RequestRefused(
+                    "unsupported", "several prompts in one line are not supported: give each its own", "prompt"
+                )
+            return _completion_prompt({"prompt": items[0]})
+        return cast("list[int]", items)
+    if not isinstance(prompt, str):
+        raise RequestRefused("invalid_request", "prompt must be text or a list of token ids", "prompt")
+    return prompt

@@ -1,0 +1,1 @@
+"""Responses in OpenAI's format."""
