@@ -23,6 +23,7 @@ from tools.settings_page import PAGE, page
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text()
+TEST_NAME = re.compile(r"def (test_when_\w+)\(")
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOR_USERS = [README, *sorted((ROOT / "docs" / "guide").glob("*.md")), *sorted((ROOT / "docs/reference").glob("*.md"))]
 NO_COMMANDS = {"worker broken", "worker COMMAND --help"}
@@ -143,6 +144,13 @@ class TestGivenEveryDocument:
         named = set(re.findall(r"\btests/[\w/]+\.py\b", document.read_text()))
 
         assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+    def test_when_it_names_a_test_by_its_function_then_there_is_one(self) -> None:
+        defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in TEST_NAME.findall(path.read_text())}
+
+        named = {name for page in DOCUMENTS for name in re.findall(r"`(test_when_\w+)`", page.read_text())}
+
+        assert named - defined == set()
 
     @pytest.mark.parametrize("document", FOR_USERS, ids=name_of)
     def test_when_it_names_a_command_then_its_options_are_known(self, document: Path) -> None:

@@ -13,10 +13,6 @@ local function is_held(owner, id)
   return failed(held) and 0 or held
 end
 
-local function has_timer(id)
-  return call('ZSCORE', TIMERS, 'not_before|' .. id) or call('ZSCORE', TIMERS, 'retry|' .. id)
-end
-
 local function picture_of(id)
   local job, why = load_job(id)
   local lease = read_lease(id)
@@ -25,7 +21,7 @@ local function picture_of(id)
   return {
     why or false, job.state or false, job.version or 0, job.cost or 0, job.bytes or 0, job.epoch or 0,
     job.entry or false, job.lane or false, job.id and entry_of(job) and 1 or 0,
-    call('ZSCORE', DELAYED, id) and 1 or 0, call('ZSCORE', SUSPECTS, id) and 1 or 0, has_timer(id) and 1 or 0,
+    call('ZSCORE', DELAYED, id) and 1 or 0, call('ZSCORE', SUSPECTS, id) and 1 or 0, job.id and has_timer(job) and 1 or 0,
     owner or false, lease and lease[EPOCH] or 0, is_held(owner, id),
     owner and owner ~= '' and call('ZSCORE', ALIVE, owner) and 1 or 0,
     job.id and call('EXISTS', payload_key(job)) or 0, number_in(DEAD, id), job.ended or false, job.submitted or false,

@@ -8,6 +8,15 @@ local function entry_of(job)
   return parsed and parsed.job == job.id and parsed or nil
 end
 
+-- Whether a timer makes a delayed job due at its own time. Another user may have moved it to a later one.
+local function has_timer(job)
+  for kind, at in pairs({ retry = job.retry, not_before = job.not_before }) do
+    local score = tonumber(call('ZSCORE', TIMERS, kind .. '|' .. job.id) or '')
+    if score and score <= at then return true end
+  end
+  return false
+end
+
 -- Every lane that is named in `depth`, in the heads of a class, or by the caller, which has seen its key.
 local function lane_names(also)
   local depth, names = as_map(call('HGETALL', DEPTH)), {}

@@ -30,11 +30,22 @@ local function add_class(class)
   end
 end
 
+-- A timer of a delayed job is at its own time at the latest: another user may have moved it.
+local function keep_timer(job)
+  local kind = job.retry and 'retry' or 'not_before'
+  if job[kind] then call('ZADD', TIMERS, 'LT', job[kind], kind .. '|' .. job.id) end
+end
+
 -- Another user may have listed what does not wait there.
 local function is_of(set, id)
   local job = load_job(id)
-  if job and job.state == 'queued' and not job.entry then return true end
-  call('ZREM', set, id)
+  local is_waiting = job and job.state == 'queued' and not job.entry
+  if not is_waiting then
+    call('ZREM', set, id)
+  elseif set == DELAYED then
+    keep_timer(job)
+  end
+  return is_waiting
 end
 
 local function add_set(set)

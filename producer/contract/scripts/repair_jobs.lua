@@ -61,7 +61,7 @@ end
 -- Without a timer, it would never become due.
 local function is_due_never(job)
   if not call('ZSCORE', DELAYED, job.id) then return false end
-  return not (call('ZSCORE', TIMERS, 'not_before|' .. job.id) or call('ZSCORE', TIMERS, 'retry|' .. job.id))
+  return not has_timer(job)
 end
 
 local function repair_queued(job, lease)

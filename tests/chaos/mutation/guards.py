@@ -793,6 +793,16 @@ HOSTILES = (
         tests=("tests/contract/hostile/test_shared_keys.py::TestGivenCountersThatClaimAFullQueue",),
     ),
     Guard(
+        name="a timer that another user moved stays there",
+        patches=_script("lib_recount", "if job[kind] then call('ZADD'", "if false then call('ZADD'"),
+        tests=("tests/security/test_what_remains.py",),
+    ),
+    Guard(
+        name="the audit believes a timer that another user moved",
+        patches=_script("lib_counts", "if score and score <= at then", "if score then"),
+        tests=("tests/security/test_what_remains.py",),
+    ),
+    Guard(
         name="virtual tokens leave the numbers",
         patches=_script("lib_lanes", "math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))", "math.max(0, tokens)"),
         tests=("tests/contract/hostile/test_shared_keys.py::TestGivenPositionsThatNoTenantHas",),

@@ -29,7 +29,7 @@ class Scene:
 
     def record(self) -> None:
         """Write what the outbox holds."""
-        settings = RecorderSettings(queue="q", name="r1", partitions=self.partitions)
+        settings = RecorderSettings(queue=self.queue.keys.queue, name="r1", partitions=self.partitions)
         Recorder(self.queue.client, HistoryWriter(self.history), settings).drain()
 
     def audit(
@@ -41,7 +41,11 @@ class Scene:
     ) -> Report:
         """One audit, without patience."""
         url = self.history.url.render_as_string(hide_password=False)
-        flags: dict[str, object] = {"redis.url": self.server.url, "history.database_url": url, "queue.name": "q"}
+        flags: dict[str, object] = {
+            "redis.url": self.server.url,
+            "history.database_url": url,
+            "queue.name": self.queue.keys.queue,
+        }
         flags["queue.partitions"] = self.partitions
         if retention_days is not None:
             flags["callbacks.retention_days"] = retention_days
