@@ -85,16 +85,20 @@ def bulk(producer: Producer, tmp_path: Path) -> Bulk:
 
 class TestGivenResultsThatExpireWhileLinesAreSubmitted:
     @pytest.mark.parametrize("is_ordered", [False, True])
-    def test_when_submitting_takes_longer_then_every_output_is_written(
+    def test_when_the_queue_is_full_then_outputs_are_written_before_the_last_line(
         self, bulk: Bulk, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
     ) -> None:
         monkeypatch.setattr(submission, "UNKNOWN_WAIT_S", 0.2)
-        bulk.producer.configure(QueueSettings(max_waiting_jobs=5, result_ttl_ms=300))
+        bulk.producer.configure(QueueSettings(max_waiting_jobs=5))
         write_prompts(tmp_path, *(f"p{i}" for i in range(25)))
+        run = BulkRun(bulk.producer, bulk.settings(is_ordered=is_ordered), lambda _counts: None)
 
         with running_worker(valkey.url):
-            run = bulk.run(is_ordered=is_ordered)
+            run.submit()
+            early = custom_ids(tmp_path / "output.jsonl")
+            run.wait()
 
+        assert early
         assert (run.summary.done, run.summary.failed, run.summary.missing) == (25, 0, 0)
         written = custom_ids(tmp_path / "output.jsonl")
         expected = [f"line-{i}" for i in range(1, 26)]
