@@ -46,7 +46,7 @@ class AskTimeout(ProducerError):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
-@click.version_option(package_name="sluice", prog_name="producer")
+@click.version_option(package_name="sluice-llm", prog_name="producer")
 def cli() -> None:
     """Submit jobs for LLM generation to a queue, and follow them.
 
