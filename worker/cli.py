@@ -87,7 +87,7 @@ def _config_of(config_file: Path | None, given: Mapping[str, object], **own: obj
 
 
 class _Commands(click.Group):
-    """A group that reports a `WorkerError` as a message and an exit code."""
+    """A group that reports a `WorkerError`, or that only the client is installed, as a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # as in click
         """Run the command without a traceback for errors that an operator can fix."""
@@ -96,10 +96,17 @@ class _Commands(click.Group):
         except WorkerError as error:
             say(str(error), err=True)
             ctx.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "sluice"):
+                raise
+            how = "install the worker: pip install 'sluice-llm[worker]'"
+            say(f"the package {package!r} is not installed, as in an installation of the client: {how}", err=True)
+            ctx.exit(ExitCode.MISUSED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="sluice", message="%(version)s")
+@click.version_option(package_name="sluice-llm", message="%(version)s")
 def main() -> None:
     """Serve a queue of generation jobs with a model on this machine."""
     # Histories and exports hold prompts and completions: only the user may read the files of this process tree.

@@ -1,5 +1,9 @@
 """The command line: each command shows the settings that it reads, and no secret is ever a flag."""
 
+import subprocess
+import sys
+from importlib.metadata import version
+
 import pytest
 from click.testing import CliRunner
 
@@ -46,6 +50,30 @@ class TestGivenTheCommands:
 
     def test_when_callbacks_are_asked_then_they_say_where_the_secret_is_read(self) -> None:
         assert "SLUICE_CALLBACKS_SECRET" in CliRunner().invoke(main, ["callbacks", "--help"]).output
+
+
+class TestGivenAnInstallationOfTheClient:
+    """None of the packages of the extra `worker`."""
+
+    PROGRAM = """
+import sys
+sys.modules |= dict.fromkeys(("alembic", "jinja2", "numpy", "prometheus_client", "psutil", "structlog", "torch"))
+from sluice.worker.cli import main
+main()
+"""
+
+    @pytest.mark.parametrize("command", ["start", "migrate"])
+    def test_when_a_command_needs_more_then_it_says_what_to_install(self, command: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", self.PROGRAM, command], capture_output=True, text=True, check=False
+        )
+
+        assert done.returncode == ExitCode.MISUSED
+        assert done.stderr.count("\n") == 1
+        assert "pip install 'sluice-llm[worker]'" in done.stderr
+
+    def test_when_the_version_is_asked_then_it_is_that_of_the_distribution(self) -> None:
+        assert CliRunner().invoke(main, ["--version"]).output.strip() == version("sluice-llm")
 
 
 class TestGivenADoctorForAGpu:
