@@ -28,7 +28,7 @@ from sluice.producer.operations.channels import channel_entries, channel_rows
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Ask, Command, Entries, Read, Reply, Step, xread
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly
+from sluice.producer.operations.results import MAX_LOOK_S, WAIT_BLOCK_MS, ended_badly, look
 from sluice.producer.operations.views import explain, views
 
 
@@ -294,9 +294,9 @@ def stream(queue: Queue, reader: Reader, timeout_s: float | None = None, *, wait
     """
     yield from follow(queue, [reader], timeout_s, waits=waits)
     if reader.end is not None and reader.end.state is not JobState.DONE:
-        [view] = yield from views(queue, [reader.job_id])
+        view, data = yield from look(queue, reader.job_id)
         if view is not None and view.state is reader.end.state:
-            raise ended_badly(view)
+            raise ended_badly(view, decode_result(data) if data is not None else None)
 
 
 def _look(queue: Queue, open_readers: dict[str, Reader], wait: Wait) -> Follow:

@@ -64,7 +64,7 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: Waits
 def _result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operation[JobResult]:
     published: tuple[int, ...] = ()
     while True:
-        view, data = yield from _look(queue, job_id)
+        view, data = yield from look(queue, job_id)
         if view is None:
             if data is not None:
                 return decode_result(data)
@@ -80,12 +80,13 @@ def _result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operat
         yield from _wait_for_end(queue.keys_of(job_id), view, clock)
 
 
-def _look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
+def look(queue: Queue, job_id: JobId) -> Operation[tuple[JobView | None, bytes | None]]:
+    """Read the state of a job, and its encoded result."""
     keys = queue.keys_of(job_id)
-    look = calls.status(keys, [job_id])
+    status = calls.status(keys, [job_id])
     # The state first: a result is written before its job becomes terminal.
-    state, data = yield Ask((command_of(look), ("GET", keys.result(job_id))))
-    return look.parse(state)[0], cast("bytes | None", data)
+    state, data = yield Ask((command_of(status), ("GET", keys.result(job_id))))
+    return status.parse(state)[0], cast("bytes | None", data)
 
 
 def outcome(view: JobView, data: bytes | None) -> JobResult:

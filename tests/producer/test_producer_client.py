@@ -333,6 +333,9 @@ class TestGivenARunningJob:
             producer.result(running.id)
         assert caught.value.partial is not None
         assert caught.value.partial.choices[0].text == "abc"
+        with pytest.raises(JobCancelled) as streamed:
+            list(producer.stream(running.id))
+        assert streamed.value.partial == caught.value.partial
 
     def test_when_another_worker_takes_it_over_then_the_reader_sees_no_seam(
         self, producer: Producer, worker: HandWorker, running: Any, redis_client: Any
