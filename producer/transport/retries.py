@@ -103,7 +103,9 @@ def _unreachable(error: Exception, url: str, *, is_repeatable: bool) -> QueueUnr
     if kind is ErrorKind.NOT_REDIS:
         return NotAQueue(f"what answers at {where} is not Redis. Check host and port.")
     if tls.may_be_refused(error, url):
-        return CertificateRefused(f"{where}: TLS was refused, on one side or the other: {error}. {tls.HOW}")
+        return CertificateRefused(
+            f"{where}: TLS was refused, on one side or the other: {str(error).rstrip('.')}. {tls.HOW}"
+        )
     unsure = "" if is_repeatable else " Whether the command was carried out is not known: look before you repeat it."
     return QueueUnreachable(
         f"{where} does not answer: {str(error).rstrip('.')}. Check the address, and that the server runs.{unsure}"

@@ -81,7 +81,7 @@ def wait_until_usable(client: Client, url: str, *, patience_s: float, log: Log) 
             if monotonic_s() >= deadline_s:
                 waited = f"did not answer within {patience_s:g} s" if patience_s else "does not answer"
                 raise NotReady(
-                    f"redis at {redacted(url)} {waited}: {error}. "
+                    f"redis at {redacted(url)} {waited}: {str(error).rstrip('.')}. "
                     f"{tls.HOW if tls.may_be_refused(error, url) else 'Check the URL and that the server runs.'}"
                 ) from error
             if not has_complained:
@@ -105,4 +105,6 @@ def raise_if_refused(error: BaseException, url: str) -> None:
             [f"redis at {redacted(url)} refuses this user: check the name and password in the URL"]
         ) from error
     if tls.is_refused(error):
-        raise ConfigError([f"redis at {redacted(url)}: TLS was refused: {error}. {tls.HOW}"]) from error
+        raise ConfigError(
+            [f"redis at {redacted(url)}: TLS was refused: {str(error).rstrip('.')}. {tls.HOW}"]
+        ) from error
