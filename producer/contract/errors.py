@@ -7,6 +7,9 @@ ProducerError
 WireError                the sender: bytes or an id cannot be read
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ProducerError(Exception):
     """Base class of the client's errors. The message is a sentence that states what to do."""
@@ -26,3 +29,9 @@ class EmbeddedServerError(ProducerError):
 
 class WireError(ValueError):
     """The bytes are not a message of a known version, or exceed a limit."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the known name nearest to a wrong one, to be added to another, or nothing."""
+    nearest = get_close_matches(name, sorted(known), n=1)
+    return f". Did you mean {nearest[0]!r}?" if nearest else ""

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import NewJob, SourceLine
-from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
 from sluice.producer.contract.messages import SamplingOptions, is_text
 from sluice.producer.contract.wire import (
@@ -29,8 +29,8 @@ from sluice.producer.contract.wire import (
     encode_spec,
 )
 
-PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, str]]
-"""Text, token ids, or chat messages (as `{"role": …, "content": …}` or Message)."""
+PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, object]]
+"""Text, token ids, or chat messages: `{"role": …, "content": …}`, where the content may be OpenAI's text parts."""
 
 Moment: TypeAlias = datetime | timedelta
 """A point in time with a time zone, or a duration from now."""
@@ -172,7 +172,8 @@ def template(options: Options, *, partitions: int = 1) -> Template:
         InvalidJob: a name is unknown or a value is out of its range; the message names it.
     """
     if unknown := options.keys() - OPTION_NAMES:
-        raise InvalidJob(f"unknown option {min(unknown)!r}. Options are: {', '.join(sorted(OPTION_NAMES))}.")
+        hint = did_you_mean(min(unknown), OPTION_NAMES) or "."
+        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(OPTION_NAMES))}.")
     try:
         return _template(options, partitions)
     except InvalidJob:
@@ -272,7 +273,24 @@ def _message(turn: object) -> Message:
     if not {"role", "content"} <= parts.keys() <= {"role", "content", "name"}:
         found = ", ".join(map(str, parts)) or kind
         raise InvalidJob(f"a message has a role, a content and perhaps a name; got {found}")
-    return Message(**parts)
+    return Message(**{**parts, "content": joined_text(parts["content"])})
+
+
+def joined_text(content: Any) -> Any:  # noqa: ANN401  # what is no list of parts, Message checks
+    """Join a message's content if it is a list of OpenAI's text parts.
+
+    Raises:
+        InvalidJob: a part is not text.
+    """
+    if not isinstance(content, list):
+        return content
+    parts = [
+        cast("dict[str, object]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)
+    ]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidJob(f"content of type {part.get('type')!r} is not supported: give text")
+    return "".join(cast("str", part["text"]) for part in parts)
 
 
 def _size(prompt: Prompt) -> tuple[int, int | None]:

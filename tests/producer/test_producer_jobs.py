@@ -35,6 +35,13 @@ class TestGivenEachKindOfPrompt:
         assert decode_prompt(plain.payload) == (Message(role="user", content="hi"),)
         assert (plain.prompt_bytes, plain.prompt_tokens) == (2, None)
 
+    def test_when_a_content_has_text_parts_then_they_are_joined(self) -> None:
+        parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+
+        new = made([{"role": "user", "content": parts}])
+
+        assert decode_prompt(new.payload) == (Message(role="user", content="hi"),)
+
     def test_when_it_is_token_ids_then_their_number_is_exact(self) -> None:
         new = made([5, 6, 7])
 
@@ -58,6 +65,8 @@ class TestGivenEachKindOfPrompt:
             [{"role": "user"}],
             [{"role": "user", "content": "hi", "tool_calls": []}],
             [{"role": "user", "content": [{"type": "image_url"}]}],
+            [{"role": "user", "content": ["hi"]}],
+            [{"role": "user", "content": 3}],
             [{"role": "user", "content": "hi"}, 3],
             [3, {"role": "user", "content": "hi"}],
             "x" * (4 * 1024 * 1024),
@@ -102,7 +111,11 @@ class TestGivenOptions:
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
-            ({"temprature": 1.0}, "unknown option 'temprature'"),
+            (
+                {"temprature": 1.0},
+                "unknown option 'temprature'. Did you mean 'temperature'\\? Options are: add_special",
+            ),
+            ({"xyzzy": 1.0}, "unknown option 'xyzzy'. Options are: add_special_tokens, "),
             ({"temperature": -1}, "temperature must be"),
             ({"temperature": "hot"}, "temperature must be"),
             ({"temperature": float("nan")}, "temperature must be"),

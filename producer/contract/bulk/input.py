@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import zstandard
 
-from sluice.producer.contract.errors import InvalidJob, InvalidSetting
+from sluice.producer.contract.errors import InvalidJob, InvalidSetting, did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, Options, PromptLike
 from sluice.producer.contract.limits import MAX_CUSTOM_ID_CHARS, MAX_PROMPT_BYTES
 from sluice.producer.contract.openai.requests import (
@@ -270,9 +270,9 @@ class LineReader:
         if len(prompts) != 1:
             raise RequestRefused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
         if unknown := fields.keys() - (OPTION_NAMES - {"job_id"}):
-            raise RequestRefused(
-                "unknown_parameter", f"unknown option {min(unknown)!r}; what is yours belongs in metadata", min(unknown)
-            )
+            name = min(unknown)
+            message = f"unknown option {name!r}; what is yours belongs in metadata"
+            raise RequestRefused("unknown_parameter", message + did_you_mean(name, OPTION_NAMES), name)
         for name in ("deadline", "not_before"):
             if name in fields:
                 fields[name] = _moment(name, fields[name])

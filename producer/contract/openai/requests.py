@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
-from sluice.producer.contract.jobs import SAMPLING_NAMES, PromptLike
+from sluice.producer.contract.errors import InvalidJob, did_you_mean
+from sluice.producer.contract.jobs import SAMPLING_NAMES, PromptLike, joined_text
 
 MAX_TOKEN_ID_DIGITS = 10
 
@@ -92,7 +93,8 @@ _TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completi
 def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
     is_harmless = _HARMLESS.get(name)
     if is_harmless is None:
-        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}", name)
+        hint = did_you_mean(name, {*_SAME, *_TRANSLATED, *_HARMLESS})
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
     # `best_of` equal to `n` selects nothing either.
     if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
         raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
@@ -141,17 +143,13 @@ def _chat_message(message: object) -> dict[str, str]:
 
 
 def _content(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+    try:
+        text = joined_text(content)
+    except InvalidJob as error:
+        raise RequestRefused("unsupported", str(error), "messages") from error
+    if not isinstance(text, str):
         raise RequestRefused("invalid_request", "a message's content must be text", "messages")
-    parts = [cast("dict[str, Any]", part) if isinstance(part, dict) else {} for part in cast("list[object]", content)]
-    for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestRefused(
-                "unsupported", f"content of type {part.get('type')!r} is not supported here", "messages"
-            )
-    return "".join(part["text"] for part in parts)
+    return text
 
 
 def _completion_prompt(body: Mapping[str, Any]) -> PromptLike:
