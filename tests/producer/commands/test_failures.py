@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ class TestGivenAFileThatCannotBeUsed:
 
         assert done.returncode == 2
         assert "there is no file 'missing.jsonl'" in done.stderr
+
+
+class TestGivenNoCommand:
+    def test_when_the_version_is_asked_then_it_is_that_of_the_distribution(
+        self, valkey: RedisServer, tmp_path: Path
+    ) -> None:
+        assert run(valkey, tmp_path, "--version").stdout == f"producer, version {version('sluice-llm')}\n"
 
 
 class TestGivenAnUnknownJob:
