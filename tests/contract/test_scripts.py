@@ -49,6 +49,7 @@ ACTS: dict[str, Act] = {
     "cancel": lambda queue: queue.cancel(JobId("0.t.other"), JobId("0.t.running")),
     "requeue": lambda queue: queue.requeue(JobId("0.t.failed")),
     "configure": lambda queue: queue.configure(mode="fifo", max_waiting_jobs=7),
+    "restore_settings": lambda queue: queue.run(calls.restore_settings(queue.keys, calls.KnownSettings())),
     "purge": lambda queue: queue.run(calls.purge(queue.keys)),
     "delete": lambda queue: queue.run(calls.delete(queue.keys, [JobId("0.t.done")])),
     "timers": lambda queue: queue.fire_timers(),

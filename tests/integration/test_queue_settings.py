@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.producer.client import Producer
-from sluice.producer.contract.calls import inspect
+from sluice.producer.contract.calls import QueueSettings, configure, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.errors import InvalidSetting
@@ -23,6 +23,13 @@ def state(client: Client, **flags: object) -> None:
     """State the settings as a worker with these flags does before it serves."""
     config = load_config({}, flags={**FAST, **{name.replace("__", "."): value for name, value in flags.items()}})
     agree_on_queue(client, config, load(config))
+
+
+def wait_for_beat(client: Client, incarnation: str) -> None:
+    """Until the worker has beaten once more."""
+    key = KEYS.key("worker", incarnation)
+    last = client.hget(key, "beaten")
+    wait_until(lambda: client.hget(key, "beaten") != last, "it beats")
 
 
 class TestGivenALivingWorkerThatSaidNothingOfTheHistory:
@@ -66,3 +73,20 @@ class TestGivenAQueueOfThreePartitions:
         with pytest.raises(ConfigError, match="partition 1 of 'default' has jobs"):
             state(client)
         state(client, queue__partitions=2)
+
+
+class TestGivenALivingWorkerAndSettingsThatAreLost:
+    def test_when_redis_forgets_all_then_the_worker_writes_them_again(self, valkey: RedisServer) -> None:
+        client = connect(valkey.url, timeout_s=5)
+        state(client, history__keep_prompts="none")
+
+        with running_worker(valkey.url) as worker:
+            wait_until(lambda: run(client, inspect(KEYS)).workers, "it lives")
+            run(client, configure(KEYS, QueueSettings(max_waiting_jobs=77)))
+            asked = run(client, inspect(KEYS)).settings
+            for _ in range(2):  # the first reply has the new stamp, and before the next the settings are read
+                wait_for_beat(client, worker.incarnation)
+            client.flushall()
+            wait_until(lambda: "keep_prompts" in run(client, inspect(KEYS)).settings, "the settings are back")
+
+            assert run(client, inspect(KEYS)).settings == asked

@@ -107,6 +107,7 @@ class Auditor:
         """
         report = Report()
         first = {side.keys.partition: self._first_pass(side, report) for side in self._sides}
+        without_settings = [side for side in self._sides if list(self._lost_settings(side))]
         marks = [(side, side.counts().stamp) for side in self._sides]
         time.sleep(self._timing.pause_s)
         behind = self._wait_for_history(marks)
@@ -116,6 +117,7 @@ class Auditor:
                 suspected = {key: one for key, one in suspected.items() if one.kind not in _NEED_HISTORY}
                 report.findings.append(behind[side.keys.partition])
             report.findings += _without_consequences(list(self._second_pass(side, suspected)))
+        report.findings += [finding for side in without_settings for finding in self._lost_settings(side)]
         report.history = None if self._history is None else self._history.totals()
         return report
 
@@ -172,6 +174,20 @@ class Auditor:
         finding = with_history(picture, known) or with_journal(picture, known, has_retention=self._timing.has_retention)
         if finding is not None:
             yield finding
+
+    def _lost_settings(self, side: QueueSide) -> Iterator[Finding]:
+        """Yield a finding if a worker served the partition before its settings began."""
+        partition = side.keys.partition
+        pulled_ms = None if self._history is None else self._history.first_pull_ms(partition)
+        lost = None if pulled_ms is None else side.lost_settings(pulled_ms)
+        if lost is not None:
+            yield Finding(
+                kind=Kind.SETTINGS_LOST,
+                subject=f"{partition}: settings",
+                partition=partition,
+                queue=lost,
+                history=f"a worker served it at {pulled_ms}",
+            )
 
     def _judge(self, picture: Picture, known: Mapping[JobId, HistoryRow]) -> Iterator[Finding]:
         yield from within_queue(picture)

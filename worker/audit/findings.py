@@ -36,6 +36,7 @@ class Kind(StrEnum):
     UNKNOWN_TO_ALL = "unknown_to_all"
     LOST_OR_DELETED = "lost_or_deleted"
     HISTORY_BEHIND = "history_behind"
+    SETTINGS_LOST = "settings_lost"
 
 
 REPAIR = "`worker audit --repair`"
@@ -64,6 +65,8 @@ WHAT_TO_DO: dict[Kind, str] = {
     Kind.UNKNOWN_TO_ALL: f"{REPAIR} --file FILE submits it again",
     Kind.LOST_OR_DELETED: "retention may have deleted its row after it ended, so it is not repaired: if its output is "
     "missing, submit the line again",
+    Kind.SETTINGS_LOST: "Redis lost the queue's settings, and no worker remembered them: set them again with "
+    "`producer queues set`, or start a worker with --keep-prompts and --keep-results",
     Kind.HISTORY_BEHIND: "rows could not be compared: start `worker record`, check its log, then run the audit again",
 }
 

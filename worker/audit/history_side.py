@@ -54,6 +54,13 @@ class HistorySide:
             rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query)
             yield from (JobId(job_id) for (job_id,) in rows)
 
+    def first_pull_ms(self, partition: int) -> int | None:
+        """Return when a worker pulled the oldest job that was ever pulled."""
+        mine = sa.and_(jobs.c.queue == self._queue, jobs.c.partition == partition, jobs.c.pulled_ms.is_not(None))
+        query = sa.select(jobs.c.pulled_ms).where(mine).order_by(jobs.c.submitted_ms).limit(1)
+        with self.engine.connect() as connection:
+            return connection.execute(query).scalar_one_or_none()
+
     def totals(self) -> Mapping[str, int]:
         """Count jobs by state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.queue == self._queue).group_by(jobs.c.state)

@@ -32,6 +32,10 @@ SLICES_AT_ONCE = 16
 """Slices in one round trip. The server serves other clients between them."""
 
 _LANE = re.compile(rf"(returned|[0-9]):[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}")
+
+SETTINGS_SLACK_MS = 10_000
+"""Margin for a failover to another clock."""
+
 READ_AT_ONCE = AUDIT_SLICE_JOBS * SLICES_AT_ONCE
 
 
@@ -170,6 +174,16 @@ class QueueSide:
     def counts(self) -> Counts:
         """Read the counters together with what they count."""
         return run(self._client, audit_counts(self.keys, sorted(self.lanes)))
+
+    def lost_settings(self, pulled_ms: int) -> str | None:
+        """Return how the settings show that Redis lost those of a worker that pulled at `pulled_ms`; None if not."""
+        settings = self._client.hgetall(self.keys.key("config"))
+        began = re.fullmatch(rb"c([0-9a-f]+):\d+", settings.pop(b"stamp", b""))
+        if began is not None:
+            began_ms = int(began[1], 16)
+            return f"they began at {began_ms}" if pulled_ms < began_ms - SETTINGS_SLACK_MS else None
+        has_any = any(name != limits.STARTING.encode() and not name.startswith(b"test_") for name in settings)
+        return None if has_any else "there are none"
 
     def oldest_event(self) -> str | None:
         """Return the id of the oldest unrecorded event; None if all are recorded."""

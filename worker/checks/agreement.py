@@ -1,6 +1,10 @@
-"""The agreement of a queue's workers: which jobs they take, and what the history keeps."""
+"""The agreement of a queue's workers: which jobs they take, what the history keeps, and all other settings.
 
-from sluice.producer.contract.calls import QueueSettings, configure
+Redis may lose the settings (FLUSHALL, a restart without its file). Each worker remembers them and writes them again.
+"""
+
+from sluice.producer.contract.calls import KnownSettings, QueueSettings, configure, restore_settings
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.worker.checks.queue_check import check_left_out, check_promises, look_at
 from sluice.worker.config import WorkerConfig
@@ -18,6 +22,8 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         ConfigError: They have.
     """
     for keys in partitions_of(config):
+        # Notes when the settings of a new queue began, before the first one is written.
+        run(client, restore_settings(keys, KnownSettings()))
         view = look_at(client, keys)
         check_promises(view, config, served.max_job_tokens)
         is_first = not view.workers or not view.settings.get("max_job_tokens")
@@ -31,3 +37,22 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         )
         run(client, configure(keys, settings))
     check_left_out(client, config)
+
+
+class SettingsMemory:
+    """What a worker knows of the settings of each partition. Changes as it reads them."""
+
+    def __init__(self) -> None:
+        self._known: dict[QueueKeys, KnownSettings] = {}
+
+    def update(self, client: Client, keys: QueueKeys, stamp: str) -> tuple[str, ...]:
+        """Read the settings if `stamp` is not that of the known ones; return the names of those written again.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        known = self._known.get(keys, KnownSettings())
+        if stamp and stamp == known.stamp:
+            return ()
+        self._known[keys] = run(client, restore_settings(keys, known))
+        return self._known[keys].restored

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from redis.exceptions import RedisError
 
 from sluice.producer.contract.calls import Beat, BeatReply, beat
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run_many
+from sluice.worker.checks.agreement import SettingsMemory
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy
 from sluice.worker.connection.clients import Client
@@ -49,6 +51,7 @@ class Heartbeat:
         self._silent_ticks = 0
         self._last_s = float("-inf")
         self._has_broken = False
+        self._settings = SettingsMemory()
 
     @property
     def age_s(self) -> float:
@@ -141,14 +144,19 @@ class Heartbeat:
         if received_s - sent_s > self._config.every_s:
             self._health.stalled()
         problem = next((reply for reply in replies if isinstance(reply, BaseException)), None)
-        for held, reply in zip(lists, replies, strict=True):
+        stamps: dict[QueueKeys, str] = {}
+        for keys, held, reply in zip(partitions, lists, replies, strict=True):
             if isinstance(reply, BaseException):
                 continue  # the replies of other shards count all the same
             self._context.clock.read(reply.server_ms, sent_s=sent_s, received_s=received_s)
             self._on_reply(held, reply)
+            stamps[keys] = reply.settings_stamp
         if problem is not None:
             raise problem
         self._last_s = received_s
+        for keys, stamp in stamps.items():
+            if names := self._settings.update(self._client, keys, stamp):
+                self._log.warning("settings were gone; written again", partition=keys.partition, names=names)
 
     def _make_beat(self, held: HeldList) -> Beat:
         return Beat(

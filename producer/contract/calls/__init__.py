@@ -14,6 +14,7 @@ from sluice.producer.contract.calls.batches import (
     join_batch,
 )
 from sluice.producer.contract.calls.control import (
+    KnownSettings,
     QueueSettings,
     cancel,
     configure,
@@ -22,6 +23,7 @@ from sluice.producer.contract.calls.control import (
     pause,
     purge,
     requeue,
+    restore_settings,
 )
 from sluice.producer.contract.calls.heartbeat import Beat, BeatReply, beat, report_death
 from sluice.producer.contract.calls.leasing import LeasedJob, PullReply, PullRequest, Returned, give_back, pull
@@ -65,6 +67,7 @@ __all__ = [
     "Duplicate",
     "EndCall",
     "JobView",
+    "KnownSettings",
     "LeasedJob",
     "NewJob",
     "Ok",
@@ -100,6 +103,7 @@ __all__ = [
     "put_result",
     "report_death",
     "requeue",
+    "restore_settings",
     "status",
     "submit",
 ]

@@ -1,11 +1,11 @@
 """Change jobs and queues: cancel, requeue, delete, pause, purge and settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls.base import Call, Raw, check_slice, read_nothing, read_truths, read_words
+from sluice.producer.contract.calls.base import Call, Raw, check_slice, read_map, read_nothing, read_truths, read_words
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.wire import JobId
@@ -120,6 +120,29 @@ def configure(keys: QueueKeys, settings: QueueSettings) -> Call[None]:
     pairs += [(f"weight:{tenant}", weight) for tenant, weight in (settings.weights or {}).items()]
     flat = [text for name, value in pairs if value is not None for text in (name, _setting(value))]
     return Call("configure", keys.fixed(), tuple(flat), read_nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSettings:
+    """The settings of a partition, as a worker has read them."""
+
+    stamp: str = ""
+    """Changes with each change of the settings; empty before the first read."""
+
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    restored: tuple[str, ...] = ()
+    """Names of settings that were gone, and were written again by this read."""
+
+
+def restore_settings(keys: QueueKeys, known: KnownSettings) -> Call[KnownSettings]:
+    """Read the settings. If Redis has lost them since `known` was read, write those that are gone again."""
+    remembered = [text for pair in known.values.items() for text in pair]
+    return Call("restore_settings", keys.fixed(), (known.stamp, *remembered), _read_settings)
+
+
+def _read_settings(reply: Raw) -> KnownSettings:
+    stamp, values, restored = reply
+    return KnownSettings(stamp=stamp.decode(), values=read_map(values), restored=tuple(read_map(restored)))
 
 
 def _setting(value: Raw) -> str:

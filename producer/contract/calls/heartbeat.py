@@ -40,6 +40,9 @@ class BeatReply:
     lost: tuple[JobId, ...]
     """Jobs in `held` that another worker has leased: drop them."""
 
+    settings_stamp: str
+    """Changes with the queue's settings; empty if no worker has read them since Redis lost them."""
+
 
 def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
     """Renew the heartbeat of an incarnation, fire due timers, return leases whose pull reply was lost."""
@@ -49,7 +52,7 @@ def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
 
 
 def _read_beat(reply: Raw) -> BeatReply:
-    now, was_dead, stops, lost = reply
+    now, was_dead, stops, lost, stamp = reply
     words = [one.decode() for one in stops]
     pairs = zip(words[::2], words[1::2], strict=True)
     return BeatReply(
@@ -57,6 +60,7 @@ def _read_beat(reply: Raw) -> BeatReply:
         was_dead=bool(was_dead),
         stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
         lost=tuple(JobId(one.decode()) for one in lost),
+        settings_stamp=stamp.decode(),
     )
 
 

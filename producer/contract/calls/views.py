@@ -186,6 +186,7 @@ def _read_queue(reply: Raw) -> QueueView:
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     living = {name.decode(): read_map(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
     known = read_map(settings)
+    known.pop("stamp", None)  # no setting: it is for workers, which read it with `restore_settings`
     return QueueView(
         waiting_jobs=numbers.pop("waiting_jobs", 0),
         waiting_tokens=numbers.pop("waiting_tokens", 0),

@@ -3,7 +3,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
 --   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
--- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}}.
+-- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}, stamp of the settings}.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
@@ -108,11 +108,12 @@ local function has_left()
   return call('HGET', worker_key(me), 'farewell') == '1' or call('HGET', worker_key(me), 'reported') == '1'
 end
 
-if has_left() then return { NOW, 1, {}, listed } end
+local stamp = SETTINGS.stamp or ''
+if has_left() then return { NOW, 1, {}, listed, stamp } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()
 fire_timers()
 finish()
 recount()
-return { NOW, was_dead and 1 or 0, stops, lost }
+return { NOW, was_dead and 1 or 0, stops, lost, stamp }

@@ -13,6 +13,7 @@ CONTROL = "tests/contract/test_control.py"
 HEARTBEAT = "tests/contract/test_heartbeat.py"
 ORDER = "tests/contract/test_order.py"
 PULL = "tests/contract/test_pull.py"
+RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
 SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
@@ -665,7 +666,7 @@ ORDERS = (
     ),
     Guard(
         name="a weight of any value is accepted",
-        patches=_script("configure", "not weight_of(value) and 'a number", "false and 'a number"),
+        patches=_script("lib_settings", "not weight_of(value) and 'a number", "false and 'a number"),
         tests=(f"{ORDER}::TestGivenModeFair",),
     ),
     Guard(
@@ -822,9 +823,36 @@ HOSTILES = (
     Guard(
         name="a setting that does not exist is written",
         patches=_script(
-            "configure", "if not (is_weight or WORDS[name] or NUMBERS[name]) then", "if not is_weight and false then"
+            "lib_settings",
+            "if not (is_weight or WORDS[name] or NUMBERS[name]) then",
+            "if not is_weight and false then",
         ),
         tests=(f"{ARGUMENTS}::TestGivenASettingOutOfItsRange",),
+    ),
+    Guard(
+        name="a worker's memory is written over a newer setting",
+        patches=_script("restore_settings", "not SETTINGS[name] and value ~= ''", "value ~= ''"),
+        tests=(f"{RESTORED}::TestGivenSettingsThatAreLost",),
+    ),
+    Guard(
+        name="a worker's memory is written though the settings are not lost",
+        patches=_script("restore_settings", "known_began == began and known_number <= number", "false"),
+        tests=(f"{RESTORED}::TestGivenSettingsThatAWorkerHasRead",),
+    ),
+    Guard(
+        name="a worker that read fewer changes before the loss decides",
+        patches=_script("restore_settings", " and known_number <= number", ""),
+        tests=(f"{RESTORED}::TestGivenSettingsThatAreLost",),
+    ),
+    Guard(
+        name="a worker's memory is written unchecked",
+        patches=_script("restore_settings", "and not refusal_of(name, value)", ""),
+        tests=(f"{RESTORED}::TestGivenSettingsThatAreLost",),
+    ),
+    Guard(
+        name="a change of the settings has no new stamp",
+        patches=_script("lib_settings", "  stamp_change(pairs)\n", "\n"),
+        tests=(f"{RESTORED}::TestGivenSettingsThatAWorkerHasRead", f"{RESTORED}::TestGivenSettingsThatAreLost"),
     ),
     Guard(
         name="a job of another partition is accepted",

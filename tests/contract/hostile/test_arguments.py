@@ -101,6 +101,8 @@ BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     ("repair_counters", counted(sums=[["0:t", "1 30", 0.5]])),
     ("republish_events", (pack_for_script([["0.t.one", 0.5]]),)),
     ("republish_events", (pack_for_script([["0.t.one", INFINITE]]),)),
+    ("restore_settings", ()),
+    ("restore_settings", ("", "mode")),
     ("restore_prompt", (pack_for_script([["0.t.one", 5]]),)),
     ("status", (pack_for_script([5]),)),
 ]

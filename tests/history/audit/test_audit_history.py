@@ -12,6 +12,7 @@ from sqlalchemy.engine import Engine
 
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
+from sluice.producer.contract import calls
 from sluice.producer.contract.calls import Duplicate, SourceLine
 from sluice.producer.contract.jobs import template
 from sluice.producer.contract.packing import pack_for_script
@@ -415,3 +416,39 @@ class TestGivenTheCommand:
 def test_when_options_are_written_to_a_journal_then_the_same_jobs_are_drawn() -> None:
     """A journal's `asked` holds for options that JSON has no word for."""
     assert template({"stop": ["a"], "max_tokens": 3}).asked == template({"stop": ("a",), "max_tokens": 3}).asked
+
+
+class TestGivenAQueueWhoseSettingsAreLost:
+    """A worker had served it; then Redis forgot everything."""
+
+    @pytest.fixture(autouse=True)
+    def served(self, one_scene: Scene) -> None:
+        queue = one_scene.queue
+        queue.add("one")
+        queue.worker("W").advance(ending(queue.worker("W").take(), 0, 1))
+        one_scene.record()
+        queue.client.flushall()
+
+    def test_when_there_are_none_then_it_is_reported(self, one_scene: Scene) -> None:
+        assert one_scene.found() == {("settings_lost", "0: settings"): 1}
+
+    def test_when_a_new_worker_writes_its_own_then_it_is_still_reported_until_one_is_set(
+        self, one_scene: Scene
+    ) -> None:
+        queue = one_scene.queue
+        queue.step_clock(60_000)
+        queue.run(calls.restore_settings(queue.keys, calls.KnownSettings()))
+        queue.configure(max_job_tokens=100)
+        assert one_scene.found() == {("settings_lost", "0: settings"): 1}
+
+        queue.configure(keep_prompts="none")
+
+        assert one_scene.found() == {}
+
+    def test_when_a_worker_remembers_them_then_nothing_is_reported(self, one_scene: Scene) -> None:
+        queue = one_scene.queue
+        known = calls.KnownSettings(stamp="a0000000000aa:3", values={"keep_prompts": "none"})
+
+        queue.run(calls.restore_settings(queue.keys, known))
+
+        assert one_scene.found() == {}

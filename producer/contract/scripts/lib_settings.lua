@@ -1,0 +1,75 @@
+-- Settings of a queue: what each must be, and how they are written.
+
+local WORDS = {
+  durability = '^%S+$', features = '^[%w_,-]*$', mode = '^[a-z]+$', keep_prompts = '^[a-z]+$', keep_results = '^[01]$',
+  export_batches = '^[01]$', paused = '^1$',
+}
+
+local NUMBERS = {}
+for name in string.gmatch([[
+  max_waiting_jobs max_waiting_tokens max_waiting_bytes max_outbox_entries max_outbox_bytes max_job_tokens partitions
+  bytes_per_token age_step_ms channel_ttl_ms result_ttl_ms idempotency_ttl_ms max_failures reserve_tokens ms_per_token
+  dead_set_max test_clock_ms test_clock_offset_ms
+]], '%S+') do NUMBERS[name] = true end
+
+-- What a setting must be, if it is not that.
+local function refusal_of(name, value)
+  local is_weight = string.find(name, '^weight:[a-z0-9_-]+$')
+  if not (is_weight or WORDS[name] or NUMBERS[name]) then return 'the name of a setting' end
+  if value == '' then return nil end
+  if is_weight then
+    return not weight_of(value) and 'a number from LIMITS.MIN_WEIGHT to LIMITS.MAX_WEIGHT' or nil
+  end
+  if WORDS[name] then return not string.find(value, WORDS[name]) and 'of the form ' .. WORDS[name] or nil end
+  if setting_in_range(name, value) then return nil end
+  return (HAS_FRACTION[name] and 'a number from ' or 'a whole number from ') .. (LEAST[name] or 0)
+end
+
+-- Settings that the scores of lanes depend on.
+local function order()
+  if MODE ~= 'deadline' then return MODE end
+  return MODE .. ' ' .. age_step() .. ' ' .. setting('ms_per_token', 0)
+end
+
+local function write_one(name, value)
+  if value == '' then call('HDEL', KEYS[1], name) else call('HSET', KEYS[1], name, value) end
+  SETTINGS[name] = value ~= '' and value or nil
+end
+
+-- Another order: every waiting lane gets a new score. The only operation whose cost grows with the number of lanes.
+local function rescore(class)
+  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, -1)
+  for _, tenant in ipairs(heads) do relist(open_lane(class, tenant)) end
+end
+
+-- The stamp `<letter><time>:<number>` tells workers whether they know the settings. The number grows with each change.
+-- The time, in hexadecimal, is when the settings began. The letter is `c` while only workers have written settings since
+-- then, and `a` otherwise, or if settings without a stamp were found.
+local function read_stamp(stamp)
+  local letter, began, number = string.match(stamp or '', '^([ac])(%x+):(%d+)$')
+  return letter, began, tonumber(number)
+end
+
+local OF_WORKERS = { max_job_tokens = true, features = true, partitions = true }
+
+local function stamp_change(pairs)
+  local letter, began, number = read_stamp(SETTINGS.stamp)
+  if not letter then return end
+  for i = 1, #pairs, 2 do
+    if not OF_WORKERS[pairs[i]] then letter = 'a' end
+  end
+  write_one('stamp', string.format('%s%s:%d', letter, began, number + 1))
+end
+
+-- Write checked settings: name, value, name, value …
+local function write_settings(pairs)
+  local before = order()
+  for i = 1, #pairs, 2 do write_one(pairs[i], pairs[i + 1]) end
+  MODE = SETTINGS.mode or DEFAULT_MODE
+  if order() ~= before then
+    for class = 0, LIMITS.MAX_PRIORITY do rescore(class) end
+  end
+  stamp_change(pairs)
+  -- A resumed queue or higher limits may make jobs ready.
+  notify()
+end

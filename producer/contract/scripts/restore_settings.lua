@@ -1,0 +1,46 @@
+-- include: lib_settings
+-- Return the settings of a queue. If they were lost since the caller read them, write again what it remembers, but
+-- nothing over a newer value.
+--
+-- KEYS: config, then the fixed keys of the queue. ARGV: stamp of the settings that the caller remembers (empty: none),
+--   then name and value of each setting that it remembers.
+-- Reply: {stamp, {name, value …} of all settings, {name, value …} of those written again}.
+
+write_even_when_full()
+local wrong = wrong_key()
+if wrong then return wrong end
+if #ARGV % 2 ~= 1 then return wrong_arguments() end
+local _, began, number = read_stamp(SETTINGS.stamp)
+local _, known_began, known_number = read_stamp(ARGV[1])
+
+-- A test's clock does not come back, nor what only a newer version or another program can have written.
+local function is_gone(name, value)
+  return not SETTINGS[name] and value ~= '' and not string.find(name, '^test_') and not refusal_of(name, value)
+end
+
+-- Another beginning, or fewer changes than the caller has seen: Redis has lost what it has read.
+local function gone_settings()
+  local gone = {}
+  if not known_began or known_began == began and known_number <= number then return gone end
+  for i = 2, #ARGV, 2 do
+    if is_gone(ARGV[i], ARGV[i + 1]) then gone[#gone + 1], gone[#gone + 2] = ARGV[i], ARGV[i + 1] end
+  end
+  return gone
+end
+
+local function new_stamp()
+  for name in pairs(SETTINGS) do
+    if not refusal_of(name, '') and not string.find(name, '^test_') then return string.format('a%012x:0', NOW) end
+  end
+  return string.format('c%012x:0', NOW)
+end
+
+local gone = gone_settings()
+if known_began and (not began or known_began < began) then
+  write_one('stamp', 'a' .. known_began .. ':0')
+elseif not began then
+  write_one('stamp', new_stamp())
+end
+if #gone > 0 then write_settings(gone) end
+finish()
+return { SETTINGS.stamp, call('HGETALL', KEYS[1]), gone }
