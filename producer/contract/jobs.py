@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from time import time
 from typing import Any, TypeAlias, Unpack, cast
 from zlib import crc32
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls import NewJob, SourceLine
+from sluice.producer.contract.calls import FromNow, NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
 from sluice.producer.contract.messages import SamplingOptions, is_text
@@ -33,7 +32,7 @@ PromptLike: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, ob
 """Text, token ids, or chat messages: `{"role": …, "content": …}`, where the content may be OpenAI's text parts."""
 
 Moment: TypeAlias = datetime | timedelta
-"""A point in time with a time zone, or a duration from now."""
+"""A point in time with a time zone, or a duration from now, by the server's clock."""
 
 Identify: TypeAlias = Callable[[bytes], tuple[JobId, int]]
 """Returns the id and the seed of a job, given the digest of its prompt and options."""
@@ -106,9 +105,9 @@ class Template:
     choices: int
     batch: str | None
     wants_callback: bool
-    not_before_ms: int | None
+    not_before_ms: int | FromNow | None
     ttl_ms: int | None
-    deadline_ms: int | None
+    deadline_ms: int | FromNow | None
     idempotency_key: str | None
     job_id: JobId | None
     asked: bytes
@@ -327,8 +326,8 @@ def _ttl_ms(ttl_s: object) -> int | None:
     return max(1, round(ttl_s * 1000))
 
 
-def moment_ms(name: str, moment: object) -> int | None:
-    """Convert a point in time to milliseconds of wall clock; None stays None.
+def moment_ms(name: str, moment: object) -> int | FromNow | None:
+    """Convert a point in time to milliseconds of wall clock, a duration to a time from now; None stays None.
 
     Raises:
         InvalidJob: not a point in time.
@@ -337,7 +336,7 @@ def moment_ms(name: str, moment: object) -> int | None:
         case None:
             return None
         case timedelta():
-            return round((time() + moment.total_seconds()) * 1000)
+            return FromNow(round(moment.total_seconds() * 1000))
         case datetime() if moment.tzinfo is not None:
             return round(moment.timestamp() * 1000)
         case _:

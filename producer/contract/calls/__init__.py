@@ -4,7 +4,7 @@
 The calls of `worker audit` are in `audit`.
 """
 
-from sluice.producer.contract.calls.base import Argument, Call, Reply
+from sluice.producer.contract.calls.base import Argument, Call, FromNow, Reply
 from sluice.producer.contract.calls.batches import (
     BatchView,
     cancel_batch,
@@ -66,6 +66,7 @@ __all__ = [
     "Death",
     "Duplicate",
     "EndCall",
+    "FromNow",
     "JobView",
     "KnownSettings",
     "LeasedJob",

@@ -1,7 +1,8 @@
 """`Call`, a script call with its reply parser, and the parsers that several calls share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from sluice.producer.contract import limits
@@ -10,6 +11,18 @@ from sluice.producer.contract.wire import JobId
 Reply = TypeVar("Reply")
 Raw = Any  # a script's reply has no type until it is parsed
 Argument = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class FromNow:
+    """A time relative to now. The server adds its clock, so the wall clock of this host does not matter."""
+
+    ms: int
+    since_s: float = field(default_factory=monotonic, compare=False)
+
+    def left_ms(self) -> int:
+        """Return the milliseconds until then; 0 if it has passed."""
+        return max(0, self.ms - round((monotonic() - self.since_s) * 1000))
 
 
 @dataclass(frozen=True, slots=True)

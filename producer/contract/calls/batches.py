@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract.calls.base import Call, Raw, read_map, read_number
+from sluice.producer.contract.calls.base import Call, FromNow, Raw, read_map, read_number
 from sluice.producer.contract.keys import QueueKeys
 
 
@@ -57,9 +57,10 @@ def cancel_batch(keys: QueueKeys, batch: str, *, reason: str | None = None) -> C
     return Call("cancel_batch", keys.fixed(), args, lambda reply: (reply[0], reply[1], bool(reply[2])))
 
 
-def expire_batch(keys: QueueKeys, batch: str, *, deadline_ms: int) -> Call[BatchView]:
+def expire_batch(keys: QueueKeys, batch: str, *, deadline_ms: int | FromNow) -> Call[BatchView]:
     """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire."""
-    return Call("expire_batch", keys.fixed(), (batch, deadline_ms), lambda reply: _read_batch(batch, reply))
+    args = (batch, deadline_ms.left_ms(), 1) if isinstance(deadline_ms, FromNow) else (batch, deadline_ms, 0)
+    return Call("expire_batch", keys.fixed(), args, lambda reply: _read_batch(batch, reply))
 
 
 def inspect_batch(keys: QueueKeys, batch: str) -> Call[BatchView]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.calls.base import Call, Raw
+from sluice.producer.contract.calls.base import Call, FromNow, Raw
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
@@ -47,12 +47,14 @@ class NewJob:
     """Digest of prompt and options: the same key or id with another digest is a conflict."""
 
     batch: str | None = None
-    not_before_ms: int | None = None
+    not_before_ms: int | FromNow | None = None
+    """Wall-clock time before which the job does not start, or a time from now."""
+
     ttl_ms: int | None = None
     """Longest wait in the queue, from submit."""
 
-    deadline_ms: int | None = None
-    """Wall-clock time by which the job must have ended."""
+    deadline_ms: int | FromNow | None = None
+    """Wall-clock time by which the job must have ended, or a time from now."""
 
     wants_callback: bool = False
     features: tuple[str, ...] = ()
@@ -146,13 +148,23 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
         job.idempotency_key,
         job.digest,
         job.batch,
-        job.not_before_ms,
+        _wall_ms(job.not_before_ms),
         job.ttl_ms,
-        job.deadline_ms,
+        _wall_ms(job.deadline_ms),
         1 if job.wants_callback else None,
         job.features or None,
-        *((source.custom_id, source.number, source.endpoint) if source else ()),
+        *((source.custom_id, source.number, source.endpoint) if source else (None, None, None)),
+        _left_ms(job.not_before_ms),
+        _left_ms(job.deadline_ms),
     )
+
+
+def _wall_ms(moment: int | FromNow | None) -> int | None:
+    return None if isinstance(moment, FromNow) else moment
+
+
+def _left_ms(moment: int | FromNow | None) -> int | None:
+    return moment.left_ms() if isinstance(moment, FromNow) else None
 
 
 def _read_submit(reply: Raw) -> list[SubmitReply]:

@@ -69,6 +69,8 @@ local function server_clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local NOW = setting('test_clock_ms') or server_clock() + setting('test_clock_offset_ms', 0)
+-- A time of `ms` from now.
+local function from_now(ms) return ms and math.min(NOW + ms, LIMITS.MAX_NUMBER) end
 -- The time by which heartbeats expire. Only heartbeats advance it, each by what has passed since the one before, but at
 -- most by `most`. So a step of the server's clock, or a failover to another clock, neither kills workers nor delays a
 -- takeover for long. Before the first heartbeat it is the server's clock.

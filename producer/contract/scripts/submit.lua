@@ -16,6 +16,7 @@ local function unpacked(row)
     max_tokens = row[8], choices = row[9], key = row[10], digest = row[11], batch = row[12], not_before = row[13],
     ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
     endpoint = row[20],
+    not_before_in = row[21], deadline_in = row[22],  -- of clients that send times from now; older ones do not
   }
 end
 
@@ -30,11 +31,11 @@ local function is_sound(job)
   for _, name in ipairs({ 'spec', 'payload', 'seed', 'digest' }) do
     if not is_text(job[name], MOST_BYTES[name]) then return false end
   end
-  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line' }) do
+  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line', 'not_before_in', 'deadline_in' }) do
     if job[name] ~= nil then numbers[#numbers + 1] = name end
   end
   for _, name in ipairs(numbers) do
-    if not whole(job[name], MOST[name]) then return false end
+    if not whole(job[name], MOST[name] or LIMITS.MAX_NUMBER) then return false end
   end
   for _, name in ipairs({ 'key', 'batch', 'custom_id', 'endpoint' }) do
     if job[name] ~= nil and not is_text(job[name], MOST_BYTES[name]) then return false end
@@ -165,7 +166,9 @@ local function prepare(job)
   job.bytes = #job.payload + #job.spec
   job.submitted = NOW
   job.version = 1
-  job.ttl = job.ttl and NOW + job.ttl
+  job.ttl = from_now(job.ttl)
+  job.not_before = from_now(job.not_before_in) or job.not_before
+  job.deadline = from_now(job.deadline_in) or job.deadline
 end
 
 local function refusal_of_keys(job)

@@ -21,6 +21,7 @@ TURNS = "tests/integration/test_exchange_rounds.py"
 RESUMES = "tests/integration/test_worker_resumes.py"
 RECORDER = "tests/history/test_recorder.py"
 WEBHOOKS = "tests/history/callbacks/test_callbacks.py"
+FROM_NOW = "tests/contract/times/test_times_from_now.py"
 SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
 ENGINE = "tests/engine/test_llm_engine.py"
@@ -769,6 +770,21 @@ HOSTILES = (
             Patch("worker/serve/heartbeat.py", "if deadline_ms is not None and deadline_ms <= now_ms", "if False"),
         ),
         tests=("tests/integration/test_worker_deadlines.py",),
+    ),
+    Guard(
+        name="a time from now is read as a point in time",
+        patches=_script("submit", "from_now(job.deadline_in) or", "job.deadline_in or"),
+        tests=(FROM_NOW,),
+    ),
+    Guard(
+        name="a time from now that is no number is accepted",
+        patches=_script("submit", ", 'not_before_in', 'deadline_in' }", " }"),
+        tests=(FROM_NOW,),
+    ),
+    Guard(
+        name="a time too far from now makes a job that cannot be read",
+        patches=_script("lib", "ms and math.min(NOW + ms, LIMITS.MAX_NUMBER)", "ms and NOW + ms"),
+        tests=(FROM_NOW,),
     ),
     Guard(
         name="a timer of another user takes effect before the job's own time",
