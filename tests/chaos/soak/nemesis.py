@@ -25,6 +25,9 @@ Undo = tuple[float, Callable[[], object]]
 
 FaultAction = Callable[[], Undo | None]
 RETRY_S = 0.1
+SEEN_WITHIN_S = 1.0
+"""A parent that is killed this soon after its worker may not have reported it, on a busy machine."""
+
 LIFE_FACTOR = (1.2, 2.5)
 """A zombie stays stopped for this many lives."""
 
@@ -37,11 +40,11 @@ class Death:
     at_ms: int
     """Of the server."""
 
-    held: int
-    """Number of jobs that it held."""
+    parent: int
+    """Process id of its parent."""
 
-    is_seen: bool
-    """Whether its parent lived to see it."""
+    has_room: bool
+    """Whether the other workers had room for all its jobs."""
 
 
 @dataclass(order=True, slots=True)
@@ -81,6 +84,8 @@ class Targets:
     history: Path
     prefix: str
     life_s: float
+    max_num_seqs: int
+    """Of each worker."""
 
 
 class Nemesis:
@@ -94,9 +99,22 @@ class Nemesis:
         self._thread = threading.Thread(target=self._rage, name="nemesis", daemon=True)
         self._agenda: list[Due] = []
         self._stopped: set[int] = set()
+        self._killed_ms: dict[int, int] = {}
+        """Times by process id. A killed process may take a while to end, and is no target meanwhile."""
+
+        self._leaving: set[str] = set()
         self.deaths: list[Death] = []
+        self.stops: list[tuple[int, str]] = []
+        """Times and incarnations of workers that were stopped (SIGSTOP)."""
+
         self.outages: list[tuple[int, str]] = []
         """Times of faults of Redis, or of every connection to it."""
+
+        self.weather: list[tuple[int, int]] = []
+        """Times in which the link of the first worker was slow or cut."""
+
+        self.linked: set[str] = set()
+        """Incarnations of the first worker."""
 
         self.counts: Counter[str] = Counter()
         self.trouble: BaseException | None = None
@@ -183,11 +201,17 @@ class Nemesis:
         """Return (incarnation, process id, its parent) of live workers that are not frozen."""
         prefix, members = self._targets.prefix, self._targets.workers.by_worker_pid()
         found: list[tuple[str, int, Supervised]] = []
-        for incarnation in client.zrange(f"{prefix}:alive", 0, -1):
-            pid = int(client.hget(f"{prefix}:worker:{incarnation.decode()}", "pid") or 0)
-            if pid in members and pid not in self._stopped:
-                found.append((incarnation.decode(), pid, members[pid]))
+        for incarnation in (one.decode() for one in client.zrange(f"{prefix}:alive", 0, -1)):
+            pid = int(client.hget(f"{prefix}:worker:{incarnation}", "pid") or 0)
+            if pid not in members or pid in self._stopped or {pid, members[pid].pid} & self._killed_ms.keys():
+                continue
+            found.append((incarnation, pid, members[pid]))
+            if members[pid] is self._targets.workers.members[0]:
+                self.linked.add(incarnation)
         return found
+
+    def _num_held(self, client: Any, incarnation: str) -> int:  # Any: a redis-py client
+        return int(client.hlen(f"{self._targets.prefix}:held:{incarnation}"))
 
     def _kill(self, *, with_parent: bool) -> None:
         """Choose a worker that has jobs, if there is one. With its parent, nobody is left to report it."""
@@ -195,23 +219,32 @@ class Nemesis:
             serving = self._serving(client)
             if not serving:
                 raise NoTarget
-            held = {one: client.hlen(f"{self._targets.prefix}:held:{one}") for one, _, _ in serving}
+            held = {one: self._num_held(client, one) for one, _, _ in serving}
             busy = [one for one in serving if held[one[0]]] or serving
             incarnation, pid, parent = self._dice.choice(busy)
+            parent_pid, others = parent.pid, held.keys() - self._leaving - {incarnation}
+            room = sum(max(0, self._targets.max_num_seqs - held[one]) for one in others)
             seconds, micros = client.time()
             if with_parent:
-                parent.signal(signal.SIGKILL)
+                self._kill_member(parent)
             os.kill(pid, signal.SIGKILL)
-            at_ms = seconds * 1000 + micros // 1000
-            self.deaths.append(Death(incarnation, at_ms, held[incarnation], is_seen=not with_parent))
+        self._killed_ms[pid] = _now_ms()
+        at_ms, has_room = seconds * 1000 + micros // 1000, room >= held[incarnation]
+        self.deaths.append(Death(incarnation, at_ms, parent_pid, has_room))
+
+    def is_seen(self, death: Death) -> bool:
+        """Return whether the parent lived long enough to report the death."""
+        killed_ms = self._killed_ms.get(death.parent)
+        return killed_ms is None or killed_ms > death.at_ms + SEEN_WITHIN_S * 1000
 
     def _freeze(self) -> Undo:
         with self._client() as client:
             serving = self._serving(client)
         if len(serving) < 2:
             raise NoTarget
-        pid = self._dice.choice(serving)[1]
+        incarnation, pid, _ = self._dice.choice(serving)
         os.kill(pid, signal.SIGSTOP)
+        self.stops.append((_now_ms(), incarnation))
         self._stopped.add(pid)
 
         def resume() -> None:
@@ -226,10 +259,17 @@ class Nemesis:
             serving = self._serving(client)
         if not serving:
             raise NoTarget
-        self._dice.choice(serving)[2].signal(signal.SIGTERM)
+        incarnation, _, parent = self._dice.choice(serving)
+        self._leaving.add(incarnation)
+        parent.signal(signal.SIGTERM)
 
     def _kill_one(self, fleet: Fleet) -> None:
-        self._dice.choice(fleet.members).signal(signal.SIGKILL)
+        self._kill_member(self._dice.choice(fleet.members))
+
+    def _kill_member(self, member: Supervised) -> None:
+        pid = member.pid
+        member.signal(signal.SIGKILL)
+        self._killed_ms[pid] = _now_ms()
 
     def _kill_sender(self) -> None:
         """Choose a sender: an rq worker process of `worker callbacks`."""
@@ -247,7 +287,7 @@ class Nemesis:
         return self._targets.server.client()
 
     def _note_outage(self, name: str) -> None:
-        self.outages.append((round(time.time() * 1000), name))
+        self.outages.append((_now_ms(), name))
 
     def _restart(self, *, crash: bool) -> None:
         self._note_outage("restart")
@@ -260,11 +300,17 @@ class Nemesis:
 
     def _slow(self) -> Undo:
         self._targets.weather.delay_s = self._dice.uniform(0.01, 0.2)
-        return self._dice.uniform(2, 6), lambda: setattr(self._targets.weather, "delay_s", 0.0)
+        return self._bad_weather(), lambda: setattr(self._targets.weather, "delay_s", 0.0)
 
     def _cut(self) -> Undo:
         self._targets.weather.is_cutting = True
-        return self._dice.uniform(2, 6), lambda: setattr(self._targets.weather, "is_cutting", False)
+        return self._bad_weather(), lambda: setattr(self._targets.weather, "is_cutting", False)
+
+    def _bad_weather(self) -> float:
+        """Draw and note how long the weather lasts."""
+        lasts_s, now_ms = self._dice.uniform(2, 6), _now_ms()
+        self.weather.append((now_ms, now_ms + round(lasts_s * 1000)))
+        return lasts_s
 
     def _client_kill(self) -> None:
         # A worker does not reclaim for one lifetime after its own connection broke.
@@ -299,6 +345,10 @@ class Nemesis:
             holder.close()
 
         return self._dice.uniform(4, 12), let_go
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
 
 
 def is_kill(fault: str) -> bool:

@@ -1,5 +1,6 @@
 """One soak: a reference run without faults, load with faults, drain, then the checker. Read `Soak.run` first."""
 
+import os
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ CHANNEL_KEPT_MS = 4 * 3_600_000
 """Longer than a soak, so that the checker finds every channel."""
 
 MAX_WAITING_JOBS = 300
+MAX_NUM_SEQS = 16
 REPORT_EVERY_S = 15.0
 
 
@@ -157,7 +159,7 @@ def _worker_settings(settings: SoakSettings) -> dict[str, str]:
     return {
         "MODEL": settings.model,
         "DTYPE": settings.dtype,
-        "MAX_NUM_SEQS": "16",
+        "MAX_NUM_SEQS": str(MAX_NUM_SEQS),
         "RECORDER": "false",
         "METRICS": "false",
         "LOG_FORMAT": "json",
@@ -248,7 +250,7 @@ class _Soak:
         targets = Targets(
             server=self._server, workers=workers, recorders=recorders, producers=producers, callbacks=callbacks,
             weather=weather, history=self._settings.folder / "history.db", prefix=KEYS.prefix,
-            life_s=self._settings.life_s,
+            life_s=self._settings.life_s, max_num_seqs=MAX_NUM_SEQS,
         )  # fmt: skip
         return Nemesis(targets, self._settings.seed, self._settings.mean_s)
 
@@ -263,7 +265,8 @@ class _Soak:
             if submitted >= settings.jobs and nemesis.num_kills >= settings.kills:
                 return
             if now_s >= next_s:
-                self._say(f"{now_s - began_s:6.0f} s: {submitted} jobs, {nemesis.num_kills} kills")
+                load = os.getloadavg()[0]
+                self._say(f"{now_s - began_s:6.0f} s: {submitted} jobs, {nemesis.num_kills} kills, load {load:.0f}")
                 next_s = now_s + REPORT_EVERY_S
             time.sleep(0.2)
 
@@ -303,7 +306,8 @@ class _Soak:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         report.checker, report.is_sound = done.stdout + done.stderr, done.returncode == 0
         with self._client() as client:
-            report.takeovers = measure(client, KEYS.prefix, settings.database_url, nemesis.deaths, nemesis.outages)
+            report.takeovers = measure(client, KEYS.prefix, settings.database_url, nemesis)
+        (settings.folder / "takeovers.jsonl").write_text("\n".join(report.takeovers.rows))
 
 
 def _always(*command: str) -> Command:
