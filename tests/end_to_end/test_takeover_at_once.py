@@ -98,6 +98,7 @@ class TestGivenAWorkerAlone:
 
         check_every_token_once(client, {job_id: ask})
 
+    @pytest.mark.long
     def test_when_redis_is_away_at_its_death_then_the_parent_ends_all_the_same(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:
@@ -110,6 +111,7 @@ class TestGivenAWorkerAlone:
             assert worker.wait() == 128 + signal.SIGKILL
             assert "Traceback" not in worker.said
 
+    @pytest.mark.long
     def test_when_redis_stands_still_then_the_parent_waits_for_it_briefly(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:

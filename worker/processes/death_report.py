@@ -1,18 +1,28 @@
 """Report the end of a worker process to its queue, so that other workers take its jobs over at once."""
 
+import threading
+import time
 from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
 from sluice.producer.contract.calls import report_death
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.backoff import Backoff
 from sluice.producer.contract.transport.execution import run_many
+from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 from sluice.worker.log import Log
 
 TIMEOUT_S = 1.0
-"""Time for a connection, and for a reply. After it, the worker's heartbeat expires by itself."""
+"""Time for a connection, and for a reply."""
+
+RETRY_FOR_S = 3.0
+"""How long to repeat a report that Redis did not answer. After it, the worker's heartbeat expires by itself."""
+
+FIRST_DELAY_S = 0.05
+MAX_DELAY_S = 0.25
 
 
 class DeathReports:
@@ -24,7 +34,21 @@ class DeathReports:
         self._log = log
 
     def send(self, incarnation: str) -> None:
-        """Report an incarnation to every partition. An error is none: its heartbeat expires soon."""
+        """Report an incarnation to every partition, on a thread. The process does not end before the thread."""
+        try:
+            threading.Thread(target=self._send, args=(incarnation,), name="death-report").start()
+        except RuntimeError:  # the system has no thread left
+            self._try(incarnation)
+
+    def _send(self, incarnation: str) -> None:
+        until_s, backoff = monotonic_s() + RETRY_FOR_S, Backoff(FIRST_DELAY_S, MAX_DELAY_S)
+        while (error := self._try(incarnation)) is not None and monotonic_s() < until_s:
+            time.sleep(backoff.next_delay_s())
+        if error is not None:
+            self._log.debug("worker's death not reported", worker_id=incarnation[:8], error=str(error))
+
+    def _try(self, incarnation: str) -> Exception | None:
+        """Report it once; return the error, if a partition has not heard of it."""
         try:
             client = connect(self._url, timeout_s=TIMEOUT_S)
             try:
@@ -32,7 +56,7 @@ class DeathReports:
             finally:
                 client.connection_pool.disconnect()
         except (ConfigError, RedisError, OSError) as error:
-            self._log.debug("worker's death not reported", worker_id=incarnation[:8], error=str(error))
-            return
+            return error
         if True in replies:
             self._log.info("worker's death reported", worker_id=incarnation[:8])
+        return next((reply for reply in replies if isinstance(reply, Exception)), None)
