@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -27,13 +28,16 @@ FAST = {
 class WorkerProcess:
     """One `python -m sluice.worker start`: the parent process. Changes: it is stopped, continued, killed."""
 
+    PREFIX: ClassVar[tuple[str, ...]] = ()
+    """A command that runs it."""
+
     def __init__(self, url: str, log: Path, **settings: str) -> None:
         own = {name for name in os.environ if name.startswith("SLUICE_")}
         environ = {name: value for name, value in os.environ.items() if name not in own}
         self.log = log
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sluice.worker", "start", "--redis-url", url],
+                [*self.PREFIX, sys.executable, "-P", "-m", "sluice.worker", "start", "--redis-url", url],
                 cwd=ROOT,
                 env={**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"},
                 stderr=stream,
@@ -69,13 +73,18 @@ class WorkerProcess:
         return found[1]
 
     @property
+    def parent_pid(self) -> int:
+        """The parent process."""
+        return self.process.pid
+
+    @property
     def pid(self) -> int:
         """The process that works, the last one that its parent started; wait until it has started."""
         return self.pids_of("worker")[-1]
 
     def pids_of(self, kind: str) -> list[int]:
         """Processes of a kind, the oldest first."""
-        children = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.parent_pid).children()
         found = [one for one in children if ("record" if kind == "recorder" else "--incarnation") in one.cmdline()]
         return [one.pid for one in sorted(found, key=lambda one: one.create_time())]
 

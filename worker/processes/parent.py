@@ -8,6 +8,7 @@ no model and uses no device. If it dies, its children shut down gracefully.
 import os
 import select
 import signal
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -39,7 +40,8 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     log = get_log()
     workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
     # The embedded server, if there is no other, is started before the children look for it, and used until they end.
-    redis = find_redis(config, environ)
+    with _ending_at_once():
+        redis = find_redis(config, environ)
     if redis.embedded is not None and redis.embedded.has_started:
         log.info("embedded server started; it stops with its last user", url=redis.url)
 
@@ -118,8 +120,9 @@ class Parent:
 
     def _pass_on(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
-            # SIGINT would end a process that is still loading with the exit code for broken.
-            number = signal.SIGTERM
+            # To a worker, SIGTERM counts once and SIGINT each time. SIGINT would end a process that is still loading
+            # with the exit code for broken, so it is not the first.
+            number = signal.SIGINT if self._is_stopping else signal.SIGTERM
             self._is_stopping = True
             for worker in self._workers:
                 worker.retire()
@@ -157,6 +160,16 @@ class Parent:
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before_fd)
+
+
+@contextmanager
+def _ending_at_once() -> Generator[None]:
+    """End the process at SIGTERM: process 1 of a container ignores it as long as it has no handler."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(ExitCode.DONE))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -154,8 +154,10 @@ class Daemon:
         line.join(1.0)
         os._exit(ExitCode.BROKEN)
 
-    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.stop()
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        # A supervisor may signal the whole group, and the parent passes its signal on: SIGTERM counts once.
+        if number == signal.SIGINT or self._num_stops == 0:
+            self.stop()
 
     def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
         self._exchange.quiet()

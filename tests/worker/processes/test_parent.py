@@ -420,7 +420,7 @@ class TestGivenAChildThatDoesNotLeaveAsItShould:
             "def leave(*_):\n"
             "    if os.environ['SAYS_IN'].endswith('0'):\n"
             "        os._exit(7)\n"
-            "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+            "    signal.signal(signal.SIGINT, lambda *_: os._exit(0))\n"
             "    say('drains')\n"
             "signal.signal(signal.SIGTERM, leave)\n"
             f"say('up'){UNTIL_EOF}",
