@@ -45,34 +45,53 @@ class Options(SamplingOptions, total=False):
     """The options of a job: how to sample, and how to queue it."""
 
     add_special_tokens: bool
+    """Whether the tokenizer adds special tokens, such as begin-of-sequence, to a text prompt. Default: True."""
+
     as_chat: bool
-    """True sends a text prompt as a user message, if the model has a chat template."""
+    """True sends a text prompt as a user message, if the model has a chat template. Default: False."""
 
     model: str | None
+    """Model that the worker must serve. Default: None, the one that the queue serves."""
+
     stream: bool
-    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step."""
+    """False publishes tokens in checkpoints (every 64 tokens or every second) instead of at every step. Default: True.
+    """
 
     seed: int | None
-    """Unsigned 64-bit number; drawn at random if absent."""
+    """Seed of the sampling, an unsigned 64-bit number. Default: None, drawn at random."""
 
     priority: int
-    """0 (least urgent) to 9."""
+    """Priority class, 0 (least urgent) to 9. Default: 0."""
 
     tenant: str
+    """Owner of the job: 1 to 64 lower-case letters, digits, `_` and `-`. Default: "default"."""
+
     ttl_s: float | None
-    """Longest wait in the queue: a job that has not started by then expires."""
+    """Longest wait in the queue: a job that has not started by then expires. Default: None, no limit."""
 
     deadline: Moment | None
-    """The job expires if it has not ended by then."""
+    """The job expires if it has not ended by then. Default: None."""
 
     not_before: Moment | None
+    """The job starts no sooner. Default: None, at once."""
+
     idempotency_key: str | None
+    """A second job with the same key is the first one; 1 to 256 characters. Default: None."""
+
     batch: str | None
+    """Batch of the job: 1 to 64 letters, digits and any of `_.:-`. Default: None."""
+
     metadata: Mapping[str, str]
+    """Up to 16 pairs that history, exports and webhooks have. Default: none."""
+
     traceparent: str | None
+    """W3C trace context. Default: None."""
+
     callback_url: str | None
+    """http or https URL that is called when the job has ended. Default: None."""
+
     job_id: JobId | None
-    """Chosen by the caller: the queue accepts a job of the same id only once."""
+    """Chosen by the caller: the queue accepts a job of the same id only once. Default: None, a random one."""
 
 
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)

@@ -143,21 +143,52 @@ class SamplingOptions(TypedDict, total=False):
     """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
 
     max_tokens: int
+    """Most tokens of each choice, 1 to 1000000. Default: 256."""
+
     min_tokens: int
+    """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
+
     temperature: float
+    """Randomness, 0 (greedy) or more. Default: 1."""
+
     top_p: float
+    """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: 1."""
+
     top_k: int
+    """Sample from this many most likely tokens, 0 (all) or more. Default: 0."""
+
     min_p: float
+    """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: 0."""
+
     repetition_penalty: float
+    """Over 1 discourages tokens of prompt and output, under 1 encourages them; over 0. Default: 1."""
+
     frequency_penalty: float
+    """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""
+
     presence_penalty: float
+    """Subtracted from the logit of each token that the output has, -2 to 2. Default: 0."""
+
     logit_bias: Mapping[int, float]
+    """Added to the logits of up to 1024 tokens, by id, each -100 to 100. Default: none."""
+
     stop: str | Sequence[str]
+    """End the output before one of these up to 16 texts of up to 256 characters. Default: none."""
+
     stop_token_ids: Sequence[int]
+    """End the output at one of these up to 64 tokens. Default: none."""
+
     ignore_eos: bool
+    """Whether to go on after the model's end-of-sequence token. Default: False."""
+
     logprobs: int | None
+    """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""
+
     n: int
+    """Number of choices, 1 to 64. Default: 1."""
+
     skip_special_tokens: bool
+    """Whether special tokens are left out of the text. Default: True."""
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")

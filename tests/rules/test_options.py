@@ -1,7 +1,11 @@
 """Sampling options are declared twice: by the contract (JobOptions) and by the engine (SamplingParams). They agree."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +14,7 @@ from sluice.engine.errors import InvalidSamplingParams
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.messages import JobOptions, SamplingOptions
 from sluice.worker.model.translate import sampling_of
 
@@ -60,6 +65,24 @@ def takes(kind: Callable[..., object], error: type[Exception], name: str, value:
     return True
 
 
+def docstrings_of(kind: type) -> dict[str, str]:
+    """What an editor shows for each field of a class."""
+    (body,) = [node.body for node in ast.walk(ast.parse(inspect.getsource(kind))) if isinstance(node, ast.ClassDef)]
+    texts = {
+        ast.unparse(field.target): ast.literal_eval(text.value)
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def shown(default: object) -> str:
+    """A default as a docstring names it."""
+    if isinstance(default, bool) or default is None:
+        return str(default)
+    return f"{default:g}" if isinstance(default, int | float) else "none"
+
+
 SHARED = sorted(defaults_of(SamplingParams).keys() - OWN_OF_THE_ENGINE)
 
 
@@ -103,3 +126,28 @@ class TestGivenTheOptionsAsKeywords:
         keyword = SamplingOptions.__annotations__[field.name]
 
         assert keyword == field.type or field.name in {"stop", "stop_token_ids"}
+
+    @pytest.mark.parametrize("kind", [SamplingOptions, Options])
+    def test_when_an_editor_shows_them_then_each_says_its_default(self, kind: type) -> None:
+        own = kind.__annotations__.keys() - (SamplingOptions.__annotations__.keys() if kind is Options else ())
+
+        described = {name for name, text in docstrings_of(kind).items() if "Default: " in text}
+
+        assert described == own
+
+    @pytest.mark.parametrize("name", SamplingOptions.__annotations__)
+    def test_when_an_editor_shows_one_then_default_and_bounds_are_those_of_the_contract(self, name: str) -> None:
+        text = docstrings_of(SamplingOptions)[name]
+
+        assert text.endswith(f" Default: {shown(defaults_of(JobOptions)[name])}.")
+        if name == "logprobs" or name not in OTHERS:
+            for least, most in re.findall(r"(-?\d+) to (-?\d+)", text):
+                tried = [int(least) - 1, int(least), int(most), int(most) + 1]
+                assert [takes(JobOptions, InvalidJob, name, value) for value in tried] == [False, True, True, False]
+
+    def test_when_an_editor_shows_lists_then_their_limits_are_those_of_the_contract(self) -> None:
+        texts = docstrings_of(SamplingOptions)
+
+        assert f"up to {limits.MAX_STOPS} texts of up to {limits.MAX_STOP_CHARS} characters" in texts["stop"]
+        assert f"up to {limits.MAX_STOP_TOKEN_IDS} tokens" in texts["stop_token_ids"]
+        assert f"up to {limits.MAX_LOGIT_BIAS} tokens" in texts["logit_bias"]
