@@ -16,5 +16,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt '.[worker]'
 
 RUN useradd --create-home sluice
 USER sluice
+# A volume that is mounted here takes over the folder's owner.
+RUN mkdir --parents ~/.cache/huggingface
 STOPSIGNAL SIGTERM
 CMD ["worker", "start", "--gpu", "0"]

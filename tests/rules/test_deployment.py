@@ -5,21 +5,26 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from sluice.worker.cli import main
-from sluice.worker.config import load_config
+from sluice.worker.config import MetricsConfig, load_config
+from sluice.worker.log import get_log
+from sluice.worker.serve.metrics import MetricsServer, Readiness
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 # Any: YAML is untyped.
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+WORKERS = ["worker", "worker-cpu"]
 OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
 
 
@@ -41,8 +46,8 @@ def parsed(command: list[str]) -> dict[str, Any]:
 
 
 def filled(text: str) -> str:
-    """As compose fills it where the variable is not set: `${NAME:-default}`."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    """As compose fills it where the variable is not set: `${NAME:-default}`, and `${NAME:+…}` is nothing."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", re.sub(r"\$\{\w+:\+.*\}", "", text))
 
 
 def environment_of(service: str) -> dict[str, str]:
@@ -90,9 +95,48 @@ class TestGivenComposeYaml:
         assert model in [volume.split(":")[1] for volume in worker["volumes"]]
         assert "--model" not in worker["command"]
 
-    def test_when_metrics_are_published_then_they_are_served_beyond_loopback(self) -> None:
-        metrics = load_config(environment_of("worker")).metrics
-        published = [port.split(":") for port in SERVICES["worker"]["ports"]]
+    def test_when_a_profile_is_chosen_then_one_worker_starts_on_its_device(self) -> None:
+        devices = {SERVICES[name]["profiles"][0]: parsed(filled(SERVICES[name]["command"]).split()) for name in WORKERS}
+
+        assert [name for name in OURS if "profiles" in SERVICES[name]] == WORKERS
+        assert devices["gpu"]["gpu"] == "cuda:0"
+        assert (devices["cpu"]["cpu"], devices["cpu"]["gpu"]) == (True, None)
+
+    def test_when_the_cpu_is_chosen_then_the_model_is_the_small_or_the_given_one(self) -> None:
+        command = SERVICES["worker-cpu"]["command"]
+
+        assert load_config(environment_of("worker-cpu")).model.path is None
+        assert parsed(filled(command).split())["model__path"] is None
+        assert command.endswith(" ${MODEL:+--model ${MODEL}}")
+
+    @pytest.mark.parametrize("service", WORKERS)
+    def test_when_a_model_is_downloaded_then_it_is_kept_in_a_volume_of_the_user(self, service: str) -> None:
+        (folder,) = [one.split(":")[1] for one in SERVICES[service]["volumes"] if one.startswith("models:")]
+
+        assert folder == "/home/sluice/.cache/huggingface"
+        assert re.search(r"^USER sluice\n(#.*\n)?RUN mkdir --parents ~/.cache/huggingface$", DOCKERFILE, re.MULTILINE)
+
+    @pytest.mark.parametrize(("sick", "code"), [(None, 0), ("hung", 1)])
+    @pytest.mark.parametrize("service", WORKERS)
+    def test_when_health_is_checked_then_the_worker_s_probe_is_asked(
+        self, service: str, sick: str | None, code: int
+    ) -> None:
+        _, program, *arguments = SERVICES[service]["healthcheck"]["test"]
+        readiness = Readiness(sick=lambda: sick, unready=lambda: None)
+        server = MetricsServer(MetricsConfig(port=0), CollectorRegistry(), readiness, get_log())
+        server.start()
+        here = [argument.replace(":9400/", f":{server.port}/") for argument in arguments]
+
+        done = subprocess.run([sys.executable, *here], capture_output=True, check=False)
+
+        server.stop()
+        assert program == "python"
+        assert done.returncode == code, done.stderr
+
+    @pytest.mark.parametrize("service", WORKERS)
+    def test_when_metrics_are_published_then_they_are_served_beyond_loopback(self, service: str) -> None:
+        metrics = load_config(environment_of(service)).metrics
+        published = [port.split(":") for port in SERVICES[service]["ports"]]
 
         assert published == [["127.0.0.1", "9400", str(metrics.port)]]
         assert metrics.host == "0.0.0.0"
