@@ -89,11 +89,11 @@ class HeldJobs(RuleBasedStateMachine):
         if is_first:
             self.stops[job.request_id] = state
 
-    @rule(job=jobs, only_unstarted=st.booleans())
-    def give_back(self, job: HeldJob, only_unstarted: bool) -> None:
-        """A shutdown, or another model's job."""
-        is_due = job.is_active and not (only_unstarted and (job.state is HoldState.GENERATING or job.has_ended))
-        assert job.give_back(only_unstarted=only_unstarted) == is_due
+    @rule(job=jobs)
+    def give_back(self, job: HeldJob) -> None:
+        """A graceful shutdown returns the jobs that have no output and no end."""
+        is_due = job.is_active and job.state is not HoldState.GENERATING and not job.has_ended
+        assert job.give_back() == is_due
 
     @rule(job=jobs)
     def lose(self, job: HeldJob) -> None:

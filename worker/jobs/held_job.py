@@ -5,7 +5,7 @@
 | | `Leases.new_job` | preparing | the pull thread, for each leased job |
 | preparing | `admit` | admitted | the preparation thread, as it delivers the request to the engine |
 | admitted | `add_output` | generating | the exchange thread, with the engine's first output |
-| preparing, admitted, generating | `give_back` | returning | the pull thread: shutdown, or another model's job |
+| preparing, admitted | `give_back` | returning | the pull thread, at a graceful shutdown |
 | all of these | `release` | released | `Leases.remove`: its end or return is acknowledged, or its lease is lost |
 
 No other transition exists. Each holds one lock, that of `Leases`. Two facts do not depend on the state: `stop`, the
@@ -63,7 +63,8 @@ class HoldState(Enum):
 
 
 _GENERATING = HoldState.GENERATING
-_ACTIVE = frozenset({HoldState.PREPARING, HoldState.ADMITTED, HoldState.GENERATING})
+_UNSTARTED = frozenset({HoldState.PREPARING, HoldState.ADMITTED})
+_ACTIVE = _UNSTARTED | {_GENERATING}
 
 
 class HeldJob:
@@ -188,11 +189,10 @@ class HeldJob:
             self._stop = state
             return True
 
-    def give_back(self, *, only_unstarted: bool = False) -> bool:
-        """Enter `returning`; False if it is not active, or with `only_unstarted` if it has output or an end."""
+    def give_back(self) -> bool:
+        """Enter `returning`; False if the engine has yielded output, it has an end, or it is not active."""
         with self._lock:
-            is_started = self._state is _GENERATING or self.has_ended
-            if self._state not in _ACTIVE or (only_unstarted and is_started):
+            if self._state not in _UNSTARTED or self.has_ended:
                 return False
             self._state = HoldState.RETURNING
             return True

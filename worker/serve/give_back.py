@@ -37,7 +37,7 @@ class ReturnQueue:
         """Return what is due. Jobs of a partition that does not answer stay due."""
         if self._returns_unstarted:
             self._returns_unstarted = False
-            self._add([job for job in self._context.leases.all() if job.give_back(only_unstarted=True)])
+            self._add([job for job in self._context.leases.all() if job.give_back()])
             self._context.mailbox.interrupt()
         if self._due:
             self._return()

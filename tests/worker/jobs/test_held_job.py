@@ -87,7 +87,7 @@ class TestGivenTheFieldsOfAHeldJob:
 class TestGivenATransition:
     def test_when_the_documents_show_the_transitions_then_they_show_the_same(self) -> None:
         def rows(text: str) -> list[list[str]]:
-            table = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("|")]
+            table = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("|")]
             return [[cell.strip() for cell in row] for row in table[2:]]
 
         module = rows(inspect.getdoc(inspect.getmodule(HeldJob)) or "")
@@ -114,7 +114,7 @@ class TestGivenATransition:
         job = new_job(choices=2)
         job.end_all(End(state=JobState.FAILED), now_ms=1)
 
-        assert not job.give_back(only_unstarted=True)
+        assert not job.give_back()
         assert job.has_updates
         assert job.is_active
 
