@@ -9,10 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from rq import get_current_job
+from rq import Retry, get_current_job
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.database import open_database
+from sluice.worker.callbacks.sender_slots import SenderSlots
 from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
 from sluice.worker.clock import monotonic_s, wall_ms
 from sluice.worker.history.export import export_batch, num_ended
@@ -21,6 +22,12 @@ from sluice.worker.log import get_log
 
 DAY_MS = 86_400_000
 LOOK_EVERY_S = 0.2
+LONGEST_DELIVERY_S = 60
+MAX_PUT_OFF_S = 15
+"""Longest time between two looks for a free slot."""
+
+_ALWAYS = 2**31
+"""A webhook that was put off is no failed one, and is put off as often as necessary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,9 @@ class ChoreSettings:
     export_patience_s: float = 5.0
     """How long one try of an export waits for the recorder."""
 
+    slots: int = 1
+    """Senders that the webhooks of one tenant may use at once."""
+
     def __repr__(self) -> str:
         return f"ChoreSettings(sender={self.sender!r})"
 
@@ -49,13 +59,26 @@ def bind(settings: ChoreSettings) -> None:
     _settings.set(settings)
 
 
-def deliver_webhook(url: str, event_id: str, body: str) -> str:
-    """Send one event to one URL. rq retries if this raises.
+def deliver_webhook(url: str, event_id: str, body: str) -> str | Retry:
+    """Send one event to one URL, or put it off while the tenant's slots are in use. rq retries if this raises.
 
     Raises:
         WebhookFailed: the receiver did not accept it.
         WebhookRefused: no retry can help. rq keeps the failed job and does not retry it.
     """
+    job = get_current_job()
+    if job is None:
+        return _deliver(url, event_id, body)
+    slots = SenderSlots(job.connection, body, limit=_settings.get().slots, held_s=job.timeout or LONGEST_DELIVERY_S)
+    if not slots.take(event_id):
+        return Retry(max=_ALWAYS, interval=min(MAX_PUT_OFF_S, 1 + (job.number_of_retries or 0)))
+    try:
+        return _deliver(url, event_id, body)
+    finally:
+        slots.leave(event_id)
+
+
+def _deliver(url: str, event_id: str, body: str) -> str:
     sender = _settings.get().sender
     assert sender is not None, "webhooks are queued only where a secret is set"
     log = get_log(event_id=event_id)

@@ -45,7 +45,7 @@ class CallbackSettings:
     """How long one try of an export waits for the recorder."""
 
     webhook_workers: int = 2
-    """Number of rq worker processes that send webhooks, so that one slow receiver does not block the others."""
+    """Number of rq worker processes that send webhooks. One tenant's webhooks use all but one of them at most."""
 
     retention_days: float | None = None
     prompt_retention_days: float | None = None
@@ -71,4 +71,5 @@ class CallbackSettings:
             sender=self.sender,
             export_folder=self.export_folder,
             export_patience_s=self.export_patience_s,
+            slots=max(1, self.webhook_workers - 1),
         )

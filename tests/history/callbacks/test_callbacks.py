@@ -84,9 +84,9 @@ def complete_batch(client: Client, url: str) -> None:
     client.xadd(CALLBACKS, {"kind": "batch", "id": "nightly", "at": e.NOON_MS, "url": url, **totals})
 
 
-def try_now(client: Client) -> None:
+def try_now(client: Client, name: str = CHORES_QUEUE) -> None:
     """Let the time pass that what rq has put off waits for."""
-    queue = rq_queue(CHORES_QUEUE, client)
+    queue = rq_queue(name, client)
     for job_id in queue.scheduled_job_registry.get_job_ids():
         job = queue.fetch_job(job_id)
         assert job is not None
