@@ -13,7 +13,8 @@ from sluice.producer.contract.wire import JobId
 from sluice.producer.operations.control import requeue
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.scripts import SLICES_PER_TRIP, ask_calls, for_jobs
+from sluice.producer.operations.scripts import SLICES_PER_TRIP, for_jobs
+from sluice.producer.operations.views import inspect
 
 DEAD_PER_PAGE = 1000
 
@@ -45,17 +46,13 @@ class DeadFilter:
 def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
     """Return the selected dead jobs, oldest failure first. Changes nothing."""
     found: list[JobView] = []
-    for survey, keys in zip((yield from _surveys(queue)), queue.all_keys(), strict=True):
+    for survey, keys in zip((yield from inspect(queue)), queue.all_keys(), strict=True):
         ids = yield from _dead_ids(keys)
         views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
         # A job that was requeued in the meantime has no end.
         ended = [view for view in views if view is not None and view.ended_ms is not None]
         found += [view for view in ended if wanted.matches(view, (survey.server_ms - (view.ended_ms or 0)) / 1000)]
     return found
-
-
-def _surveys(queue: Queue) -> Operation[list[calls.QueueView]]:
-    return (yield from ask_calls([calls.inspect(keys) for keys in queue.all_keys()]))
 
 
 def _dead_ids(keys: QueueKeys) -> Operation[list[JobId]]:
