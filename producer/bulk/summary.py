@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.wire import ChannelEntry, JobResult
+from sluice.producer.history.percentiles import percentile
 
 WIDTH = 50
 
@@ -110,14 +111,6 @@ def gaps_ms(entries: Sequence[ChannelEntry]) -> Iterator[float]:
     for before, entry in pairwise(with_tokens):
         gap_ms = (entry.time_ms - before.time_ms) / len(entry.token_ids)
         yield from [gap_ms] * len(entry.token_ids)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of ordered values, interpolated as numpy does."""
-    place = percent / 100 * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _block(title: str, name: str, samples: "array[float]") -> Iterator[str]:

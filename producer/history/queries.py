@@ -21,6 +21,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import attempts, batch_progress, jobs, results, timeline
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.history.percentiles import percentile
 
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
 
@@ -290,18 +291,10 @@ def _forgotten() -> sa.Update:
 
 def _latency(metric: str, values: Iterable[float]) -> LatencyRow:
     ordered = sorted(values)
-    percentiles = {f"p{percent}_s": _percentile(ordered, percent) for percent in PERCENTILES}
+    percentiles = {f"p{percent}_s": percentile(ordered, percent) for percent in PERCENTILES}
     return LatencyRow(
         metric=metric, jobs=len(ordered), mean_s=sum(ordered) / len(ordered), max_s=ordered[-1], **percentiles
     )
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """Interpolate linearly: percentile p of n ordered values is at index p (n - 1)."""
-    place = percent / 100 * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def newest_jobs(url: str, *, queue: str, batch: str | None, state: str | None, limit: int) -> list[JobRow]:
