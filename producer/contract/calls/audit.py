@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract import limits
-from sluice.producer.contract.calls.base import Call, Raw, read_number, read_text, read_truths
+from sluice.producer.contract.calls.base import Call, Raw, check_slice, read_number, read_text, read_truths
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
@@ -211,13 +210,13 @@ def _read_counts(reply: Raw) -> Counts:
 
 def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[str]]:
     """Repair leases and places of jobs so that they match the states; returns the action for each, or '' for none."""
-    check_audit_slice(job_ids)
+    check_slice(job_ids)
     return Call("repair_jobs", keys.fixed(), (pack_for_script(job_ids),), lambda reply: [one.decode() for one in reply])
 
 
 def repair_lane(keys: QueueKeys, lane: str, entries: Sequence[str]) -> Call[list[bool]]:
     """Remove entries without a job from a lane (`<class>:<tenant>`)."""
-    check_audit_slice(entries)
+    check_slice(entries)
     priority, _, tenant = lane.partition(":")
     return Call("repair_lane", keys.fixed(), (priority, tenant, pack_for_script(entries)), read_truths)
 
@@ -242,16 +241,11 @@ def repair_counters(keys: QueueKeys, lanes: Sequence[str], sums: Sums) -> Call[l
 
 def republish_events(keys: QueueKeys, jobs: Sequence[tuple[JobId, int]]) -> Call[list[bool]]:
     """Republish the states of jobs to the history; each comes with the version of its row (0: no row)."""
-    check_audit_slice(jobs)
+    check_slice(jobs)
     return Call("republish_events", keys.fixed(), (pack_for_script(jobs),), read_truths)
 
 
 def restore_prompt(keys: QueueKeys, prompts: Sequence[tuple[JobId, bytes]]) -> Call[list[bool]]:
     """Restore the submitted prompts of waiting or running jobs."""
-    check_audit_slice(prompts)
+    check_slice(prompts)
     return Call("restore_prompt", keys.fixed(), (pack_for_script(prompts),), read_truths)
-
-
-def check_audit_slice(items: Sequence[object]) -> None:
-    if len(items) > limits.SLICE_JOBS:
-        raise ValueError(f"{len(items)} in one call; at most {limits.SLICE_JOBS}")

@@ -6,9 +6,9 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.wire import JobId
 
 Reply = TypeVar("Reply")
+Item = TypeVar("Item")
 Raw = Any  # a script's reply has no type until it is parsed
 Argument = str | bytes | int | float
 
@@ -53,10 +53,15 @@ def read_number(text: str | bytes) -> int:
         return 0
 
 
-def check_slice(job_ids: Sequence[JobId]) -> Sequence[JobId]:
-    if len(job_ids) > limits.SLICE_JOBS:
-        raise ValueError(f"{len(job_ids)} jobs in one call; at most {limits.SLICE_JOBS}")
-    return job_ids
+def check_slice(items: Sequence[Item]) -> Sequence[Item]:
+    """Return the items of one call, which are jobs or entries of jobs.
+
+    Raises:
+        ValueError: they are too many.
+    """
+    if len(items) > limits.SLICE_JOBS:
+        raise ValueError(f"{len(items)} jobs in one call; at most {limits.SLICE_JOBS}")
+    return items
 
 
 def read_words(reply: Raw) -> list[str]:
