@@ -18,12 +18,6 @@ def channel_rows(reply: Reply) -> Entries:
     return [(entry_id.decode(), fields[1]) for entry_id, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
 
 
-def entry_number(entry_id: str) -> tuple[int, int]:
-    """Convert an entry id to numbers that sort in the order of the stream."""
-    tokens, _, rest = entry_id.partition("-")
-    return int(tokens), int(rest)
-
-
 def is_end_id(entry_id: str) -> bool:
     """Return whether an entry ends its channel: the id of an end is `<offset>-<1 + requeues>`."""
     return not entry_id.endswith("-0")

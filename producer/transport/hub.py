@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 
-from sluice.producer.operations.channels import channel_entries, entry_number
+from sluice.producer.contract.calls.base import read_stream_id
+from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import Ask, Entries, Reply, xread
 
 MIN_BLOCK_MS = 10
@@ -142,7 +143,7 @@ class Hub:
         cursors: dict[str, str] = {}
         for waiter in waiters:
             before = cursors.get(waiter.channel)
-            if before is None or entry_number(waiter.after) < entry_number(before):
+            if before is None or read_stream_id(waiter.after) < read_stream_id(before):
                 cursors[waiter.channel] = waiter.after
         block_ms = min(MAX_BLOCK_MS, MIN_BLOCK_MS + len(cursors) // CHANNELS_PER_MS)
         if self._silent:
@@ -174,5 +175,5 @@ class Hub:
 def _after(entries: Sequence[tuple[str, bytes]], after: str) -> Entries:
     if not entries:
         return []
-    first = entry_number(after)
-    return [entry for entry in entries if entry_number(entry[0]) > first]
+    first = read_stream_id(after)
+    return [entry for entry in entries if read_stream_id(entry[0]) > first]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from sluice.producer.contract.calls.audit import Counts, Picture
+from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.findings import (
     Finding,
@@ -264,12 +265,7 @@ def _behind(side: QueueSide, oldest: str | None) -> Finding:
 
 
 def _is_before(event: str | None, mark: str) -> bool:
-    return event is not None and _moment(event) <= _moment(mark)
-
-
-def _moment(stream_id: str) -> tuple[int, int]:
-    time_ms, _, number = stream_id.partition("-")
-    return int(time_ms), int(number or 0)
+    return event is not None and read_stream_id(event) <= read_stream_id(mark)
 
 
 def _add_counters(report: Report, counts: Counts) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sluice.engine.request import Room
 from sluice.producer.contract.calls import PullReply, PullRequest
+from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.contract.keys import QueueKeys
 
 PULL_AT_LEAST_EVERY_S = 0.5
@@ -125,7 +126,7 @@ class PullSchedule:
     def on_notified(self, keys: QueueKeys, notification: str) -> None:
         """Take a notification: jobs may have become ready."""
         turn = self._turn_of(keys)
-        turn.was_notified = turn.was_notified or _order(notification) > _order(turn.last_notification)
+        turn.was_notified = turn.was_notified or read_stream_id(notification) > read_stream_id(turn.last_notification)
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)
@@ -134,8 +135,3 @@ class PullSchedule:
 def has_room(room: Room) -> bool:
     """Return whether any job could fit."""
     return min(room.sequences, room.kv_tokens, room.prefill_tokens) > 0
-
-
-def _order(stream_id: str) -> tuple[int, int]:
-    ms, _, number = stream_id.partition("-")
-    return int(ms), int(number or 0)

@@ -53,6 +53,12 @@ def read_number(text: str | bytes) -> int:
         return 0
 
 
+def read_stream_id(stream_id: str) -> tuple[int, int]:
+    """Convert the id of a stream's entry, `<first>-<second>` or `<first>`, to numbers in the order of the stream."""
+    first, _, second = stream_id.partition("-")
+    return int(first), int(second or 0)
+
+
 def check_slice(items: Sequence[Item]) -> Sequence[Item]:
     """Return the items of one call, which are jobs or entries of jobs.
 
