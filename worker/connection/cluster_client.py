@@ -10,7 +10,7 @@ from redis.commands import CoreCommands
 from redis.exceptions import ClusterDownError, RedisError
 
 from sluice.producer.contract.transport.drivers import drive
-from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.execution import Command, Reply, run_commands
 from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest
 from sluice.producer.contract.transport.slot_table import NotACluster
 from sluice.producer.contract.transport.urls import Address, ClusterUrl
@@ -100,10 +100,7 @@ class ClusterClient(CoreCommands):
             raise ConfigError([str(error)]) from error
 
     def _send(self, request: ShardRequest) -> list[Reply]:
-        pipeline = self._node(request.address).pipeline(transaction=False)
-        for command in request.commands:
-            pipeline.execute_command(*command)
-        return pipeline.execute(raise_on_error=False)
+        return run_commands(self._node(request.address), request.commands)
 
     def _send_to_shard(self, request: ShardRequest) -> list[Reply]:
         try:

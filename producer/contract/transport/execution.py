@@ -118,16 +118,21 @@ def run_many(client: Client, calls: Sequence[AnyCall]) -> list[Any]:  # Any: rep
         redis.exceptions.RedisError: from the connection.
     """
     commands = [command_of(call) for call in calls]
-    replies = _execute(client, commands)
+    replies = run_commands(client, commands)
     if again := resend(commands, replies):
-        replies = again.merge(replies, _execute(client, again.commands))
+        replies = again.merge(replies, run_commands(client, again.commands))
     return [
         reply if isinstance(reply, Exception) else cast("object", call.parse(reply))
         for call, reply in zip(calls, replies, strict=True)
     ]
 
 
-def _execute(client: Client, commands: Sequence[Command]) -> list[Reply]:
+def run_commands(client: Client, commands: Sequence[Command]) -> list[Reply]:
+    """Run commands in one pipelined round trip; an error reply is returned in its place, not raised.
+
+    Raises:
+        redis.exceptions.RedisError: from the connection.
+    """
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)
