@@ -16,8 +16,7 @@ from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, rq_worker
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
-from sluice.worker.connection.outage import Outage
-from sluice.worker.history.migrate import prepare
+from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.log import configure_logs, get_log
 
 RESTART_AFTER_S = 1.0
@@ -30,21 +29,11 @@ def work(queue: str, settings: CallbackSettings) -> None:
     _end_with_parent()
     chores.bind(settings.chores)
     if queue == CHORES_QUEUE:
-        _wait_for_history(settings)
+        # Its chores wait in rq meanwhile, also while the schema is that of another release.
+        log = get_log(queue=settings.queue)
+        wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)
     client = connect(settings.rq_url, timeout_s=settings.timeout_s + 30)
     rq_worker(queue, client).work(logging_level="WARNING")
-
-
-def _wait_for_history(settings: CallbackSettings) -> None:
-    """Wait until the history is reachable; its chores wait in rq meanwhile."""
-    outage = Outage("history database", get_log(queue=settings.queue))
-    while True:
-        try:
-            check_history(settings)
-        except HistoryError as error:
-            time.sleep(outage.failed(error))
-        else:
-            return outage.recovered()
 
 
 def _end_with_parent() -> None:

@@ -4,6 +4,7 @@ A SQLite file belongs to one program, so workers migrate it at startup. PostgreS
 migrates it.
 """
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,9 @@ from sluice.producer.contract.database import (
     schema_revision,
 )
 from sluice.producer.contract.tables import SCHEMA_REVISION, metadata
+from sluice.worker.connection.outage import Outage
 from sluice.worker.errors import ExitCode
+from sluice.worker.log import Log
 
 __all__ = [
     "HistoryError",
@@ -40,6 +43,7 @@ __all__ = [
     "main",
     "migrate",
     "prepare",
+    "wait_for_history",
 ]
 
 # A number that all releases share, so that two migrations of one PostgreSQL database cannot run at once.
@@ -60,6 +64,29 @@ def prepare(engine: Engine) -> None:
         return
     with _reached(engine), engine.connect() as connection:
         check_schema(connection)
+
+
+def wait_for_history(
+    check: Callable[[], None],
+    log: Log,
+    stopping: threading.Event,
+    *,
+    retried: type[HistoryError] = HistoryUnreachable,
+) -> None:
+    """Repeat a check of the history until it passes or `stopping` is set.
+
+    Raises:
+        HistoryError: of another kind than `retried`.
+    """
+    outage = Outage("history database", log)
+    while not stopping.is_set():
+        try:
+            check()
+        except retried as error:
+            stopping.wait(outage.failed(error))
+        else:
+            outage.recovered()
+            return
 
 
 def migrate(engine: Engine, revision: str = SCHEMA_REVISION) -> tuple[str | None, str | None]:

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import redis
-from sqlalchemy.engine import Engine
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.database import HistoryError, HistoryUnreachable, open_database
+from sluice.producer.contract.database import HistoryError, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
@@ -30,7 +29,7 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
 from sluice.worker.connection.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage
 from sluice.worker.errors import ExitCode
-from sluice.worker.history.migrate import prepare
+from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, changes_of
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import get_log
@@ -276,7 +275,7 @@ def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until
             stop_at_eof(stopping.set)
         try:
             engine = open_database(database_url, is_writer=True)
-            _prepare_patiently(engine, stopping)
+            wait_for_history(lambda: prepare(engine), log, stopping)
         except HistoryError as error:
             log.error("history cannot be used", error=str(error))  # noqa: TRY400  # the message is enough
             return ExitCode.MISUSED
@@ -288,20 +287,3 @@ def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until
         engine.dispose()
     log.info("recorder stopped", recorded=recorder.num_recorded)
     return ExitCode.DONE
-
-
-def _prepare_patiently(engine: Engine, stopping: threading.Event) -> None:
-    """Wait until the database is reachable, then prepare it.
-
-    Raises:
-        HistoryError: its schema does not match this release.
-    """
-    outage = Outage("history database", get_log())
-    while not stopping.is_set():
-        try:
-            prepare(engine)
-        except HistoryUnreachable as error:
-            stopping.wait(outage.failed(error))
-        else:
-            outage.recovered()
-            return
