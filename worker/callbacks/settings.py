@@ -44,7 +44,7 @@ class CallbackSettings:
     export_patience_s: float = 5.0
     """How long one try of an export waits for the recorder."""
 
-    webhook_workers: int = 2
+    webhook_workers: int = 3
     """Number of rq worker processes that send webhooks. One tenant's webhooks use all but one of them at most."""
 
     retention_days: float | None = None

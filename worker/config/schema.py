@@ -325,7 +325,9 @@ class CallbacksConfig:
         None, env="CALLBACKS_NETWORKS", metavar="NETWORKS",
         help="Private networks that webhooks may reach, separated by commas.",
     )  # fmt: skip
-    senders: int = setting(2, env="CALLBACKS_SENDERS", metavar="PROCESSES", help="Processes that send webhooks.")
+    senders: int = setting(
+        3, env="CALLBACKS_SENDERS", metavar="PROCESSES", help="Processes that send webhooks; a tenant uses all but one."
+    )
     export_folder: str | None = setting(
         None, env="EXPORT_FOLDER", metavar="FOLDER",
         help="Write each completed batch here as JSON lines. Writes none if not given.",
