@@ -101,15 +101,15 @@ def measure(client: Any, prefix: str, database_url: str, nemesis: Nemesis) -> Ta
 
 
 def _claims_after(engine: sa.Engine, death: Death) -> list[Claim]:
-    """Return the next claim of each job of the dead worker."""
+    """Return the next claim of each job that the worker held when it died: if it was stopped, it had lost some."""
     query = sa.text(
         "SELECT mine.job_id, mine.why, next.incarnation, next.started_ms,"
         " CASE WHEN next.why IN ('death', 'suspect') THEN next.ended_ms END"
         " FROM attempts mine JOIN attempts next ON next.job_id = mine.job_id AND next.epoch = mine.epoch + 1"
-        " WHERE mine.incarnation = :dead AND mine.why IN ('death', 'suspect')"
+        " WHERE mine.incarnation = :dead AND mine.why IN ('death', 'suspect') AND next.started_ms >= :at_ms"
     )
     with engine.connect() as connection:
-        return [Claim(*row) for row in connection.execute(query, {"dead": death.incarnation})]
+        return [Claim(*row) for row in connection.execute(query, {"dead": death.incarnation, "at_ms": death.at_ms})]
 
 
 def _next_tokens_ms(client: Any, prefix: str, claims: Sequence[Claim]) -> Iterator[int | None]:
