@@ -213,6 +213,22 @@ class TestGivenAFlaggedJob:
         check(queue)
 
 
+class TestGivenAChannelAheadOfItsLease:
+    """A call failed after it had appended, and before it wrote the lease."""
+
+    def test_when_the_worker_sends_the_tokens_again_then_it_goes_on_after_them(self, queue: Queue) -> None:
+        queue.add("one")
+        worker = queue.worker("A")
+        job = worker.take()
+        worker.advance(tokens(job, 0, 2))
+        queue.client.xadd(queue.keys.channel(job.id), {"e": packed(2, 3)}, id="5-0")
+
+        assert worker.advance(tokens(job, 2, 3)) == [calls.SendFrom(5)]
+
+        assert worker.advance(ending(job, 5, 1)) == [calls.Ok(None)]
+        check(queue)
+
+
 class TestGivenAZombie:
     """Its job was given to another incarnation."""
 

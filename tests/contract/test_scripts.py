@@ -17,7 +17,7 @@ from tests.contract.driving import Queue, check, ending, new_job, tokens
 
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
-READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_lane", "audit_counts"}
+READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_lane", "audit_counts", "audit_batches"}
 
 Act = Callable[[Queue], object]
 
@@ -67,6 +67,8 @@ ACTS: dict[str, Act] = {
     "audit_counts": lambda queue: queue.run(audit_calls.audit_counts(queue.keys, [])),
     "repair_jobs": lambda queue: queue.run(audit_calls.repair_jobs(queue.keys, [JobId("0.t.other")])),
     "repair_lane": lambda queue: queue.run(audit_calls.repair_lane(queue.keys, "0:t", ["1-1"])),
+    "audit_batches": lambda queue: queue.run(audit_calls.audit_batches(queue.keys, ["b"])),
+    "repair_batches": lambda queue: queue.run(audit_calls.repair_batches(queue.keys, ["b"])),
     "repair_counters": lambda queue: queue.run(audit_calls.repair_counters(queue.keys, [], audit_calls.Sums())),
     "republish_events": lambda queue: queue.run(audit_calls.republish_events(queue.keys, [(JobId("0.t.running"), 2)])),
     "restore_prompt": lambda queue: queue.run(audit_calls.restore_prompt(queue.keys, [(JobId("0.t.other"), b"x")])),

@@ -31,7 +31,7 @@ RETENTION_SLACK_MS = 2 * 3_600_000
 _NEED_HISTORY = frozenset(
     {Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL, Kind.LOST_OR_DELETED}
 )
-_OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
+_OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.LANE_UNLISTED, Kind.BATCH, Kind.COUNTER, Kind.EQUATION})
 _MISPLACED = frozenset(
     {
         Kind.QUEUED_NOWHERE,
@@ -251,6 +251,7 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
 
 def _places(side: QueueSide) -> Iterator[Finding]:
     yield from side.walk_waiting()
+    yield from side.wrong_batches()
     yield from side.wrong_counts(side.counts())
 
 

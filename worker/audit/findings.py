@@ -24,9 +24,12 @@ class Kind(StrEnum):
     ENDED_BUT_WAITING = "ended_but_waiting"
     DEAD_BUT_NOT_FAILED = "dead_but_not_failed"
     NO_SUCH_JOB = "no_such_job"
+    BATCH_MEMBER = "batch_member"
+    CHANNEL_OPEN = "channel_open"
     FOREIGN_KEY = "foreign_key"
     ENTRY_WITHOUT_JOB = "entry_without_job"
     LANE_UNLISTED = "lane_unlisted"
+    BATCH = "batch"
     COUNTER = "counter"
     EQUATION = "equation"
     NOT_IN_HISTORY = "not_in_history"
@@ -52,6 +55,9 @@ WHAT_TO_DO: dict[Kind, str] = {
     Kind.ENDED_BUT_WAITING: f"{REPAIR} removes it from the waiting jobs",
     Kind.DEAD_BUT_NOT_FAILED: f"{REPAIR} removes it from the dead set",
     Kind.NO_SUCH_JOB: f"{REPAIR} deletes references to it, and submits it again if the history or journal has it",
+    Kind.BATCH_MEMBER: f"{REPAIR} corrects the batch's list of open jobs",
+    Kind.CHANNEL_OPEN: f"{REPAIR} writes its end for those who read it",
+    Kind.BATCH: f"{REPAIR} counts its jobs",
     Kind.FOREIGN_KEY: "another program wrote this key: check it, delete it, then run the audit again",
     Kind.ENTRY_WITHOUT_JOB: f"{REPAIR} removes the entry from the lane",
     Kind.LANE_UNLISTED: f"pulls do not find its jobs: {REPAIR} lists it again",
@@ -86,6 +92,7 @@ class Finding:
     job_id: JobId | None = None
     lane: str | None = None
     entry: str | None = None
+    batch: str | None = None
     version: int = 0
     """Version that the other source must have reached at the second pass."""
 
@@ -167,6 +174,7 @@ def _of_queued(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.NEVER_DUE, "delayed, without a timer"
     if not picture.has_payload:
         yield Kind.PROMPT_GONE, "no payload"
+    yield from _of_open(picture)
 
 
 def _of_running(picture: Picture) -> Iterator[tuple[Kind, str]]:
@@ -182,6 +190,12 @@ def _of_running(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.RUNNING_BUT_WAITING, _places(picture)
     if not picture.has_payload:
         yield Kind.PROMPT_GONE, "no payload: no other worker could resume"
+    yield from _of_open(picture)
+
+
+def _of_open(picture: Picture) -> Iterator[tuple[Kind, str]]:
+    if picture.is_in_batch is False:
+        yield Kind.BATCH_MEMBER, "its batch does not list it as open"
 
 
 def _of_ended(picture: Picture) -> Iterator[tuple[Kind, str]]:
@@ -191,6 +205,10 @@ def _of_ended(picture: Picture) -> Iterator[tuple[Kind, str]]:
         yield Kind.ENDED_BUT_WAITING, _places(picture)
     if picture.dead_ms is not None and picture.state is not JobState.FAILED:
         yield Kind.DEAD_BUT_NOT_FAILED, "in the dead set"
+    if picture.is_in_batch:
+        yield Kind.BATCH_MEMBER, "its batch lists it as open"
+    if picture.has_open_channel:
+        yield Kind.CHANNEL_OPEN, "a channel has tokens and no end"
 
 
 def _places(picture: Picture) -> str:
@@ -275,7 +293,7 @@ def is_confirmed(first: Finding, second: Finding, picture: Picture | None, known
             return known is not None and (known.version < first.version or known.version == _version(picture))
         case Kind.QUEUE_WENT_BACK:
             return _version(picture) < first.version
-        case Kind.COUNTER | Kind.EQUATION:
+        case Kind.BATCH | Kind.COUNTER | Kind.EQUATION:
             return first.drift == second.drift
         case _:
             return True

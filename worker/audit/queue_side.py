@@ -14,6 +14,7 @@ from sluice.producer.contract.calls.audit import (
     Picture,
     StrayEntry,
     Sums,
+    audit_batches,
     audit_counts,
     audit_jobs,
     audit_lane,
@@ -36,6 +37,7 @@ _LANE = re.compile(rf"(returned|[0-9]):[a-z0-9_-]{{1,{limits.MAX_TENANT_CHARS}}}
 SETTINGS_SLACK_MS = 10_000
 """Margin for a failover to another clock."""
 
+_BATCH = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.MAX_BATCH_CHARS}}}")
 READ_AT_ONCE = AUDIT_SLICE_JOBS * SLICES_AT_ONCE
 
 
@@ -65,6 +67,7 @@ class QueueSide:
     def __init__(self, client: Client, keys: QueueKeys) -> None:
         self.keys = keys
         self.lanes: set[str] = set()
+        self.batches: set[str] = set()
         self.sums = Sums()
         self._client = client
 
@@ -78,6 +81,8 @@ class QueueSide:
             kind, _, rest = key[start:].decode(errors="replace").partition(":")
             if kind == "lane" and _LANE.fullmatch(rest):
                 self.lanes.add(rest)
+            elif kind == "batch" and _BATCH.fullmatch(rest):
+                self.batches.add(rest)
             elif kind == "job" and (job_id := self._job_id(rest.replace(":", "."))):
                 yield job_id
 
@@ -143,10 +148,10 @@ class QueueSide:
             waiting.tokens += view.job_tokens
             waiting.bytes += view.job_bytes
             yield from (self._entry_without_job(lane, stray) for stray in view.strays)
-        stated = before.split()
-        if before == self._depth(lane) and len(stated) > 1 and read_number(stated[1]) != tokens:
+        stated = read_number([*before.split(), "0", "0"][1])
+        if before == self._depth(lane) and stated != tokens:
             sums.append((lane, before, tokens))
-            yield _counter(self.keys, f"lane {lane} tokens", read_number(stated[1]), tokens)
+            yield _counter(self.keys, f"lane {lane} tokens", stated, tokens)
 
     def _views(self, lane: str) -> Iterator[LaneView]:
         view = run(self._client, audit_lane(self.keys, lane, None))
@@ -184,6 +189,14 @@ class QueueSide:
             return f"they began at {began_ms}" if pulled_ms < began_ms - SETTINGS_SLACK_MS else None
         has_any = any(name != limits.STARTING.encode() and not name.startswith(b"test_") for name in settings)
         return None if has_any else "there are none"
+
+    def wrong_batches(self) -> Iterator[Finding]:
+        """Yield findings on batches whose total is not the number of their ended and open jobs."""
+        for batches in in_slices(sorted(self.batches), limits.SLICE_JOBS):
+            for one in run(self._client, audit_batches(self.keys, batches)):
+                if one.stated != one.counted:
+                    finding = _counter(self.keys, one.batch, one.stated, one.counted)
+                    yield replace(finding, kind=Kind.BATCH, batch=one.batch)
 
     def oldest_event(self) -> str | None:
         """Return the id of the oldest unrecorded event; None if all are recorded."""

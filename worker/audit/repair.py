@@ -7,6 +7,7 @@ from typing import Any
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused, SubmitReply, submit
 from sluice.producer.contract.calls.audit import (
+    repair_batches,
     repair_counters,
     repair_jobs,
     repair_lane,
@@ -36,6 +37,8 @@ _OF_JOBS = frozenset(
         Kind.ENDED_BUT_WAITING,
         Kind.DEAD_BUT_NOT_FAILED,
         Kind.NO_SUCH_JOB,
+        Kind.BATCH_MEMBER,
+        Kind.CHANNEL_OPEN,
     }
 )
 _OF_COUNTERS = frozenset({Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
@@ -64,6 +67,7 @@ class Repair:
                 self._note(finding, "left: it may have ended long ago and would run twice")
         self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
         self._republish(side, [one for one in mine if one.kind in _UNRECORDED])
+        self._repair_batches(side, mine)
         if mine:
             self._repair_counters(side, [one for one in mine if one.kind in _OF_COUNTERS])
 
@@ -87,6 +91,14 @@ class Repair:
             assert finding.entry is not None
             (is_done,) = self._run(repair_lane(side.keys, finding.lane, [finding.entry]))
             self._note(finding, "removed from the lane" if is_done else "nothing left to do")
+
+    def _repair_batches(self, side: QueueSide, findings: Sequence[Finding]) -> None:
+        """Count every batch again: the repairs of jobs have changed some."""
+        for batches in in_slices(sorted(side.batches) if findings else [], limits.SLICE_JOBS):
+            self._run(repair_batches(side.keys, batches))
+        for finding in findings:
+            if finding.kind is Kind.BATCH:
+                self._note(finding, "recounted")
 
     def _repair_counters(self, side: QueueSide, findings: Sequence[Finding]) -> None:
         for _ in side.walk_waiting():

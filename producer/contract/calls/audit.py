@@ -55,6 +55,12 @@ class Picture:
 
     ended_ms: int | None
     submitted_ms: int | None
+    is_in_batch: bool | None
+    """Whether its batch lists it as open; None without a batch."""
+
+    has_open_channel: bool
+    """Whether it has ended, and a channel has tokens without an end."""
+
     seen_ms: int
 
     @property
@@ -97,6 +103,8 @@ def _read_picture(job_id: JobId, row: Raw, now: int) -> Picture:
         dead_ms=row[17],
         ended_ms=row[18],
         submitted_ms=row[19],
+        is_in_batch=None if row[20] is None else bool(row[20]),
+        has_open_channel=bool(row[21]),
         seen_ms=now,
     )
 
@@ -205,7 +213,31 @@ def _read_counts(reply: Raw) -> Counts:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCount:
+    """The jobs of a batch, as its hash states them, and as many as have ended or are listed as open."""
+
+    batch: str
+    stated: int
+    counted: int
+
+
+def audit_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[BatchCount]]:
+    """Count the jobs of up to `SLICE_JOBS` batches, each at one instant. Never writes."""
+
+    def read(reply: Raw) -> list[BatchCount]:
+        return [BatchCount(batch=name, stated=row[0], counted=row[1]) for name, row in zip(batches, reply, strict=True)]
+
+    return Call("audit_batches", keys.fixed(), (pack_for_script(batches),), read)
+
+
 # ---------------------------------------------------------------- repairs
+
+
+def repair_batches(keys: QueueKeys, batches: Sequence[str]) -> Call[list[bool]]:
+    """Set the total of batches to the jobs that have ended or are open, and complete those that wait for none."""
+    check_slice(batches)
+    return Call("repair_batches", keys.fixed(), (pack_for_script(batches),), read_truths)
 
 
 def repair_jobs(keys: QueueKeys, job_ids: Sequence[JobId]) -> Call[list[str]]:

@@ -13,6 +13,23 @@ local function is_held(owner, id)
   return failed(held) and 0 or held
 end
 
+-- 1 if its batch lists it as open, 0 if not, false without a batch.
+local function place_in_batch(job)
+  if not job.batch then return false end
+  local score = try('ZSCORE', members_key(job.batch), job.id)
+  return not failed(score) and score and 1 or 0
+end
+
+-- Whether a channel of an ended job has tokens, but no end: its readers wait.
+local function has_open_channel(job)
+  if not job.ended then return false end
+  for choice = 0, job.choices - 1 do
+    local last = try('XREVRANGE', channel_key(job, choice), '+', '-', 'COUNT', 1)
+    if not failed(last) and last[1] and string.find(last[1][1], '-0$') then return true end
+  end
+  return false
+end
+
 local function picture_of(id)
   local job, why = load_job(id)
   local lease = read_lease(id)
@@ -25,6 +42,7 @@ local function picture_of(id)
     owner or false, lease and lease[EPOCH] or 0, is_held(owner, id),
     owner and owner ~= '' and call('ZSCORE', ALIVE, owner) and 1 or 0,
     job.id and call('EXISTS', payload_key(job)) or 0, number_in(DEAD, id), job.ended or false, job.submitted or false,
+    place_in_batch(job), has_open_channel(job) and 1 or 0,
   }
 end
 

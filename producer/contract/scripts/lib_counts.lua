@@ -17,6 +17,21 @@ local function has_timer(job)
   return false
 end
 
+-- Numbers of a batch: its total, its ended jobs by state and in all, and those that it lists as open. A batch without a
+-- total has expired: it counts as right.
+local ENDS = { 'done', 'failed', 'cancelled', 'expired' }
+local function batch_numbers(batch)
+  local found = try('HMGET', batch_key(batch), 'total', unpack(ENDS))
+  local open = try('ZCARD', members_key(batch))
+  if failed(found) or failed(open) or not found[1] then return { total = 0, ended = 0, open = 0 } end
+  local numbers = { total = tonumber(found[1]) or -1, open = open, ended = 0 }
+  for i, state in ipairs(ENDS) do
+    numbers[state] = whole(found[i + 1], LIMITS.MAX_NUMBER) or 0
+    numbers.ended = numbers.ended + numbers[state]
+  end
+  return numbers
+end
+
 -- Every lane that is named in `depth`, in the heads of a class, or by the caller, which has seen its key.
 local function lane_names(also)
   local depth, names = as_map(call('HGETALL', DEPTH)), {}

@@ -84,9 +84,29 @@ local function is_owned(job, lease)
   return call('HEXISTS', held_key(lease[OWNER]), job.id) == 1 and call('ZSCORE', ALIVE, lease[OWNER])
 end
 
+local function has_all_ends(lease)
+  for at = FIRST + 1, #lease, 2 do
+    if lease[at] == 0 then return false end
+  end
+  return true
+end
+
+-- End a job whose channels have their ends: its worker published all of it.
+local function end_as_published(job, lease)
+  local entry = call('XREVRANGE', channel_key(job, 0), '+', '-', 'COUNT', 1)[1]
+  local finish = cmsgpack.unpack(entry[2][2])[7]
+  local size = try('STRLEN', result_key(job))
+  end_job(job, lease, {
+    state = finish.state, error = finish.error or nil, error_code = finish.error_code or nil,
+    result_bytes = not failed(size) and size > 0 and size or nil,
+  })
+  return 'ended'
+end
+
 local function repair_running(job, lease)
   local was_waiting = leave_sets(job.id)
   if is_owned(job, lease) then return was_waiting and 'cleaned' or '' end
+  if not lease and has_all_ends(lease_from_channels(job)) then return end_as_published(job, lease_from_channels(job)) end
   lease = lease or lease_from_channels(job)
   lease[EPOCH] = job.epoch
   -- It has no owner that could act on the flag.
@@ -98,10 +118,44 @@ local function repair_running(job, lease)
   return 'returned'
 end
 
+-- A requeue that failed may have deleted an end: the next one needs a higher id.
+local function keep_ends_apart(job, choice)
+  local about = try('XINFO', 'STREAM', channel_key(job, choice))
+  local ends = not failed(about) and tonumber(string.match(as_map(about)['last-generated-id'], '%-(%d+)$')) or 0
+  if ends <= job.requeues then return end
+  job.requeues = ends
+  call('HSET', job.hash, 'requeues', ends)
+end
+
+-- A reader of a channel without an end would wait for it.
+local function end_channels(job)
+  local lease, num_ended = lease_from_channels(job), 0
+  for choice = 0, job.choices - 1 do
+    local at = FIRST + 2 * choice
+    if lease[at] > 0 and lease[at + 1] == 0 then
+      keep_ends_apart(job, choice)
+      write_end(job, lease, choice, job.state, end_entry(lease[at], job))
+      call('PEXPIRE', channel_key(job, choice), setting('channel_ttl_ms', LIMITS.CHANNEL_TTL_S * 1000))
+      num_ended = num_ended + 1
+    end
+  end
+  return num_ended > 0
+end
+
 local function repair_ended(job, lease)
   local had_lease = forget_lease(job.id, lease)
   local was_placed = leave_sets(job.id, job.state ~= 'failed' and DEAD or nil)
-  return (had_lease or was_placed) and 'cleaned' or ''
+  return (end_channels(job) or had_lease or was_placed) and 'cleaned' or ''
+end
+
+-- A batch lists its jobs that have not ended.
+local function repair_membership(job)
+  if not job.batch then return false end
+  local is_listed = try('ZSCORE', members_key(job.batch), job.id)
+  local is_open = job.state == 'queued' or job.state == 'running'
+  if failed(is_listed) or (is_listed and true or false) == is_open then return false end
+  if is_open then join_members(job) else call('ZREM', members_key(job.batch), job.id) end
+  return true
 end
 
 local function repair_nothing(id, lease)
@@ -115,9 +169,9 @@ local function repair(id)
   local lease = read_lease(id)
   if why == 'unknown' then return repair_nothing(id, lease) end
   if not job then return 'broken' end
-  if job.state == 'queued' then return repair_queued(job, lease) end
-  if job.state == 'running' then return repair_running(job, lease) end
-  return repair_ended(job, lease)
+  local by_state = { queued = repair_queued, running = repair_running }
+  local done = (by_state[job.state] or repair_ended)(job, lease)
+  return repair_membership(job) and done == '' and 'cleaned' or done
 end
 
 local answers = {}

@@ -232,8 +232,9 @@ local function accept(job)
       return refused('wrong_type', 0, lane_key(job.class, job.tenant) .. ' takes no more entries')
     end
   end
-  write_hash(job)
+  -- Before the hash: a call that failed in between would leave a job without a prompt.
   call('SET', payload_key(job), job.payload)
+  write_hash(job)
   if job.key then call('SET', idem_key(job), job.id .. ' queued ' .. job.digest) end
   write_timers(job)
   join_batch(job)

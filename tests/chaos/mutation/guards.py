@@ -820,6 +820,11 @@ HOSTILES = (
         tests=("tests/security/test_what_remains.py",),
     ),
     Guard(
+        name="a channel ahead of its lease fails the job",
+        patches=_script("advance", "if catch_up(id, lease, choice, from + tokens) then return", "if false then return"),
+        tests=(f"{APPEND}::TestGivenAChannelAheadOfItsLease",),
+    ),
+    Guard(
         name="virtual tokens leave the numbers",
         patches=_script("lib_lanes", "math.max(0, math.min(tokens, LIMITS.MAX_NUMBER))", "math.max(0, tokens)"),
         tests=("tests/contract/hostile/test_shared_keys.py::TestGivenPositionsThatNoTenantHas",),

@@ -31,7 +31,7 @@ from tests.chaos.mutation.guards import GUARDS, Guard, Patch
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("engine", "kernels", "migrations", "producer", "worker")
-COPIED = (*PACKAGES, "tests", "tools", "pyproject.toml")
+COPIED = (*PACKAGES, "docs", "tests", "tools", "pyproject.toml")
 SMOKE = (
     "tests/integration/test_worker_serves.py::TestGivenAWorkerOnAnEmptyQueue"
     "::test_when_jobs_of_all_kinds_come_then_each_token_is_published_once"

@@ -28,7 +28,8 @@ def picture(state: JobState | None = JobState.QUEUED, **changes: Any) -> Picture
         "epoch": 1, "entry": "1-1" if is_queued else None, "lane": "0:t" if is_queued else None,
         "has_entry": is_queued, "is_delayed": False, "is_suspect": False, "has_timer": False,
         "owner": "w" if is_running else None, "lease_epoch": 1, "is_held": is_running, "is_owner_listed": is_running,
-        "has_payload": True, "dead_ms": None, "ended_ms": None, "submitted_ms": 1, "seen_ms": 10,
+        "has_payload": True, "dead_ms": None, "ended_ms": None, "submitted_ms": 1, "seen_ms": 10, "is_in_batch": None,
+        "has_open_channel": False,
     }  # fmt: skip
     return Picture(**(known | changes))
 

@@ -1,0 +1,13 @@
+-- include: lib_counts
+-- Count the jobs of batches for the audit. Never writes.
+--
+-- KEYS: config, then the fixed keys of the queue.
+-- ARGV[1]: packed array of batches.
+-- Reply: for each {its total, jobs that have ended or are listed as open}.
+
+local answers = {}
+for i, batch in ipairs(rows_of(ARGV[1], 'string')) do
+  local numbers = batch_numbers(batch)
+  answers[i] = { numbers.total, numbers.ended + numbers.open }
+end
+return answers
