@@ -10,7 +10,7 @@ from tests.fuzz.hostile.attack import Attacker, attack
 from tests.fuzz.hostile.run import Settings, run
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, set_users, url_of
-from tests.servers import RedisServer
+from tests.servers import Flavor, RedisServer
 
 SEED = 20_261
 NUM_ROUNDS = 20
@@ -37,7 +37,7 @@ class TestGivenAHostileUser:
     @pytest.mark.long
     @pytest.mark.timeout(400)
     @pytest.mark.parametrize("flavor", ["valkey", "redis-7.0"])
-    def test_when_it_writes_on_then_others_lose_nothing(self, tmp_path: Path, flavor: str) -> None:
+    def test_when_it_writes_on_then_others_lose_nothing(self, tmp_path: Path, flavor: Flavor) -> None:
         report = run(Settings(seed=SEED, folder=tmp_path, seconds=45, flavor=flavor))
         print(report.text())  # noqa: T201  # shown where it fails
 

@@ -184,7 +184,7 @@ class TestGivenArgumentsThatNoClientSends:
     def test_when_a_submit_has_a_bad_row_then_none_of_it_is_written(
         self, one_queue: Queue, at: int, value: object
     ) -> None:
-        bad = [*ROW, *[None] * 6]
+        bad: list[object] = [*ROW, *[None] * 6]
         bad[at] = value
         before = state_of(one_queue)
 

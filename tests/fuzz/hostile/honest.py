@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from sluice.producer import AsyncProducer
 from sluice.producer.contract.job_ids import new_job_id
+from sluice.producer.contract.jobs import Job
+from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import QueueFull
+from sluice.producer.operations.submission import Receipt
 from tests.chaos.catalogue import Ask
 from tests.security.acl import QUEUE
 
@@ -50,9 +53,9 @@ class Honest:
 
     async def _learn(self) -> None:
         async with AsyncProducer(self._url, queue=QUEUE) as producer:
-            receipts = [await producer.submit(ask.prompt, tenant=TENANT, **ask.options) for ask in self._asks]
-            for receipt in receipts:
-                result = await producer.result(receipt, timeout_s=60)
+            for ask in self._asks:
+                job_id = await self._submitted(producer, ask.job(tenant=TENANT))
+                result = await producer.result(job_id, timeout_s=60)
                 self._expected.append([(tuple(one.token_ids), one.text) for one in result.choices])
 
     async def _submit_for(self, seconds: float, jobs_per_s: float) -> None:
@@ -77,18 +80,20 @@ class Honest:
             self.ledger.faults.append(f"{job_id}: expected {self._expected[at]}, got {output}")
 
     async def _submit(self, producer: AsyncProducer, ask: Ask, job_id: str, number: int) -> None:
-        """Submit under a chosen id until it is accepted. One in four has a deadline, which the others can see."""
-        deadline_s = 3600.0 if number % 4 == 0 else None
+        """Submit under a chosen id. One in four has a time to live, whose timer the others can see."""
+        ttl_s = 3600.0 if number % 4 == 0 else None
+        await self._submitted(producer, ask.job(job_id=JobId(job_id), tenant=TENANT, priority=number % 3, ttl_s=ttl_s))
+
+    async def _submitted(self, producer: AsyncProducer, job: Job) -> str:
+        """Submit until the job is accepted."""
         while True:
-            try:
-                await producer.submit(
-                    ask.prompt, job_id=job_id, tenant=TENANT, priority=number % 3, ttl_s=deadline_s, **ask.options
-                )
-            except QueueFull:
-                self.ledger.num_refused += 1
-                await asyncio.sleep(0.2)
-            else:
-                return
+            [answer] = [one async for one in producer.submit_many([job])]
+            if isinstance(answer, Receipt):
+                return str(answer)
+            if not isinstance(answer, QueueFull):
+                raise answer
+            self.ledger.num_refused += 1
+            await asyncio.sleep(0.2)
 
     async def _wait(self, producer: AsyncProducer, job_id: str, num_choices: int) -> Output:
         result = await producer.result(job_id)
