@@ -29,7 +29,7 @@ PRINTED = {
     "worker doctor": (0, r"\nok +model: .*with chat template\n"),
     'producer ask "What is 12 + 30?"': (0, r"\A\d+ \+ \d+ = \d+\.\n\Z"),
     "worker status": (0, r" small_model .* pulling "),
-    "worker start --gpu 0 --model ./my-model": (2, r"SLUICE_MODEL: ./my-model is not a folder"),
+    "worker start --gpu 0 --model ./my-model": (2, r"SLUICE_(DEVICE: there is no GPU 0|MODEL: ./my-model is not)"),
     "producer submit questions.jsonl --wait -o answers.jsonl": (0, r"Successful requests: +2\n"),
     "worker audit": (0, r"All sources agree"),
 }

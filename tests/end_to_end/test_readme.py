@@ -135,14 +135,14 @@ def _is_running_already(here: Place, command: str, _producer: Producer) -> None:
 
 
 def _says_what_it_lacks(here: Place, command: str, _producer: Producer) -> None:
-    """The model's folder is the reader's own: without it the worker exits with a message."""
+    """The GPU and the model's folder are the reader's own: without one the worker exits with a message."""
+    no_gpu, no_model = "  SLUICE_DEVICE: there is no GPU 0 ", "  SLUICE_MODEL: ./my-model is not a folder: "
     done = here.run(command)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
-    assert done.stderr.splitlines() == [
-        "1 setting is wrong:",
-        "  SLUICE_MODEL: ./my-model is not a folder: give a model folder or a Hugging Face name (owner/name)",
-    ]
+    first, problem = done.stderr.splitlines()
+    assert first == "1 setting is wrong:"
+    assert problem.startswith(no_model if torch.cuda.is_available() else no_gpu)
 
 
 def _is_a_target(_here: Place, command: str, _producer: Producer) -> None:
