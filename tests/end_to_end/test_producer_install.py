@@ -79,3 +79,10 @@ with Producer(sys.argv[1]) as producer:
         listed = run(str(python.parent / "producer"), "queues", "list", "--redis-url", valkey.url)
 
         assert listed.returncode == 0, listed.stderr
+
+    def test_when_a_worker_is_started_then_it_says_what_to_install(self, python: Path, valkey: RedisServer) -> None:
+        started = run(str(python.parent / "worker"), "start", "--redis-url", valkey.url)
+
+        assert started.returncode == 2
+        assert started.stderr.count("\n") == 1
+        assert "pip install 'sluice-llm[worker]'" in started.stderr

@@ -214,7 +214,9 @@ class TestGivenJobsInTheQueue:
         listed = json.loads(run("queues", "list", "--json").out)
         assert [(row["queue"], row["waiting"], row["paused"]) for row in listed] == [("default", 3, False)]
         assert listed[0]["tokens"] > 30
-        assert run("queues", "list").out.splitlines()[1].startswith("default\t3\t")
+        table = run("queues", "list").out
+        assert table.splitlines()[1].startswith("default\t3\t")
+        assert table.endswith("\n")
         assert run("queues", "pause").code == 0
         assert run("queues", "set", "--max-waiting-jobs", "3", "--mode", "fair", "--weight", "acme=2").code == 0
         shown = json.loads(run("queues", "show", "--json").out)

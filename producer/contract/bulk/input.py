@@ -269,10 +269,11 @@ class LineReader:
         prompts = {name: fields.pop(name) for name in ("prompt", "messages", "token_ids") if name in fields}
         if len(prompts) != 1:
             raise RequestRefused("invalid_request", "a line has one of prompt, messages, token_ids, or an OpenAI body")
-        if unknown := fields.keys() - (OPTION_NAMES - {"job_id"}):
+        known = OPTION_NAMES - {"job_id"}
+        if unknown := fields.keys() - known:
             name = min(unknown)
             message = f"unknown option {name!r}; what is yours belongs in metadata"
-            raise RequestRefused("unknown_parameter", message + did_you_mean(name, OPTION_NAMES), name)
+            raise RequestRefused("unknown_parameter", message + did_you_mean(name, known), name)
         for name in ("deadline", "not_before"):
             if name in fields:
                 fields[name] = _moment(name, fields[name])
