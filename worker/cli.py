@@ -184,7 +184,7 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
     Example:
         worker doctor --gpu 0 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
     """
-    from sluice.worker.checks.result import Level
+    from sluice.worker.checks.result import CheckLevel
     from sluice.worker.checks.site import Site
     from sluice.worker.checks.startup import examine
     from sluice.worker.log import get_log
@@ -197,7 +197,7 @@ def doctor(gpu: str | None, cpu: bool, config_file: Path | None, **given: object
         sys.exit(ExitCode.BROKEN)
     is_well = True
     for result in examine(Site(config, os.environ, get_log(), patience_s=0)):
-        is_well = is_well and result.level in (Level.OK, Level.NOTE)
+        is_well = is_well and result.level in (CheckLevel.OK, CheckLevel.NOTE)
         say(f"{result.level:5}  {result.what}: {result.found}")
         if result.advice:
             say(f"       {result.advice}")

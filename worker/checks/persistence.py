@@ -6,16 +6,15 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from sluice.producer.contract.durability import Durability, Persistence, persistence_of, read_durability
-from sluice.producer.contract.durability import Level as DurabilityLevel
+from sluice.producer.contract.durability import Durability, Level, Persistence, persistence_of, read_durability
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.keys import QueueKeys
-from sluice.worker.checks.result import CheckResult, Level, warning
+from sluice.worker.checks.result import CheckLevel, CheckResult, warning
 from sluice.worker.connection.clients import Client, shards_of
 
 LEVELS = (
-    *(Durability(level) for level in (DurabilityLevel.MEMORY, DurabilityLevel.AOF, DurabilityLevel.FSYNC)),
-    *(Durability(DurabilityLevel.REPLICA, replicas) for replicas in (1, 2)),
+    *(Durability(level) for level in (Level.MEMORY, Level.AOF, Level.FSYNC)),
+    *(Durability(Level.REPLICA, replicas) for replicas in (1, 2)),
 )
 """Levels to check. More replicas are rare."""
 
@@ -36,7 +35,7 @@ def persistence_results(client: Client) -> Iterator[CheckResult]:
         if objection is None:
             yield CheckResult(what=what, found="possible")
         else:
-            yield CheckResult(what=what, found=f"not possible: {objection}", level=Level.NOTE)
+            yield CheckResult(what=what, found=f"not possible: {objection}", level=CheckLevel.NOTE)
 
 
 def durability_results(client: Client, keys: QueueKeys) -> Iterator[CheckResult]:

@@ -6,7 +6,7 @@ from statistics import median
 
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.checks.persistence import persistence_results
-from sluice.worker.checks.result import CheckResult, Level
+from sluice.worker.checks.result import CheckLevel, CheckResult
 from sluice.worker.checks.site import Site
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
@@ -57,4 +57,4 @@ def _clock(client: Client) -> CheckResult:
 def _judged(what: str, found: str, advice: str, *, is_well: bool) -> CheckResult:
     if is_well:
         return CheckResult(what=what, found=found)
-    return CheckResult(what=what, found=found, level=Level.WARNING, advice=advice)
+    return CheckResult(what=what, found=found, level=CheckLevel.WARNING, advice=advice)

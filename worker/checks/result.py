@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """What a result means; the value is what `worker doctor` prints."""
 
     OK = "ok"
@@ -24,10 +24,10 @@ class CheckResult:
 
     what: str
     found: str
-    level: Level = Level.OK
+    level: CheckLevel = CheckLevel.OK
     advice: str | None = None
 
 
 def warning(what: str, found: str, advice: str | None = None) -> CheckResult:
     """Return a result that warns."""
-    return CheckResult(what=what, found=found, level=Level.WARNING, advice=advice)
+    return CheckResult(what=what, found=found, level=CheckLevel.WARNING, advice=advice)

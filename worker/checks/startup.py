@@ -11,7 +11,7 @@ from sluice.worker.checks.history_check import check_history
 from sluice.worker.checks.model_checks import check_device, check_kernels, check_model
 from sluice.worker.checks.queue_check import check_queue
 from sluice.worker.checks.redis_check import check_redis
-from sluice.worker.checks.result import CheckResult, Level, warning
+from sluice.worker.checks.result import CheckLevel, CheckResult, warning
 from sluice.worker.checks.site import Site
 from sluice.worker.connection.listening import listen, ports_of
 from sluice.worker.errors import ConfigError, WorkerError
@@ -75,7 +75,7 @@ def require(checks: Sequence[Check], site: Site, log: Log) -> None:
     """
     for check in checks:
         for result in _results_of(check, site):
-            if result.level is Level.WARNING:
+            if result.level is CheckLevel.WARNING:
                 log.warning("startup check warns", what=result.what, found=result.found, advice=result.advice)
 
 
@@ -85,14 +85,14 @@ def examine(site: Site) -> Iterator[CheckResult]:
     for check in (*SERVER_CHECKS, *MODEL_CHECKS):
         if check.needs & failed:
             failed.add(check.what)
-            yield CheckResult(what=check.what, found="not checked, because of the above", level=Level.NOTE)
+            yield CheckResult(what=check.what, found="not checked, because of the above", level=CheckLevel.NOTE)
             continue
         try:
             yield from _results_of(check, site)
         except WorkerError as error:
             failed.add(check.what)
             problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-            yield from (CheckResult(what=check.what, found=problem, level=Level.WRONG) for problem in problems)
+            yield from (CheckResult(what=check.what, found=problem, level=CheckLevel.WRONG) for problem in problems)
 
 
 def _results_of(check: Check, site: Site) -> Iterator[CheckResult]:
