@@ -109,7 +109,7 @@ class SubmittedLine(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Counts:
+class BulkCounts:
     """The progress of a run. Mutable."""
 
     lines: int = 0
@@ -126,7 +126,7 @@ class Counts:
     """Set while the queue is full and the run waits."""
 
 
-Listener = Callable[[Counts], None]
+Listener = Callable[[BulkCounts], None]
 
 
 class BadFile(ProducerError):
@@ -161,7 +161,7 @@ class BulkRun:
         self._room = producer.waits.wait()
         """The wait for room in the queue."""
 
-        self.counts = Counts()
+        self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
 

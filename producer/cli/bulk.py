@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 from sluice.producer import config
-from sluice.producer.bulk.run import BulkRun, BulkSettings, Counts, Listener, default_batch
+from sluice.producer.bulk.run import BulkCounts, BulkRun, BulkSettings, Listener, default_batch
 from sluice.producer.cli.common import (
     Values,
     connection_options,
@@ -237,7 +237,7 @@ def _listener() -> Generator[Listener]:
         task = progress.add_task("submitting", total=None, rate="")
         begin_s = time.monotonic()
 
-        def show(counts: Counts) -> None:
+        def show(counts: BulkCounts) -> None:
             sent = counts.accepted + counts.before
             elapsed_s = max(time.monotonic() - begin_s, 1e-9)
             if counts.full is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sluice.producer.contract.calls.audit import Counts, Picture
+from sluice.producer.contract.calls.audit import PartitionCounts, Picture
 from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.findings import (
@@ -269,7 +269,7 @@ def _is_before(event: str | None, mark: str) -> bool:
     return event is not None and read_stream_id(event) <= read_stream_id(mark)
 
 
-def _add_counters(report: Report, counts: Counts) -> None:
+def _add_counters(report: Report, counts: PartitionCounts) -> None:
     names = {"waiting_jobs": "queued", "running_jobs": "running"}
     for name in ("submitted", "done", "failed", "cancelled", "expired", *names):
         report.counters[names.get(name, name)] += counts.counters.get(name, 0)

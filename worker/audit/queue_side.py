@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls.audit import (
     AUDIT_SLICE_JOBS,
-    Counts,
     LaneView,
+    PartitionCounts,
     Picture,
     StrayEntry,
     Sums,
@@ -176,7 +176,7 @@ class QueueSide:
 
     # ------------------------------------------------------------ counters
 
-    def counts(self) -> Counts:
+    def counts(self) -> PartitionCounts:
         """Read the counters together with what they count."""
         return run(self._client, audit_counts(self.keys, sorted(self.lanes)))
 
@@ -203,7 +203,7 @@ class QueueSide:
         first: list[Any] = self._client.xrange(self.keys.outbox, "-", "+", 1)
         return first[0][0].decode() if first else None
 
-    def wrong_counts(self, counts: Counts) -> Iterator[Finding]:
+    def wrong_counts(self, counts: PartitionCounts) -> Iterator[Finding]:
         """Yield findings on counters that differ from what they count, and on the sum of all states."""
         stated = counts.counters
         for name, there in (("waiting_jobs", counts.waiting_jobs), ("running_jobs", counts.running_jobs)):
@@ -223,7 +223,7 @@ class QueueSide:
                 finding, kind=Kind.EQUATION, queue=f"submitted {stated.get('submitted', 0)}, in states {total}"
             )
 
-    def _wrong_sums(self, counts: Counts) -> Iterator[Finding]:
+    def _wrong_sums(self, counts: PartitionCounts) -> Iterator[Finding]:
         stated = counts.counters
         for name, there in (("waiting_tokens", self.sums.tokens), ("waiting_bytes", self.sums.bytes)):
             if stated.get(name, 0) != there:

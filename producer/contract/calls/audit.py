@@ -169,7 +169,7 @@ class LaneDepth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class PartitionCounts:
     """The counters of a partition and the counted values, at one instant."""
 
     stamp: str
@@ -188,17 +188,17 @@ class Counts:
     outbox_first: str | None
 
 
-def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[Counts]:
+def audit_counts(keys: QueueKeys, lanes: Sequence[str]) -> Call[PartitionCounts]:
     """Compare counters with counts; `lanes` are those whose keys exist. Costs a command per lane and worker."""
     return Call("audit_counts", keys.fixed(), (pack_for_script(lanes),), _read_counts)
 
 
-def _read_counts(reply: Raw) -> Counts:
+def _read_counts(reply: Raw) -> PartitionCounts:
     stamp, flat, waiting, running, wrong_lanes, outbox, first, unlisted = reply
     counters = {
         name.decode(errors="replace"): read_number(value) for name, value in zip(flat[::2], flat[1::2], strict=True)
     }
-    return Counts(
+    return PartitionCounts(
         stamp=stamp.decode(),
         counters=counters,
         waiting_jobs=waiting,
