@@ -360,7 +360,7 @@ class TestGivenAStageOfAMinute:
     def test_when_parts_end_then_it_says_how_much_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now_s, lines = [0.0], list[str]()
         monkeypatch.setattr(progress, "monotonic", lambda: now_s[0])
-        stage = progress.Progress(lines.append).stage("simulating", 60, estimate_s=300)
+        stage = progress.ProgressReporter(lines.append).stage("simulating", 60, estimate_s=300)
 
         def part() -> int:
             now_s[0] += 1

@@ -15,7 +15,7 @@ from sluice.worker.endpoints import database_url_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.load import engine_config, load
 from sluice.worker.model.translate import Encoder
-from sluice.worker.tune.progress import Progress
+from sluice.worker.tune.progress import ProgressReporter
 from sluice.worker.tune.search import (
     BLOCK_SIZES,
     MAX_NUM_BATCHED_TOKENS,
@@ -60,7 +60,7 @@ def run_tune(
         ConfigError: the model, the traffic or a number is wrong.
         NotReady: the history cannot be read.
     """
-    batching, progress = engine_config(config), Progress(write)
+    batching, progress = engine_config(config), ProgressReporter(write)
     write(f"loading {config.model.path}")
     first = load(_widest(config, BLOCK_SIZES[0]))
     arrivals = _arrivals(config, environ, options, first.encode)

@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 SAY_EVERY_S = 2.0
 
 
-class Progress:
+class ProgressReporter:
     """Writes lines with `write`; without it, nothing."""
 
     def __init__(self, write: Callable[[str], None] = lambda line: None) -> None:

@@ -16,7 +16,7 @@ from sluice.engine.simulation.figures import Figures, Target, summarise
 from sluice.engine.simulation.replay import Clock, Replay, replay, simulate
 from sluice.engine.simulation.step_time import Fit, fit
 from sluice.worker.config import DEFAULT_BLOCK_SIZE
-from sluice.worker.tune.progress import Progress
+from sluice.worker.tune.progress import ProgressReporter
 
 MAX_NUM_SEQS = (4, 8, 16, 32, 64, 128)
 MAX_NUM_BATCHED_TOKENS = (128, 256, 512, 1024, 2048, 4096)
@@ -60,10 +60,14 @@ class Model:
     """A model on this machine. `load` loads it with a block size; settings outside the search are from `config`."""
 
     def __init__(
-        self, load: Callable[[int], Executor], clock: Clock, config: EngineConfig, progress: Progress | None = None
+        self,
+        load: Callable[[int], Executor],
+        clock: Clock,
+        config: EngineConfig,
+        progress: ProgressReporter | None = None,
     ) -> None:
         self.config = config
-        self.progress = progress or Progress()
+        self.progress = progress or ProgressReporter()
         self._load = load
         self._clock = clock
         self._loaded: tuple[int, Executor] | None = None
