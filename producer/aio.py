@@ -18,7 +18,7 @@ from sluice.producer import config
 from sluice.producer.client import AnyJob, durability_policy, embedded_use, link_settings
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
-from sluice.producer.contract.waits import OnWait, Waits
+from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -53,7 +53,7 @@ class AsyncProducer:
         patience_s: float = 30.0,
         on_wait: OnWait | None = None,
     ) -> None:
-        self.waits = Waits(on_wait)
+        self.waits = WaitNotifier(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
         self._use = embedded_use(url, self.waits)

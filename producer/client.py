@@ -19,7 +19,7 @@ from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
 from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.waits import OnWait, Waits
+from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
@@ -76,7 +76,7 @@ class Producer:
         patience_s: float = 30.0,
         on_wait: OnWait | None = None,
     ) -> None:
-        self.waits = Waits(on_wait)
+        self.waits = WaitNotifier(on_wait)
         self._queue = Queue(queue, partitions)
         self._durability = durability_policy(durability, patience_s)
         self._use = embedded_use(url, self.waits)
@@ -369,12 +369,14 @@ def durability_policy(durability: str | None, patience_s: float) -> DurabilityPo
     return DurabilityPolicy(None if durability is None else read_durability(durability), min(patience_s, TIMEOUT_S))
 
 
-def embedded_use(argument: str | None, waits: Waits) -> embedded.Use | None:
+def embedded_use(argument: str | None, waits: WaitNotifier) -> embedded.Use | None:
     """Use the embedded server, started if needed; None if the argument or the environment names another."""
     return None if config.redis_url(argument) else embedded.use(state_dir(), waits)
 
 
-def link_settings(argument: str | None, use: embedded.Use | None, patience_s: float, waits: Waits) -> LinkSettings:
+def link_settings(
+    argument: str | None, use: embedded.Use | None, patience_s: float, waits: WaitNotifier
+) -> LinkSettings:
     """Return the settings of a link to the server that the client uses."""
     if use is not None:
         return LinkSettings(use.url, patience_s, waits, use.revive)

@@ -1,7 +1,7 @@
 """What calls of a client wait for: told once when a wait begins to last, and once when it ends. No I/O.
 
-A call that waits owns a `Wait` and states why it waits. `Waits` joins those of one client, so that a hundred readers of
-a paused queue give one notice. Knows no queue and no server.
+A call that waits owns a `Wait` and states why it waits. `WaitNotifier` joins those of one client, so that a
+hundred readers of a paused queue give one notice. Knows no queue and no server.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class _Open:
 
 
 @dataclass(slots=True, eq=False)
-class Waits:
+class WaitNotifier:
     """The waits of one client. Threads may share it. Changes as calls begin and end to wait."""
 
     on_wait: OnWait | None = None
@@ -110,7 +110,7 @@ class Waits:
 class Wait:
     """The wait of one call, used in a `with`. Changes as the call waits and goes on."""
 
-    _waits: Waits
+    _waits: WaitNotifier
     _since_s: float = field(default_factory=monotonic)
     _asked_s: float = field(default_factory=monotonic)
     _cause: WaitCause | None = None

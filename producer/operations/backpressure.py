@@ -5,7 +5,7 @@ from time import monotonic
 
 from sluice.producer.contract.calls import NewJob
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.waits import WaitCause, WaitReason, Waits
+from sluice.producer.contract.waits import WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Operation, Sleep
@@ -16,7 +16,7 @@ MAX_PAUSE_S = 2.0
 """Longest pause before the next attempt: the estimate may be too high."""
 
 
-def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], waits: Waits) -> Operation[Receipt]:
+def submit_within(wait_s: float, attempt: Callable[[], Operation[Receipt]], waits: WaitNotifier) -> Operation[Receipt]:
     """Submit; while the queue is full, wait as long as its refusal suggests and try again. Tell of long waits.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.waits import Wait, Waits
+from sluice.producer.contract.waits import Wait, WaitNotifier
 from sluice.producer.contract.wire import (
     ChannelEntry,
     ChoiceResult,
@@ -256,7 +256,7 @@ def _max_tokens(view: JobView) -> int:
 
 
 def follow(
-    queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: Waits | None = None
+    queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
     """Yield the events of any number of channels, over one connection, until each has ended; tell of long waits.
 
@@ -264,7 +264,7 @@ def follow(
         JobNotFound, BadOffset, ResultExpired, ChannelExpired: a channel cannot be read from its position.
         ResultTimeout: not all channels have ended within `timeout_s`.
     """
-    with (waits or Waits()).wait() as wait:
+    with (waits or WaitNotifier()).wait() as wait:
         yield from _follow(queue, readers, Countdown(timeout_s), wait)
 
 
@@ -285,7 +285,9 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
         look_after_s = min(2 * look_after_s, MAX_LOOK_S)
 
 
-def stream(queue: Queue, reader: Reader, timeout_s: float | None = None, *, waits: Waits | None = None) -> Follow:
+def stream(
+    queue: Queue, reader: Reader, timeout_s: float | None = None, *, waits: WaitNotifier | None = None
+) -> Follow:
     """Yield the events of one channel, then raise if the job ended other than done.
 
     Raises:

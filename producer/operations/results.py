@@ -10,7 +10,7 @@ from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import command_of
-from sluice.producer.contract.waits import Wait, Waits
+from sluice.producer.contract.waits import Wait, WaitNotifier
 from sluice.producer.contract.wire import ChannelEntry, JobId, JobResult, decode_entry, decode_result
 from sluice.producer.errors import (
     ENDS_BADLY,
@@ -48,7 +48,9 @@ IDLE_SHARE = 9
 """A pause lasts this many times as long as the round before it: polling takes at most a tenth of the time."""
 
 
-def result(queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: Waits | None = None) -> Operation[JobResult]:
+def result(
+    queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: WaitNotifier | None = None
+) -> Operation[JobResult]:
     """Wait for a job to end and return its output; tell of long waits.
 
     Raises:
@@ -57,7 +59,7 @@ def result(queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: Waits
         ResultExpired: the job is done, but its output has expired.
         JobNotFound: the job is unknown.
     """
-    with (waits or Waits()).wait() as wait:
+    with (waits or WaitNotifier()).wait() as wait:
         return (yield from _result(queue, job_id, Countdown(timeout_s), wait))
 
 
@@ -151,10 +153,10 @@ Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 
 
 def outcomes(
-    queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False, waits: Waits | None = None
+    queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False, waits: WaitNotifier | None = None
 ) -> Outcomes:
     """Yield the outcome of each job as it ends; tell of waits in which none ends."""
-    with (waits or Waits()).wait() as wait:
+    with (waits or WaitNotifier()).wait() as wait:
         yield from _outcomes(queue, dict.fromkeys(job_ids), wait, with_entries=with_entries)
 
 

@@ -16,7 +16,7 @@ from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.backoff import Backoff
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, ErrorKind, classify
 from sluice.producer.contract.transport.execution import Reply
-from sluice.producer.contract.waits import Wait, WaitCause, WaitReason, Waits
+from sluice.producer.contract.waits import Wait, WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import (
     AccessDenied,
     CertificateRefused,
@@ -41,7 +41,7 @@ class LinkSettings:
 
     url: str
     patience_s: float = 30.0
-    waits: Waits = field(default_factory=Waits)
+    waits: WaitNotifier = field(default_factory=WaitNotifier)
     """Told of outages that last."""
 
     revive: Callable[[], None] | None = None

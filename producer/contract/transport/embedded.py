@@ -32,7 +32,7 @@ from redis.retry import Retry
 
 from sluice.producer.contract.errors import EmbeddedServerError
 from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
-from sluice.producer.contract.waits import Wait, WaitCause, WaitReason, Waits
+from sluice.producer.contract.waits import Wait, WaitCause, WaitNotifier, WaitReason
 
 START_TIMEOUT_S = 60.0
 """Large: an append-only file of gigabytes takes seconds to load, and the progress is not visible from outside."""
@@ -150,13 +150,13 @@ class Use:
             return  # the folder is gone, or the server does not end: the next user tries again
 
 
-def use(folder: Path, waits: Waits | None = None) -> Use:
+def use(folder: Path, waits: WaitNotifier | None = None) -> Use:
     """Use the embedded server of this state folder; start it if needed.
 
     Raises:
         EmbeddedServerError: as `ensure` does.
     """
-    embedded, waits = Embedded(folder), waits or Waits()
+    embedded, waits = Embedded(folder), waits or WaitNotifier()
     with _explained(folder):
         _make_own(embedded)
         with waits.wait() as wait, _lock(embedded.lock_path, wait), ExitStack() as on_failure:
@@ -181,7 +181,7 @@ def ensure(folder: Path) -> Embedded:
         _make_own(embedded)
         if answers(embedded):
             return embedded
-        with Waits().wait() as wait, _lock(embedded.lock_path):
+        with WaitNotifier().wait() as wait, _lock(embedded.lock_path):
             if not answers(embedded):
                 _start(embedded, wait)
     return embedded

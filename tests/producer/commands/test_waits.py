@@ -15,7 +15,7 @@ import pytest
 from sluice.producer import AsyncProducer, Producer, QueueSettings, ResultTimeout, WaitCause, WaitNotice
 from sluice.producer.contract import waits
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.waits import WaitReason, Waits
+from sluice.producer.contract.waits import WaitNotifier, WaitReason
 from sluice.producer.operations import follow, results
 from tests.grids import fast_only
 from tests.producer.worker_side import HandWorker
@@ -245,7 +245,7 @@ class TestGivenAServerThatGoesAway:
 class TestGivenAWaitOfOneCall:
     def test_when_its_cause_changes_then_the_first_ends_and_the_second_begins(self) -> None:
         heard = Heard()
-        with Waits(heard).wait() as wait:
+        with WaitNotifier(heard).wait() as wait:
             wait.waits_for(WaitReason(WaitCause.NO_WORKER, "none"))
             wait.waits_for(WaitReason(WaitCause.NO_WORKER, "none"))
             wait.waits_for(WaitReason(WaitCause.BEHIND_OTHERS, "3 jobs"))
@@ -261,7 +261,7 @@ class TestGivenAWaitOfOneCall:
         heard = Heard()
 
         def fail() -> None:
-            with Waits(heard).wait() as wait:
+            with WaitNotifier(heard).wait() as wait:
                 wait.waits_for(WaitReason(WaitCause.NO_WORKER, "none"))
                 raise ResultTimeout
 
