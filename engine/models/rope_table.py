@@ -130,6 +130,6 @@ def _required(config: RopeConfig, name: str) -> float:
 
 def _optional(config: RopeConfig, name: str) -> float | None:
     value = config.parameters.get(name)
-    if value is not None and not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ModelFolderError(f"config.json: rope {name} must be a number, got {value!r}.")
     return value

@@ -190,6 +190,7 @@ class TestGivenABadFolder:
             ({"rope_scaling": {"type": "su"}}, "rope type 'su' is not one of"),
             ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
             ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor must be a number"),
+            ({"rope_scaling": {"rope_type": "linear", "factor": True}}, "factor must be a number"),
             ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, "list of 2 numbers"),
             ({"intermediate_size": 25}, r"is \(24, 16\), config.json expects \(25, 16\)"),
             ({"num_hidden_layers": 3}, "no tensor 'model.layers.2"),
