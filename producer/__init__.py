@@ -2,7 +2,8 @@
 
     from sluice.producer import Producer, AsyncProducer, QueueFull
 
-Clients, their arguments and results, and every error are importable from here. Each is loaded at first use.
+Clients, their arguments and results, every error and `verify_webhook` are importable from here. Each is
+loaded at first use.
 """
 
 from importlib import import_module
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sluice.producer.contract.messages import ChoiceResult, End, JobId, JobResult, Message, TokenLogprobs, Usage
     from sluice.producer.contract.states import JobState
     from sluice.producer.contract.waits import WaitCause, WaitNotice
+    from sluice.producer.contract.webhooks import BadSignature, verify_webhook
     from sluice.producer.errors import (
         AccessDenied,
         BadOffset,
@@ -54,6 +56,7 @@ __all__ = [
     "AccessDenied",
     "AsyncProducer",
     "BadOffset",
+    "BadSignature",
     "BatchCancelled",
     "BatchNotFound",
     "BatchView",
@@ -102,6 +105,7 @@ __all__ = [
     "WaitCause",
     "WaitNotice",
     "job",
+    "verify_webhook",
 ]
 
 _HOMES = {
@@ -131,6 +135,8 @@ _HOMES = {
     "JobStatus": "operations.views",
     "WaitCause": "contract.waits",
     "WaitNotice": "contract.waits",
+    "BadSignature": "contract.webhooks",
+    "verify_webhook": "contract.webhooks",
 }
 """The module of each name that is not an error."""
 

@@ -38,7 +38,7 @@ def sign(secrets: str, *, event_id: str, timestamp_s: int, body: bytes) -> dict[
     return {ID_HEADER: event_id, TIMESTAMP_HEADER: str(timestamp_s), SIGNATURE_HEADER: " ".join(signatures)}
 
 
-def verify(
+def verify_webhook(
     secrets: str,
     headers: Mapping[str, str],
     body: bytes,

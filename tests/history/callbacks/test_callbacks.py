@@ -13,11 +13,10 @@ import pytest
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
-from sluice.producer import Producer
+from sluice.producer import Producer, verify_webhook
 from sluice.producer.contract import calls
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
-from sluice.producer.contract.webhooks import verify
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.errors import BatchNotFound
 from sluice.worker.callbacks import chores
@@ -119,7 +118,7 @@ class TestGivenAJobThatWantsAWebhook:
 
         headers, body = hook.got[0]
         event = json.loads(body)
-        assert verify(SECRET, headers, body) == event["id"]
+        assert verify_webhook(SECRET, headers, body) == event["id"]
         assert (event["type"], event["created_at_ms"]) == ("job.done", e.NOON_MS)
         assert event["data"] == {
             "job_id": "0.acme.1", "queue": e.QUEUE, "state": "done", "error": None, "batch": "nightly", "model": None,

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.producer.contract.webhooks import BadSignature, sign, verify
+from sluice.producer import BadSignature, verify_webhook
+from sluice.producer.contract.webhooks import sign
 from sluice.worker.callbacks.webhooks import Sender, WebhookFailed, WebhookRefused, is_allowed, parse_networks
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import load_config
@@ -48,7 +49,7 @@ class TestGivenAReceiver:
 
         headers, body = hook.got[0]
         assert status == 200
-        assert verify(SECRET, headers, body) == "evt_1"
+        assert verify_webhook(SECRET, headers, body) == "evt_1"
         assert hook.paths == ["/hook?of=sluice"]
 
     def test_when_the_secret_is_another_then_verify_refuses(self, hook: Receiver) -> None:
@@ -56,13 +57,13 @@ class TestGivenAReceiver:
 
         headers, body = hook.got[0]
         with pytest.raises(BadSignature, match="no signature"):
-            verify("whsec_AAAA", headers, body)
+            verify_webhook("whsec_AAAA", headers, body)
 
     def test_when_keys_are_being_exchanged_then_either_verifies(self, hook: Receiver) -> None:
         sender(secrets="old new").send(hook.url, "evt_1", b"{}")
 
         headers, body = hook.got[0]
-        assert verify("old", headers, body) == verify("new", headers, body) == "evt_1"
+        assert verify_webhook("old", headers, body) == verify_webhook("new", headers, body) == "evt_1"
 
     @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
     def test_when_it_answers_with_an_error_then_a_later_try_may_help(self, hook: Receiver, status: int) -> None:
@@ -143,7 +144,7 @@ class TestGivenKeysThatSignNothing:
         with pytest.raises(ValueError, match="key"):
             sign(secrets, event_id="e", timestamp_s=1, body=b"")
         with pytest.raises(ValueError, match="key"):
-            verify(secrets, signed, b"", now_s=1)
+            verify_webhook(secrets, signed, b"", now_s=1)
 
     @pytest.mark.parametrize("secrets", [" ", "whsec_", "whsec_abc"])
     def test_when_a_process_starts_with_them_then_it_says_so(self, secrets: str) -> None:
@@ -275,17 +276,17 @@ class TestGivenASignature:
     def test_when_the_body_differs_then_verify_refuses(self, body: bytes, other: bytes, secret: str) -> None:
         headers = sign(secret, event_id="evt_1", timestamp_s=1000, body=body)
 
-        assert verify(secret, headers, body, now_s=1000) == "evt_1"
+        assert verify_webhook(secret, headers, body, now_s=1000) == "evt_1"
         if other != body:
             with pytest.raises(BadSignature):
-                verify(secret, headers, other, now_s=1000)
+                verify_webhook(secret, headers, other, now_s=1000)
 
     @pytest.mark.parametrize("now_s", [1301, 699])
     def test_when_it_is_old_or_early_then_verify_refuses(self, now_s: float) -> None:
         headers = sign("s", event_id="evt_1", timestamp_s=1000, body=b"")
 
         with pytest.raises(BadSignature, match="too old"):
-            verify("s", headers, b"", now_s=now_s)
+            verify_webhook("s", headers, b"", now_s=now_s)
 
     @pytest.mark.parametrize("missing", ["webhook-id", "webhook-timestamp", "webhook-signature"])
     def test_when_a_header_is_missing_then_verify_refuses(self, missing: str) -> None:
@@ -293,7 +294,7 @@ class TestGivenASignature:
         del headers[missing]
 
         with pytest.raises(BadSignature, match="header"):
-            verify("s", headers, b"", now_s=1000)
+            verify_webhook("s", headers, b"", now_s=1000)
 
     def test_when_signed_with_the_published_example_then_it_is_the_published_signature(self) -> None:
         """The example of the Standard Webhooks reference libraries' tests."""
