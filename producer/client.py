@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from sluice.producer import config
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
+from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
-from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport import embedded
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from sluice.producer.contract.errors import InvalidSetting
-from sluice.producer.contract.state_folder import history_path
+from sluice.producer.contract.host.state_folder import history_path
 from sluice.producer.contract.transport.urls import HOW, SCHEMES, redacted
 
 REDIS_URL = "SLUICE_REDIS_URL"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sluice.producer.contract.transport.terminal import say
+from sluice.producer.contract.host.terminal import say
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
 from sluice.worker.errors import ConfigError, ExitCode, WorkerError

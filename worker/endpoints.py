@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
+from sluice.producer.contract.host.state_folder import history_path, state_dir
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.state_folder import history_path, state_dir
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from sluice.producer.contract.transport.terminal import printable
+from sluice.producer.contract.host.terminal import printable
 from sluice.worker.config import LogConfig
 
 Log = FilteringBoundLogger

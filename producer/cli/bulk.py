@@ -26,9 +26,9 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.contract.bulk.input import STDIN
 from sluice.producer.contract.bulk.journal import journal_name
+from sluice.producer.contract.host.state_folder import state_dir
+from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
-from sluice.producer.contract.state_folder import state_dir
-from sluice.producer.contract.transport.terminal import say
 from sluice.producer.errors import ProducerError
 
 SHOWN_BAD_LINES = 10

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from sluice.producer.client import Producer
+from sluice.producer.contract.host.terminal import printable, say
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
 from sluice.producer.contract.messages import JobOptions
-from sluice.producer.contract.transport.terminal import printable, say
 from sluice.producer.contract.waits import WaitNotice
 from sluice.producer.errors import InvalidSetting
 

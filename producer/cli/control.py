@@ -20,7 +20,7 @@ from sluice.producer.cli.common import (
     when,
 )
 from sluice.producer.contract.calls import BatchView, JobView
-from sluice.producer.contract.transport.terminal import say
+from sluice.producer.contract.host.terminal import say
 from sluice.producer.operations.dead import DeadFilter
 
 FAILED = 1

@@ -20,8 +20,8 @@ from sluice.producer.cli.common import (
     when,
 )
 from sluice.producer.client import Producer
+from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.transport.terminal import say
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable, JobNotFound, QueueUnreachable
 from sluice.producer.operations.views import JobStatus

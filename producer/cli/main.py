@@ -24,7 +24,7 @@ from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.queues import queues, server
 from sluice.producer.client import Producer
-from sluice.producer.contract.transport.terminal import say
+from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import (
     BadOffset,

@@ -21,10 +21,10 @@ from sluice.producer.cli.common import (
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
+from sluice.producer.contract.host.state_folder import state_dir
+from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.keys import RETURNED
-from sluice.producer.contract.state_folder import state_dir
 from sluice.producer.contract.transport import embedded
-from sluice.producer.contract.transport.terminal import say
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sluice.producer import config
-from sluice.producer.contract import state_folder
+from sluice.producer.contract.host import state_folder
 from sluice.producer.contract.transport import urls
 from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.producer.operations.queue import Queue

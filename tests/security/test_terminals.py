@@ -12,9 +12,9 @@ import pytest
 
 from sluice.producer import Producer
 from sluice.producer.contract.database import open_database
+from sluice.producer.contract.host.terminal import printable
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
-from sluice.producer.contract.transport.terminal import printable
 from sluice.worker.history.migrate import migrate
 from tests.end_to_end.processes import ROOT
 from tests.producer.worker_side import HandWorker
