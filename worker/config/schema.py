@@ -98,7 +98,7 @@ class HistoryConfig:
 class QueueConfig:
     """The queue to serve, and which of its jobs to take."""
 
-    name: str = setting("default", env="QUEUE", metavar="NAME", help="Queue to serve.")
+    name: str = setting("default", env="QUEUE", metavar="NAME", help="Name of the queue.")
     partitions: int = setting(
         1, env="PARTITIONS", metavar="COUNT", help="Number of partitions of the queue. The worker serves all of them."
     )
