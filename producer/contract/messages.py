@@ -140,7 +140,11 @@ class JobOptions:
 
 
 class SamplingOptions(TypedDict, total=False):
-    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop."""
+    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
+
+    Declared apart, because a type checker reads keyword arguments from here; so does the engine, which must not import
+    the contract (`SamplingParams`). A test compares names, types, defaults and bounds of the three declarations.
+    """
 
     max_tokens: int
     """Most tokens of each choice, 1 to 1000000. Default: 256."""

@@ -1,4 +1,5 @@
-"""Sampling options are declared twice: by the contract (JobOptions) and by the engine (SamplingParams). They agree."""
+"""Sampling options are declared three times: twice by the contract (JobOptions, and SamplingOptions for keyword
+arguments) and once by the engine (SamplingParams). They agree."""
 
 import ast
 import inspect
