@@ -7,6 +7,7 @@ from redis.exceptions import RedisError
 from sluice.producer.contract.calls import inspect
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.transport.urls import redacted
+from sluice.worker.checks.queue_check import TWO_MODELS_ADVICE, models_of, two_models
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import connect
 from sluice.worker.connection.server_checks import raise_if_refused
@@ -49,14 +50,15 @@ def living_workers(config: WorkerConfig, environ: Mapping[str, str]) -> list[dic
 
 
 def table_of(workers: Sequence[Mapping[str, str]]) -> str:
-    """Format workers as a table."""
+    """Format workers as a table, with a warning if they serve several models."""
     if not workers:
         return "no living workers"
     rows = [COLUMNS, *([_cell(worker, name) for name in COLUMNS] for worker in workers)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(models := models_of(workers)) > 1:
+        lines.append(f"warning: {two_models(models)}. {TWO_MODELS_ADVICE}")
+    return "\n".join(lines)
 
 
 def _cell(worker: Mapping[str, str], name: str) -> str:

@@ -120,6 +120,18 @@ DEFAULT_RESERVE_TOKENS = 256
 DEFAULT_MAX_FAILURES = 3
 """Retryable failures after which a job ends failed. Deaths of workers are counted separately."""
 
+MAX_LISTED = 100
+"""Workers and lanes that a script lists."""
+
+ASIDE_MS = 200
+"""Shortest time for which a pull sets a job aside that names the model of another live worker."""
+
+ASIDE_EACH_MS = 2
+"""The same for each job that is delayed: at most 500 of them are looked at in a second."""
+
+ASIDE_MOST_MS = 60_000
+"""Longest time for which such a job is set aside."""
+
 FOREIGN_LANE_WAIT_S = 10.0
 """Delay of a job whose lane has a key of the wrong type."""
 

@@ -200,7 +200,7 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_pen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Options and metadata of a job, from submit to end. Opaque to the scripts.
+    """Options and metadata of a job, from submit to end. Opaque to the scripts, but for `model`.
 
     Raises:
         InvalidJob: a value is out of its range; the message names it.

@@ -1,8 +1,8 @@
 """Encode messages as bytes and decode them: msgpack, the version first. No I/O.
 
 Every message is an array that begins with the version. A reader accepts its own version and all lower ones, rejects
-newer ones, and ignores fields after those it knows. For scripts these bytes are opaque; only `calls/` packs what a
-script unpacks. docs/reference/wire-format.md draws every message.
+newer ones, and ignores fields after those it knows. For scripts these bytes are opaque, but for the `model` of a spec;
+only `calls/` packs what a script unpacks. docs/reference/wire-format.md draws every message.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,17 +1,23 @@
 """The queue settings that a worker states at start, while other workers run."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, configure, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.errors import InvalidSetting, JobFailed
 from sluice.worker.checks.agreement import agree_on_queue
+from sluice.worker.cli import main
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.errors import ConfigError
-from sluice.worker.model.load import load
+from sluice.worker.model.load import LoadedModel, load
 from tests.integration.jobs import wait_until
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer
@@ -90,3 +96,45 @@ class TestGivenALivingWorkerAndSettingsThatAreLost:
             wait_until(lambda: "keep_prompts" in run(client, inspect(KEYS)).settings, "the settings are back")
 
             assert run(client, inspect(KEYS)).settings == asked
+
+
+def renamed(name: str) -> Callable[[LoadedModel], LoadedModel]:
+    """Make the model of a worker one of this name."""
+    return lambda served: replace(served, name=name)
+
+
+class TestGivenTwoModelsOnOneQueue:
+    def test_when_jobs_name_one_of_them_then_all_are_done_by_it(self, valkey: RedisServer) -> None:
+        client = connect(valkey.url, timeout_s=5)
+        with (
+            running_worker(valkey.url, change=renamed("small")),
+            running_worker(valkey.url, change=renamed("large")),
+            Producer(valkey.url) as producer,
+        ):
+            wait_until(lambda: len(run(client, inspect(KEYS)).workers) == 2, "both live")
+
+            jobs = [producer.submit("hi", model="large", max_tokens=4) for _ in range(20)]
+
+            results = [producer.result(one, timeout_s=20) for one in jobs]
+            assert {result.model for result in results} == {"large"}
+            assert {producer.status(one).attempt for one in jobs} == {1}
+
+    def test_when_nobody_serves_the_model_then_the_job_fails_and_says_so(self, valkey: RedisServer) -> None:
+        with running_worker(valkey.url, change=renamed("small")), Producer(valkey.url) as producer:
+            job = producer.submit("hi", model="large")
+
+            with pytest.raises(JobFailed, match="asks for the model 'large'; this queue serves 'small'"):
+                producer.result(job, timeout_s=20)
+
+    def test_when_looked_at_then_doctor_and_status_warn(self, valkey: RedisServer, tmp_path: Path) -> None:
+        asked = ["--redis-url", valkey.url]
+        history = ["--database-url", f"sqlite:///{tmp_path}/h.db"]
+        client = connect(valkey.url, timeout_s=5)
+        with running_worker(valkey.url, change=renamed("small")), running_worker(valkey.url):
+            wait_until(lambda: len(run(client, inspect(KEYS)).workers) == 2, "both live")
+
+            examined = CliRunner().invoke(main, ["doctor", *asked, *history, "--model", "null"]).output
+            listed = CliRunner().invoke(main, ["status", *asked]).output
+
+        assert "warn   queue models: its workers serve several models: null, small" in examined
+        assert "warning: its workers serve several models: null, small" in listed

@@ -1,6 +1,6 @@
 """Check the queue: that its keys are Sluice's, and that this worker keeps what its live workers have promised."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from redis.exceptions import ResponseError
 
@@ -23,15 +23,32 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
     Raises:
         ConfigError: another program uses its keys, or its workers have promised otherwise.
     """
-    max_job_tokens = None if must_download(site.config.model.path) else site.model.max_job_tokens
+    prepared = None if must_download(site.config.model.path) else site.model
+    models = {(prepared.name if prepared else site.config.model.path) or ""}
     partitions = partitions_of(site.config)
     for keys in partitions:
         view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
-        check_promises(view, site.config, max_job_tokens)
+        check_promises(view, site.config, prepared.max_job_tokens if prepared else None)
+        models |= models_of(view.workers.values())
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
     site.ask_redis(lambda client: check_left_out(client, site.config))
+    if len(models) > 1:
+        yield warning("queue models", two_models(models), TWO_MODELS_ADVICE)
     yield CheckResult(what="queue", found=f"{site.config.queue.name!r} agrees with these settings")
     yield from site.ask_redis(lambda client: list(durability_results(client, partitions[0])))
+
+
+TWO_MODELS_ADVICE = "A job that names no model runs on any of them. Give each model a queue, or name it in every job."
+
+
+def models_of(workers: Iterable[Mapping[str, str]]) -> set[str]:
+    """Return the models that workers report in their heartbeats."""
+    return {about["model"] for about in workers if "model" in about}
+
+
+def two_models(models: Iterable[str]) -> str:
+    """Say that the workers of a queue serve several models."""
+    return f"its workers serve several models: {', '.join(sorted(models))}"
 
 
 def look_at(client: Client, keys: QueueKeys) -> QueueView:

@@ -67,6 +67,7 @@ class LoadedModel:
 class PreparedModel:
     """A model that fits the settings; its weights are not loaded yet."""
 
+    name: str
     description: str
     max_job_tokens: int
     """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
@@ -180,6 +181,7 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel:
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
     null = _null_config(config.model, options)
     return PreparedModel(
+        name=NULL,
         description="the null model, which computes nothing",
         max_job_tokens=min(null.max_model_len, null.num_blocks * null.block_size),
         load=partial(_load_null, config, null, obeys_prompts=obeys_prompts),
@@ -238,6 +240,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
 
     family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
     return PreparedModel(
+        name=name,
         description=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template",
         max_job_tokens=min(plan.max_model_len, (options.num_blocks or plan.max_model_len) * options.block_size),
         load=load_weights,

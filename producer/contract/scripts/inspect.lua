@@ -4,11 +4,9 @@
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, {incarnation, about …},
 --   {class, tenant, jobs, tokens …}, callbacks entries}; maps are flat.
 
-local MAX_LISTED = 100
-
 local function living()
   local workers = {}
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, MAX_LISTED)) do
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_LISTED)) do
     local about = call('HGETALL', worker_key(incarnation))
     about[#about + 1] = 'held'
     about[#about + 1] = tostring(call('HLEN', held_key(incarnation)))
@@ -21,10 +19,10 @@ end
 local listed, oldest = {}, nil
 
 local function list_class(class)
-  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, MAX_LISTED - 1, 'WITHSCORES')
+  local heads = call('ZRANGE', PREFIX .. 'heads:' .. class, 0, LIMITS.MAX_LISTED - 1, 'WITHSCORES')
   if heads[2] then oldest = math.min(oldest or math.huge, tonumber(heads[2])) end
   for i = 1, #heads, 2 do
-    if #listed >= MAX_LISTED then return end
+    if #listed >= LIMITS.MAX_LISTED then return end
     local lane = open_lane(class, heads[i])
     listed[#listed + 1] = { tostring(class), heads[i], lane.jobs, lane.tokens }
   end

@@ -138,12 +138,15 @@ local function charge_once(job)
   end
 end
 
--- Wait for a worker with the model that began the job. This is no attempt.
-local function set_aside(job)
+-- Wait for a worker with the job's model. This is no attempt.
+local num_aside = 0
+local function set_aside(job, wait_ms)
   leave_waiting(job, false)
   count_waiting(job, 1)
-  wait_until(job, NOW + request.model_wait_ms)
+  wait_until(job, NOW + wait_ms)
   write_place(job)
+  num_aside = num_aside + 1
+  if num_aside >= LIMITS.SLICE_JOBS then has_more = true end
 end
 
 local share_per_token = 0
@@ -152,7 +155,8 @@ local function take(lane, entry, parsed, mark)
   if not job then return end
   local lease = job.epoch > 0 and read_lease(job.id) or nil
   if is_too_late(job, lease) then return end
-  if is_of_other_model(job, lease) then return set_aside(job) end
+  local wait_ms = wait_for_model(job, lease)
+  if wait_ms then return set_aside(job, wait_ms) end
   local payload = read_payload(job)
   if not payload then return give_up_payload(job, lease) end
   leave_waiting(job, true)
@@ -181,8 +185,9 @@ local function hold(lane, entry, parsed)
     unlist_lane(lane)
     return look_at(lane.class)
   end
+  local num_before = #taken
   take(lane, entry, parsed, 'h')
-  is_over = true
+  if #taken > num_before then is_over = true else has_more = true end
 end
 
 local has_unlisted = false  -- whether this pull removed a lane without entries from its class

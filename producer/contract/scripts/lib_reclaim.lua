@@ -63,9 +63,8 @@ local function reclaim_job(id, death)
   if not job then return forget_lease_of_nothing(id, lease, why) end
   if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
   if is_settled_by_death(job, lease, death) then return end
-  if is_of_other_model(job, lease) then
-    return return_job(job, lease, death.is_deregistered and 'farewell' or 'death', NOW + request.model_wait_ms)
-  end
+  local wait_ms = wait_for_model(job, lease)
+  if wait_ms then return return_job(job, lease, death.is_deregistered and 'farewell' or 'death', NOW + wait_ms) end
   move_to_me(job, lease, death)
 end
 

@@ -12,7 +12,7 @@ local function take_suspect(id)
     return
   end
   local lease = read_lease(id)
-  if is_too_late(job, lease) or is_of_other_model(job, lease) then return end
+  if is_too_late(job, lease) or wait_for_model(job, lease) then return end
   -- A job with a death in isolation runs alone, without other suspects.
   if has_died_apart(job) then
     if #taken > 0 then return end

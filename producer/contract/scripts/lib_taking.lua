@@ -88,10 +88,52 @@ local function is_too_late(job, lease)
   return true
 end
 
+-- How long a job must wait for a worker of another model, in ms; nil if this worker may have it.
+local wait_for_model
+do
+
 -- Whether another model began the job, and this worker continues only jobs of its own.
 local function is_of_other_model(job, lease)
   local began_with = request.own_model and job.fingerprint
   return began_with and began_with ~= request.own_model and published_tokens(lease) > 0
+end
+
+-- The model that a job names; nil if it names none, or its spec cannot be read. The spec is `{version, {name: value}}`.
+local function model_named(job)
+  if not string.find(job.spec, '\165model', 1, true) then return nil end
+  local is_read, spec = pcall(cmsgpack.unpack, job.spec)
+  local values = is_read and type(spec) == 'table' and spec[2]
+  return type(values) == 'table' and values.model or nil
+end
+
+local models
+local function is_served(model)
+  if not models then
+    models = {}
+    for _, one in ipairs(call('ZRANGEBYSCORE', ALIVE, '(' .. beat_time(), '+inf', 'LIMIT', 0, LIMITS.MAX_LISTED)) do
+      models[call('HGET', worker_key(one), 'model') or ''] = true
+    end
+  end
+  return models[model]
+end
+
+-- If no live worker serves the model, this one takes the job, and ends it with the reason.
+local function is_for_other_worker(job)
+  local model = model_named(job)
+  local mine = model and call('HGET', MINE, 'model')
+  return mine and mine ~= model and is_served(model)
+end
+
+-- The more jobs are set aside, the longer each is, so that looking at them again costs the server the same.
+local function aside_ms()
+  return math.min(math.max(LIMITS.ASIDE_MS, LIMITS.ASIDE_EACH_MS * call('ZCARD', DELAYED)), LIMITS.ASIDE_MOST_MS)
+end
+
+function wait_for_model(job, lease)
+  if is_of_other_model(job, lease) then return request.model_wait_ms end
+  if is_for_other_worker(job) then return aside_ms() end
+end
+
 end
 
 -- Without its prompt, a job can never run: it ends in the dead set.

@@ -27,9 +27,14 @@ local function due_at(job, kind)
   return fields[kind]
 end
 
+-- A job that was never started waits in its own class.
+local function make_due_first(job) make_due(job, job.class, math.max(job.submitted, job.not_before or 0)) end
+
 local TIMER_EFFECTS = {
-  not_before = function(job) make_due(job, job.class, math.max(job.submitted, job.not_before or 0)) end,
-  retry = function(job) make_due(job, RETURNED, job.submitted) end,
+  not_before = make_due_first,
+  retry = function(job)
+    if job.attempt == 0 then make_due_first(job) else make_due(job, RETURNED, job.submitted) end
+  end,
   ttl = function(job)
     -- The time to live covers the wait before the first start only.
     if job.attempt == 0 then end_expired(job, END_REASONS.unstarted) end

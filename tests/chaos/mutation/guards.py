@@ -13,6 +13,7 @@ CONTROL = "tests/contract/test_control.py"
 HEARTBEAT = "tests/contract/test_heartbeat.py"
 ORDER = "tests/contract/test_order.py"
 PULL = "tests/contract/test_pull.py"
+MODELS = "tests/contract/settings/test_two_models.py"
 RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
 SUBMIT = "tests/contract/test_submit.py"
@@ -317,8 +318,28 @@ RECLAIMS = (
         tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
     ),
     Guard(
+        name="a worker takes a job that names the model of another live worker",
+        patches=_script("lib_taking", "mine ~= model and is_served(model)", "false"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="a job whose model nobody serves waits for ever",
+        patches=_script("lib_taking", "mine ~= model and is_served(model)", "mine ~= model"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="jobs of another model are looked at again and again",
+        patches=_script("lib_taking", "LIMITS.ASIDE_EACH_MS * call('ZCARD', DELAYED)", "0"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
+        name="a job that was set aside goes before higher classes",
+        patches=_script("lib_timers", "if job.attempt == 0 then make_due_first(job) else", "if false then else"),
+        tests=(f"{MODELS}::TestGivenWorkersOfTwoModels",),
+    ),
+    Guard(
         name="a dead worker's job moves to a worker that may not continue it",
-        patches=_script("lib_reclaim", "if is_of_other_model(job, lease) then\n", "if false then\n"),
+        patches=_script("lib_reclaim", "if wait_ms then return return_job(", "if false then return return_job("),
         tests=(f"{PULL}::TestGivenAJobThatAnotherModelBegan",),
     ),
 )
