@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,11 @@ class TestGivenAProjectWithModulesNamedLikeOurs:
 
         assert shown.strip() == "no living workers"
         assert project.imported == []
+
+
+class TestGivenTheInstalledCommands:
+    @pytest.mark.parametrize("command", ["producer", "worker"])
+    def test_when_asked_for_their_version_then_it_is_that_of_the_distribution(self, command: str) -> None:
+        asked = subprocess.run([SCRIPTS / command, "--version"], capture_output=True, text=True, check=False)
+
+        assert asked.stdout.split()[-1:] == [version("sluice-llm")], asked.stderr
