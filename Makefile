@@ -11,7 +11,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,embedded,gateway,dev]'
 	touch $@
 
 demo: setup ## A bulk file, a killed worker whose jobs another one completes, and the latency table.

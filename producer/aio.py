@@ -145,7 +145,12 @@ class AsyncProducer:
     ) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream`."""
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader, timeout_s, waits=self.waits))
+        return self._events(following.stream(self._queue, [reader], timeout_s, waits=self.waits))
+
+    def stream_choices(self, job: AnyJob, num_choices: int) -> AsyncIterator[StreamEvent]:
+        """Do as `Producer.stream_choices`."""
+        readers = [Reader(self._queue, JobId(str(job)), 0, choice) for choice in range(num_choices)]
+        return self._events(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream_many`."""

@@ -200,7 +200,21 @@ class Producer:
             QueueUnreachable: the server stayed unreachable; stream again from the cursor of the last event.
         """
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
-        return self._events(following.stream(self._queue, reader, timeout_s, waits=self.waits))
+        return self._events(following.stream(self._queue, [reader], timeout_s, waits=self.waits))
+
+    def stream_choices(self, job: AnyJob, num_choices: int) -> Iterator[StreamEvent]:
+        """Yield the output of all choices of a job in the order of arrival, over one connection.
+
+        Args:
+            job: The job.
+            num_choices: The `n` that it was submitted with.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
+            JobNotFound, ResultExpired, ChannelExpired, QueueUnreachable: as in `stream`.
+        """
+        readers = [Reader(self._queue, JobId(str(job)), 0, choice) for choice in range(num_choices)]
+        return self._events(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
         """Yield the output of many jobs in the order of arrival, over one connection.

@@ -12,7 +12,7 @@ from sluice.producer.contract.bulk.input import BadLine
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobResult
 from sluice.producer.errors import JobCancelled, JobExpired, JobFailed, JobNotDone, ProducerError
-from sluice.producer.openai.bodies import Object, chat_body, completion_body
+from sluice.producer.openai.bodies import CALLERS_CODES, Object, chat_body, completion_body
 
 
 def output_line(name: str, custom_id: str, endpoint: Endpoint, result: JobResult, *, model: str | None) -> Object:
@@ -57,12 +57,6 @@ def bad_line_in(line: Object) -> tuple[int, str] | None:
 def encoded(line: Mapping[str, object]) -> str:
     """Encode a line as JSON with a newline."""
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-CALLERS_CODES = frozenset(
-    {"invalid_request", "prompt_too_long", "prompt_empty", "unknown_token", "request_too_large", "model_mismatch"}
-)
-"""Error codes of a worker for an invalid request."""
 
 
 def _is_the_callers(error: JobFailed) -> bool:

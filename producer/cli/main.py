@@ -23,6 +23,7 @@ from sluice.producer.cli.common import (
 from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.queues import queues, server
+from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.wire import JobResult
@@ -211,7 +212,7 @@ def _event_object(event: StreamEvent) -> Values:
     return {name: getattr(event, name) for name in names}
 
 
-for command in (submit, cancel, requeue, jobs, batches, queues, server, delete):
+for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, serve):
     cli.add_command(command)
 
 

@@ -286,15 +286,16 @@ def _follow(queue: Queue, readers: Sequence[Reader], clock: Countdown, wait: Wai
 
 
 def stream(
-    queue: Queue, reader: Reader, timeout_s: float | None = None, *, waits: WaitNotifier | None = None
+    queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
-    """Yield the events of one channel, then raise if the job ended other than done.
+    """Yield the events of choices of one job, then raise if the job ended other than done.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended so.
         JobNotFound, BadOffset, ResultExpired, ChannelExpired, ResultTimeout: as in `follow`.
     """
-    yield from follow(queue, [reader], timeout_s, waits=waits)
+    yield from follow(queue, readers, timeout_s, waits=waits)
+    reader = readers[0]
     if reader.end is not None and reader.end.state is not JobState.DONE:
         view, data = yield from look(queue, reader.job_id)
         if view is not None and view.state is reader.end.state:

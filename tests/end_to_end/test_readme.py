@@ -27,7 +27,7 @@ from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
-GUIDE = ("start", "web-backend", "bulk", "models", "operations", "gpu", "callbacks", "history")
+GUIDE = ("start", "web-backend", "http", "bulk", "models", "operations", "gpu", "callbacks", "history")
 PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
 TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
@@ -224,7 +224,9 @@ def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
             [str(SCRIPTS / program), *arguments], cwd=here.folder, env=here.environment, stdout=file, stderr=file
         )
     deadline_s = time.monotonic() + 30
-    while " started" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
+    while not re.search(" started|serving", log.read_text()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, log.read_text()
@@ -251,6 +253,7 @@ RUNNERS: dict[str, Runner] = {
     "worker start --cpu": _is_running_already,
     "worker start --gpu": _says_what_it_lacks,
     "worker callbacks": _runs_until_stopped,
+    "producer serve ": _runs_until_stopped,
     "worker ": _succeeds,
     "producer submit": _submits_a_file,
     "producer jobs show": _about_a_job_in_the_history,

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from sluice.engine import errors
 from sluice.engine.errors import RequestRejected
-from sluice.producer.bulk.output import CALLERS_CODES
+from sluice.producer.openai.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
 from sluice.worker.model.translate import code_of

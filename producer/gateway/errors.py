@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients read them: an HTTP status, and an object with `message`, `type`, `param` and `code`."""
+
+from collections.abc import Mapping
+from math import ceil
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from sluice.producer.contract.openai.requests import RequestRefused
+from sluice.producer.errors import (
+    InvalidJob,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotDone,
+    JobTooLarge,
+    ProducerError,
+    QueueFull,
+    QueueUnreachable,
+)
+from sluice.producer.openai.bodies import CALLERS_CODES, Object
+
+CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
+
+KINDS: dict[type, tuple[int, str, str | None]] = {
+    JobTooLarge: (400, CALLER, "context_length_exceeded"),
+    InvalidJob: (400, CALLER, "invalid_request"),
+    QueueFull: (429, LIMIT, None),
+    QueueUnreachable: (503, SERVER, "queue_unreachable"),
+    JobExpired: (504, SERVER, "timeout"),
+    JobCancelled: (409, CALLER, "cancelled"),
+    ProducerError: (500, SERVER, None),
+}
+"""Status, type and code of the client's errors; the nearest base class counts."""
+
+UNREACHABLE_RETRY_S = 1.0
+
+
+class HttpError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        kind: OpenAI's `type`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        code: str | None = None,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.code, self.param = status, kind, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> Object:
+        """The object that the client reads; a stream sends it as its last event."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def bad_request(
+    message: str, *, code: str = "invalid_request", param: str | None = None, status: int = 400
+) -> HttpError:
+    """Return the error of a request that a retry does not mend."""
+    return HttpError(status, CALLER, message, code, param=param)
+
+
+def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError:
+    """Return the error that a client reads for one of the queue's client, of a request's check or of the router."""
+    if isinstance(error, RequestRefused):
+        return bad_request(error.message, code=error.code, param=error.param)
+    if isinstance(error, HTTPException):
+        return bad_request(error.detail, code="not_found", status=error.status_code)
+    if isinstance(error, JobFailed) and error.code in CALLERS_CODES:
+        return bad_request(error.reason, code=error.code or "invalid_request")
+    status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
+    return HttpError(status, kind, str(error), _code_of(error) or code, headers=_retry_after(error))
+
+
+def _code_of(error: ProducerError) -> str | None:
+    if isinstance(error, QueueFull):
+        return error.reason
+    return error.code if isinstance(error, JobNotDone) else None
+
+
+def _retry_after(error: ProducerError) -> dict[str, str]:
+    if isinstance(error, QueueFull):
+        return {"retry-after": str(ceil(error.retry_after_s))}
+    return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if isinstance(error, QueueUnreachable) else {}

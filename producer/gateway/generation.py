@@ -1,0 +1,123 @@
+"""The routes that generate text: /v1/chat/completions and /v1/completions."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.contract.openai.requests import CHAT, Endpoint
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.errors import error_of
+from sluice.producer.gateway.models import Models
+from sluice.producer.gateway.requests import Generation, read_generation, read_json
+from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.openai.bodies import Object, chat_body, completion_body
+from sluice.producer.openai.chunks import Chunks
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_LEFT = "its client left"
+
+
+class GenerationRoutes:
+    """Answers generation requests. A job of a client that leaves is cancelled.
+
+    Args:
+        submitting: A client that gives up soon while Redis is away.
+        following: A client that waits for Redis to return, for the jobs that the queue has.
+    """
+
+    def __init__(
+        self, submitting: AsyncProducer, following: AsyncProducer, models: Models, settings: GatewaySettings
+    ) -> None:
+        self._submitting, self._following = submitting, following
+        self._models, self._settings = models, settings
+        self._cancels: set[asyncio.Task[None]] = set()
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Submit the job of a request, and answer with its output.
+
+        Raises:
+            HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
+        """
+        asked = read_generation(endpoint, await read_json(request, self._settings.max_body_bytes))
+        await self._models.check(asked.model)
+        limit = timedelta(seconds=self._settings.request_limit_s)
+        receipt = await self._submitting.submit(asked.prompt, **{**asked.options, "deadline": limit})
+        if asked.is_stream:
+            return StreamingResponse(self._stream(receipt.id, asked), media_type="text/event-stream")
+        return await self._whole(receipt.id, asked, request)
+
+    async def close(self) -> None:
+        """Finish the cancellations that were begun."""
+        await asyncio.gather(*self._cancels)
+
+    # ------------------------------------------------------------ whole answers
+
+    async def _whole(self, job_id: JobId, asked: Generation, request: Request) -> Response:
+        waiting = asyncio.ensure_future(self._following.result(job_id))
+        leaving = asyncio.ensure_future(_client_left(request))
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not waiting.done():
+                waiting.cancel()
+                self._cancel_soon(job_id)
+        if not waiting.done() or waiting.cancelled():
+            return Response(status_code=499)  # nobody reads it
+        result = waiting.result()
+        body = chat_body if asked.endpoint == CHAT else completion_body
+        return JSONResponse(body(job_id, result, result.model or asked.model or ""))
+
+    # ------------------------------------------------------------ streams
+
+    async def _stream(self, job_id: JobId, asked: Generation) -> AsyncIterator[bytes]:
+        """Yield the events of a job as server-sent events. A job that ends badly ends with an error, not `[DONE]`."""
+        model = asked.model or next(iter(await self._models.names()), "")
+        chunks = Chunks(asked.endpoint, job_id, model, asked.has_usage)
+        is_over = False
+        try:
+            async for event in self._following.stream_choices(job_id, asked.num_choices):
+                for chunk in chunks.of(event):
+                    yield _event(chunk)
+            for chunk in chunks.usage():
+                yield _event(chunk)
+            yield DONE
+            is_over = True
+        except ProducerError as error:
+            is_over = True
+            yield _event(error_of(error).body)
+        finally:
+            if not is_over:
+                self._cancel_soon(job_id)
+
+    # ------------------------------------------------------------ clients that leave
+
+    def _cancel_soon(self, job_id: JobId) -> None:
+        """Cancel a job in a task of its own, because that of its request is being cancelled."""
+        task = asyncio.create_task(_quietly(self._submitting.cancel(job_id, reason=CLIENT_LEFT)))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+
+async def _client_left(request: Request) -> None:
+    # Its body has been read: the next message is that it left.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _quietly(cancel: Coroutine[Any, Any, str]) -> None:  # Any: what asyncio sends
+    with suppress(ProducerError):  # the job's deadline ends it
+        await cancel
+
+
+def _event(value: Object) -> bytes:
+    """Encode one event. ASCII, because httpx takes U+2028 for the end of a line."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,77 @@
+"""Read a generation request: its JSON, and what the HTTP response needs beside the job."""
+
+import json
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+
+from sluice.producer.contract.jobs import Options, PromptLike
+from sluice.producer.contract.openai.requests import Endpoint, read_request
+from sluice.producer.gateway.errors import bad_request
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request for text, streamed or whole."""
+
+    endpoint: Endpoint
+    prompt: PromptLike
+    options: Options
+    is_stream: bool
+    has_usage: bool
+    """Whether a stream ends with a chunk that counts tokens."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that the request names."""
+        return self.options.get("model")
+
+    @property
+    def num_choices(self) -> int:
+        """The number of outputs."""
+        return self.options.get("n", 1)
+
+
+async def read_json(request: Request, max_bytes: int) -> object:
+    """Read the body of a request.
+
+    Raises:
+        HttpError: it is larger than `max_bytes`, or no JSON in UTF-8.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise bad_request(f"the body is larger than {max_bytes} bytes", code="body_too_large", status=413)
+    try:
+        found = json.loads(body)
+        # Half of a surrogate pair is valid JSON but no text.
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON in UTF-8: {error}", code="invalid_json") from error
+    return found
+
+
+def read_generation(endpoint: Endpoint, body: object) -> Generation:
+    """Check a request.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+        HttpError: `stream` or `stream_options` is of the wrong type.
+    """
+    prompt, options = read_request(endpoint, body)
+    fields = cast("dict[str, object]", body)  # read_request accepts nothing else
+    is_stream = _flag(fields, "stream")
+    extra = fields.get("stream_options")
+    if extra is not None and (not is_stream or not isinstance(extra, dict)):
+        raise bad_request("stream_options must be an object, in a request with stream: true", param="stream_options")
+    has_usage = _flag(cast("dict[str, object]", extra or {}), "include_usage")
+    return Generation(endpoint, prompt, cast("Options", {**options, "stream": is_stream}), is_stream, has_usage)
+
+
+def _flag(fields: dict[str, object], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false, got {value!r}", param=name)
+    return bool(value)

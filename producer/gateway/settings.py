@@ -1,0 +1,52 @@
+"""Settings of the gateway."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from sluice.producer.errors import InvalidSetting
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Where the gateway listens, and which queue it serves.
+
+    Raises:
+        InvalidSetting: a value is out of its range, or the address is not on this machine.
+    """
+
+    redis_url: str | None = None
+    queue: str = "default"
+    partitions: int = 1
+    host: str = "127.0.0.1"
+    port: int = 8000
+    request_limit_s: float = 600.0
+    """Deadline of a job whose client waits for it."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_connections: int = 10_000
+    drain_s: float = 30.0
+    """Longest time that open streams may take to end after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for message in self._faults():
+            raise InvalidSetting(message)
+
+    def _faults(self) -> Iterator[str]:
+        if not 0 <= self.port <= 65_535:
+            yield f"--port must be in [0, 65535], got {self.port}"
+        if self.request_limit_s <= 0:
+            yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
+        if not is_loopback(self.host):
+            # Without keys, everybody who can connect may submit and read.
+            yield f"--host must be a loopback address while the gateway has no keys, got {self.host!r}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine's own."""
+    try:
+        return host in LOOPBACK_NAMES or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,68 @@
+"""Format the events of a job as the chunks of OpenAI's streams. No I/O."""
+
+import time
+from dataclasses import dataclass, field
+
+from sluice.producer.contract.openai.requests import CHAT, Endpoint
+from sluice.producer.contract.wire import JobId, Usage
+from sluice.producer.openai.bodies import Object, chat_logprobs, completion_logprobs, usage_object
+from sluice.producer.operations.follow import StreamEvent
+
+
+@dataclass(slots=True, eq=False)
+class Chunks:
+    """The chunks of one stream. Holds which choices have begun and the usage of those that have ended.
+
+    A chat's role travels with its first text: benchmarks take the first chunk for the time to the first token.
+    """
+
+    endpoint: Endpoint
+    job_id: JobId
+    model: str
+    has_usage: bool
+    _created: int = field(default_factory=lambda: int(time.time()))
+    _begun: set[int] = field(default_factory=set[int])
+    _usage: Usage | None = None
+
+    def of(self, event: StreamEvent) -> list[Object]:
+        """Return the chunks of an event: none while its text is held back, two for text that ends the choice."""
+        end = event.end
+        chunks: list[Object] = []
+        if event.text or event.logprobs or (end is not None and event.choice not in self._begun):
+            chunks.append(self._chunk(event, finish_reason=None))
+            self._begun.add(event.choice)
+        if end is not None and end.finish_reason is not None:
+            chunks.append(self._last(event.choice, end.finish_reason))
+            self._usage = end.usage or self._usage
+        return chunks
+
+    def usage(self) -> list[Object]:
+        """Return the chunk that counts tokens, if the client asked for it."""
+        if not self.has_usage or self._usage is None:
+            return []
+        return [{**self._envelope([]), "usage": usage_object(self._usage)}]
+
+    def _chunk(self, event: StreamEvent, finish_reason: str | None) -> Object:
+        if self.endpoint != CHAT:
+            logprobs = completion_logprobs(event.token_ids, event.logprobs)
+            choice = {"index": event.choice, "text": event.text, "logprobs": logprobs, "finish_reason": finish_reason}
+            return self._envelope([choice])
+        role = {} if event.choice in self._begun else {"role": "assistant"}
+        logprobs = chat_logprobs(event.token_ids, event.logprobs)
+        choice = {"index": event.choice, "delta": {**role, "content": event.text}, "logprobs": logprobs}
+        return self._envelope([{**choice, "finish_reason": finish_reason}])
+
+    def _last(self, choice: int, finish_reason: str) -> Object:
+        content: Object = {"delta": {}} if self.endpoint == CHAT else {"text": ""}
+        return self._envelope([{"index": choice, **content, "logprobs": None, "finish_reason": finish_reason}])
+
+    def _envelope(self, choices: list[Object]) -> Object:
+        is_chat = self.endpoint == CHAT
+        chunk: Object = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{self.job_id}",
+            "object": "chat.completion.chunk" if is_chat else "text_completion",
+            "created": self._created,
+            "model": self.model,
+            "choices": choices,
+        }
+        return {**chunk, "usage": None} if self.has_usage else chunk

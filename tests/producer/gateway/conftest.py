@@ -1,0 +1,24 @@
+"""One worker and one gateway for the tests that harm neither."""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.end_to_end.processes import worker_pool
+from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.servers import RedisServer, redis_server
+
+
+@pytest.fixture(scope="session")
+def queue_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
+    """A server whose queue a worker with the null model serves."""
+    with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("gateway")) as pool:
+        pool.start_all(1)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gateway(queue_server: RedisServer) -> Generator[GatewayProcess]:
+    """A gateway of that queue."""
+    with gateway_process(queue_server.url) as made:
+        yield made

@@ -1,0 +1,108 @@
+"""What the gateway answers to requests that are wrong, foreign or badly timed."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from sluice.producer import Producer, QueueSettings
+from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.servers import RedisServer, redis_server
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+pytestmark = pytest.mark.slow
+
+
+class TestGivenAWrongRequest:
+    @pytest.mark.parametrize(
+        ("body", "code", "param"),
+        [
+            ({**HELLO, "temperature": -1}, "invalid_request", None),
+            ({**HELLO, "colour": "red"}, "unknown_parameter", "colour"),
+            ({**HELLO, "tools": ["t"]}, "unsupported", "tools"),
+            ({**HELLO, "stream": "yes"}, "invalid_request", "stream"),
+            ({**HELLO, "stream_options": {}}, "invalid_request", "stream_options"),
+            ({"messages": []}, "invalid_request", "messages"),
+            ([], "invalid_request", "body"),
+        ],
+    )
+    def test_when_a_field_is_wrong_then_the_error_names_it(
+        self, gateway: GatewayProcess, body: object, code: str, param: str | None
+    ) -> None:
+        with gateway.http() as http:
+            answer = http.post(CHAT, json=body)
+
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
+
+    @pytest.mark.parametrize(
+        ("content", "status"), [(b"{", 400), (b'{"user": "\\ud800"}', 400), (b" " * (9 * 1024 * 1024), 413)]
+    )
+    def test_when_its_body_is_no_json_or_too_large_then_it_is_refused(
+        self, gateway: GatewayProcess, content: bytes, status: int
+    ) -> None:
+        with gateway.http() as http:
+            assert http.post(CHAT, content=content).status_code == status
+
+    def test_when_there_is_no_such_route_then_the_error_has_openais_shape(self, gateway: GatewayProcess) -> None:
+        with gateway.http() as http:
+            answer = http.post("/v1/embeddings", json={})
+
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_found"
+
+
+class TestGivenAPageOfAnotherSite:
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"host": "evil.example"}, 421),
+            ({"origin": "http://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+            ({"host": "localhost:1234", "origin": "http://localhost:3000"}, 200),
+        ],
+    )
+    def test_when_it_sends_a_request_then_only_loopback_names_are_accepted(
+        self, gateway: GatewayProcess, headers: dict[str, str], status: int
+    ) -> None:
+        with gateway.http() as http:
+            assert http.get("/v1/models", headers=headers).status_code == status
+
+
+class TestGivenAFullQueue:
+    def test_when_a_request_comes_then_it_is_told_when_to_try_again(self, valkey: RedisServer) -> None:
+        with gateway_process(valkey.url) as gateway, gateway.http() as http, Producer(valkey.url) as producer:
+            producer.configure(QueueSettings(max_waiting_jobs=1))
+            producer.submit("first")
+
+            answer = http.post(CHAT, json=HELLO)
+
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "full_jobs"
+
+
+class TestGivenAServerThatIsAway:
+    def test_when_a_request_comes_then_it_is_503_and_the_gateway_lives(self) -> None:
+        with redis_server("valkey") as server, gateway_process(server.url) as gateway, gateway.http() as http:
+            assert http.get("/readyz").status_code == 200
+            server.kill()
+
+            answer = http.post(CHAT, json=HELLO)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unreachable")
+            assert http.get("/readyz").status_code == 503
+            assert http.get("/livez").status_code == 200
+
+            server.start()
+            assert http.get("/readyz").status_code == 200
+
+
+class TestGivenSigterm:
+    def test_when_no_stream_is_open_then_it_ends_well(self, valkey: RedisServer) -> None:
+        with gateway_process(valkey.url) as gateway:
+            gateway.process.send_signal(signal.SIGTERM)
+
+            assert gateway.process.wait(20) == 0
