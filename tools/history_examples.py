@@ -9,7 +9,7 @@ on PostgreSQL). Knows no Redis.
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -170,16 +170,17 @@ def fill(engine: Engine) -> None:
     by_queue: dict[str, list[OutboxEvent]] = {"chat": [], "bulk": []}
     for number in range(NUM_JOBS):
         queue = "bulk" if number % 3 == 0 else "chat"
-        by_queue[queue] += _job(dice, queue, number)
+        at_ms = NOON_MS + number * 2 * HOUR_MS // NUM_JOBS
+        for event in _job(dice, queue, number, at_ms):
+            by_queue[queue].append(replace(event, fields={**event.fields, "submitted_ms": at_ms}))
     writer = HistoryWriter(engine)
     for queue, events in by_queue.items():
         writer.write(changes_of(queue, events).values())
 
 
-def _job(dice: random.Random, queue: str, number: int) -> Iterator[OutboxEvent]:
+def _job(dice: random.Random, queue: str, number: int, at_ms: int) -> Iterator[OutboxEvent]:
     tenant = dice.choice(TENANTS)
     job_id = JobId(f"0.{tenant}.{number:06x}")
-    at_ms = NOON_MS + number * 2 * HOUR_MS // NUM_JOBS
     prompt_tokens = dice.randint(40, 900)
     yield _event("submitted", job_id, 1, at_ms, _asked(dice, queue, number, prompt_tokens))
     fate = dice.random()

@@ -254,8 +254,8 @@ def _attempts(numbers: str, num_jobs: int, *, is_sqlite: bool) -> str:
     job_id = f"'0.tenant-' || (i % {NUM_TENANTS}) || '.' || {_padded('i', 8, is_sqlite=is_sqlite)}"
     submitted = _submitted(num_jobs)
     return (
-        "INSERT INTO attempts (job_id, epoch, attempt, incarnation, started_ms, ended_ms, outcome)"
-        f" SELECT {job_id}, epoch, epoch, 'gpu-' || (i % 8), {submitted}, {submitted} + 5000,"
+        "INSERT INTO attempts (job_id, submitted_ms, epoch, attempt, incarnation, started_ms, ended_ms, outcome)"
+        f" SELECT {job_id}, {submitted}, epoch, epoch, 'gpu-' || (i % 8), {submitted}, {submitted} + 5000,"
         " CASE WHEN epoch < 3 AND i % 100 = 0 THEN 'returned' ELSE 'done' END"
         f" FROM ({numbers}) AS numbers CROSS JOIN ({epochs}) AS epochs WHERE epoch = 1 OR i % 100 = 0"
     )

@@ -11,7 +11,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 def upgrade() -> None:
     is_sqlite = op.get_bind().dialect.name == "sqlite"
-    for name, sql in _views(is_sqlite=is_sqlite).items():
+    for name, sql in views(is_sqlite=is_sqlite).items():
         op.execute(f"CREATE VIEW {name} AS {sql}")
     op.execute(
         "INSERT INTO goodput_limits (name, ttft_s, tpot_s, e2e_s)"
@@ -20,17 +20,17 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for name in reversed(list(_views(is_sqlite=True))):
+    for name in reversed(list(views(is_sqlite=True))):
         op.execute(f"DROP VIEW {name}")
     op.execute("DELETE FROM goodput_limits")
 
 
-def _views(*, is_sqlite: bool) -> dict[str, str]:
+def views(*, is_sqlite: bool) -> dict[str, str]:
     return {
         "hourly_latency": hourly_latency(),
         "hourly_goodput": _hourly_goodput(),
         "job_times": _job_times(is_sqlite=is_sqlite),
-        "timeline": _timeline(is_sqlite=is_sqlite),
+        "timeline": timeline(is_sqlite=is_sqlite),
         "batch_progress": _batch_progress(),
     }
 
@@ -98,10 +98,11 @@ def _job_times(*, is_sqlite: bool) -> str:
     return f"SELECT id, queue, tenant, state, {columns} FROM jobs"
 
 
-def _timeline(*, is_sqlite: bool) -> str:
+def timeline(*, is_sqlite: bool, has_submissions: bool = False) -> str:
+    submitted = "submitted_ms, " if has_submissions else ""
     of_jobs = " UNION ALL ".join(
-        f"SELECT id AS job_id, {column} AS at_ms, {event} AS event, CAST(NULL AS BIGINT) AS epoch, {detail} AS detail"
-        f" FROM jobs WHERE {column} IS NOT NULL"
+        f"SELECT id AS job_id, {submitted}{column} AS at_ms, {event} AS event, CAST(NULL AS BIGINT) AS epoch,"
+        f" {detail} AS detail FROM jobs WHERE {column} IS NOT NULL"
         for column, event, detail in (
             ("submitted_ms", "'submitted'", "batch"),
             ("scheduled_ms", "'scheduled'", "CAST(NULL AS TEXT)"),
@@ -110,13 +111,13 @@ def _timeline(*, is_sqlite: bool) -> str:
         )
     )
     of_attempts = (
-        "SELECT job_id, started_ms AS at_ms, 'pulled' AS event, epoch, incarnation AS detail"
+        f"SELECT job_id, {submitted}started_ms AS at_ms, 'pulled' AS event, epoch, incarnation AS detail"
         " FROM attempts WHERE started_ms IS NOT NULL"
-        " UNION ALL SELECT job_id, ended_ms AS at_ms, 'returned' AS event, epoch, why AS detail"
+        f" UNION ALL SELECT job_id, {submitted}ended_ms AS at_ms, 'returned' AS event, epoch, why AS detail"
         " FROM attempts WHERE outcome = 'returned'"
     )
     return (
-        f"SELECT job_id, at_ms, {_iso('at_ms', is_sqlite=is_sqlite)} AS at, event, epoch, detail"
+        f"SELECT job_id, {submitted}at_ms, {_iso('at_ms', is_sqlite=is_sqlite)} AS at, event, epoch, detail"
         f" FROM ({of_jobs} UNION ALL {of_attempts}) AS moments"
     )
 

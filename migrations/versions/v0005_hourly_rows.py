@@ -10,14 +10,14 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    replace_hourly_latency(_by_few_rows())
+    replace_hourly_latency(hourly_latency_by_few_rows())
 
 
 def downgrade() -> None:
     replace_hourly_latency(hourly_latency_by_windows())
 
 
-def _by_few_rows() -> str:
+def hourly_latency_by_few_rows() -> str:
     """Create `hourly_latency` with a single window over all values, and sums over the rows next to a percentile.
 
     One frame for all three functions, so that SQLite sorts and passes once.

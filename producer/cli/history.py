@@ -127,6 +127,8 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
         show_json(known)
         return
     facts: Values = known.get("history") or known.get("queue") or {}
+    if known.get("submissions", 1) > 1:
+        note(f"this id was submitted {known['submissions']} times; this is the newest submission")
     show_table(("what", "value"), [(name, value) for name, value in facts.items() if value not in (None, {}, b"")])
     if "timeline" in known:
         rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
@@ -151,6 +153,7 @@ def _in_history(job: str, database_url: str | None) -> Values:
             events, claims = history.timeline(job), history.attempts(job)
             return {
                 "history": asdict(row),
+                "submissions": history.num_submissions(job),
                 "timeline": [asdict(event) for event in events],
                 "attempts": [asdict(claim) for claim in claims],
             }
@@ -242,7 +245,8 @@ def _deleted(
         has_ended = view is None or view.state.is_terminal
         answers[job_id] = "not ended" if not has_ended else None if view is None else "deleted"
         if has_ended:
-            forgotten.append(Forgotten(id=JobId(job_id), queue=queue, state=view.state if view else None))
+            state, submitted_ms = (view.state, view.submitted_ms) if view else (None, None)
+            forgotten.append(Forgotten(id=JobId(job_id), queue=queue, state=state, submitted_ms=submitted_ms))
     return answers, forgotten
 
 

@@ -385,19 +385,20 @@ EventKind = Literal["submitted", "started", "returned", "ended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEvent:
-    """One change of the state of a job, for SQL. A higher `version` of the same job wins."""
+    """One change of the state of a job, for SQL. A higher `version` of the same submission wins."""
 
     kind: EventKind
     job_id: JobId
     version: int
     at_ms: int
     fields: Mapping[str, bytes | int | None]
-    """submitted: queue, priority, prompt_tokens, cost, spec, seed, batch, not_before_ms, deadline_ms, ttl_ms, digest,
-    custom_id, line and endpoint (of a line of a bulk file), prompt (if the history keeps prompts) or prompt_to_hash (if
-    it keeps their hashes). started: epoch, attempt, incarnation. returned: why, epoch, gap_ms. ended: state, reason,
-    error, error_code, epoch, attempt, incarnation, gap_ms, record (encoded JobRecord, if a worker ended it), result
-    (encoded, if the history keeps results) or result_bytes (its length, if it is too large for an event: read it from
-    its key). A field without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
+    """all: submitted_ms (older workers leave it out). submitted: queue, priority, prompt_tokens, cost, spec, seed,
+    batch, not_before_ms, deadline_ms, ttl_ms, digest, custom_id, line and endpoint (of a line of a bulk file), prompt
+    (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt, incarnation.
+    returned: why, epoch, gap_ms. ended: state, reason, error, error_code, epoch, attempt, incarnation, gap_ms, record
+    (encoded JobRecord, if a worker ended it), result (encoded, if the history keeps results) or result_bytes (its
+    length, if it is too large for an event: read it from its key). A field without a value is absent. Text, seeds
+    (decimal) and encoded messages are bytes."""
 
 
 def check_prompt(prompt: Prompt) -> None:

@@ -5,7 +5,7 @@
 Times are integer milliseconds of the server's wall clock (`_ms`), durations are seconds (`_s`). The database computes
 durations from times, so a row is correct in whatever order its parts arrive. There are no foreign keys.
 
-    jobs        one row per job, from the moment it is submitted
+    jobs        one row per submission of a job: an id may be used again after the queue has forgotten it
     attempts    one row per claim of a job by a worker
     results     the outputs of jobs, if the history keeps results
     batches     totals of jobs submitted under one name
@@ -53,6 +53,7 @@ jobs = sa.Table(
     sa.Column("queue", sa.Text, nullable=False),
     sa.Column("partition", sa.Integer, nullable=False),
     sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("submitted_ms", Ms, primary_key=True, comment="with the id, the key: an id may be used again"),
     # From the newest event: the group of columns that is updated together with `version`.
     sa.Column("version", sa.BigInteger, nullable=False, comment="of the newest event; raised at each change of state"),
     sa.Column("state", sa.Text, nullable=False, comment="queued, running, done, failed, cancelled or expired"),
@@ -75,7 +76,6 @@ jobs = sa.Table(
     sa.Column("itl_max_s", sa.Double, comment="longest wait of a reader, with takeovers, outages and preemption"),
     sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
     # From the submit: written once.
-    sa.Column("submitted_ms", Ms),
     sa.Column("priority", sa.Integer),
     sa.Column("choices", sa.Integer, comment="n: completions asked for"),
     sa.Column("estimated_prompt_tokens", Count, comment="as counted at submit"),
@@ -123,6 +123,7 @@ attempts = sa.Table(
     "attempts",
     metadata,
     sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("submitted_ms", Ms, primary_key=True, comment="of the job"),
     sa.Column("epoch", sa.BigInteger, primary_key=True, comment="fencing number of the claim"),
     sa.Column("attempt", sa.Integer, comment="counted from 1"),
     sa.Column("incarnation", sa.Text, comment="the start of a worker process that had it"),
@@ -139,6 +140,7 @@ results = sa.Table(
     "results",
     metadata,
     sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("submitted_ms", Ms, primary_key=True, comment="of the job"),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("finished_ms", Ms, nullable=False),
     sa.Column("choices", Json, nullable=False, comment="[{text, finish_reason, token_ids, logprobs}] in order"),
@@ -220,13 +222,14 @@ timeline = sa.Table(
     "timeline",
     views,
     sa.Column("job_id", sa.Text),
+    sa.Column("submitted_ms", Ms),
     sa.Column("at_ms", Ms),
     sa.Column("at", sa.Text, comment="UTC, ISO 8601, milliseconds"),
     sa.Column("event", sa.Text, comment="submitted, pulled, scheduled, first_token, returned, done, failed …"),
     sa.Column("epoch", sa.BigInteger),
     sa.Column("detail", sa.Text),
 )
-"""One row per event of a job: select by job_id, order by at_ms."""
+"""One row per event of a job: select by job_id and submitted_ms, order by at_ms."""
 
 batch_progress = sa.Table(
     "batch_progress",

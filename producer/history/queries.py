@@ -5,7 +5,7 @@ The history follows the queue: events that are still in the outbox are not in th
 
 import time
 from array import array
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +23,7 @@ from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.history.percentiles import percentile
 
+AnyColumn = sa.Column[Any]  # Any: as below
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
 
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
@@ -120,6 +121,9 @@ class Forgotten:
     state: JobState | None
     """Its state in the queue; None if only the history has the job."""
 
+    submitted_ms: int | None = None
+    """When the job in the queue was submitted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
@@ -186,25 +190,33 @@ class History:
         return [JobRow(**row) for row in self._rows(query.limit(limit))]
 
     def job(self, job_id: str) -> JobRow | None:
-        """Return one job, or None."""
-        rows = self._rows(sa.select(*_JOB_COLUMNS).where(jobs.c.id == job_id))
+        """Return the newest submission of one job, or None."""
+        rows = self._rows(sa.select(*_JOB_COLUMNS).where(_is_newest(jobs.c.id, jobs.c.submitted_ms, job_id)))
         return JobRow(**rows[0]) if rows else None
 
+    def num_submissions(self, job_id: str) -> int:
+        """Return how often this id was submitted: it may be used again after the queue has forgotten it."""
+        [row] = self._rows(sa.select(sa.func.count().label("jobs")).where(jobs.c.id == job_id))
+        return row["jobs"]
+
     def timeline(self, job_id: str) -> list[TimelineRow]:
-        """Return the events of one job, in order."""
+        """Return the events of the newest submission of one job, in order."""
         columns = [timeline.c[field.name] for field in fields(TimelineRow)]
-        query = sa.select(*columns).where(timeline.c.job_id == job_id).order_by(timeline.c.at_ms, timeline.c.epoch)
+        is_newest = _is_newest(timeline.c.job_id, timeline.c.submitted_ms, job_id)
+        query = sa.select(*columns).where(is_newest).order_by(timeline.c.at_ms, timeline.c.epoch)
         return [TimelineRow(**row) for row in self._rows(query)]
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
-        """Return the claims of one job by workers, in order."""
+        """Return the claims of the newest submission of one job by workers, in order."""
         columns = [attempts.c[field.name] for field in fields(AttemptRow)]
-        query = sa.select(*columns).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch)
+        is_newest = _is_newest(attempts.c.job_id, attempts.c.submitted_ms, job_id)
+        query = sa.select(*columns).where(is_newest).order_by(attempts.c.epoch)
         return [AttemptRow(**row) for row in self._rows(query)]
 
     def result(self, job_id: str) -> Mapping[str, object] | None:
-        """Return `choices` and `usage` of a job; None if the history does not keep its result."""
-        rows = self._rows(sa.select(results.c.choices, results.c.usage).where(results.c.job_id == job_id))
+        """Return `choices` and `usage` of a job's newest submission; None if the history does not keep its result."""
+        is_newest = _is_newest(results.c.job_id, results.c.submitted_ms, job_id)
+        rows = self._rows(sa.select(results.c.choices, results.c.usage).where(is_newest))
         return rows[0] if rows else None
 
     def counts(self, wanted: JobFilter) -> dict[str, int]:
@@ -235,20 +247,22 @@ class History:
     def forget(self, jobs_to_forget: Sequence[Forgotten]) -> int:
         """Delete the data of these jobs; returns how many had a row.
 
-        Their rows keep id, queue, tenant, state and times, so that totals stay correct, and accept no further events.
-        A job without a row gets an empty one, so that events still in the outbox are rejected.
+        The rows of all their submissions keep id, queue, tenant, state and times, so that totals stay correct, and
+        accept no further events. A submission without a row gets an empty one, so that events still in the outbox are
+        rejected.
         """
         known = 0
         for at in range(0, len(jobs_to_forget), FORGET_SLICE):
             some = jobs_to_forget[at : at + FORGET_SLICE]
             ids = [job.id for job in some]
             with self._connection() as connection:
-                have = set(connection.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(ids))))
+                rows = sa.select(jobs.c.id, jobs.c.submitted_ms).where(jobs.c.id.in_(ids))
+                have = {(str(job_id), int(submitted_ms)) for job_id, submitted_ms in connection.execute(rows)}
                 connection.execute(results.delete().where(results.c.job_id.in_(ids)))
                 connection.execute(_forgotten().where(jobs.c.id.in_(ids)))
-                if tombstones := [_tombstone(job) for job in some if job.id not in have and job.state is not None]:
+                if tombstones := [row for job in some if (row := _tombstone(job, have)) is not None]:
                     connection.execute(jobs.insert(), tombstones)
-            known += len(have)
+            known += len({job_id for job_id, _ in have})
         return known
 
     def _rows(self, query: AnyQuery) -> list[dict[str, Any]]:  # Any: a row's values are as its columns say
@@ -273,13 +287,21 @@ def _explained() -> Generator[None]:
         raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
 
 
+def _is_newest(id_column: AnyColumn, time_column: AnyColumn, job_id: str) -> sa.ColumnElement[bool]:
+    newest = sa.select(sa.func.max(jobs.c.submitted_ms)).where(jobs.c.id == job_id).scalar_subquery()
+    return sa.and_(id_column == job_id, time_column == newest)
+
+
 _JOB_COLUMNS = [jobs.c[field.name] for field in fields(JobRow)]
 
 
-def _tombstone(job: Forgotten) -> dict[str, object]:
+def _tombstone(job: Forgotten, have: Set[tuple[str, int]]) -> dict[str, object] | None:
+    """Return an empty row for the submission in the queue; None if it has a row or the queue does not know the job."""
+    if job.state is None or job.submitted_ms is None or (job.id, job.submitted_ms) in have:
+        return None
     partition, tenant, _ = split_job_id(job.id)
-    own = {"id": job.id, "queue": job.queue, "partition": partition, "tenant": tenant, "version": 0}
-    return {**own, "state": job.state, "deleted_ms": round(time.time() * 1000)}
+    own = {"id": job.id, "submitted_ms": job.submitted_ms, "queue": job.queue, "partition": partition}
+    return {**own, "tenant": tenant, "version": 0, "state": job.state, "deleted_ms": round(time.time() * 1000)}
 
 
 def _forgotten() -> sa.Update:

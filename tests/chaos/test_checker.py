@@ -262,7 +262,10 @@ DAMAGES: dict[str, tuple[str, str, Damage]] = {
     "a claim is gone": ("attempts", "0.t.job0", lambda d: d.sql("DELETE FROM attempts WHERE job_id = '0.t.job0'")),
     "two claims ended it": (
         "attempts", "0.t.job0",
-        lambda d: d.sql("INSERT INTO attempts (job_id, epoch, outcome) VALUES ('0.t.job0', 2, 'done')"),
+        lambda d: d.sql(
+            "INSERT INTO attempts (job_id, submitted_ms, epoch, outcome)"
+            " SELECT id, submitted_ms, 2, 'done' FROM jobs WHERE id = '0.t.job0'"
+        ),
     ),
     "a claim never ended": (
         "attempts", "0.t.job0", lambda d: d.sql("UPDATE attempts SET outcome = NULL WHERE job_id = '0.t.job0'"),

@@ -143,7 +143,8 @@ def check_callbacks(it: Stand) -> None:
 def _event_ids(it: Stand) -> Generator[str]:
     for job_id in it.submitted:
         job = it.client.hgetall(KEYS.job(job_id))
-        fields = {"id": job_id, "state": "done", "version": job[b"version"].decode(), "at": job[b"ended"].decode()}
+        kept = {"version": b"version", "at": b"ended", "submitted": b"submitted"}
+        fields = {"id": job_id, "state": "done", **{name: job[field].decode() for name, field in kept.items()}}
         # The hash of an ended job has a long spec in parts.
         spec = b"".join(job.get(name, b"") for name in (b"spec", *(b"spec.%d" % i for i in range(1, 100))))
         event = job_event(KEYS, fields, spec)

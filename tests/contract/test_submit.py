@@ -46,6 +46,18 @@ class TestGivenAnEmptyQueue:
         with pytest.raises(ValueError, match="priority"):
             one_queue.submit(new_job("a", priority=10))
 
+    @pytest.mark.parametrize(("given_ms", "kept_ms"), [(-5000, -5000), (5000, 0)])
+    def test_when_a_lost_job_comes_again_then_it_has_its_submit_time_but_none_to_come(
+        self, queue: Queue, given_ms: int, kept_ms: int
+    ) -> None:
+        queue.stop_clock()
+
+        job_id = queue.add("a", submitted_ms=queue.now_ms + given_ms)
+
+        assert queue.view(job_id).submitted_ms == queue.now_ms + kept_ms
+        (event,) = queue.events(job_id)
+        assert (event.fields["submitted_ms"], event.at_ms) == (queue.now_ms + kept_ms, queue.now_ms)
+
     def test_when_it_is_not_due_then_it_has_no_entry_and_counts_as_waiting(self, queue: Queue) -> None:
         due = queue.look().server_ms + 1000
         job_id = queue.add("a", not_before_ms=due)

@@ -23,12 +23,14 @@ from sluice.producer.contract.wire import (
 QUEUE = "enrichment"
 KEYS = QueueKeys(QUEUE)
 NOON_MS = 1_800_000_000_000
+OF_NOON: dict[str, object] = {"submitted_ms": NOON_MS}
+"""A job that was submitted at noon."""
 
 Packed = list[Any]  # what msgpack takes
 
 
 def submitted(job_id: str, at_ms: int = NOON_MS, version: int = 1, **fields: object) -> Packed:
-    """A job was accepted."""
+    """A job was accepted; its other events must have the same submit time."""
     spec = JobSpec(options=JobOptions(max_tokens=64, temperature=0.5), metadata={"custom_id": f"line-{job_id[-3:]}"})
     usual: dict[str, object] = {
         "queue": QUEUE.encode(), "priority": 3, "prompt_tokens": 12, "cost": 76, "spec": encode_spec(spec),
@@ -39,12 +41,12 @@ def submitted(job_id: str, at_ms: int = NOON_MS, version: int = 1, **fields: obj
 
 def started(job_id: str, at_ms: int = NOON_MS + 40, version: int = 2, **fields: object) -> Packed:
     """A worker pulled it."""
-    return ["started", job_id, version, at_ms, {"epoch": 1, "attempt": 1, "incarnation": b"inc-1"} | fields]
+    return ["started", job_id, version, at_ms, {"epoch": 1, "attempt": 1, "incarnation": b"inc-1"} | OF_NOON | fields]
 
 
 def returned(job_id: str, at_ms: int = NOON_MS + 80, version: int = 3, **fields: object) -> Packed:
     """It went back to the stream."""
-    return ["returned", job_id, version, at_ms, {"why": b"owner_died", "epoch": 1} | fields]
+    return ["returned", job_id, version, at_ms, {"why": b"owner_died", "epoch": 1} | OF_NOON | fields]
 
 
 def ended(job_id: str, at_ms: int = NOON_MS + 1050, version: int = 3, **fields: object) -> Packed:
@@ -53,7 +55,7 @@ def ended(job_id: str, at_ms: int = NOON_MS + 1050, version: int = 3, **fields: 
         "state": b"done", "reason": b"stop", "epoch": 1, "attempt": 1, "incarnation": b"inc-1",
         "record": encode_record(record()),
     }  # fmt: skip
-    return ["ended", job_id, version, at_ms, usual | fields]
+    return ["ended", job_id, version, at_ms, usual | OF_NOON | fields]
 
 
 def record(**changes: Any) -> JobRecord:

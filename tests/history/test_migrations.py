@@ -145,6 +145,41 @@ class TestGivenADatabaseWithoutTables:
         ]
 
 
+class TestGivenAHistoryOfOneRowPerJob:
+    """Schema 0005, with a job that ran, and one that was deleted before its row was written."""
+
+    def test_when_migrated_up_and_down_then_rows_stay_and_the_newest_submission_is_kept(self, empty: Engine) -> None:
+        migrate(empty, "0005")
+        job = "INSERT INTO jobs (id, queue, partition, tenant, version, state, submitted_ms, finished_ms, metadata)"
+        with empty.begin() as connection:
+            for statement in (
+                f"{job} VALUES ('0.a.1', 'q', 0, 'a', 3, 'done', 1000, 5000, '{{}}')",
+                f"{job} VALUES ('0.a.2', 'q', 0, 'a', 0, 'done', NULL, NULL, NULL)",
+                "INSERT INTO attempts (job_id, epoch, started_ms, outcome) VALUES ('0.a.1', 1, 2000, 'done')",
+                "INSERT INTO results (job_id, version, finished_ms, choices, usage)"
+                " VALUES ('0.a.1', 3, 5000, '[]', '{}')",
+            ):
+                connection.exec_driver_sql(statement)
+
+        migrate(empty)
+        write(empty, [e.submitted("0.a.1"), e.started("0.a.1")])
+
+        assert self.times(empty, "jobs") == [0, 1000, e.NOON_MS]
+        assert self.times(empty, "attempts") == [1000, e.NOON_MS]
+        assert self.times(empty, "results") == [1000]
+        with empty.connect() as connection:
+            assert connection.scalar(sa.text("SELECT e2e_s FROM jobs WHERE submitted_ms = 1000")) == 4.0
+        migrate(empty, "0005")
+        assert self.times(empty, "jobs") == [0, e.NOON_MS]
+        with empty.connect() as connection:
+            assert connection.scalars(sa.text("SELECT started_ms FROM attempts")).all() == [e.NOON_MS + 40]
+            assert connection.scalars(sa.text("SELECT version FROM results")).all() == []
+
+    def times(self, engine: Engine, table: str) -> list[int]:
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.text(f"SELECT submitted_ms FROM {table} ORDER BY submitted_ms")))
+
+
 class TestGivenAWorkerThatStarts:
     """SQLite migrates itself; PostgreSQL is migrated by a person."""
 

@@ -20,8 +20,8 @@ def ran(job_id: str, at_ms: int, **fields: object) -> list[e.Packed]:
     """A job that was submitted and done at about one time."""
     return [
         e.submitted(job_id, at_ms, prompt=e.prompt("secret"), **fields),  # pyright: ignore[reportArgumentType]  # fields by name
-        e.started(job_id, at_ms),
-        e.ended(job_id, at_ms + 1000, result=e.result("text")),
+        e.started(job_id, at_ms, submitted_ms=at_ms),
+        e.ended(job_id, at_ms + 1000, submitted_ms=at_ms, result=e.result("text")),
     ]
 
 

@@ -87,7 +87,13 @@ class TestGivenJobsInTheHistory:
                      finished_ms=NOON_MS + 1200, metadata={"user": "7"}, seed="5")  # fmt: skip
         with engine.begin() as connection:
             for epoch in (1, 2):
-                row = {"job_id": job_id, "epoch": epoch, "attempt": epoch, "incarnation": f"i{epoch}"}
+                row = {
+                    "job_id": job_id,
+                    "submitted_ms": NOON_MS,
+                    "epoch": epoch,
+                    "attempt": epoch,
+                    "incarnation": f"i{epoch}",
+                }
                 connection.execute(attempts.insert().values(**row, started_ms=NOON_MS + 50 * epoch, gap_s=epoch / 2))
 
         row = history.job(job_id)
@@ -128,10 +134,18 @@ class TestGivenJobsInTheHistory:
         late = JobId(f"0.acme.{queue}-late")
         with engine.begin() as connection:
             for job_id in (kept, gone):
-                row: dict[str, object] = {"job_id": job_id, "version": 3, "finished_ms": NOON_MS}
+                row: dict[str, object] = {
+                    "job_id": job_id,
+                    "submitted_ms": NOON_MS,
+                    "version": 3,
+                    "finished_ms": NOON_MS,
+                }
                 connection.execute(results.insert().values(**row, choices=list[object](), usage=dict[str, object]()))
 
-        forgotten = [Forgotten(id=gone, queue=queue, state=None), Forgotten(id=late, queue=queue, state=JobState.DONE)]
+        forgotten = [
+            Forgotten(id=gone, queue=queue, state=None),
+            Forgotten(id=late, queue=queue, state=JobState.DONE, submitted_ms=NOON_MS),
+        ]
         known = history.forget(forgotten)
 
         assert known == 1

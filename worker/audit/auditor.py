@@ -14,8 +14,10 @@ from sluice.worker.audit.findings import (
     HistoryRow,
     Kind,
     is_confirmed,
+    row_of,
     with_history,
     with_journal,
+    with_other_submissions,
     within_queue,
 )
 from sluice.worker.audit.history_side import HistorySide
@@ -29,7 +31,14 @@ RETENTION_SLACK_MS = 2 * 3_600_000
 """Margin for retention, which works by the hour."""
 
 _NEED_HISTORY = frozenset(
-    {Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.FORGOTTEN, Kind.UNKNOWN_TO_ALL, Kind.LOST_OR_DELETED}
+    {
+        Kind.NOT_IN_HISTORY,
+        Kind.HISTORY_DIFFERS,
+        Kind.FORGOTTEN,
+        Kind.REPLACED,
+        Kind.UNKNOWN_TO_ALL,
+        Kind.LOST_OR_DELETED,
+    }
 )
 _OF_PARTITION = frozenset({Kind.ENTRY_WITHOUT_JOB, Kind.LANE_UNLISTED, Kind.BATCH, Kind.COUNTER, Kind.EQUATION})
 _MISPLACED = frozenset(
@@ -145,7 +154,7 @@ class Auditor:
             known = self._known(ids)
             for picture in pictures:
                 report.hashes[picture.state or "foreign"] += picture.trouble != "unknown"
-                yield from self._judge(picture, known)
+                yield from self._judge(picture, known.get(picture.id, ()))
 
     def _referenced(self, side: QueueSide) -> Iterator[Finding]:
         """Yield findings on jobs without a hash that leases or sets refer to."""
@@ -169,12 +178,12 @@ class Auditor:
         unknown = side.unknown(list(ids))
         known = self._known(unknown)
         for picture in side.pictures(unknown):
-            yield from self._elsewhere(picture, known.get(picture.id))
+            yield from self._elsewhere(picture, known.get(picture.id, ()))
 
-    def _elsewhere(self, picture: Picture, known: HistoryRow | None) -> Iterator[Finding]:
+    def _elsewhere(self, picture: Picture, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
+        known = row_of(picture, rows)
         finding = with_history(picture, known) or with_journal(picture, known, has_retention=self._timing.has_retention)
-        if finding is not None:
-            yield finding
+        yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
     def _lost_settings(self, side: QueueSide) -> Iterator[Finding]:
         """Yield a finding if a worker served the partition before its settings began."""
@@ -190,12 +199,11 @@ class Auditor:
                 history=f"a worker served it at {pulled_ms}",
             )
 
-    def _judge(self, picture: Picture, known: Mapping[JobId, HistoryRow]) -> Iterator[Finding]:
+    def _judge(self, picture: Picture, rows: Sequence[HistoryRow]) -> Iterator[Finding]:
         yield from within_queue(picture)
         if self._history is not None and not self._is_past_retention(picture):
-            finding = with_history(picture, known.get(picture.id))
-            if finding is not None:
-                yield finding
+            finding = with_history(picture, row_of(picture, rows))
+            yield from filter(None, (finding, with_other_submissions(picture, rows)))
 
     def _is_past_retention(self, picture: Picture) -> bool:
         keep_ms = self._timing.retention_ms
@@ -203,7 +211,7 @@ class Auditor:
             return False
         return picture.seen_ms - picture.ended_ms > keep_ms - RETENTION_SLACK_MS
 
-    def _known(self, ids: Sequence[JobId]) -> Mapping[JobId, HistoryRow]:
+    def _known(self, ids: Sequence[JobId]) -> Mapping[JobId, Sequence[HistoryRow]]:
         return {} if self._history is None else self._history.known(ids)
 
     # ------------------------------------------------------------ between the passes
@@ -237,9 +245,9 @@ class Auditor:
         pictures = {picture.id: picture for picture in side.pictures(ids)}
         for first in suspected:
             assert first.job_id is not None
-            picture, row = pictures[first.job_id], known.get(first.job_id)
-            for second in chain(within_queue(picture), self._elsewhere(picture, row)):
-                if second.key == first.key and is_confirmed(first, second, picture, row):
+            picture, rows = pictures[first.job_id], known.get(first.job_id, ())
+            for second in chain(within_queue(picture), self._elsewhere(picture, rows)):
+                if second.key == first.key and is_confirmed(first, second, picture, row_of(picture, rows)):
                     yield second
 
 

@@ -1,6 +1,6 @@
 """Disagreements between the sources about one job, lane or counter. Plain values; no I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,6 +36,7 @@ class Kind(StrEnum):
     HISTORY_DIFFERS = "history_differs"
     QUEUE_WENT_BACK = "queue_went_back"
     FORGOTTEN = "forgotten"
+    REPLACED = "replaced"
     UNKNOWN_TO_ALL = "unknown_to_all"
     LOST_OR_DELETED = "lost_or_deleted"
     HISTORY_BEHIND = "history_behind"
@@ -68,6 +69,8 @@ WHAT_TO_DO: dict[Kind, str] = {
     Kind.QUEUE_WENT_BACK: f"Redis lost its latest writes: {REPAIR} republishes the events of open jobs. A job that had "
     "ended in the history runs again, with the same seed, unless you cancel it",
     Kind.FORGOTTEN: f"{REPAIR} submits it again, from a history with prompts or from --file",
+    Kind.REPLACED: "the history lacks the end of a submission whose id was used again, and the queue has forgotten it: "
+    "nothing can be repaired",
     Kind.UNKNOWN_TO_ALL: f"{REPAIR} --file FILE submits it again",
     Kind.LOST_OR_DELETED: "retention may have deleted its row after it ended, so it is not repaired: if its output is "
     "missing, submit the line again",
@@ -107,15 +110,33 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow:
-    """The history's row of one job."""
+    """The history's row of one submission of a job."""
 
     state: JobState
     version: int
+    submitted_ms: int = 0
     is_deleted: bool = False
     """Deleted on request; the history accepts no more events of it."""
 
     def __str__(self) -> str:
         return f"{self.state} (version {self.version})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the history expects an end."""
+        return not (self.is_deleted or self.state.is_terminal)
+
+
+def row_of(picture: Picture, rows: Sequence[HistoryRow]) -> HistoryRow | None:
+    """Return the row of the submission that the queue has; if it has none, an open row, or else the newest.
+
+    Args:
+        picture: The job in the queue.
+        rows: All rows of its id, the newest first.
+    """
+    if picture.state is not None:
+        return next((row for row in rows if row.submitted_ms == picture.submitted_ms), None)
+    return next((row for row in rows if row.is_open), rows[0] if rows else None)
 
 
 def describe(picture: Picture) -> str:
@@ -240,6 +261,16 @@ def with_history(picture: Picture, known: HistoryRow | None) -> Finding | None:
         return _between(Kind.QUEUE_WENT_BACK, picture, known, version=known.version)
     if known.state != picture.state:
         return _between(Kind.HISTORY_DIFFERS, picture, known, version=picture.version)
+    return None
+
+
+def with_other_submissions(picture: Picture, rows: Sequence[HistoryRow]) -> Finding | None:
+    """Return a finding if a submission that the queue has replaced by another one of the same id is open."""
+    if picture.state is None:
+        return None
+    for row in rows:
+        if row.is_open and row.submitted_ms != picture.submitted_ms:
+            return _between(Kind.REPLACED, picture, row, version=0)
     return None
 
 

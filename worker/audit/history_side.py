@@ -2,9 +2,10 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from sluice.producer.contract.database import HistoryError, HistoryMissing, check_schema, open_database, why
@@ -14,7 +15,9 @@ from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.findings import HistoryRow
 from sluice.worker.audit.queue_side import in_slices
 from sluice.worker.errors import ConfigError, NotReady
+from sluice.worker.history.rows import Submission
 
+JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
 OPEN_STATES = (JobState.QUEUED, JobState.RUNNING)
 ROWS_AT_ONCE = 500
 
@@ -26,21 +29,22 @@ class HistorySide:
         self.engine = engine
         self._queue = queue
 
-    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, HistoryRow]:
-        """Return the rows of these jobs."""
-        found: dict[JobId, HistoryRow] = {}
+    def known(self, job_ids: Iterable[JobId]) -> dict[JobId, list[HistoryRow]]:
+        """Return the rows of these jobs: one for each submission, the newest first."""
+        found: dict[JobId, list[HistoryRow]] = {}
         for ids in in_slices(job_ids, ROWS_AT_ONCE):
-            query = sa.select(jobs.c.id, jobs.c.state, jobs.c.version, jobs.c.deleted_ms).where(jobs.c.id.in_(ids))
+            columns = (jobs.c.id, jobs.c.state, jobs.c.version, jobs.c.submitted_ms, jobs.c.deleted_ms)
+            query = sa.select(*columns).where(jobs.c.id.in_(ids), jobs.c.queue == self._queue)
             with self.engine.connect() as connection:
-                for job_id, state, version, deleted_ms in connection.execute(query.where(jobs.c.queue == self._queue)):
-                    is_deleted = deleted_ms is not None
-                    found[JobId(job_id)] = HistoryRow(state=JobState(state), version=version, is_deleted=is_deleted)
+                for row in connection.execute(query.order_by(jobs.c.id, jobs.c.submitted_ms.desc())):
+                    found.setdefault(JobId(row.id), []).append(_row(row))
         return found
 
-    def reset_versions(self, job_ids: Sequence[JobId]) -> None:
-        """Let any event change the rows of these jobs."""
+    def reset_versions(self, submissions: Sequence[Submission]) -> None:
+        """Let any event change these rows."""
+        is_one = sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(submissions)
         with self.engine.begin() as connection:
-            connection.execute(jobs.update().where(jobs.c.id.in_(job_ids)).values(version=0))
+            connection.execute(jobs.update().where(is_one).values(version=0))
 
     def open_jobs(self, partition: int) -> Iterator[JobId]:
         """Iterate over the jobs that are queued or running in the history."""
@@ -66,6 +70,15 @@ class HistorySide:
         query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.queue == self._queue).group_by(jobs.c.state)
         with self.engine.connect() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
+
+
+def _row(row: JobRow) -> HistoryRow:
+    return HistoryRow(
+        state=JobState(row.state),
+        version=row.version,
+        submitted_ms=row.submitted_ms,
+        is_deleted=row.deleted_ms is not None,
+    )
 
 
 @contextmanager

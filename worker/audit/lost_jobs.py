@@ -14,6 +14,7 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.calls import NewJob, SourceLine
 from sluice.producer.contract.tables import jobs
 from sluice.producer.contract.wire import JobId, Message, Prompt, decode_spec, encode_prompt
+from sluice.worker.audit.history_side import OPEN_STATES
 from sluice.worker.audit.queue_side import in_slices
 from sluice.worker.clock import wall_ms
 
@@ -40,8 +41,10 @@ class HistoryJobs:
         for ids in in_slices(job_ids, limits.SLICE_JOBS):
             query = sa.select(jobs).where(jobs.c.id.in_(ids), jobs.c.queue == self.queue)
             with self.engine.connect() as connection:
-                rows = connection.execute(query).all()
-            yield from ((JobId(row.id), _job_of(row, wall_ms())) for row in rows)
+                # The newest submission of each job, and before it one that has not ended.
+                order = (jobs.c.state.in_(OPEN_STATES), jobs.c.submitted_ms)
+                rows = {JobId(row.id): row for row in connection.execute(query.order_by(*order))}
+            yield from ((job_id, _job_of(row, wall_ms())) for job_id, row in rows.items())
 
 
 def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
@@ -70,6 +73,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         deadline_ms=row.deadline_ms,
         wants_callback=decode_spec(spec).callback_url is not None,
         source=_source(row),
+        submitted_ms=row.submitted_ms,
     )
 
 

@@ -17,7 +17,7 @@ from sluice.producer.contract.calls.audit import (
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId
 from sluice.worker.audit.auditor import Report
-from sluice.worker.audit.findings import Finding, HistoryRow, Kind
+from sluice.worker.audit.findings import Finding, HistoryRow, Kind, row_of
 from sluice.worker.audit.history_side import HistorySide
 from sluice.worker.audit.lost_jobs import LostJobs
 from sluice.worker.audit.queue_side import QueueSide, in_slices
@@ -41,6 +41,10 @@ _OF_JOBS = frozenset(
         Kind.CHANNEL_OPEN,
     }
 )
+_LEFT = {
+    Kind.LOST_OR_DELETED: "left: it may have ended long ago and would run twice",
+    Kind.REPLACED: "left: another submission has its id",
+}
 _OF_COUNTERS = frozenset({Kind.LANE_UNLISTED, Kind.COUNTER, Kind.EQUATION})
 _UNRECORDED = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.QUEUE_WENT_BACK})
 
@@ -63,8 +67,8 @@ class Repair:
         self._repair_lanes(side, [one for one in mine if one.kind is Kind.ENTRY_WITHOUT_JOB])
         self._submit_again(side, [one for one in mine if one.kind in _LOST])
         for finding in mine:
-            if finding.kind is Kind.LOST_OR_DELETED:
-                self._note(finding, "left: it may have ended long ago and would run twice")
+            if finding.kind in _LEFT:
+                self._note(finding, _LEFT[finding.kind])
         self._restore_prompts(side, [one for one in mine if one.kind is Kind.PROMPT_GONE])
         self._republish(side, [one for one in mine if one.kind in _UNRECORDED])
         self._repair_batches(side, mine)
@@ -161,8 +165,8 @@ class Repair:
 
     def _had_ended(self, side: QueueSide, finding: Finding) -> bool:
         job_id = _job_id(finding)
-        known = self._known([job_id]).get(job_id)
         (picture,) = side.pictures([job_id])
+        known = row_of(picture, self._known([job_id]).get(job_id, ()))
         is_open = picture.state is not None and not picture.state.is_terminal
         return known is not None and known.state.is_terminal and is_open
 
@@ -170,20 +174,21 @@ class Repair:
         """Publish the jobs' events with versions above the history's, which ignores older ones."""
         for job_slice in in_slices(job_ids, limits.SLICE_JOBS):
             known = self._known(job_slice)
-            self._reset_forged(known)
-            rows = [(one, known[one].version if one in known else 0) for one in job_slice]
+            found = {picture.id: row_of(picture, known.get(picture.id, ())) for picture in side.pictures(job_slice)}
+            self._reset_forged(found)
+            rows = [(job_id, row.version if row else 0) for job_id, row in found.items()]
             rows = rows if has_rows else [(job_id, version) for job_id, version in rows if version > 1]
             if rows:
                 self._run(republish_events(side.keys, rows))
 
-    def _reset_forged(self, known: dict[JobId, HistoryRow]) -> None:
+    def _reset_forged(self, found: dict[JobId, HistoryRow | None]) -> None:
         """Begin again with rows whose version no job reaches: the user that forged it has used up the numbers."""
-        forged = [job_id for job_id, row in known.items() if row.version > PLAUSIBLE_VERSION]
+        forged = {job_id: row for job_id, row in found.items() if row is not None and row.version > PLAUSIBLE_VERSION}
         if self._history is not None and forged:
-            self._history.reset_versions(forged)
-            known |= {job_id: replace(known[job_id], version=0) for job_id in forged}
+            self._history.reset_versions([(job_id, row.submitted_ms) for job_id, row in forged.items()])
+            found |= {job_id: replace(row, version=0) for job_id, row in forged.items()}
 
-    def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, HistoryRow]:
+    def _known(self, job_ids: Sequence[JobId]) -> dict[JobId, list[HistoryRow]]:
         return {} if self._history is None else self._history.known(job_ids)
 
 

@@ -42,6 +42,8 @@ class Exported:
 def export_batch(engine: Engine, queue: str, batch: str, folder: Path) -> Exported:
     """Write `<batch>.output.jsonl` and `<batch>.errors.jsonl` into `folder`, in the order of submission.
 
+    Of a job that was submitted to the batch more than once, the newest submission is written.
+
     Raises:
         OSError: the folder cannot be written.
     """
@@ -75,11 +77,14 @@ def num_ended(engine: Engine, queue: str, batch: str) -> int:
 def _jobs_of(queue: str, batch: str) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
     line = (jobs.c.custom_id, jobs.c.line, jobs.c.endpoint)
-    with_results = jobs.outerjoin(results, results.c.job_id == jobs.c.id)
+    is_of_job = sa.and_(results.c.job_id == jobs.c.id, results.c.submitted_ms == jobs.c.submitted_ms)
+    with_results = jobs.outerjoin(results, is_of_job)
+    later = jobs.alias("later")
+    is_later = sa.and_(later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
     return (
         sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)
-        .where(jobs.c.queue == queue, jobs.c.batch == batch)
+        .where(jobs.c.queue == queue, jobs.c.batch == batch, ~sa.exists().where(is_later, later.c.batch == batch))
         .order_by(jobs.c.submitted_ms, jobs.c.id)
     )
 

@@ -11,9 +11,9 @@ If the database is unreachable, the recorder retries with backoff. The outbox ke
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import redis
 
@@ -23,7 +23,7 @@ from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.urls import redacted
-from sluice.producer.contract.wire import OutboxEvent, WireError, decode_events
+from sluice.producer.contract.wire import JobId, OutboxEvent, WireError, decode_events
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
@@ -31,6 +31,7 @@ from sluice.worker.connection.stream_group import PAGE_ENTRIES, Entry, StreamGro
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, changes_of
+from sluice.worker.history.submissions import Submissions
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
 from sluice.worker.log import get_log
 from sluice.worker.stopping import stop_at_eof, stopped_by_signals
@@ -46,6 +47,10 @@ COUNT_SHARE = 20
 
 COUNT_EVERY_S = 0.1
 FINISH_S = 5.0
+
+Answer = TypeVar("Answer")
+ReadEntry = tuple[Entry, list[OutboxEvent]]
+"""An entry of an outbox and its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class Recorder:
         name = settings.name or socket.gethostname()
         self._client = client
         self._writer = writer
+        self._submissions = Submissions(client, writer)
         self._settings = settings
         self._log = get_log(queue=settings.queue, recorder=name)
         self._outboxes = [self._open(QueueKeys(settings.queue, p), name) for p in range(settings.partitions)]
@@ -153,35 +159,43 @@ class Recorder:
 
     def _write(self, outbox: Outbox, entries: Sequence[Entry]) -> bool:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
-        events, changes = self._changes_of(outbox, entries)
-        cleaned = self._write_patiently(list(changes.values()))
+        read = [(entry, self._events_of(outbox, entry)) for entry in entries]
+        events = [event for _, of_entry in read for event in of_entry]
+        newest = self._patiently(lambda: self._submissions.newest(outbox.keys, events))
+        if newest is None:
+            return False
+        num_events, changes = self._changes_of(outbox, read, newest)
+        cleaned = self._patiently(lambda: self._writer.write(changes))
         if cleaned is None:
             return False
         for job_id, reason in cleaned:
             self._log.warning("row cleaned", job_id=job_id, error=reason)
-        self.num_recorded += len(events)
+        self.num_recorded += num_events
         self._has_written = True
         return True
 
-    def _changes_of(self, outbox: Outbox, entries: Sequence[Entry]) -> tuple[list[OutboxEvent], dict[str, JobChange]]:
-        """Return the events of the entries and what they change. An entry that cannot be folded goes to the garbage."""
-        read = [(entry, self._events_of(outbox, entry)) for entry in entries]
+    def _changes_of(
+        self, outbox: Outbox, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
+    ) -> tuple[int, list[JobChange]]:
+        """Return the number of events and what they change. An entry that cannot be folded goes to the garbage."""
         try:
-            return self._folded(outbox, read)
+            return self._folded(outbox, read, newest)
         except Exception:  # noqa: BLE001  # whatever it is, it is the fault of one entry
-            return self._folded(outbox, [one for one in read if self._is_sound(outbox, *one)])
+            return self._folded(outbox, [one for one in read if self._is_sound(outbox, one, newest)], newest)
 
     def _folded(
-        self, outbox: Outbox, read: Sequence[tuple[Entry, list[OutboxEvent]]]
-    ) -> tuple[list[OutboxEvent], dict[str, JobChange]]:
+        self, outbox: Outbox, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
+    ) -> tuple[int, list[JobChange]]:
         events = [event for _, of_entry in read for event in of_entry]
-        return events, changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts)
+        keep_prompts = self._settings.keep_prompts
+        changes = changes_of(outbox.keys.queue, events, keep_prompts=keep_prompts, newest=newest)
+        return len(events), list(changes.values())
 
-    def _is_sound(self, outbox: Outbox, entry: Entry, events: list[OutboxEvent]) -> bool:
+    def _is_sound(self, outbox: Outbox, one: ReadEntry, newest: Mapping[JobId, int]) -> bool:
         try:
-            self._folded(outbox, [(entry, events)])
+            self._folded(outbox, [one], newest)
         except Exception as error:  # noqa: BLE001  # as above
-            self._discard(outbox, entry, error)
+            self._discard(outbox, one[0], error)
             return False
         return True
 
@@ -190,16 +204,17 @@ class Recorder:
         self._log.warning("malformed outbox entry", entry=entry_id.decode(), error=str(error)[:500])
         keep_garbage(self._client, outbox.keys, outbox.stream.key, _data_of(fields))
 
-    def _write_patiently(self, changes: Sequence[JobChange]) -> list[tuple[str, str]] | None:
+    def _patiently(self, do: Callable[[], Answer]) -> Answer | None:
+        """Retry while the database is unreachable. Return None if stopped before."""
         while True:
             try:
-                cleaned = self._writer.write(changes)
+                answer = do()
             except HistoryAway as error:
                 if self._stopping.wait(self._database_outage.failed(error)):
                     return None
             else:
                 self._database_outage.recovered()
-                return cleaned
+                return answer
 
     def _events_of(self, outbox: Outbox, entry: Entry) -> list[OutboxEvent]:
         if not entry[1]:
@@ -257,6 +272,9 @@ def _checked(data: bytes, keys: QueueKeys) -> list[OutboxEvent]:
             raise WireError(f"job {event.job_id} has version {event.version}, which no script writes")
         if event.kind == "ended" and event.fields.get("state", b"failed") not in _FINAL:
             raise WireError(f"job {event.job_id} ended in a state that no script writes")
+        submitted_ms = event.fields.get("submitted_ms", 0)
+        if not isinstance(submitted_ms, int) or not 0 <= submitted_ms < 2**63:
+            raise WireError(f"job {event.job_id} was submitted at {submitted_ms!r:.50}, which no script writes")
     return events
 
 

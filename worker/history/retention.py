@@ -35,9 +35,11 @@ def erase_prompts_before(engine: Engine, before_ms: int) -> int:
     num_erased = 0
     while True:
         with engine.begin() as connection:
-            job_slice = sa.select(jobs.c.id).where(is_old).limit(SLICE_JOBS)
+            job_slice = sa.select(jobs.c.id, jobs.c.submitted_ms).where(is_old).limit(SLICE_JOBS)
             changed = connection.execute(
-                jobs.update().where(jobs.c.id.in_(job_slice)).values(prompt=None, asked=None)
+                jobs.update()
+                .where(sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(job_slice))
+                .values(prompt=None, asked=None)
             ).rowcount
         num_erased += changed
         if changed < SLICE_JOBS:
@@ -46,13 +48,13 @@ def erase_prompts_before(engine: Engine, before_ms: int) -> int:
 
 def _delete_slice(engine: Engine, before_ms: int) -> int:
     with engine.begin() as connection:
-        old = sa.select(jobs.c.id).where(jobs.c.finished_hour_ms < before_ms).limit(SLICE_JOBS)
-        ids = connection.execute(old).scalars().all()
+        old = sa.select(jobs.c.id, jobs.c.submitted_ms).where(jobs.c.finished_hour_ms < before_ms).limit(SLICE_JOBS)
+        found = [tuple(row) for row in connection.execute(old)]
         # Jobs first, as in the recorder: the same lock order prevents deadlocks.
-        for table, column in ((jobs, jobs.c.id), (attempts, attempts.c.job_id), (results, results.c.job_id)):
-            if ids:
-                connection.execute(table.delete().where(column.in_(ids)))
-    return len(ids)
+        for table, job_id in ((jobs, jobs.c.id), (attempts, attempts.c.job_id), (results, results.c.job_id)):
+            if found:
+                connection.execute(table.delete().where(sa.tuple_(job_id, table.c.submitted_ms).in_(found)))
+    return len(found)
 
 
 def _forget_empty_batches(engine: Engine, before_ms: int) -> None:

@@ -1,6 +1,7 @@
 """Convert events of the outbox to rows of the history. Plain values: knows no Redis and no SQL.
 
-Events of a job may arrive in any order, repeatedly, and through several recorders. So every column belongs to one of
+A job id may be used again once the queue has forgotten it, so a row belongs to a submission: a job id and its submit
+time. Events may arrive in any order, repeatedly, and through several recorders. So every other column belongs to one of
 four groups with a commutative and idempotent merge:
 
     NEWEST      the values of the event with the highest version, empty ones included
@@ -16,11 +17,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
+    JobId,
     JobOptions,
     JobRecord,
     JobResult,
@@ -39,6 +42,9 @@ MAX_DIGITS = 19
 
 KeepPrompts = Literal["none", "hash", "full"]
 Row = dict[str, object]
+Submission = tuple[JobId, int]
+"""A job id and its submit time: the key of a row."""
+
 EventFields = Mapping[str, bytes | int | None]
 
 NEWEST: tuple[str, ...] = (
@@ -47,15 +53,16 @@ NEWEST: tuple[str, ...] = (
     "first_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "exactness",
 )  # fmt: skip
 SUBMITTED: tuple[str, ...] = (
-    "submitted_ms", "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
+    "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
     "deadline_ms", "ttl_ms", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked",
     "custom_id", "line", "endpoint",
 )  # fmt: skip
 LEAST: tuple[str, ...] = ("pulled_ms",)
 GREATEST: tuple[str, ...] = ("attempts", "record_error")
 
-IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant")
+IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant", "submitted_ms")
 
+ATTEMPT_KEY: tuple[str, ...] = ("job_id", "submitted_ms", "epoch")
 STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
 ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why", "gap_s")
 """Columns of an attempt's end. The first end wins: a requeue of a failed job does not change how its attempt ended."""
@@ -63,7 +70,7 @@ ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why", "
 
 @dataclass(slots=True, eq=False)
 class JobChange:
-    """The merged events of one job. Changes as events are merged into it."""
+    """The merged events of one submission. Changes as events are merged into it."""
 
     job: Row
     attempts: dict[int, Row] = field(default_factory=dict[int, Row])
@@ -74,32 +81,46 @@ class JobChange:
     """Whether the job returned to the queue, which reopens its batch."""
 
     @property
-    def id(self) -> str:
-        """The job's id."""
-        return str(self.job["id"])
+    def submission(self) -> Submission:
+        """The job's id and its submit time."""
+        return JobId(str(self.job["id"])), _number(self.job["submitted_ms"])
 
 
 def changes_of(
-    queue: str, events: Iterable[OutboxEvent], *, keep_prompts: KeepPrompts = "full"
-) -> dict[str, JobChange]:
-    """Fold events into one change per job.
+    queue: str,
+    events: Iterable[OutboxEvent],
+    *,
+    keep_prompts: KeepPrompts = "full",
+    newest: Mapping[JobId, int] = MappingProxyType({}),
+) -> dict[Submission, JobChange]:
+    """Fold events into one change per submission.
 
     Args:
         queue: Name of the queue of the outbox.
         events: Events of any jobs, in any order.
         keep_prompts: Upper limit on what is kept of prompts, even if events contain more.
+        newest: The submit time of jobs whose events do not have it: an older worker wrote them.
     """
-    changes: dict[str, JobChange] = {}
+    changes: dict[Submission, JobChange] = {}
     for event in events:
-        change = changes.get(event.job_id)
+        submitted_ms = submit_time(event)
+        if submitted_ms is None:
+            submitted_ms = newest.get(event.job_id, event.at_ms)
+        change = changes.get((event.job_id, submitted_ms))
         if change is None:
-            change = changes[event.job_id] = JobChange(_blank_job(queue, event))
+            change = changes[event.job_id, submitted_ms] = JobChange(_blank_job(queue, event, submitted_ms))
         _READERS[event.kind](change, event, keep_prompts)
     return changes
 
 
+def submit_time(event: OutboxEvent) -> int | None:
+    """Return when the job of an event was submitted; None if the event does not say it."""
+    submitted_ms = _whole(event.fields.get("submitted_ms"))
+    return event.at_ms if submitted_ms is None and event.kind == "submitted" else submitted_ms
+
+
 def merge(old: Row, new: Row) -> Row:
-    """Merge two rows of the same job, in either order."""
+    """Merge two rows of the same submission, in either order."""
     if _version(old) == _NOTHING_YET:
         return new
     newest = new if _version(new) > _version(old) else old
@@ -117,8 +138,7 @@ def merge_attempt(old: Row, new: Row) -> Row:
     ends = [row for row in (old, new) if row["end_version"] is not None]
     first_end = min(ends, key=lambda row: _number(row["end_version"]), default=old)
     return {
-        "job_id": old["job_id"],
-        "epoch": old["epoch"],
+        **{name: old[name] for name in ATTEMPT_KEY},
         **{name: new[name] if old[name] is None else old[name] for name in STARTED_ATTEMPT},
         **{name: first_end[name] for name in ENDED_ATTEMPT},
     }
@@ -131,7 +151,6 @@ def _submitted(change: JobChange, event: OutboxEvent, keep_prompts: KeepPrompts)
     fields = event.fields
     row = _blank_job_like(change.job, event, JobState.QUEUED)
     row |= {
-        "submitted_ms": event.at_ms,
         "priority": _whole(fields.get("priority")),
         "estimated_prompt_tokens": _whole(fields.get("prompt_tokens")),
         "cost": _whole(fields.get("cost")),
@@ -288,6 +307,7 @@ def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
         return
     change.result = {
         "job_id": event.job_id,
+        "submitted_ms": change.job["submitted_ms"],
         "version": event.version,
         "finished_ms": event.at_ms,
         **columns,
@@ -316,10 +336,10 @@ _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
 
 
-def _blank_job(queue: str, event: OutboxEvent) -> Row:
+def _blank_job(queue: str, event: OutboxEvent, submitted_ms: int) -> Row:
     partition, tenant, _ = split_job_id(event.job_id)
     identity: Row = {"id": event.job_id, "queue": queue, "partition": partition, "tenant": tenant}
-    return _BLANK | identity | {"version": _NOTHING_YET, "state": JobState.QUEUED}
+    return _BLANK | identity | {"submitted_ms": submitted_ms} | {"version": _NOTHING_YET, "state": JobState.QUEUED}
 
 
 def _blank_job_like(job: Row, event: OutboxEvent, state: str) -> Row:
@@ -331,7 +351,8 @@ def _merge_attempt_into(change: JobChange, event: OutboxEvent, columns: Row) -> 
     # A job that ended before a worker started it has no attempt.
     if not isinstance(epoch, int) or epoch <= 0:
         return
-    row = _BLANK_ATTEMPT | {"job_id": event.job_id, "epoch": epoch} | columns
+    key: Row = {"job_id": event.job_id, "submitted_ms": change.job["submitted_ms"], "epoch": epoch}
+    row = _BLANK_ATTEMPT | key | columns
     known = change.attempts.get(epoch)
     change.attempts[epoch] = row if known is None else merge_attempt(known, row)
 

@@ -13,7 +13,17 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
 from sluice.producer.contract.tables import attempts, batches, jobs, results
-from sluice.worker.history.rows import ENDED_ATTEMPT, GREATEST, IDENTITY, LEAST, NEWEST, STARTED_ATTEMPT, SUBMITTED, Row
+from sluice.worker.history.rows import (
+    ATTEMPT_KEY,
+    ENDED_ATTEMPT,
+    GREATEST,
+    IDENTITY,
+    LEAST,
+    NEWEST,
+    STARTED_ATTEMPT,
+    SUBMITTED,
+    Row,
+)
 
 # The INSERT of either dialect. They share the methods used here, but no typed base.
 Insert = postgresql.Insert | sqlite.Insert
@@ -33,8 +43,8 @@ class Upserts:
 
     def __init__(self, dialect: str) -> None:
         self.jobs = _upsert(dialect, jobs, IDENTITY, _jobs, where=jobs.c.deleted_ms.is_(None))
-        self.attempts = _upsert(dialect, attempts, ("job_id", "epoch"), _attempts)
-        self.results = _upsert(dialect, results, ("job_id",), _results)
+        self.attempts = _upsert(dialect, attempts, ATTEMPT_KEY, _attempts)
+        self.results = _upsert(dialect, results, ("job_id", "submitted_ms"), _results)
         # A touched batch becomes open again.
         self.batches = _upsert(dialect, batches, ("queue", "id"), _batches, reset={"completed_ms": sa.null()})
 

@@ -16,7 +16,8 @@ from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityE
 
 from sluice.producer.contract.database import why
 from sluice.producer.contract.tables import batches, jobs, results
-from sluice.worker.history.rows import IDENTITY, JobChange, Row
+from sluice.producer.contract.wire import JobId
+from sluice.worker.history.rows import IDENTITY, JobChange, Row, Submission
 from sluice.worker.history.upserts import Upserts
 
 BatchName = tuple[str, str]
@@ -53,7 +54,7 @@ class HistoryWriter:
             HistoryAway: some changes were not written; write all of them again.
         """
         # Sorted, because one lock order for all writers prevents deadlocks.
-        ordered = sorted(changes, key=lambda change: change.id)
+        ordered = sorted(changes, key=lambda change: change.submission)
         cleaned: list[tuple[str, str]] = []
         for start in range(0, len(ordered), MAX_JOBS_PER_TRANSACTION):
             cleaned += self._write_halving(ordered[start : start + MAX_JOBS_PER_TRANSACTION])
@@ -77,9 +78,9 @@ class HistoryWriter:
             except _REFUSALS as again:
                 reason = _reason(again)
             else:
-                return change.id, reason
+                return change.submission[0], reason
         # A skeleton contains no data of the job, so the database would refuse any row.
-        raise HistoryAway(f"not even the state of job {change.id} can be stored: {reason}")
+        raise HistoryAway(f"not even the state of job {change.submission[0]} can be stored: {reason}")
 
     def _write_all(self, changes: Sequence[JobChange]) -> None:
         try:
@@ -97,11 +98,29 @@ class HistoryWriter:
         upserts.attempts(connection, claims)
         upserts.results(connection, results_rows)
         if results_rows:
-            _forget_deleted(connection, [row["job_id"] for row in results_rows])
+            _forget_deleted(connection, [(row["job_id"], row["submitted_ms"]) for row in results_rows])
         upserts.batches(connection, _batches_of(changes))
-        returned = [change.id for change in changes if change.is_returned]
+        returned = [change.submission for change in changes if change.is_returned]
         if returned:
             _reopen_batches(connection, returned)
+
+    def newest_submissions(self, job_ids: Sequence[JobId]) -> dict[JobId, int]:
+        """Return the newest submit time of each of these jobs that has a row.
+
+        Raises:
+            HistoryAway: the database does not answer.
+        """
+        found: dict[JobId, int] = {}
+        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).group_by(jobs.c.id)
+        try:
+            with self._engine.connect() as connection:
+                for start in range(0, len(job_ids), MAX_JOBS_PER_TRANSACTION):
+                    some = job_ids[start : start + MAX_JOBS_PER_TRANSACTION]
+                    rows = connection.execute(newest.where(jobs.c.id.in_(some)))
+                    found.update((JobId(job_id), submitted_ms) for job_id, submitted_ms in rows)
+        except DBAPIError as error:
+            raise HistoryAway(_reason(error)) from error
+        return found
 
     def open_batches(self) -> list[BatchName]:
         """List batches with open jobs or with counters that may be outdated.
@@ -132,14 +151,17 @@ class HistoryWriter:
 # ---------------------------------------------------------------- what else a transaction does
 
 
-def _forget_deleted(connection: Connection, job_ids: Sequence[object]) -> None:
+_JOB = sa.tuple_(jobs.c.id, jobs.c.submitted_ms)
+
+
+def _forget_deleted(connection: Connection, submissions: Sequence[tuple[object, object]]) -> None:
     """Delete results of deleted jobs, which a late event would bring back."""
-    deleted = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids), jobs.c.deleted_ms.is_not(None))
-    connection.execute(results.delete().where(results.c.job_id.in_(deleted)))
+    deleted = sa.select(jobs.c.id, jobs.c.submitted_ms).where(_JOB.in_(submissions), jobs.c.deleted_ms.is_not(None))
+    connection.execute(results.delete().where(sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(deleted)))
 
 
-def _reopen_batches(connection: Connection, job_ids: Sequence[str]) -> None:
-    touched = sa.select(jobs.c.queue, jobs.c.batch).where(jobs.c.id.in_(job_ids), jobs.c.batch.is_not(None)).distinct()
+def _reopen_batches(connection: Connection, submissions: Sequence[Submission]) -> None:
+    touched = sa.select(jobs.c.queue, jobs.c.batch).where(_JOB.in_(submissions), jobs.c.batch.is_not(None)).distinct()
     for queue, batch in sorted(map(tuple, connection.execute(touched))):
         same = sa.and_(batches.c.queue == queue, batches.c.id == batch)
         connection.execute(batches.update().where(same).values(completed_ms=None))

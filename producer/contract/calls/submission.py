@@ -63,6 +63,9 @@ class NewJob:
     source: SourceLine | None = None
     """None unless it is a line of a bulk file. Neither its id nor its digest depends on it."""
 
+    submitted_ms: int | None = None
+    """Submit time of a job that the queue has lost, so that it stays the same submission. None: now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -156,6 +159,7 @@ def _job_row(keys: QueueKeys, job: NewJob) -> tuple[object, ...]:
         *((source.custom_id, source.number, source.endpoint) if source else (None, None, None)),
         _left_ms(job.not_before_ms),
         _left_ms(job.deadline_ms),
+        job.submitted_ms,
     )
 
 

@@ -106,9 +106,11 @@ local counted, events, has_notification = {}, {}, false
 local function count(name, by) counted[name] = (counted[name] or 0) + by end
 local function notify() has_notification = true end
 
--- One change of a job's state for the history. A higher version of the same job wins there.
-local function emit(kind, job, fields)
-  events[#events + 1] = { kind, job.id, job.version, NOW, fields }
+-- One change of a job's state for the history. The submit time says of which submission it is: an id may be used again.
+-- A higher version of the same submission wins there.
+local function emit(kind, job, fields, version, at)
+  fields.submitted_ms = job.submitted
+  events[#events + 1] = { kind, job.id, version or job.version, at or NOW, fields }
 end
 
 -- Append to a stream that users share. One of them may have added the last possible id, after which a stream takes no

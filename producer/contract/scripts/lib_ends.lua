@@ -100,7 +100,7 @@ local function emit_end(job, lease, how)
   if job.callback then
     call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
       'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '', 'custom_id', job.custom_id or '',
-      'line', job.line or '')
+      'line', job.line or '', 'submitted', job.submitted)
   end
 end
 

@@ -14,14 +14,14 @@ if wrong then return wrong end
 local function tell_submitted(job)
   local payload = try('GET', payload_key(job))
   payload = not failed(payload) and payload or nil
-  events[#events + 1] = { 'submitted', job.id, 1, job.submitted, {
+  emit('submitted', job, {
     queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
     batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
     digest = job.digest, custom_id = job.custom_id, line = job.line, endpoint = job.endpoint,
     key = SETTINGS.keep_prompts == 'full' and job.key or nil,
     prompt = SETTINGS.keep_prompts == 'full' and payload or nil,
     prompt_to_hash = SETTINGS.keep_prompts == 'hash' and payload or nil,
-  } }
+  }, 1, job.submitted)
 end
 
 local function tell_end(job)
@@ -34,7 +34,7 @@ local function tell_end(job)
   if result and not failed(result) then
     if #result <= LIMITS.MAX_CALL_BYTES then fields.result = result else fields.result_bytes = #result end
   end
-  events[#events + 1] = { 'ended', job.id, job.version, job.ended, fields }
+  emit('ended', job, fields, job.version, job.ended)
 end
 
 local function tell_state(job)

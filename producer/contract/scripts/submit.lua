@@ -17,6 +17,7 @@ local function unpacked(row)
     ttl = row[14], deadline = row[15], callback = row[16], features = row[17], custom_id = row[18], line = row[19],
     endpoint = row[20],
     not_before_in = row[21], deadline_in = row[22],  -- of clients that send times from now; older ones do not
+    submitted = row[23],
   }
 end
 
@@ -31,7 +32,8 @@ local function is_sound(job)
   for _, name in ipairs({ 'spec', 'payload', 'seed', 'digest' }) do
     if not is_text(job[name], MOST_BYTES[name]) then return false end
   end
-  for _, name in ipairs({ 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line', 'not_before_in', 'deadline_in' }) do
+  local also = { 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line', 'submitted', 'not_before_in', 'deadline_in' }
+  for _, name in ipairs(also) do
     if job[name] ~= nil then numbers[#numbers + 1] = name end
   end
   for _, name in ipairs(numbers) do
@@ -164,7 +166,7 @@ local function prepare(job)
   job.prompt = job.prompt or math.ceil(job.prompt_bytes / BYTES_PER_TOKEN)
   job.cost = cost_of(job, 0)
   job.bytes = #job.payload + #job.spec
-  job.submitted = NOW
+  job.submitted = math.min(job.submitted or NOW, NOW)
   job.version = 1
   job.ttl = from_now(job.ttl)
   job.not_before = from_now(job.not_before_in) or job.not_before
@@ -193,7 +195,7 @@ local function write_hash(job)
   local fields = {
     'state', 'queued', 'version', '1', 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens,
     'choices', job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed,
-    'digest', job.digest, 'submitted', NOW_TEXT, 'entry', job.entry or '', 'lane', job.lane or '',
+    'digest', job.digest, 'submitted', job.submitted, 'entry', job.entry or '', 'lane', job.lane or '',
     'number', job.number or 0, 'before', job.before or 0,
   }
   for _, name in ipairs(OPTIONAL) do

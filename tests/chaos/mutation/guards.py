@@ -137,6 +137,14 @@ APPENDS = (
         tests=(f"{RESUMES}::TestGivenARedisThatLosesItsLastSeconds",),
     ),
     Guard(
+        name="a job may say that it will be submitted",
+        patches=_script("submit", "math.min(job.submitted or NOW, NOW)", "job.submitted or NOW"),
+        tests=(
+            "tests/contract/test_submit.py::TestGivenAnEmptyQueue"
+            "::test_when_a_lost_job_comes_again_then_it_has_its_submit_time_but_none_to_come",
+        ),
+    ),
+    Guard(
         name="a terminal state may be overwritten",
         patches=(
             *_script("cancel", "if job.state ~= 'queued' and job.state ~= 'running' then return job.state end"),
@@ -816,7 +824,7 @@ HOSTILES = (
         name="an entry of changing types stops the recorder",
         patches=(
             Patch("worker/history/rows.py", "value if type(value) is int and abs(value) < 2**63 else None", "value"),
-            Patch("worker/history/recorder.py", "if self._is_sound(outbox, *one)]", "if one]"),
+            Patch("worker/history/recorder.py", "if self._is_sound(outbox, one, newest)]", "if one]"),
         ),
         tests=(f"{RECORDER}::TestGivenEventsInTheOutbox",),
     ),

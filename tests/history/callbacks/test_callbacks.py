@@ -300,10 +300,12 @@ class TestGivenABatchThatCompletes:
                     e.submitted("0.a.001", batch=b"nightly"),
                     e.ended("0.a.001", result=e.result("three", "rivers")),
                     e.submitted("0.a.002", e.NOON_MS + 1, batch=b"nightly"),
-                    e.ended("0.a.002", state=b"failed", error=b"NaN logits", error_code=b"nan", reason=None),
+                    e.ended(
+                        "0.a.002", submitted_ms=e.NOON_MS + 1, state=b"failed", error=b"NaN logits", error_code=b"nan"
+                    ),
                     e.submitted("0.a.003", batch=b"another"),
                     e.submitted("0.a.004", e.NOON_MS + 2, batch=b"nightly"),
-                    e.ended("0.a.004", result=e.result("five")),
+                    e.ended("0.a.004", submitted_ms=e.NOON_MS + 2, result=e.result("five")),
                 ]
             ),
         )
