@@ -1,4 +1,4 @@
-"""The table "Where is …" of docs/architecture.md: every file exists and defines its symbol."""
+"""Tables and names in docs/architecture.md: files exist and define their symbols, a step has at most one file."""
 
 import ast
 import re
@@ -8,18 +8,38 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
+PACKAGES = ("engine", "producer", "worker")
 MIN_MECHANISMS = 20
+MIN_STEPS = 12
+TYPE = re.compile(r"^(?:class )?([A-Z]\w+)(?:[(:]| =)", re.MULTILINE)
+"""The head of a class, or an alias of a type."""
 
 ROW = re.compile(
     r"^\|\s*(?P<mechanism>[^|]+?)\s*\|\s*\[[^\]]+\]\((?P<path>[^)#]+)[^)]*\)\s*\|\s*(?P<symbols>[^|]+?)\s*\|"
 )
 
 
+def section(heading: str) -> str:
+    """Return the part of the page from a heading to the next one of its level."""
+    found = re.search(rf"^## {heading}.*?(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return found[0] if found else ""
+
+
+def steps() -> list[tuple[str, list[str]]]:
+    """Return number and files of each step of a job's life; its files are all paths of its row."""
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", section("The life of a job"), re.MULTILINE)
+    return [(number, re.findall(r"`([\w./]+/[\w./]+)`", cells)) for number, cells in rows]
+
+
+def forms() -> list[str]:
+    """Return the names of types in the paragraphs about the forms of a job."""
+    text = section("The life of a job").partition("### Its forms")[2].partition("###")[0]
+    return [name for name in re.findall(r"`(\w+)`", text) if name[0].isupper()]
+
+
 def rows() -> list[tuple[str, Path, str]]:
     """Return mechanism, file and symbol of each row; a row with several symbols gives several."""
-    section = re.search(r"^## Where is.*?(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    lines = section[0].splitlines() if section else []
-    found = [match for line in lines if (match := ROW.match(line))]
+    found = [match for line in section("Where is").splitlines() if (match := ROW.match(line))]
     return [
         (match["mechanism"], (PAGE.parent / match["path"]).resolve(), symbol)
         for match in found
@@ -67,6 +87,25 @@ class TestGivenTheTableOfMechanisms:
     ) -> None:
         assert path.is_file(), f"{mechanism}: no file {path}"
         assert is_defined(symbol, path), f"{mechanism}: {path.name} does not define {symbol}"
+
+
+class TestGivenTheLifeOfAJob:
+    def test_when_it_is_read_then_its_steps_are_numbered_and_their_files_exist(self) -> None:
+        numbers = [int(number) for number, _ in steps()]
+
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) >= MIN_STEPS
+        assert [path for _, paths in steps() for path in paths if not (ROOT / path).is_file()] == []
+
+    def test_when_a_step_is_looked_up_then_it_names_at_most_one_file(self) -> None:
+        assert [step for step in steps() if len(step[1]) > 1] == []
+
+    def test_when_its_forms_are_listed_then_each_is_a_type_in_the_code(self) -> None:
+        sources = [path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+        defined = {name for text in sources for name in TYPE.findall(text)}
+
+        assert len(forms()) >= 14
+        assert [name for name in forms() if name not in defined] == []
 
 
 class TestGivenAPythonFile:
