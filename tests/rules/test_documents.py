@@ -35,6 +35,9 @@ MAX_PICTURE_BYTES = 40_000
 MAX_PROSE = 120
 """Characters of a line outside tables and code."""
 
+SCREEN_COLUMNS, TWO_SCREENS = 110, 100
+ABOUT_FAILURES = ("recovery", "durability", "poison-jobs", "topologies", "audit", "fairness")
+
 
 def loop_of_the_daemon() -> list[str]:
     """The statements of the worker's loop, in order."""
@@ -42,6 +45,11 @@ def loop_of_the_daemon() -> list[str]:
     (loop,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "_loop"]
     (cycle,) = [node for node in loop.body if isinstance(node, ast.While)]
     return [ast.unparse(statement) for statement in cycle.body]
+
+
+def rows_of(text: str) -> int:
+    """The rows that a text takes on a screen."""
+    return sum(max(1, -(-len(line) // SCREEN_COLUMNS)) for line in text.splitlines())
 
 
 def name_of(path: Path) -> str:
@@ -175,6 +183,12 @@ class TestGivenEveryDocument:
         assert list(long_lines(document.read_text())) == []
 
 
+class TestGivenThePagesAboutFailures:
+    @pytest.mark.parametrize("name", ABOUT_FAILURES)
+    def test_when_one_is_shown_then_it_fits_two_screens(self, name: str) -> None:
+        assert rows_of((ROOT / "docs/explanation" / f"{name}.md").read_text()) <= TWO_SCREENS
+
+
 class TestGivenEverySource:
     def test_when_it_names_a_page_then_the_page_exists(self) -> None:
         folders = ("benchmarks", "engine", "kernels", "migrations", "producer", "tests", "tools", "worker")
@@ -221,6 +235,9 @@ class TestGivenATextWithMistakes:
 
         assert unknown_targets(text) == {"tset", "chekc"}
         assert unknown_benchmarks(text) == {"quue"}
+
+    def test_when_its_rows_are_counted_then_a_long_line_takes_several(self) -> None:
+        assert rows_of(f"# short\n\n{'x' * 110}\n{'x' * 111}") == 5
 
     def test_when_a_line_is_long_then_only_prose_counts(self) -> None:
         long = "word " * 30
