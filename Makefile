@@ -57,7 +57,7 @@ audit-dependencies: setup ## Known vulnerabilities of what constraints.txt names
 overload: setup ## Ten times more jobs than a worker can do, for ten minutes: memory and latency.
 	$(BIN)/python -m tests.chaos.overload --minutes 10
 
-profile: setup ## Where a step's time goes, operation by operation, beside its bound.
+profile: setup ## Where a step's time goes, operation by operation, compared with its bound.
 	$(BIN)/python -m benchmarks profile
 
 check: format lint types imports rules ## Formatting, lint, types, import rules, rules of code and documents.
