@@ -1,1 +1,1 @@
-"""Check a drained queue from outside, by docs/reference/{wire-format,keys}.md and docs/guide/history.md alone."""
+"""Check a drained queue from outside, by docs/reference/{wire-format,keys,history}.md alone."""

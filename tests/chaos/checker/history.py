@@ -1,4 +1,4 @@
-"""Compare the rows of the history with the queue's data of the same jobs. Nothing but docs/guide/history.md and SQL."""
+"""Compare the rows of the history with the queue's data of the same jobs. Uses docs/reference/history.md and SQL."""
 
 import json
 from collections.abc import Iterator, Sequence
