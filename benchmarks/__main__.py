@@ -21,6 +21,7 @@ BENCHMARKS = {
     "service": ("service.run", "the service compared with the bare engine"),
     "takeover": ("service.takeover", "time until another worker has a dead worker's jobs"),
     "trace": ("trace.run", "a trace of a whole worker"),
+    "wakeups": ("queue.wakeups", "the server's work for one submit, by number of idle workers"),
     "tune-kernels": ("kernels.tune", "search for kernel configurations on a GPU"),
 }
 

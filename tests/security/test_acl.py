@@ -22,6 +22,9 @@ WRITES: list[tuple[str, ...]] = [
     ("DEL", "{chat:0}:result:acme:a"),
     ("XADD", "{chat:0}:lane:0:other", "*", "job", "x"),
     ("HSET", "{chat:0}:job:other:a", "state", "done"),
+    ("XREADGROUP", "GROUP", "workers", "idle", "STREAMS", "{chat:0}:bell", ">"),
+    ("XACK", "{chat:0}:bell", "workers", "1-0"),
+    ("XGROUP", "DESTROY", "{chat:0}:bell", "workers"),
 ]
 """What only a worker, or another tenant, may write."""
 

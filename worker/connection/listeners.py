@@ -1,22 +1,33 @@
 """Listen to the queue's notification stream (key `bell`), so that an idle worker wakes when jobs may be ready.
 
-A thread with its own connection blocks in XREAD from the id that the last pull returned, and wakes the pull thread. It
-takes no jobs. Each call of `listen` arms it once, so a busy worker is not woken by every submit. In a Redis Cluster a
-blocking read cannot span shards, so each partition has its own listener.
+A thread with its own connection blocks in XREADGROUP and wakes the pull thread; it takes no jobs. All workers read as
+one consumer, so each notification wakes one of them. The pull that it causes acknowledges it. If none does, because the
+woken worker is stopped or dead, another idle worker takes the notification over
+(docs/decisions/wake-one-worker.md). A busy worker does not listen. In a Redis Cluster a blocking read cannot span
+shards, so each partition has its own listener.
 """
 
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from sluice.producer.contract.calls import Notification
+from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.backoff import Backoff
 from sluice.worker.connection.clients import Client, Connections, is_cluster
 from sluice.worker.errors import ComponentDied
 
-BLOCK_MS = 500
+GROUP, CONSUMER = "workers", "idle"
+BLOCK_MS = 100
+"""An idle worker looks this often for notifications that no pull has acknowledged."""
+
+ACKNOWLEDGED_WITHIN_MS = 50
+"""A notification that is not acknowledged for this long goes to another worker."""
+
 FIRST_DELAY_S = 0.05
 MAX_DELAY_S = 1.0
 
@@ -27,7 +38,7 @@ class WakeupListener(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def listen(self, after: Mapping[QueueKeys, str]) -> None: ...
-    def take_notified(self) -> list[tuple[QueueKeys, str]]: ...
+    def take_notified(self) -> list[tuple[QueueKeys, Notification]]: ...
 
 
 class NotificationListener:
@@ -38,8 +49,8 @@ class NotificationListener:
         self._wake = wake
         self._died = died
         self._asked = threading.Condition()
-        self._after: dict[QueueKeys, str] | None = None
-        self._notified: dict[QueueKeys, str] = {}
+        self._after: Mapping[QueueKeys, str] = {}
+        self._notified: dict[QueueKeys, Notification] = {}
         self._is_listening = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
@@ -58,42 +69,41 @@ class NotificationListener:
             self._thread.join()
 
     def listen(self, after: Mapping[QueueKeys, str]) -> None:
-        """Wake at the first entry after these ids, which the last pulls returned. Has no effect while armed."""
+        """Wake once, at a notification after these ids, which the last pulls returned."""
         with self._asked:
+            self._after = dict(after)
             if not self._is_listening:
                 self._is_listening = True
-                self._after = dict(after)
                 self._asked.notify()
 
-    def take_notified(self) -> list[tuple[QueueKeys, str]]:
-        """Return the partitions with notifications since the last call, each with its newest id."""
+    def take_notified(self) -> list[tuple[QueueKeys, Notification]]:
+        """Return the partitions with notifications since the last call, each with its newest one."""
         with self._asked:
             notified, self._notified = list(self._notified.items()), {}
             return notified
 
     def _run(self) -> None:
         try:
-            while (after := self._next()) is not None:
-                self._wait_for(after)
+            while self._is_asked():
+                self._wait_for_one()
         except Exception as error:  # noqa: BLE001  # the loop must stop on any error
             if not self._is_closing:
                 self._died(ComponentDied("notifications", error))
 
-    def _next(self) -> dict[QueueKeys, str] | None:
+    def _is_asked(self) -> bool:
+        """Wait until it is armed; return False at the end."""
         with self._asked:
-            while self._after is None and not self._is_closing:
+            while not self._is_listening and not self._is_closing:
                 self._asked.wait()
-            after, self._after = self._after, None
-            return None if self._is_closing else after
+            return not self._is_closing
 
-    def _wait_for(self, after: dict[QueueKeys, str]) -> None:
+    def _wait_for_one(self) -> None:
         """Block until a partition has a notification. The pull thread reports an unreachable Redis, not this one."""
-        names = {keys.key("bell").encode(): keys for keys in after}
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
-        notified: dict[QueueKeys, str] = {}
+        notified: dict[QueueKeys, Notification] = {}
         while not notified and not self._is_closing:
             try:
-                notified = self._read({keys.key("bell"): last for keys, last in after.items()}, names)
+                notified = self._receive()
             except (RedisError, OSError):
                 with self._asked:
                     self._asked.wait(backoff.next_delay_s())
@@ -102,9 +112,56 @@ class NotificationListener:
             self._is_listening = False
         self._wake()
 
-    def _read(self, after: dict[str, str], names: Mapping[bytes, QueueKeys]) -> dict[QueueKeys, str]:
-        reply: Any = self._client.xread(after, block=BLOCK_MS)  # redis-py's replies are untyped
-        return {names[name]: entries[-1][0].decode() for name, entries in reply or ()}
+    def _receive(self) -> dict[QueueKeys, Notification]:
+        try:
+            found = self._read() or self._take_over()
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            self._make_groups()
+            return {}
+        new = {keys: self._sort_out(keys, notifications) for keys, notifications in found.items()}
+        return {keys: notification for keys, notification in new.items() if notification is not None}
+
+    def _read(self) -> dict[QueueKeys, list[Notification]]:
+        names = {keys.notifications.encode(): keys for keys in self._after}
+        streams = {keys.notifications: ">" for keys in self._after}
+        reply: Any = self._client.xreadgroup(GROUP, CONSUMER, streams, block=BLOCK_MS)  # redis-py's replies are untyped
+        return {names[name]: [_parse(*entry) for entry in entries] for name, entries in reply or ()}
+
+    def _take_over(self) -> dict[QueueKeys, list[Notification]]:
+        """Return the notifications that no pull has acknowledged in time."""
+        found: dict[QueueKeys, list[Notification]] = {}
+        for keys in self._after:
+            ids = self._client.xautoclaim(keys.notifications, GROUP, CONSUMER, ACKNOWLEDGED_WITHIN_MS, justid=True)
+            found[keys] = [Notification(one.decode(), one.decode()) for one in ids]
+        return found
+
+    def _sort_out(self, keys: QueueKeys, found: Iterable[Notification]) -> Notification | None:
+        """Return the newest notification, if a pull is needed for it. Acknowledge the others."""
+        rest = sorted(found, key=lambda one: read_stream_id(one.chain))
+        newest = rest.pop() if rest and read_stream_id(rest[-1].chain) > read_stream_id(self._after[keys]) else None
+        if rest:
+            self._client.xack(keys.notifications, GROUP, *(one.id for one in rest))
+        return newest
+
+    def _make_groups(self) -> None:
+        for keys in self._after:
+            try:
+                self._client.xgroup_create(keys.notifications, GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+
+
+_STREAM_ID = re.compile(rb"\d{1,20}-\d{1,20}")
+
+
+def _parse(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Notification:
+    """Parse an entry. One that names itself or a later one begins a chain: another user may have written it."""
+    own, chain = entry_id.decode(), fields.get(b"e", b"")
+    is_passed_on = _STREAM_ID.fullmatch(chain) and read_stream_id(chain.decode()) < read_stream_id(own)
+    return Notification(own, chain.decode() if is_passed_on else own)
 
 
 class PartitionListeners:
@@ -128,7 +185,7 @@ class PartitionListeners:
         for keys, last in after.items():
             self._listeners[keys].listen({keys: last})
 
-    def take_notified(self) -> list[tuple[QueueKeys, str]]:
+    def take_notified(self) -> list[tuple[QueueKeys, Notification]]:
         """As `NotificationListener.take_notified`."""
         return [one for listener in self._listeners.values() for one in listener.take_notified()]
 

@@ -4,8 +4,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from sluice.engine.request import Room
-from sluice.producer.contract.calls import PullReply, PullRequest
-from sluice.producer.contract.calls.base import read_stream_id
+from sluice.producer.contract.calls import Notification, PullReply, PullRequest
 from sluice.producer.contract.keys import QueueKeys
 
 PULL_AT_LEAST_EVERY_S = 0.5
@@ -20,7 +19,7 @@ class _Turn:
     number: int = 1
     last_notification: str = "0-0"
     has_more: bool = True
-    was_notified: bool = False
+    woken_by: Notification | None = None
     due_s: float = 0.0
     left: Room | None = None
     """Room that the last pull left unused; pull again once there is more."""
@@ -35,7 +34,7 @@ class _Turn:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
-        return self.has_more or self.was_notified or now_s >= self.due_s or self._has_grown(room)
+        return self.has_more or self.woken_by is not None or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
         left = self.left
@@ -76,7 +75,10 @@ class PullSchedule:
     def next(
         self, room: Room, *, now_s: float, cache_tokens: int, is_empty: bool, may_reclaim: bool, holds_oversized: bool
     ) -> tuple[QueueKeys, PullRequest] | None:
-        """Return the pull to make now, if any; partitions take turns. An unanswered one is repeated without room."""
+        """Return the pull to make now, if any; partitions take turns.
+
+        Without room, it repeats an unanswered pull, and lets another worker have the notification that it received.
+        """
         turn = self._next_turn(room, now_s, is_empty=is_empty)
         if turn is None:
             return None
@@ -91,13 +93,14 @@ class PullSchedule:
             holds_oversized=holds_oversized,
             may_reclaim=may_reclaim,
             reserve_tokens=self._reserve_tokens,
+            woken_by=turn.woken_by,
         )
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
         there = self._there()
         due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
-        missed = (one for one in there if one.has_missed)
-        return next(due, None) or next(missed, None)
+        owed = (one for one in there if one.has_missed or one.woken_by is not None)
+        return next(due, None) or next(owed, None)
 
     def _there(self) -> list[_Turn]:
         return [turn for turn in self._turns if turn.keys not in self._unavailable]
@@ -108,7 +111,7 @@ class PullSchedule:
         turn.number = reply.number + 1
         turn.last_notification = reply.last_notification
         turn.has_more = reply.has_more and not reply.is_paused
-        turn.was_notified = turn.has_missed = False
+        turn.woken_by, turn.has_missed = None, False
         turn.is_draining = reply.drain_for_suspects
         turn.left = left
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
@@ -123,10 +126,9 @@ class PullSchedule:
         self._turns.remove(turn)
         self._turns.append(turn)
 
-    def on_notified(self, keys: QueueKeys, notification: str) -> None:
+    def on_notified(self, keys: QueueKeys, notification: Notification) -> None:
         """Take a notification: jobs may have become ready."""
-        turn = self._turn_of(keys)
-        turn.was_notified = turn.was_notified or read_stream_id(notification) > read_stream_id(turn.last_notification)
+        self._turn_of(keys).woken_by = notification
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)

@@ -26,7 +26,15 @@ from sluice.producer.contract.calls.control import (
     restore_settings,
 )
 from sluice.producer.contract.calls.heartbeat import Beat, BeatReply, beat, report_death
-from sluice.producer.contract.calls.leasing import LeasedJob, PullReply, PullRequest, Returned, give_back, pull
+from sluice.producer.contract.calls.leasing import (
+    LeasedJob,
+    Notification,
+    PullReply,
+    PullRequest,
+    Returned,
+    give_back,
+    pull,
+)
 from sluice.producer.contract.calls.progress import (
     AdvanceAnswer,
     Already,
@@ -71,6 +79,7 @@ __all__ = [
     "KnownSettings",
     "LeasedJob",
     "NewJob",
+    "Notification",
     "Ok",
     "Progress",
     "PullReply",

@@ -10,6 +10,15 @@ from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.wire import JobId
 
 
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """An entry of the notification stream, which wakes one worker."""
+
+    id: str
+    chain: str
+    """The first one, if workers that the waiting jobs do not suit have passed it on; else `id`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
     """The capacity of a worker for one pull."""
@@ -45,6 +54,9 @@ class PullRequest:
     for `model_wait_ms`, for another worker: it is not leased, and this is no attempt."""
 
     model_wait_ms: int = 0
+
+    woken_by: Notification | None = None
+    """What this pull acknowledges. If it leaves jobs, another worker is woken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +136,8 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
         "" if request.reclaim_until_ms is None else request.reclaim_until_ms,
         request.own_model or "",
         request.model_wait_ms,
+        "" if request.woken_by is None else request.woken_by.id,
+        "" if request.woken_by is None else request.woken_by.chain,
     )
     return Call("pull", keys.fixed(), args, _read_pull)
 

@@ -251,6 +251,11 @@ end
 
 -- ---------------------------------------------------------------- the final writes of every script
 
+-- `chain`: '1', or the id of the notification that no worker has acted on.
+local function write_notification(chain)
+  append_shared(NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', chain)
+end
+
 local function finish()
   -- Before the lanes, whose scores depend on it.
   write_served()
@@ -269,5 +274,5 @@ local function finish()
     if by ~= 0 and failed(try('HINCRBY', COUNTERS, name, by)) then call('HSET', COUNTERS, name, math.max(0, by)) end
   end
   if packed then append_shared(OUTBOX, '*', 'e', packed) end
-  if has_notification then append_shared(NOTIFICATIONS, 'MAXLEN', '~', LIMITS.BELL_MAXLEN, '*', 'e', '1') end
+  if has_notification then write_notification('1') end
 end

@@ -5,6 +5,7 @@ local request = {
   sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
   may_reclaim = ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW), reserve = tonumber(ARGV[10]),
   own_model = ARGV[12] ~= '' and ARGV[12] or nil, model_wait_ms = tonumber(ARGV[13]) or 0,
+  woken_by = ARGV[14] ~= '' and ARGV[14] or nil, chain = ARGV[15],
 }
 local ME, MINE = request.incarnation, worker_key(request.incarnation)
 

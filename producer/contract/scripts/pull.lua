@@ -1,11 +1,12 @@
--- include: lib_timers lib_deaths lib_taking lib_order lib_reclaim lib_suspects
+-- include: lib_timers lib_deaths lib_taking lib_order lib_reclaim lib_suspects lib_wakeups
 -- Lease the first jobs that fit, in one step: jobs of dead workers, then returned ones, then those of the class and
 -- lane whose turn it is.
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
 --   reclaim, reserve tokens, until when it may reclaim or '', fingerprint of the only model whose jobs it continues or '', how
---   long jobs of another one are set aside (booleans as 0 and 1).
+--   long jobs of another one are set aside (booleans as 0 and 1), id of the notification that woke it or '', the first of
+--   its chain.
 -- Reply: {number, {job …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
 --   false}; a job is an array in the order of `leased_row`.
 --
@@ -22,6 +23,7 @@ local function has_wrong_arguments()
   for _, i in ipairs({ 11, 13 }) do
     if (ARGV[i] or '') ~= '' and not whole(ARGV[i], LIMITS.MAX_NUMBER) then return true end
   end
+  if request.woken_by and not (is_stream_id(request.woken_by) and is_stream_id(request.chain)) then return true end
   return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES)
 end
 if has_wrong_arguments() then return wrong_arguments() end
@@ -108,7 +110,10 @@ end
 
 local must_drain = pull()
 remember()
+local has_readied = has_notification
+has_notification = false
 finish()
+wake_next(has_readied)
 local last_notification = call('XREVRANGE', NOTIFICATIONS, '+', '-', 'COUNT', 1)[1]
 return {
   request.number, taken, last_notification and last_notification[1] or '0-0', has_more and 1 or 0,

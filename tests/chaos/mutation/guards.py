@@ -12,6 +12,8 @@ APPEND = "tests/contract/test_append.py"
 CONTROL = "tests/contract/test_control.py"
 HEARTBEAT = "tests/contract/test_heartbeat.py"
 ORDER = "tests/contract/test_order.py"
+LISTENERS = "tests/worker/connection/test_listeners.py"
+WAKING = "tests/contract/readiness/test_wakeups.py"
 PULL = "tests/contract/test_pull.py"
 MODELS = "tests/contract/settings/test_two_models.py"
 RESTORED = "tests/contract/settings/test_restored_settings.py"
@@ -158,16 +160,58 @@ APPENDS = (
     ),
 )
 
-PULLS = (
+WAKEUPS = (
     Guard(
         name="the notification stream is read from `$`",
+        patches=(Patch("worker/connection/listeners.py", 'id="0", mkstream', 'id="$", mkstream'),),
+        tests=(LISTENERS,),
+    ),
+    Guard(
+        name="a notification wakes every idle worker",
         patches=(
             Patch(
-                "worker/connection/listeners.py", 'keys.key("bell"): last for keys', 'keys.key("bell"): "$" for keys'
+                "worker/connection/listeners.py",
+                "self._client.xreadgroup(GROUP, CONSUMER, streams, block=BLOCK_MS)",
+                "self._client.xread({keys.notifications: self._after[keys] for keys in self._after}, block=BLOCK_MS)",
             ),
         ),
-        tests=("tests/worker/connection/test_listeners.py",),
+        tests=(LISTENERS,),
     ),
+    Guard(
+        name="a lost wake-up goes to no other worker",
+        patches=(Patch("worker/connection/listeners.py", "self._read() or self._take_over()", "self._read()"),),
+        tests=(f"{LISTENERS}::TestGivenTwoListeners", "tests/worker/connection/test_lost_wakeup.py"),
+    ),
+    Guard(
+        name="a chain of wake-ups never ends",
+        patches=(Patch("worker/connection/listeners.py", "chain.decode() if is_passed_on else own", "own"),),
+        tests=(f"{LISTENERS}::TestGivenAListener",),
+    ),
+    Guard(
+        name="a worker without room keeps its wake-up",
+        patches=(
+            Patch("worker/serve/pull_schedule.py", "one.has_missed or one.woken_by is not None", "one.has_missed"),
+        ),
+        tests=("tests/worker/serve/test_pull_schedule.py",),
+    ),
+    Guard(
+        name="a pull does not acknowledge what woke its worker",
+        patches=_script("lib_wakeups", "if request.woken_by then try('XACK'", "if false then try('XACK'"),
+        tests=(WAKING,),
+    ),
+    Guard(
+        name="jobs left for want of room wake nobody",
+        patches=_script("lib_wakeups", "if has_readied or has_run_out() then", "if has_readied then"),
+        tests=(WAKING,),
+    ),
+    Guard(
+        name="jobs that do not suit the woken worker wake no other",
+        patches=_script("lib_wakeups", "elseif request.woken_by then", "elseif false then"),
+        tests=(WAKING,),
+    ),
+)
+
+PULLS = (
     Guard(
         name="a pull's number is not stored",
         patches=_script("lib_taking", "request.number .. mark", "0 .. mark"),
@@ -396,12 +440,12 @@ CONTROLS = (
     Guard(
         name="an urgent timer waits for all that are due before it",
         patches=_script("lib_timers", "if #due > LIMITS.SLICE_JOBS then", "if false then"),
-        tests=("tests/contract/test_due_timers.py",),
+        tests=("tests/contract/readiness/test_due_timers.py",),
     ),
     Guard(
         name="more urgent timers starve the others",
         patches=_script("lib_timers", "* LIMITS.TIMER_STEP_MS", "* 1e11"),
-        tests=("tests/contract/test_due_timers.py",),
+        tests=("tests/contract/readiness/test_due_timers.py",),
     ),
     Guard(
         name="the digest of a known id or key is ignored",
@@ -936,6 +980,7 @@ HOSTILES = (
 GUARDS: tuple[Guard, ...] = (
     *FENCE,
     *APPENDS,
+    *WAKEUPS,
     *PULLS,
     *LIVES,
     *RECLAIMS,

@@ -1,12 +1,13 @@
 """When to pull: at a notification, at more room, at a timer, in turns; and under the same number until answered."""
 
 from sluice.engine.request import Room
-from sluice.producer.contract.calls import PullReply
+from sluice.producer.contract.calls import Notification, PullReply
 from sluice.producer.contract.keys import QueueKeys
 from sluice.worker.serve.mailbox import NO_ROOM
 from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule
 
 ONE, TWO = QueueKeys("q", 0), QueueKeys("q", 1)
+WOKEN_BY = Notification("6-0", "6-0")
 ROOM = Room(kv_tokens=100, prefill_tokens=100, sequences=10)
 
 
@@ -30,6 +31,13 @@ def asked(
     return (found[0].partition, found[1].number) if found else None
 
 
+def woken_by(pulls: PullSchedule, left: Room) -> Notification | None:
+    """What the next pull acknowledges."""
+    found = pulls.next(left, now_s=0.0, cache_tokens=1000, is_empty=True, may_reclaim=True, holds_oversized=False)
+    assert found is not None
+    return found[1].woken_by
+
+
 class TestGivenOnePartition:
     def test_when_a_reply_was_lost_then_the_same_number_is_asked_again(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
@@ -37,7 +45,7 @@ class TestGivenOnePartition:
         assert asked(pulls) == (0, 1)
         assert asked(pulls) == (0, 1)
         pulls.on_reply(ONE, reply(1), left=ROOM, now_s=0.0)
-        pulls.on_notified(ONE, "6-0")
+        pulls.on_notified(ONE, WOKEN_BY)
         assert asked(pulls) == (0, 2)
 
     def test_when_a_reply_is_lost_and_there_is_no_room_then_the_pull_is_repeated(self) -> None:
@@ -63,15 +71,25 @@ class TestGivenOnePartition:
         assert asked(pulls, now_s=0.1) is None
         assert asked(pulls, now_s=PULL_AT_LEAST_EVERY_S) == (0, 2)
 
-    def test_when_the_notification_is_older_than_the_pull_then_it_is_ignored(self) -> None:
+    def test_when_it_is_notified_then_it_asks_once_and_says_by_what(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
-        pulls.on_reply(ONE, reply(1, last_notification="7-3"), left=ROOM, now_s=0.0)
+        pulls.on_reply(ONE, reply(1), left=ROOM, now_s=0.0)
+        pulls.on_notified(ONE, WOKEN_BY)
 
-        pulls.on_notified(ONE, "7-3")
+        assert woken_by(pulls, ROOM) == WOKEN_BY
+
+        pulls.on_reply(ONE, reply(2), left=ROOM, now_s=0.0)
         assert asked(pulls) is None
 
-        pulls.on_notified(ONE, "7-4")
-        assert asked(pulls) == (0, 2)
+    def test_when_it_is_notified_without_room_then_it_asks_so_that_another_is(self) -> None:
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1), left=room(0), now_s=0.0)
+        pulls.on_notified(ONE, WOKEN_BY)
+
+        assert woken_by(pulls, NO_ROOM) == WOKEN_BY
+
+        pulls.on_reply(ONE, reply(2), left=room(0), now_s=0.0)
+        assert asked(pulls, left=NO_ROOM) is None
 
     def test_when_it_stopped_at_its_bite_then_it_asks_at_once(self) -> None:
         pulls = PullSchedule([ONE], "me", reserve_tokens=16)
