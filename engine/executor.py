@@ -43,7 +43,7 @@ class Computed(NamedTuple):
 
 
 class Executor(Protocol):
-    """Computes steps: a torch model (`execution.model_runner.ModelRunner`) or `null_model.NullModel`."""
+    """What computes steps: a torch model (`execution.model_runner.ModelRunner`) or `null_model.NullModel`."""
 
     @property
     def limits(self) -> ModelLimits: ...

@@ -35,7 +35,7 @@ class WorkerError(Exception):
 
 
 class ConfigError(WorkerError):
-    """Settings are wrong; `problems` has one sentence for each."""
+    """Wrong settings; `problems` has one sentence for each."""
 
     exit_code = ExitCode.MISUSED
 

@@ -50,7 +50,7 @@ def get_log(**facts: object) -> Log:
 
 
 class _LibraryHandler(logging.Handler):
-    """Writes what libraries log (rq's tracebacks, the kernels' warnings) as lines of this log."""
+    """A handler that writes what libraries log (rq's tracebacks, the kernels' warnings) as lines of this log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record as one line. The message may have several; JSON escapes them."""

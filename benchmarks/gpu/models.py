@@ -84,7 +84,7 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 class RandomWeights:
-    """Replaces a folder's weights: any name is a random tensor, small enough to keep activations finite."""
+    """Substitute for a folder's weights: any name is a random tensor, small enough to keep activations finite."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._generator = torch.Generator(device=device).manual_seed(0)
@@ -325,7 +325,7 @@ def _sequence(index: int, prompt: Sequence[int], blocks: Sequence[int]) -> Engin
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Return the tokens that an engine generated for each prompt."""
+    """What returns the tokens that an engine generated for each prompt."""
 
     token_ids: list[list[int]]
     num_preemptions: int

@@ -14,7 +14,7 @@ Call = Callable[[], object]
 
 
 class CudaTimer:
-    """Times calls as the GPU sees them: many of them in one CUDA graph, without launch overhead."""
+    """A timer of calls as the GPU sees them: many of them in one CUDA graph, without launch overhead."""
 
     def device_us(self, call: Call, *, repeats: int = 7, graph_us: float = 4000) -> float:
         """Return the median time of one call, in microseconds, back to back with itself."""

@@ -57,7 +57,7 @@ class Recording(Protocol):
 
 
 class GraphRecorder(Protocol):
-    """Makes recordings."""
+    """A maker of recordings."""
 
     def record(self, compute: Callable[[], Tensor]) -> Recording:
         """Compute once and record the step. Results lie where a replay writes them.
@@ -104,7 +104,7 @@ class CudaRecording:
 
 
 class CudaGraphRecorder:
-    """Captures CUDA graphs, all in one memory pool and on one stream."""
+    """A recorder of CUDA graphs, all in one memory pool and on one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -72,7 +72,7 @@ class StepOutcome:
 
 
 class IsolatingExecutor:
-    """Executes steps, and isolates the sequence that makes one fail."""
+    """An executor that isolates the sequence that makes a step fail."""
 
     def __init__(self, executor: Executor, *, max_retries: int) -> None:
         self._executor = executor

@@ -47,7 +47,7 @@ class _Decodes:
 
 
 class BatchLayout:
-    """Lays steps out. Keeps the block tables of the last step, since most rows stay the same."""
+    """The layout of steps. It keeps the block tables of the last step, since most rows stay the same."""
 
     def __init__(
         self, *, max_num_seqs: int, max_blocks_per_seq: int, num_blocks: int, block_size: int, device: torch.device

@@ -136,7 +136,7 @@ def _logprobs(
 
 
 class Sampler:
-    """Samples tokens for the rows of a step."""
+    """A sampler of tokens for the rows of a step."""
 
     def __init__(self, *, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
         self._vocab_size = vocab_size

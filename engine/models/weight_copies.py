@@ -34,7 +34,7 @@ Send = Callable[[Tensor, Tensor], PendingTransfer]
 
 
 class WeightCopier:
-    """Copies weights to a device through a ring of buffers. `finish` completes the last copies."""
+    """A copier of weights to a device, through a ring of buffers. `finish` completes the last copies."""
 
     def __init__(
         self, send: Send, *, is_pinned: bool, buffer_bytes: int = BUFFER_BYTES, num_buffers: int = NUM_BUFFERS

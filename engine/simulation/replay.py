@@ -124,7 +124,7 @@ class StepRecord(NamedTuple):
 
 
 class RecordingExecutor:
-    """Records each step of an executor, and ends each sequence at its arrival's length. Mutable.
+    """An executor that records each step of another, and ends each sequence at its arrival's length. Mutable.
 
     It runs at lag 0, so that it times one step at a time.
     """

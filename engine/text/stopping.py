@@ -17,7 +17,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Detects the stop strings of one choice. Mutable."""
+    """A detector of the stop strings of one choice. Mutable."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops

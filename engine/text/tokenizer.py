@@ -190,7 +190,7 @@ def _ids(value: object) -> list[int]:
 
 
 class _Pieces:
-    """Return the tokens of a vocabulary, including special ones only if asked."""
+    """What returns the tokens of a vocabulary, including special ones only if asked."""
 
     def __init__(self, backend: Backend, *, skips_special: bool) -> None:
         added = backend.get_added_tokens_decoder()

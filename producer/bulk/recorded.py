@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RecordedOutcomes:
-    """Looks jobs up in the history, which it opens at the first look. A context manager: leaving it closes the history.
+    """The outcomes that the history has, which is opened at the first look. Leaving the context closes the history.
 
     Args:
         url: SQLAlchemy URL of the history; None finds nothing.

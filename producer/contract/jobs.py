@@ -383,7 +383,7 @@ def only_prompt(prompt: PromptLike | None, messages: PromptLike | None, token_id
 
 
 class JobEncoder:
-    """Builds jobs from prompts, which take the shared options, and from `Job` values with additional ones."""
+    """A builder of jobs from prompts, which take the shared options, and from `Job` values with additional ones."""
 
     def __init__(self, options: Options, *, partitions: int) -> None:
         self._options = options

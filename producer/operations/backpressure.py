@@ -49,7 +49,7 @@ ASKED_AGAIN_S = 1.0
 
 
 class RetryAfterEstimator:
-    """Sets `retry_after_s` on the refusals of a bulk submit. Caches the estimate of each partition."""
+    """Estimates of `retry_after_s` for the refusals of a bulk submit, cached for each partition."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue

@@ -93,7 +93,7 @@ Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
 
 
 class Reader:
-    """Reads the channel of one choice from a position on. Holds the current position."""
+    """A reader of the channel of one choice from a position on. Holds the current position."""
 
     def __init__(self, queue: Queue, job_id: JobId, place: Place = 0, choice: int = 0) -> None:
         self._begin = cursor_at(place)

@@ -155,7 +155,7 @@ def _size(job: NewJob) -> int:
 
 
 class Packer:
-    """Groups jobs into chunks. Holds the chunk that is being filled."""
+    """A packer of jobs into chunks. Holds the chunk that is being filled."""
 
     def __init__(self, queue: Queue, durability_check: DurabilityCheck = NOTHING_ASKED) -> None:
         self._queue = queue

@@ -20,14 +20,14 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Take a connection from the pool of this URL, connected; the result is a `Connection`."""
+    """A request for a connection from the pool of this URL, connected; the result is a `Connection`."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendAndReceive:
-    """Send commands and read their replies, an error reply as an exception in its place."""
+    """Commands to send. The result is their replies, an error reply as an exception in its place."""
 
     connection: Connection
     commands: Sequence[Command]
@@ -35,7 +35,7 @@ class SendAndReceive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send commands."""
+    """Commands to send."""
 
     connection: Connection
     commands: Sequence[Command]
@@ -43,7 +43,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Read replies, as `SendAndReceive`."""
+    """Replies to read. The result is as that of `SendAndReceive`."""
 
     connection: Connection
     num_replies: int
@@ -51,7 +51,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Return a connection to its pool."""
+    """A connection to return to its pool."""
 
     connection: Connection
     is_broken: bool = False
@@ -60,7 +60,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class RunAll:
-    """Run routines, at the same time where the driver can; the result is a list of theirs, or the first exception."""
+    """Routines to run, at once where the driver can; the result is a list of theirs, or the first exception."""
 
     routines: "Sequence[Routine[Any]]"  # Any: their results
 

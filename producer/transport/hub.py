@@ -65,7 +65,7 @@ class _Silences:
 
 
 class Hub:
-    """Reads that the readers of one event loop share.
+    """The reads that the readers of one event loop share.
 
     Args:
         send: Makes one round trip.

@@ -49,7 +49,7 @@ def _endpoint(settings: LinkSettings) -> Server | Cluster:
 
 
 class Link:
-    """Makes round trips over pools of connections, each on a separate connection. Threads may share one.
+    """A maker of round trips over pools of connections, each on a separate connection. Threads may share one.
 
     Raises:
         InvalidSetting: the URL cannot be read.

@@ -11,6 +11,15 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("engine", "kernels", "migrations", "producer", "worker")
 MAX_FUNCTION_LINES = 40
+VERBS = frozenset({
+    "Answers", "Builds", "Calls", "Captures", "Checks", "Closes", "Computes", "Converts", "Copies", "Decides",
+    "Decodes", "Detects", "Draws", "Encodes", "Executes", "Finds", "Follows", "Gives", "Groups", "Handles", "Holds",
+    "Is", "Keeps", "Lays", "Listens", "Looks", "Makes", "Maps", "Moves", "Opens", "Parses", "Pulls", "Reads",
+    "Receives", "Replaces", "Runs", "Samples", "Sends", "Serves", "Sets", "Starts", "Stops", "Takes", "Waits", "Wakes",
+    "Watches", "Writes", "Draw", "Pack", "Read", "Return", "Run", "Send", "Take", "Turn",
+})  # fmt: skip
+"""First words of docstrings that say what a class does. Those of a class say what it is, as a noun phrase. Words that
+are plural nouns too, such as `Counts`, `Results` or `Times`, are not here."""
 
 # Imported in this order in one interpreter: a later module may need more than an earlier one.
 OF_PRODUCER_AND_WORKER = [
@@ -47,6 +56,12 @@ def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunction
             yield node
 
 
+def _classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node
+
+
 def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of the body, the docstring not counted."""
     body = function.body
@@ -68,6 +83,14 @@ class TestGivenEveryModule:
         long = {f.name: _code_lines(f) for f in _functions(ast.parse(path.read_text()))}
 
         assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}
+
+    @pytest.mark.parametrize("path", _modules(), ids=_name)
+    def test_when_its_classes_are_read_then_each_says_what_it_is(self, path: Path) -> None:
+        first_lines = {one.name: ast.get_docstring(one) or "" for one in _classes(ast.parse(path.read_text()))}
+
+        found = {name: line for name, line in first_lines.items() if not line or line.split()[0] in VERBS}
+
+        assert found == {}
 
 
 class TestGivenAFreshInterpreter:

@@ -60,7 +60,7 @@ class Rows:
 
 
 class DocumentMaker:
-    """Turn examples into documents."""
+    """A maker of documents from examples."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -127,7 +127,7 @@ def without_middle(rng: random.Random, document: Document, *, prompt_len: int) -
 
 
 class DocumentStream:
-    """Draw documents so that each kind has its share of the tokens."""
+    """A stream of documents in which each kind has its share of the tokens."""
 
     def __init__(self, maker: DocumentMaker, *, seed: int) -> None:
         self._maker = maker
@@ -179,7 +179,7 @@ class DocumentStream:
 
 
 class Packer:
-    """Pack documents into batches of rows, the narrowest width that holds each."""
+    """A packer of documents into batches of rows, the narrowest width that holds each."""
 
     def __init__(self, documents: Iterator[Document]) -> None:
         self._documents = documents

@@ -77,7 +77,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTiming:
-    """Waits of an audit, and the retention of the history."""
+    """The waits of an audit, and the retention of the history."""
 
     pause_s: float = 2.0
     """Pause between the two passes."""

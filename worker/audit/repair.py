@@ -50,7 +50,7 @@ _UNRECORDED = frozenset({Kind.NOT_IN_HISTORY, Kind.HISTORY_DIFFERS, Kind.QUEUE_W
 
 
 class Repair:
-    """Repairs one queue after an audit, and notes in the report what it did about each finding."""
+    """The repair of one queue after an audit. It notes in the report what it did about each finding."""
 
     def __init__(
         self, client: Client, history: HistorySide | None, sources: Sequence[LostJobs], report: Report

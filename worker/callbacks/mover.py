@@ -66,7 +66,7 @@ class CallbackStream:
 
 
 class Mover:
-    """Moves ends of jobs and batches from the queue to rq, one partition after the other."""
+    """A mover of ends of jobs and batches from the queue to rq, one partition after the other."""
 
     def __init__(self, client: Client, rq_client: Client, settings: CallbackSettings) -> None:
         self._client = client
@@ -188,7 +188,7 @@ class Mover:
 
 
 class _Retries:
-    """Returns jobs whose retry is due to rq's queues: rq's scheduler, without its process and its long lock.
+    """The way back to rq's queues for jobs whose retry is due: rq's scheduler, without its process and its long lock.
 
     rq's scheduler holds its locks from start to end, and a killed one holds them for another minute. Here a lock lasts
     for one round, so a restarted mover, or another one, continues at once. The keys are rq's, so a scheduler of rq on

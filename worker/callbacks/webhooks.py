@@ -61,7 +61,7 @@ class WebhookFailed(WebhookError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Sends webhooks."""
+    """A sender of webhooks."""
 
     secrets: str
     """Signing keys; see `sluice.producer.contract.webhooks.sign`."""
@@ -182,6 +182,8 @@ def _connection(target: SplitResult, addresses: Sequence[str], until_s: float) -
 
 
 class _PinnedHttp(http.client.HTTPConnection):
+    """A connection to one of the checked addresses, until a time."""
+
     def __init__(self, host: str, port: int, addresses: Sequence[str], until_s: float) -> None:
         super().__init__(host, port)
         self._addresses, self._until_s = addresses, until_s
@@ -200,6 +202,8 @@ class _PinnedHttp(http.client.HTTPConnection):
 
 
 class _PinnedHttps(_PinnedHttp):
+    """The same with TLS."""
+
     default_port = 443
 
     def _connected(self) -> socket.socket:
@@ -229,6 +233,8 @@ class _TimedSocket:
 
 
 class _TimedReader(io.RawIOBase):
+    """The bytes that a `_TimedSocket` receives."""
+
     def __init__(self, timed: _TimedSocket) -> None:
         self._timed = timed
         # It keeps the socket open, which `http.client` closes before it has read the answer.

@@ -10,7 +10,7 @@ EVERY_S = 0.5
 
 
 class EmbeddedKeeper:
-    """Looks at the embedded server on a thread of its own."""
+    """A watch over the embedded server, on a thread of its own."""
 
     def __init__(self, use: embedded.Use, log: Log) -> None:
         self._use = use

@@ -33,7 +33,7 @@ MAX_DELAY_S = 1.0
 
 
 class WakeupListener(Protocol):
-    """Wakes the worker when jobs may be ready."""
+    """A listener that wakes the worker when jobs may be ready."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

@@ -86,7 +86,7 @@ class Outbox:
 
 
 class Recorder:
-    """Writes events from the outboxes of one queue to one database."""
+    """A writer of events from the outboxes of one queue to one database."""
 
     def __init__(
         self, client: Client, writer: HistoryWriter, settings: RecorderSettings, stopping: threading.Event | None = None

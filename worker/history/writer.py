@@ -41,7 +41,7 @@ class HistoryAway(Exception):
 
 
 class HistoryWriter:
-    """Writes changes into one database."""
+    """A writer of changes into one database."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -21,7 +21,7 @@ from sluice.worker.model.chat_template import ChatTemplate
 
 
 class Encoder(Protocol):
-    """Encodes text as token ids."""
+    """An encoder of text as token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -62,7 +62,7 @@ def bounded_encoder(tokenizer: TextEncoder, limits: ModelLimits) -> Encoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translator:
-    """Makes requests for one model. Thread-safe."""
+    """A maker of requests for one model. Thread-safe."""
 
     encode: Encoder
     template: ChatTemplate | None

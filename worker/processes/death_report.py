@@ -26,7 +26,7 @@ MAX_DELAY_S = 0.25
 
 
 class DeathReports:
-    """Reports incarnations whose process has ended. Connects for each report: they are rare."""
+    """Reports of incarnations whose process has ended. Each connects anew, since they are rare."""
 
     def __init__(self, url: str, partitions: Sequence[QueueKeys], log: Log) -> None:
         self._url = url

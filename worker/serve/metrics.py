@@ -117,7 +117,7 @@ class Snapshot:
 
 
 class WorkerCollector(Collector):
-    """Makes metric families from a snapshot and the meters."""
+    """A collector of metric families from a snapshot and the meters."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], meters: Meters) -> None:
         self._snapshot = snapshot
@@ -219,7 +219,7 @@ class Readiness:
 
 
 class MetricsServer:
-    """Serves metrics on its own thread. A component: start, stop."""
+    """A server of metrics on its own thread. A component: start, stop."""
 
     def __init__(self, config: MetricsConfig, collector: Collector, readiness: Readiness, log: Log) -> None:
         self._config = config
@@ -259,6 +259,8 @@ class MetricsServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """A server on a socket that listens already."""
+
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
@@ -270,7 +272,7 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(registry: CollectorRegistry, readiness: Readiness) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Handles three paths; all others are 404."""
+        """The handler of three paths; all others are 404."""
 
         paths: ClassVar[dict[str, Callable[[], tuple[int, str, bytes]]]] = {
             "/metrics": lambda: (200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(registry)),

@@ -25,7 +25,7 @@ from sluice.worker.serve.round_trips import RoundTrips
 
 
 class Pulling:
-    """Pulls jobs while there is room for them. The exchange starts and stops it."""
+    """The pulling of jobs while there is room for them. The exchange starts and stops it."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class _Turn:
 
 
 class PullSchedule:
-    """Decides when to pull, from which partition and for how much room. Called by the pull thread only."""
+    """Decisions on when to pull, from which partition and for how much room. Called by the pull thread only."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def _depth_of(views: Sequence[QueueView]) -> Depth:
 
 
 class StatusReporter:
-    """Reports one worker's status. Called by the heartbeat and by the metrics server."""
+    """The reporter of one worker's status. Called by the heartbeat and by the metrics server."""
 
     def __init__(self, context: WorkerContext, served: LoadedModel, client: Client) -> None:
         """Report on a worker. `client` is a connection for scrapes alone."""

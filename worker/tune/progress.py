@@ -10,7 +10,7 @@ SAY_EVERY_S = 2.0
 
 
 class ProgressReporter:
-    """Writes lines with `write`; without it, nothing."""
+    """A writer of lines with `write`; without it, of nothing."""
 
     def __init__(self, write: Callable[[str], None] = lambda line: None) -> None:
         self._write = write

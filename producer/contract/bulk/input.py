@@ -193,7 +193,7 @@ def _skip_line(file: BinaryIO, number: int) -> None:
 
 
 class LineReader:
-    """Parses lines. Holds the custom ids it has seen, since they must be unique in a file.
+    """A parser of lines. Holds the custom ids it has seen, since they must be unique in a file.
 
     Args:
         endpoint: Endpoint of lines without a `url`; None accepts plain lines.

@@ -69,7 +69,7 @@ def _at(moment: timedelta | datetime) -> str:
 
 
 class LineJobs:
-    """Builds the jobs of one run over one file, in the order of the file. Counts equal lines."""
+    """A builder of the jobs of one run over one file, in the order of the file. It counts equal lines."""
 
     def __init__(self, spec: BulkSpec, *, run: int = 0) -> None:
         self.run = run
