@@ -18,7 +18,20 @@ class Quiet:
     """Whether the worker must stop pulling jobs. Changes with each SIGTSTP and SIGCONT."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self._is_asked = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the worker must stop pulling."""
+        return self._is_asked
+
+    def set(self) -> None:
+        """Ask the worker to stop pulling."""
+        self._is_asked = True
+
+    def clear(self) -> None:
+        """Let the worker pull again."""
+        self._is_asked = False
 
 
 @contextmanager
@@ -38,8 +51,10 @@ def install_startup_handlers(quiet: Quiet) -> None:
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGUSR1:  # no sequence to log yet
-            quiet.is_asked = number == signal.SIGTSTP
+        if number == signal.SIGTSTP:
+            quiet.set()
+        elif number == signal.SIGCONT:  # at SIGUSR1 there is no sequence to log yet
+            quiet.clear()
 
     for number in (*STARTUP_SIGNALS, signal.SIGCONT):
         signal.signal(number, handle)

@@ -67,7 +67,7 @@ class Pulling:
 
     def quiet(self) -> None:
         """Stop pulling."""
-        self._quiet.is_asked = True
+        self._quiet.set()
         self._mailbox.wake()
 
     def wait_for_pull(self) -> None:
@@ -77,7 +77,7 @@ class Pulling:
 
     def resume(self) -> None:
         """Pull again."""
-        self._quiet.is_asked = False
+        self._quiet.clear()
         self._mailbox.wake()
 
     @property
