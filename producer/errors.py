@@ -57,15 +57,22 @@ class IdempotencyConflict(ProducerError):
 class QueueFull(ProducerError):
     """The queue is at one of its limits. The job was not submitted."""
 
-    def __init__(self, message: str, *, reason: str, waiting: tuple[int, int, int], bound: int) -> None:
+    def __init__(
+        self, message: str, *, reason: str, waiting: tuple[int, int, int], bound: int, retry_after_s: float = 1.0
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         """Which limit: `full_jobs`, `full_tokens`, `full_bytes`, `full_memory` (the server's) or `outbox_full`."""
 
         self.waiting_jobs, self.waiting_tokens, self.waiting_bytes = waiting
         self.bound = bound
-        self.retry_after_s = 1.0
+        self.retry_after_s = retry_after_s
         """Estimate of when the queue has room again, from the rate that the workers report."""
+
+    def with_estimate(self, retry_after_s: float) -> "QueueFull":
+        """Return the same error with another estimate."""
+        waiting = self.waiting_jobs, self.waiting_tokens, self.waiting_bytes
+        return QueueFull(str(self), reason=self.reason, waiting=waiting, bound=self.bound, retry_after_s=retry_after_s)
 
 
 class QueueRefused(ProducerError):

@@ -56,11 +56,14 @@ class RetryAfterEstimator:
         self._guesses: dict[QueueKeys, tuple[float, float]] = {}
 
     def estimate(self, chunk: Chunk, answers: Sequence[SubmitAnswer]) -> Operation[Sequence[SubmitAnswer]]:
-        """Return the results of a chunk, with `retry_after_s` set on each QueueFull."""
+        """Return the results of a chunk, each QueueFull with its `retry_after_s`."""
+        estimated: list[SubmitAnswer] = []
         for made, answer in zip(chunk.jobs, answers, strict=True):
             if isinstance(answer, QueueFull) and isinstance(made, NewJob):
-                answer.retry_after_s = yield from self._guess_s(self._queue.keys_of(made.id), answer)
-        return answers
+                estimated.append(answer.with_estimate((yield from self._guess_s(self._queue.keys_of(made.id), answer))))
+            else:
+                estimated.append(answer)
+        return estimated
 
     def _guess_s(self, keys: QueueKeys, full: QueueFull) -> Operation[float]:
         asked_s, guess_s = self._guesses.get(keys, (float("-inf"), 0.0))

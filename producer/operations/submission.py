@@ -189,7 +189,7 @@ def submit(
     chunk.add(job, is_chosen=is_chosen)
     [answer] = chunk.answers((yield chunk.ask()))
     if isinstance(answer, QueueFull):
-        answer.retry_after_s = yield from retry_after_s(queue.keys_of(job.id), answer)
+        raise answer.with_estimate((yield from retry_after_s(queue.keys_of(job.id), answer)))
     if isinstance(answer, ProducerError):
         raise answer
     return answer
