@@ -26,7 +26,7 @@ CLIENT_LEFT = "its client left"
 
 
 class GenerationRoutes:
-    """Answers generation requests. A job of a client that leaves is cancelled.
+    """The routes of generation requests. A job of a client that leaves is cancelled.
 
     Args:
         submitting: A client that gives up soon while Redis is away.
