@@ -171,15 +171,15 @@ class TestGivenEventsInTheOutbox:
         [[e.submitted("3.evil.1")], [e.ended("0.evil.1", state="over")], [e.submitted("0.evil.1", version=2**31)]],
         ids=["another partition", "no final state", "a version that no job reaches"],
     )
-    def test_when_an_event_is_one_that_no_script_writes_then_it_goes_to_garbage(
+    def test_when_no_script_writes_an_event_then_it_alone_goes_to_garbage(
         self, valkey: RedisServer, sqlite_history: Engine, foreign: list[e.Packed]
     ) -> None:
         client = client_of(valkey)
-        add(client, [e.submitted("0.a.1")], foreign)
+        add(client, [e.submitted("0.a.1"), *foreign, e.submitted("0.a.2")])
 
         recorder(valkey, sqlite_history).drain()
 
-        assert states(sqlite_history) == {"0.a.1": "queued"}
+        assert states(sqlite_history) == {"0.a.1": "queued", "0.a.2": "queued"}
         assert client.xlen(e.KEYS.key("garbage")) == 1
 
     def test_when_an_entry_cannot_be_folded_then_only_it_goes_to_garbage(

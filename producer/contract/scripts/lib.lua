@@ -144,7 +144,7 @@ do
 -- field is checked before a script uses it; fields that are not listed here are text.
 MOST = {
   class = LIMITS.MAX_PRIORITY, choices = LIMITS.MAX_CHOICES, max_tokens = LIMITS.MAX_TOKENS,
-  version = LIMITS.MAX_NUMBER, prompt = LIMITS.MAX_NUMBER, cost = LIMITS.MAX_NUMBER, bytes = LIMITS.MAX_NUMBER,
+  version = LIMITS.MAX_VERSION, prompt = LIMITS.MAX_NUMBER, cost = LIMITS.MAX_NUMBER, bytes = LIMITS.MAX_NUMBER,
   submitted = LIMITS.MAX_NUMBER, number = LIMITS.MAX_NUMBER, before = LIMITS.MAX_NUMBER, attempt = LIMITS.MAX_NUMBER,
   epoch = LIMITS.MAX_NUMBER, started = LIMITS.MAX_NUMBER, charged = LIMITS.MAX_NUMBER, scheduled = LIMITS.MAX_NUMBER,
   first_token = LIMITS.MAX_NUMBER, ended = LIMITS.MAX_NUMBER, output = LIMITS.MAX_NUMBER, retry = LIMITS.MAX_NUMBER,
