@@ -6,8 +6,6 @@ ended: a sender that was killed leaves its slot then.
 
 import contextlib
 import json
-from collections.abc import Mapping
-from typing import Any, cast
 
 from redis.exceptions import RedisError
 
@@ -47,6 +45,9 @@ class SenderSlots:
 
 
 def _tenant_of(body: str) -> str:
-    """Return queue and tenant of a job's event. Batches, which have no tenant, share the slots of one."""
-    data = cast("Mapping[str, Any]", json.loads(body)["data"])  # Any: JSON
-    return f"{data['queue']}:{split_job_id(data['job_id'])[1] if 'job_id' in data else ':batches'}"
+    """Return queue and tenant of a job's event. Batches, which have no tenant, and other bodies share one's slots."""
+    try:
+        data = json.loads(body)["data"]
+        return f"{data['queue']}:{split_job_id(str(data['job_id']))[1]}"
+    except (ValueError, KeyError, TypeError):
+        return ":none"

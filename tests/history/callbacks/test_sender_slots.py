@@ -44,7 +44,7 @@ class TestGivenATenantThatUsesItsSlots:
     def test_when_its_next_webhook_comes_then_only_those_of_others_are_sent(
         self, valkey: RedisServer, hook: Receiver, other: SenderSlots
     ) -> None:
-        client, settings = client_of(valkey), settings_for(valkey)
+        client, settings = client_of(valkey), settings_for(valkey, webhook_workers=2)
         queue = rq_queue(WEBHOOKS_QUEUE, client)
         for job_id in ("0.acme.1", "0.acme.2", "0.honest.1"):
             end_job(client, hook.url, job_id)
@@ -65,7 +65,7 @@ class TestGivenATenantThatUsesItsSlots:
     def test_when_a_webhook_was_put_off_then_it_has_all_its_tries(
         self, valkey: RedisServer, hook: Receiver, other: SenderSlots
     ) -> None:
-        client, settings = client_of(valkey), settings_for(valkey)
+        client, settings = client_of(valkey), settings_for(valkey, webhook_workers=2)
         hook.answers += [500, 500]
         end_job(client, hook.url)
         mover(valkey).drain()
