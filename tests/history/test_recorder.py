@@ -186,7 +186,7 @@ class TestGivenEventsInTheOutbox:
         self, valkey: RedisServer, sqlite_history: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(change: rows.JobChange, event: object, keep_prompts: object) -> None:
-            if change.id == "0.evil.1":
+            if change.submission[0] == "0.evil.1":
                 raise ZeroDivisionError
 
         monkeypatch.setitem(vars(rows)["_READERS"], "returned", refuse)

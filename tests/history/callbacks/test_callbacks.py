@@ -15,6 +15,7 @@ from structlog.testing import LogCapture
 
 from sluice.producer import Producer, verify_webhook
 from sluice.producer.contract import calls
+from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
@@ -26,6 +27,7 @@ from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.callbacks.webhooks import parse_networks
 from sluice.worker.connection.clients import Client
+from sluice.worker.history.migrate import migrate
 from sluice.worker.history.rows import changes_of
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue as ContractQueue
@@ -33,6 +35,7 @@ from tests.contract.driving import ending
 from tests.history import events as e
 from tests.history.callbacks.receiver import Receiver, receiver
 from tests.history.test_recorder import client_of, said, until
+from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
 from tests.servers import RedisServer
 
 CALLBACKS = e.KEYS.callbacks
@@ -440,23 +443,31 @@ class TestGivenTheWholeProcess:
 
         until(lambda: not any(is_alive(one) for one in after), "they have gone with their parent")
 
+    @pytest.mark.skipif(not has_postgres(), reason=HOW_TO_GET)
     def test_when_sql_is_away_then_webhooks_arrive_and_exports_wait_until_it_is_there(
         self, valkey: RedisServer, hook: Receiver, tmp_path: Path
     ) -> None:
-        later, exports = tmp_path / "later", tmp_path / "exports"
+        exports = tmp_path / "exports"
         changes = {"webhook_workers": 1, "export_folder": str(exports), "export_after_s": (0,)}
-        settings = settings_for(valkey, f"sqlite:///{later}/history.db", **changes)
-        process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
-        process.start()
-        try:
-            complete_batch(client_of(valkey), hook.url)
-            until(lambda: len(hook.got) == 1, "the webhook arrives")
-            assert not exports.exists()
-            later.mkdir()
-            until(lambda: (exports / "nightly.output.jsonl").exists(), "the export is written")
-        finally:
-            process.terminate()
-            process.join(20)
+        with postgres_server() as database:
+            url = database.url(database.create_database())
+            engine = open_database(url)
+            migrate(engine)
+            engine.dispose()
+            database.kill()
+            process = multiprocessing.get_context("spawn").Process(
+                target=main, args=(settings_for(valkey, url, **changes),)
+            )
+            process.start()
+            try:
+                complete_batch(client_of(valkey), hook.url)
+                until(lambda: len(hook.got) == 1, "the webhook arrives")
+                assert not exports.exists()
+                database.start()
+                until(lambda: (exports / "nightly.output.jsonl").exists(), "the export is written")
+            finally:
+                process.terminate()
+                process.join(20)
 
         assert process.exitcode == 0
 
