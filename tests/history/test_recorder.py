@@ -182,6 +182,17 @@ class TestGivenEventsInTheOutbox:
         assert states(sqlite_history) == {"0.a.1": "queued", "0.a.2": "queued"}
         assert client.xlen(e.KEYS.key("garbage")) == 1
 
+    def test_when_a_job_states_an_endless_submit_time_then_others_are_recorded(
+        self, valkey: RedisServer, sqlite_history: Engine
+    ) -> None:
+        client = client_of(valkey)
+        client.hset(e.KEYS.key("job", "evil", "1"), "submitted", "9" * 5000)
+        add(client, [e.started("0.evil.1", at_ms=5)], [e.submitted("0.a.1")])
+
+        recorder(valkey, sqlite_history).drain()
+
+        assert states(sqlite_history)["0.a.1"] == "queued"
+
     def test_when_an_entry_cannot_be_folded_then_only_it_goes_to_garbage(
         self, valkey: RedisServer, sqlite_history: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

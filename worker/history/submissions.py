@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.wire import JobId, OutboxEvent
 from sluice.worker.connection.clients import Client
-from sluice.worker.history.rows import submit_time
+from sluice.worker.history.rows import MAX_DIGITS, submit_time
 from sluice.worker.history.writer import HistoryWriter
 
 
@@ -43,5 +43,6 @@ class Submissions:
         return {
             job_id: int(answer)
             for job_id, answer in zip(job_ids, answers, strict=True)
-            if isinstance(answer, bytes) and answer.isdigit()
+            # Another user may have written it.
+            if isinstance(answer, bytes) and answer.isdigit() and len(answer) < MAX_DIGITS
         }
