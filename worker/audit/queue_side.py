@@ -149,9 +149,14 @@ class QueueSide:
             waiting.bytes += view.job_bytes
             yield from (self._entry_without_job(lane, stray) for stray in view.strays)
         stated = read_number([*before.split(), "0", "0"][1])
-        if before == self._depth(lane) and stated != tokens:
+        if stated != tokens and self._is_as_walked(lane, before, tokens):
             sums.append((lane, before, tokens))
             yield _counter(self.keys, f"lane {lane} tokens", stated, tokens)
+
+    def _is_as_walked(self, lane: str, depth: str, tokens: int) -> bool:
+        """Return whether a second walk finds the same: jobs that came and went meanwhile may leave the same depth."""
+        is_still = self._depth(lane) == depth and sum(view.tokens for view in self._views(lane)) == tokens
+        return is_still and self._depth(lane) == depth
 
     def _views(self, lane: str) -> Iterator[LaneView]:
         view = run(self._client, audit_lane(self.keys, lane, None))
