@@ -74,7 +74,7 @@ MAX_SUSPECTS_PER_PULL = 8
 MAX_DEAD_PER_PULL = 4
 
 BEAT_EVERY_S = 1.0
-LIFE_S = 4.0
+HEARTBEAT_LIFETIME_S = 4.0
 """A heartbeat expires after this long; then the worker counts as dead."""
 
 BEATS_PER_LIFE = 3

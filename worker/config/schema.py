@@ -236,7 +236,7 @@ class BeatConfig:
         limits.BEAT_EVERY_S, env="BEAT_EVERY_S", metavar="SECONDS", help="Send a heartbeat this often."
     )
     life_s: float = setting(
-        limits.LIFE_S, env="BEAT_LIFE_S", metavar="SECONDS",
+        limits.HEARTBEAT_LIFETIME_S, env="BEAT_LIFE_S", metavar="SECONDS",
         help="Consider a worker dead after this long without a heartbeat, and take over its jobs.",
     )  # fmt: skip
     step_deadline_s: float = setting(

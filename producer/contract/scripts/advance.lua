@@ -50,7 +50,7 @@ INCLUDE lib lib_lanes lib_places lib_ends lib_advance
 end
 
 local rest
-local function the_rest()
+local function load_end_library()
   rest = rest or later()
   return rest
 end
@@ -73,13 +73,13 @@ local function is_sound(row)
   for i = 2, 5 do
     if row[i] < 0 or row[i] % 1 ~= 0 then return false end
   end
-  return not (row[7] or row[8]) or the_rest().is_sound(row[7], row[8])
+  return not (row[7] or row[8]) or load_end_library().is_sound(row[7], row[8])
 end
 for i = 1, #rows do
   if not is_sound(rows[i]) then return wrong_arguments() end
 end
 
-local wrong = touches_the_queue() and the_rest().wrong_key(incarnation)
+local wrong = touches_the_queue() and load_end_library().wrong_key(incarnation)
 if wrong then return wrong end
 
 -- ---------------------------------------------------------------- one choice
@@ -132,7 +132,7 @@ local function advance(row)
 
   local job, why
   if row[7] or row[8] then
-    job, why = the_rest().load_running(id)
+    job, why = load_end_library().load_running(id)
     if not job then return rest.broken(id, nil, lease, 'job hash: ' .. why) end
   end
   if row[8] and not rest.has_all_parts(job, row[8]) then return 'at ' .. lease[at] end
@@ -140,11 +140,11 @@ local function advance(row)
     local added = append(id, lease, choice, from + tokens, row[6])
     if failed(added) then
       if catch_up(id, lease, choice, from + tokens) then return 'at ' .. lease[at] end
-      return the_rest().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
+      return load_end_library().broken(id, rest.load_running(id), lease, 'channel ' .. choice .. ': ' .. added.err)
     end
     lease[at] = from + tokens
     changed[id] = lease
-    if lease[DEATHS] == 1 then the_rest().forgive(id, lease) end
+    if lease[DEATHS] == 1 then load_end_library().clear_deaths(id, lease) end
     if passes_mark(row) then rest.charge_further(job or rest.load_job(id), lease) end
   end
   if row[7] then rest.note_extras(job, row[7]) end

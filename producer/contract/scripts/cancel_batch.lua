@@ -10,7 +10,7 @@ if wrong then return wrong end
 
 if not is_text(ARGV[1], LIMITS.MAX_BATCH_CHARS) or not ARGV[2] then return wrong_arguments() end
 local cancelled = END_REASONS.cancelled
-local said = { error = ARGV[2] ~= '' and ARGV[2] or cancelled.error, error_code = cancelled.error_code }
-local num_ended, num_asked, has_more = end_batch(ARGV[1], 'cancelled', said, LIMITS.SLICE_JOBS)
+local reason = { error = ARGV[2] ~= '' and ARGV[2] or cancelled.error, error_code = cancelled.error_code }
+local num_ended, num_asked, has_more = end_batch(ARGV[1], 'cancelled', reason, LIMITS.SLICE_JOBS)
 finish()
 return { num_ended, num_asked, has_more and 1 or 0 }

@@ -43,8 +43,8 @@ local function is_retried(job, lease, how)
   if not how.retry_in then return false end
   -- It is flagged: end it with the requested state, on its channel too, instead of the failure.
   if lease[FLAG] ~= '' then
-    local said = END_REASONS[lease[FLAG]]
-    how.state, how.error, how.error_code, how.entry = lease[FLAG], said.error, said.error_code, nil
+    local reason = END_REASONS[lease[FLAG]]
+    how.state, how.error, how.error_code, how.entry = lease[FLAG], reason.error, reason.error_code, nil
     return false
   end
   return job.failures + 1 < setting('max_failures', LIMITS.DEFAULT_MAX_FAILURES)
@@ -118,7 +118,7 @@ local function has_all_parts(job, end_row)
 end
 
 -- Progress clears the deaths: the job has passed the point at which its worker died.
-local function forgive(id, lease)
+local function clear_deaths(id, lease)
   local job = load_job(id)
   if job then call('HDEL', job.hash, 'deaths') end
   lease[DEATHS] = 0
@@ -133,6 +133,7 @@ local function finish_ends()
 end
 
 return {
-  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of, end_choice = end_choice, broken = broken,
-  note_extras = note_extras, has_all_parts = has_all_parts, forgive = forgive, charge_further = charge_further, finish = finish_ends,
+  is_sound = is_sound, wrong_key = wrong_key, load_job = load_job, load_running = load_running, how_of = how_of,
+  end_choice = end_choice, broken = broken,
+  note_extras = note_extras, has_all_parts = has_all_parts, clear_deaths = clear_deaths, charge_further = charge_further, finish = finish_ends,
 }

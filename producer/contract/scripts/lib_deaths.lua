@@ -56,7 +56,7 @@ end
 local function num_elsewhere(deaths) return deaths[#deaths].number - deaths[1].number + 1 - #deaths end
 
 -- Whether the job is the cause: its deaths alone outnumber the deaths without it, or reach the limit.
-local function is_guilty(deaths)
+local function is_poison(deaths)
   local alone = num_alone(deaths)
   return alone >= 2 and (alone > num_elsewhere(deaths) or alone >= LIMITS.MAX_DEATHS_ALONE)
 end
@@ -111,7 +111,7 @@ end
 function is_settled_by_death(job, lease, death)
   if death.is_deregistered then return false end
   local deaths = deaths_with(job, lease, death)
-  if is_guilty(deaths) then
+  if is_poison(deaths) then
     end_job(job, lease, {
       state = 'failed', error_code = 'killed_its_worker',
       error = string.format('%d worker processes died while they ran this job alone.', num_alone(deaths)),

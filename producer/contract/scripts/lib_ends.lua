@@ -71,7 +71,7 @@ local function keep_idempotency(job)
 end
 
 -- Keep a failed job in the dead set. At the limit, the oldest one is removed.
-local function bury(job)
+local function add_to_dead_set(job)
   call('PEXPIRE', payload_key(job), LIMITS.DEAD_TTL_S * 1000)
   call('ZADD', DEAD, NOW, job.id)
   if call('ZCARD', DEAD) <= setting('dead_set_max', LIMITS.DEAD_SET_MAX) then return end
@@ -186,7 +186,7 @@ local function end_job(job, lease, how)
     'lane', '', 'charged', job.charged or '')
   if not is_dead then write_compact(job) end
   call('PEXPIRE', job.hash, keep_ms)
-  if is_dead then bury(job) end
+  if is_dead then add_to_dead_set(job) end
   keep_idempotency(job)
   count(job.state, 1)
   emit_end(job, lease, how)
@@ -207,24 +207,24 @@ local END_REASONS = {
   batch_expired = { error = 'The job did not end before the deadline of its batch.', error_code = 'deadline' },
 }
 
-local function end_without_worker(job, lease, state, said)
-  end_job(job, lease, { state = state, error = said.error, error_code = said.error_code })
+local function end_without_worker(job, lease, state, reason)
+  end_job(job, lease, { state = state, error = reason.error, error_code = reason.error_code })
 end
 
 -- ---------------------------------------------------------------- a whole batch
 
 -- Close a batch and end a slice of its jobs: a waiting job at once, a running one by its flag. A flagged job is not
 -- visited again. Returns how many ended, how many were flagged, and whether more may be left.
-local function end_batch(batch, state, said, budget)
+local function end_batch(batch, state, reason, budget)
   local numbers = { ended = 0, asked = 0 }
 
   local function end_member(job)
     local lease = read_lease(job.id)
     if job.state ~= 'running' or not lease then
-      end_without_worker(job, lease, state, said)
+      end_without_worker(job, lease, state, reason)
       return 'ended'
     end
-    if state == 'cancelled' then call('HSET', job.hash, 'asked', said.error) end
+    if state == 'cancelled' then call('HSET', job.hash, 'asked', reason.error) end
     flag(job, lease, state)
     call('ZADD', members_key(batch), 1, job.id)
     return 'asked'

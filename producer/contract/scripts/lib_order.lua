@@ -140,7 +140,7 @@ end
 
 -- Wait for a worker with the job's model. This is no attempt.
 local num_aside = 0
-local function set_aside(job, wait_ms)
+local function delay_for_model(job, wait_ms)
   leave_waiting(job, false)
   count_waiting(job, 1)
   wait_until(job, NOW + wait_ms)
@@ -156,7 +156,7 @@ local function take(lane, entry, parsed, mark)
   local lease = job.epoch > 0 and read_lease(job.id) or nil
   if is_too_late(job, lease) then return end
   local wait_ms = wait_for_model(job, lease)
-  if wait_ms then return set_aside(job, wait_ms) end
+  if wait_ms then return delay_for_model(job, wait_ms) end
   local payload = read_payload(job)
   if not payload then return give_up_payload(job, lease) end
   leave_waiting(job, true)

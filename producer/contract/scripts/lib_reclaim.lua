@@ -71,7 +71,7 @@ end
 -- Whether its process has ended, or must have: its heartbeat expired while nothing kept it from renewing it.
 local function is_dead(incarnation)
   if is_reported(incarnation) then return true end
-  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.LIFE_S * 1000
+  local expires_in = tonumber(call('HGET', worker_key(incarnation), 'life') or '') or LIMITS.HEARTBEAT_LIFETIME_S * 1000
   return request.may_reclaim and has_been_up_for(expires_in + LIMITS.BEAT_EVERY_S * 1000)
 end
 

@@ -53,7 +53,7 @@ end
 local function is_isolator(waiting_since)
   local who = isolator()
   if who ~= ME and (who or NOW - waiting_since < LIMITS.SUSPECT_WAIT_S * 1000) then return false end
-  call('SET', ISOLATOR, string.format('%s %d', ME, NOW + LIMITS.LIFE_S * 1000))
+  call('SET', ISOLATOR, string.format('%s %d', ME, NOW + LIMITS.HEARTBEAT_LIFETIME_S * 1000))
   return true
 end
 

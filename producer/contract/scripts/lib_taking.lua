@@ -75,16 +75,16 @@ end
 -- Its time has passed, but its timer has not fired yet: end the job instead of starting it. The next pull follows at
 -- once.
 local function is_too_late(job, lease)
-  local said
+  local reason
   if job.ttl and job.attempt == 0 and job.ttl <= NOW then
-    said = END_REASONS.unstarted
+    reason = END_REASONS.unstarted
   elseif job.deadline and job.deadline <= NOW then
-    said = END_REASONS.expired
+    reason = END_REASONS.expired
   elseif job.batch and deadline_of_batch(job.batch) <= NOW then
-    said = END_REASONS.batch_expired
+    reason = END_REASONS.batch_expired
   end
-  if not said then return false end
-  end_without_worker(job, lease, 'expired', said)
+  if not reason then return false end
+  end_without_worker(job, lease, 'expired', reason)
   has_more = true
   return true
 end

@@ -5,12 +5,12 @@ local fire_timers, next_timer
 
 do
 
-local function end_expired(job, said)
+local function end_expired(job, reason)
   local lease = read_lease(job.id)
   if job.state == 'running' then
     if lease then flag(job, lease, 'expired') end
   elseif job.state == 'queued' then
-    end_without_worker(job, lease, 'expired', said)
+    end_without_worker(job, lease, 'expired', reason)
   end
 end
 

@@ -50,7 +50,7 @@ local function is_registered()
   local expiry = call('ZSCORE', ALIVE, ME)
   if expiry then return tonumber(expiry) > beat_time() end
   if call('EXISTS', MINE) == 1 then return false end
-  call('ZADD', ALIVE, beat_time() + LIMITS.LIFE_S * 1000, ME)
+  call('ZADD', ALIVE, beat_time() + LIMITS.HEARTBEAT_LIFETIME_S * 1000, ME)
   return true
 end
 

@@ -1,3 +1,4 @@
+-- include: lib_submitted
 -- Republish the states of jobs to the history, from their hashes: for jobs whose row is missing or different.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -11,20 +12,13 @@ write_even_when_full()
 local wrong = wrong_key()
 if wrong then return wrong end
 
-local function tell_submitted(job)
+local function emit_submitted_again(job)
   local payload = try('GET', payload_key(job))
   payload = not failed(payload) and payload or nil
-  emit('submitted', job, {
-    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
-    batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
-    digest = job.digest, custom_id = job.custom_id, line = job.line, endpoint = job.endpoint,
-    key = SETTINGS.keep_prompts == 'full' and job.key or nil,
-    prompt = SETTINGS.keep_prompts == 'full' and payload or nil,
-    prompt_to_hash = SETTINGS.keep_prompts == 'hash' and payload or nil,
-  }, 1, job.submitted)
+  emit('submitted', job, submitted_fields(job, payload), 1, job.submitted)
 end
 
-local function tell_end(job)
+local function emit_end_again(job)
   local fields = {
     state = job.state, reason = job.reason, error = job.error, error_code = job.error_code, epoch = job.epoch,
     attempt = job.attempt, gap_ms = job.gap, first_scheduled_ms = job.scheduled, first_token_ms = job.first_token,
@@ -37,12 +31,12 @@ local function tell_end(job)
   emit('ended', job, fields, job.version, job.ended)
 end
 
-local function tell_state(job)
+local function emit_state_again(job)
   if job.state == 'running' then
     local lease = read_lease(job.id)
     emit('started', job, { epoch = job.epoch, attempt = job.attempt, incarnation = lease and lease[OWNER] or nil })
   elseif job.state ~= 'queued' then
-    tell_end(job)
+    emit_end_again(job)
   elseif job.version > 1 then
     emit('returned', job, { why = 'audit', epoch = job.epoch })
   end
@@ -55,8 +49,8 @@ local function republish(id, known)
     job.version = known + 1
     call('HSET', job.hash, 'version', job.version)
   end
-  if known == 0 then tell_submitted(job) end
-  tell_state(job)
+  if known == 0 then emit_submitted_again(job) end
+  emit_state_again(job)
   return 1
 end
 

@@ -1,3 +1,4 @@
+-- include: lib_submitted
 -- Put jobs on their lanes: each with hash, payload, idempotency key, entry (or timer) and event, or not at all.
 --
 -- KEYS: config, then the fixed keys of the queue.
@@ -207,17 +208,6 @@ local function write_hash(job)
   call('HSET', job.hash, unpack(fields))
 end
 
-local function write_event(job)
-  emit('submitted', job, {
-    queue = QUEUE, priority = job.class, prompt_tokens = job.prompt, cost = job.cost, spec = job.spec, seed = job.seed,
-    batch = job.batch, not_before_ms = job.not_before, deadline_ms = job.deadline, ttl_ms = job.ttl,
-    digest = job.digest, custom_id = job.custom_id, line = job.line, endpoint = job.endpoint,
-    key = SETTINGS.keep_prompts == 'full' and job.key or nil,
-    prompt = SETTINGS.keep_prompts == 'full' and job.payload or nil,
-    prompt_to_hash = SETTINGS.keep_prompts == 'hash' and job.payload or nil,
-  })
-end
-
 local function join_batch(job)
   if not job.batch then return end
   if failed(try('HINCRBY', batch_key(job.batch), 'total', 1)) then call('HSET', batch_key(job.batch), 'total', 1) end
@@ -243,7 +233,7 @@ local function accept(job)
   count_waiting(job, 1)
   count('submitted', 1)
   waiting.jobs, waiting.tokens, waiting.bytes = waiting.jobs + 1, waiting.tokens + job.cost, waiting.bytes + job.bytes
-  write_event(job)
+  emit('submitted', job, submitted_fields(job, job.payload))
   if not job.entry then return { 'accepted', job.id, 0, 0 } end
   local lane = open_lane(job.class, job.tenant)
   return { 'accepted', job.id, math.max(0, job.number - 1 - lane.taken), math.max(0, job.before - lane.taken_tokens) }

@@ -956,7 +956,7 @@ HOSTILES = (
     Guard(
         name="an end is written before it is checked",
         patches=_script(
-            "advance", "return not (row[7] or row[8]) or the_rest().is_sound(row[7], row[8])", "return true"
+            "advance", "return not (row[7] or row[8]) or load_end_library().is_sound(row[7], row[8])", "return true"
         ),
         tests=(f"{ARGUMENTS}::TestGivenArgumentsThatNoClientSends",),
     ),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sluice.producer.contract.limits import BEAT_EVERY_S, LIFE_S
+from sluice.producer.contract.limits import BEAT_EVERY_S, HEARTBEAT_LIFETIME_S
 from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, check, short
 
-BEAT_MS, LIFE_MS = int(BEAT_EVERY_S * 1000), int(LIFE_S * 1000)
+BEAT_MS, LIFE_MS = int(BEAT_EVERY_S * 1000), int(HEARTBEAT_LIFETIME_S * 1000)
 STEPS_MS = (3_600_000, 1500, -1500, -1_800_000)
 
 

@@ -282,7 +282,7 @@ class TestGivenASuspectThatWaits:
 
         if how == "deregisters":
             first.give_back(deregister=True)
-        queue.pass_time(int(limits.LIFE_S * 1000) + 1)
+        queue.pass_time(int(limits.HEARTBEAT_LIFETIME_S * 1000) + 1)
         if how == "is quieted":
             first.beat()
         second.beat()
