@@ -26,7 +26,7 @@ from sluice.worker.history.migrate import migrate
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import tokens
-from tests.history import events as e
+from tests.worker.history import events as e
 
 RECORD = Path(__file__).parent / "gate.json"
 NUM_JOBS, NUM_ROWS, NUM_STREAMS = 2048, 4096, 64

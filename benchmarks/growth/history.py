@@ -12,8 +12,8 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.history.migrate import migrate
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
-from tests.history import events as e
 from tests.servers import redis_server
+from tests.worker.history import events as e
 
 NUM_MEASURED = 4096
 NUM_PAGES = 20

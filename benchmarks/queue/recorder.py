@@ -19,9 +19,9 @@ from sluice.worker.connection.clients import Client, connect
 from sluice.worker.history.migrate import migrate
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
-from tests.history import events as e
 from tests.postgres import has_postgres, postgres_server
 from tests.servers import redis_server
+from tests.worker.history import events as e
 
 SUBMITS_PER_CALL, STARTS_PER_CALL, ENDS_PER_CALL = 256, 32, 8
 

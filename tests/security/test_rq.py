@@ -10,10 +10,10 @@ import pytest
 
 from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import CHORES, WEBHOOKS_QUEUE
-from tests.history.callbacks.receiver import receiver
-from tests.history.callbacks.test_callbacks import settings_for, work
-from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
+from tests.worker.callbacks.receiver import receiver
+from tests.worker.callbacks.test_callbacks import settings_for, work
+from tests.worker.history.test_recorder import client_of
 
 CREATED = "2026-01-01T00:00:00.000000Z"
 

@@ -16,10 +16,10 @@ from sluice.producer.contract.tables import attempts, jobs
 from sluice.producer.contract.wire import JobId, encode_prompt
 from sluice.worker.history.migrate import migrate
 from tests.contract.driving import SPEC, Queue, ending, new_job, short
-from tests.history.audit.audits import Scene
 from tests.integration.jobs import wait_until
 from tests.security.acl import PASSWORD, QUEUE, set_users
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 VICTIM = JobId("0.victim.one")
 

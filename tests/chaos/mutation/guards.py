@@ -22,8 +22,8 @@ SUBMIT = "tests/contract/test_submit.py"
 SUSPECTS = "tests/contract/deaths/test_suspects.py"
 TURNS = "tests/integration/test_exchange_rounds.py"
 RESUMES = "tests/integration/test_worker_resumes.py"
-RECORDER = "tests/history/test_recorder.py"
-WEBHOOKS = "tests/history/callbacks/test_callbacks.py"
+RECORDER = "tests/worker/history/test_recorder.py"
+WEBHOOKS = "tests/worker/callbacks/test_callbacks.py"
 FROM_NOW = "tests/contract/times/test_times_from_now.py"
 SHARES = "tests/properties/test_fair_shares.py"
 SAMPLING = "tests/oracles/test_seeded_sampling.py"
@@ -568,7 +568,7 @@ CALLBACKS = (
                 "        for entry in entries:\n            self._move(source.keys, entry)\n",
             ),
         ),
-        tests=("tests/history/callbacks/test_callback_crash.py::TestGivenAnRqThatIsAwayWhileTheQueueIsThere",),
+        tests=("tests/worker/callbacks/test_callback_crash.py::TestGivenAnRqThatIsAwayWhileTheQueueIsThere",),
     ),
     Guard(
         name="an end gets a new event id each time it is read",
@@ -582,7 +582,7 @@ CALLBACKS = (
         patches=(
             Patch("producer/contract/webhooks.py", '.{timestamp_s}.".encode() + body', '.{timestamp_s}.".encode()'),
         ),
-        tests=("tests/history/callbacks/test_webhooks.py",),
+        tests=("tests/worker/callbacks/test_webhooks.py",),
     ),
 )
 
@@ -905,7 +905,7 @@ HOSTILES = (
     Guard(
         name="a forged version keeps the real end out of the history",
         patches=(Patch("worker/audit/repair.py", "if self._history is not None and forged:", "if False:"),),
-        tests=("tests/history/audit/test_audit_history.py::TestGivenAQueueThatWentBack",),
+        tests=("tests/worker/audit/test_audit_history.py::TestGivenAQueueThatWentBack",),
     ),
     Guard(
         name="settings are written unchecked",

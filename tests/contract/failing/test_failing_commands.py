@@ -14,8 +14,8 @@ from sluice.producer.contract.wire import JobId
 from sluice.worker.history.migrate import migrate
 from tests.contract.driving import Queue, ending
 from tests.contract.failing.commands import CALLS, run_failing, world_on
-from tests.history.audit.audits import Scene
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 FOLDER = Path(scripts.__path__[0])
 FAST = [("submit", 0.7), ("pull", 0.3), ("advance", 0.5), ("requeue", 0.6), ("repair_jobs", 0.9)]

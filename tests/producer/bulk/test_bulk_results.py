@@ -19,10 +19,10 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.operations import submission
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
-from tests.history.test_recorder import client_of
 from tests.integration.workers import running_worker
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
+from tests.worker.history.test_recorder import client_of
 
 
 def run_producer(server: RedisServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue, ending
 from tests.end_to_end.processes import worker_pool
-from tests.history.audit.audits import Scene
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from sluice.worker.callbacks.events import job_event
 from sluice.worker.history.export import export_batch
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending
-from tests.history import events as e
-from tests.history.audit.audits import Scene
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
+from tests.worker.history import events as e
 
 HOOK = encode_spec(JobSpec(callback_url="https://example.org/hook", batch="b"))
 DAY_MS = 86_400_000

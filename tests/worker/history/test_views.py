@@ -17,8 +17,8 @@ from sluice.producer.contract.tables import (
     timeline,
 )
 from sluice.producer.contract.wire import encode_record
-from tests.history import events as e
-from tests.history.test_rows import write
+from tests.worker.history import events as e
+from tests.worker.history.test_rows import write
 
 HOUR = e.NOON_MS - e.NOON_MS % HOUR_MS
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")

@@ -20,9 +20,9 @@ from sluice.worker.connection.stream_group import StreamGroup
 from sluice.worker.history import rows
 from sluice.worker.history.recorder import GROUP, Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
-from tests.history import events as e
 from tests.postgres import PostgresServer
 from tests.servers import RedisServer
+from tests.worker.history import events as e
 
 OUTBOX = e.KEYS.outbox
 

@@ -16,9 +16,9 @@ from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue, ending, tokens
-from tests.history import events as e
-from tests.history.test_recorder import client_of
 from tests.servers import RedisServer
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import client_of
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
 from sluice.worker.history.retention import SLICE_JOBS, erase_prompts_before, forget_before
-from tests.history import events as e
-from tests.history.test_rows import write
+from tests.worker.history import events as e
+from tests.worker.history.test_rows import write
 
 DAY_MS = 24 * HOUR_MS
 NOW = e.NOON_MS + 10 * DAY_MS

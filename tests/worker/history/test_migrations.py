@@ -37,9 +37,9 @@ from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import main, migrate, prepare
 from sluice.worker.history.recorder import RecorderSettings
 from sluice.worker.history.recorder import main as record
-from tests.history import events as e
-from tests.history.test_rows import row, write
 from tests.postgres import PostgresServer
+from tests.worker.history import events as e
+from tests.worker.history.test_rows import row, write
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -274,7 +274,7 @@ def test_the_newest_step_is_the_schema_that_the_tables_name() -> None:
 
 @pytest.mark.slow
 def test_when_installed_as_a_wheel_is_then_the_steps_are_found(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     sources: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
         "wheel"
     ]["sources"]

@@ -22,7 +22,7 @@ from sluice.worker.callbacks.webhooks import Sender, WebhookFailed, WebhookRefus
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
-from tests.history.callbacks.receiver import Receiver, receiver
+from tests.worker.callbacks.receiver import Receiver, receiver
 
 LOOPBACK = parse_networks("127.0.0.0/8")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

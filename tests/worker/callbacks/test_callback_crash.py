@@ -13,9 +13,9 @@ from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import work
 from sluice.worker.connection.clients import Client, connect
-from tests.history.callbacks.test_callbacks import end_job, mover, settings_for
-from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
+from tests.worker.callbacks.test_callbacks import end_job, mover, settings_for
+from tests.worker.history.test_recorder import client_of, until
 
 
 class SlowReceiver:

@@ -11,8 +11,8 @@ from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, ending, new_job, tokens
-from tests.history.audit.audits import Scene
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 
 def scene_on(server: RedisServer, history: Engine) -> Generator[Scene]:

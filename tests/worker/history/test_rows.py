@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 from sluice.producer.contract.tables import attempts, jobs, results
 from sluice.worker.history.rows import KeepPrompts, changes_of
 from sluice.worker.history.writer import HistoryWriter
-from tests.history import events as e
+from tests.worker.history import events as e
 
 JOB = "0.acme.k3j9x2"
 

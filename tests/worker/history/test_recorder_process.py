@@ -13,9 +13,9 @@ from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.tables import jobs
 from sluice.worker.connection.clients import Client
-from tests.history import events as e
-from tests.history.test_recorder import OUTBOX, add, client_of, pending, states, until
 from tests.servers import RedisServer
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import OUTBOX, add, client_of, pending, states, until
 
 PROGRAM = """
 import json, sys
@@ -35,7 +35,7 @@ def recorder_process(
 ) -> Generator["subprocess.Popen[str]"]:
     """A recorder in a separate process; its standard input is a pipe to this one."""
     given = {"redis": valkey.url, "database": database_url, "queue": e.QUEUE, "until_eof": until_eof}
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(given)],
         stdin=subprocess.PIPE,

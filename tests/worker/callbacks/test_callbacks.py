@@ -32,11 +32,11 @@ from sluice.worker.history.rows import changes_of
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue as ContractQueue
 from tests.contract.driving import ending
-from tests.history import events as e
-from tests.history.callbacks.receiver import Receiver, receiver
-from tests.history.test_recorder import client_of, said, until
 from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
 from tests.servers import RedisServer
+from tests.worker.callbacks.receiver import Receiver, receiver
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import client_of, said, until
 
 CALLBACKS = e.KEYS.callbacks
 SECRET = "correct horse"

@@ -15,11 +15,11 @@ from rq.scheduler import RQScheduler
 
 from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from tests.grids import fast_only
-from tests.history import events as e
-from tests.history.callbacks.receiver import Receiver, receiver
-from tests.history.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
-from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
+from tests.worker.callbacks.receiver import Receiver, receiver
+from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import client_of, until
 
 LOCK = RQScheduler.get_locking_key(WEBHOOKS_QUEUE)
 

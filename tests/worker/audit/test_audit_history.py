@@ -21,8 +21,8 @@ from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, P
 from sluice.worker.cli import main
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending, new_job, tokens
-from tests.history.audit.audits import Scene
 from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from sluice.worker.callbacks.command import main
 from sluice.worker.callbacks.events import Event
 from sluice.worker.callbacks.sender_slots import SenderSlots
-from tests.history import events as e
-from tests.history.callbacks.receiver import Receiver, receiver
-from tests.history.callbacks.test_callbacks import complete_batch, end_job, mover, settings_for, try_now, work
-from tests.history.test_recorder import client_of, until
 from tests.servers import RedisServer
+from tests.worker.callbacks.receiver import Receiver, receiver
+from tests.worker.callbacks.test_callbacks import complete_batch, end_job, mover, settings_for, try_now, work
+from tests.worker.history import events as e
+from tests.worker.history.test_recorder import client_of, until
 
 
 @pytest.fixture
