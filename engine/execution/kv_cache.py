@@ -4,7 +4,7 @@ import torch
 
 from sluice.engine.errors import NotEnoughMemory
 from sluice.engine.models.config import DecoderConfig
-from sluice.kernels.paged_attention import KVCache, allocate_kv_cache
+from sluice.kernels.paged_attention import KVCache, allocate_kv_cache, kv_block_bytes
 
 
 def make_caches(
@@ -27,8 +27,8 @@ def make_caches(
 
 def block_bytes(config: DecoderConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return the memory of one block over all layers, in the layout of the device."""
-    cache = allocate_kv_cache(1, block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
-    return config.num_layers * cache.num_bytes
+    one = kv_block_bytes(block_size, config.num_kv_heads, config.head_size, dtype=dtype, device=device)
+    return config.num_layers * one
 
 
 def blocks_that_fit(available_bytes: int, bytes_per_block: int, block_size: int, max_tokens: int) -> int:

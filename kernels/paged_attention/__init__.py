@@ -7,7 +7,7 @@ from sluice.kernels.checks import check, check_rows
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 
-__all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "paged_attention"]
+__all__ = ["FP8", "KVCache", "Layout", "allocate_kv_cache", "kv_block_bytes", "paged_attention"]
 
 
 def allocate_kv_cache(
@@ -25,6 +25,18 @@ def allocate_kv_cache(
     from sluice.kernels.paged_attention.cpu import allocate_cpu
 
     return allocate_cpu(num_blocks, block_size, num_kv_heads, head_size, dtype=dtype)
+
+
+def kv_block_bytes(
+    block_size: int, num_kv_heads: int, head_size: int, *, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Return the memory of one block of one layer, without using a GPU."""
+    if device.type == "cuda":
+        from sluice.kernels.paged_attention.kernel import allocate_cuda
+
+        nowhere = torch.device("meta")
+        return allocate_cuda(1, block_size, num_kv_heads, head_size, dtype=dtype, device=nowhere).num_bytes
+    return allocate_kv_cache(1, block_size, num_kv_heads, head_size, dtype=dtype, device=device).num_bytes
 
 
 def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors

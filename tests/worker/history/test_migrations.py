@@ -278,7 +278,7 @@ def test_when_installed_as_a_wheel_is_then_the_steps_are_found(tmp_path: Path) -
     sources: dict[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
         "wheel"
     ]["sources"]
-    for folder in ("migrations", "producer", "worker"):
+    for folder in sources:
         installed = tmp_path / "site" / sources[folder]
         shutil.copytree(root / folder, installed, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "site/sluice/__init__.py").touch()
