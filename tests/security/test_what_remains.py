@@ -179,6 +179,8 @@ class TestGivenASubmittingUser:
         assert list(hostile.hgetall(queue.keys.key("depth"))) == [b"0:victim"]
 
     def test_when_it_fills_the_server_then_submits_of_others_are_refused(self, queue: Queue, hostile: Any) -> None:
+        # What another test has left is freed in the background.
+        wait_until(lambda: not queue.client.info("memory")["lazyfree_pending_objects"], "memory is freed")
         queue.client.config_set("maxmemory", queue.client.info("memory")["used_memory"] + 1_000_000)
         try:
             pipeline = hostile.pipeline(transaction=False)
