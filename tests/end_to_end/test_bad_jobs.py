@@ -156,7 +156,7 @@ def _forget_the_done(client: Any, open_jobs: dict[JobId, Ask]) -> None:
 class TestGivenANemesis:
     """It kills workers that did nothing wrong."""
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_when_it_kills_for_some_seconds_then_no_innocent_job_is_given_up(
         self, valkey: RedisServer, client: Any, tmp_path: Path
     ) -> None:

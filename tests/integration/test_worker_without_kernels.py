@@ -38,6 +38,7 @@ class TestGivenNoKernels:
         assert line["level"] == "warning"
         assert LOSS in line["event"]
 
+    @pytest.mark.long
     def test_when_the_doctor_looks_then_it_warns(
         self, valkey: RedisServer, tmp_path: Path, nowhere: dict[str, str]
     ) -> None:

@@ -20,3 +20,6 @@ DEVICES = [
     ),
 ]
 """Pairs of device and dtype, for `pytest.mark.parametrize(("device", "dtype"), DEVICES)`."""
+
+ONE_DTYPE = [DEVICES[0], pytest.param(*ON_CPU[1], id="cpu-float16", marks=pytest.mark.long), *DEVICES[2:]]
+"""The same for grids that are slow to interpret."""

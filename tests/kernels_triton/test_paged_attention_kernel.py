@@ -26,7 +26,7 @@ from sluice.kernels.paged_attention import kernel
 from sluice.kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 from tests.grids import cross_section, fast_only
-from tests.kernels_triton.devices import DEVICES, ON_CPU
+from tests.kernels_triton.devices import DEVICES, ON_CPU, ONE_DTYPE
 
 SEGMENT = 64
 """Keys of a segment in these tests: contexts that the interpreter can afford are split too."""
@@ -282,7 +282,7 @@ class TestGivenAMixedBatch:
         assert attend(replace(empty, query=empty.query[:0])).shape[0] == 0
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenASoftCapOrSinks:
     @pytest.mark.parametrize(
         ("soft_cap", "has_sinks", "window", "block_size"), cross_section(EXTRAS, [0, 1, 16, 100], [8, 16])

@@ -78,6 +78,7 @@ class TestGivenAWebhookThatWaitsForItsNextTry:
 
         assert len({headers["webhook-id"] for headers, _ in hook.got}) == 1
 
+    @pytest.mark.long
     def test_when_a_try_fails_then_each_line_of_the_log_is_json(
         self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path
     ) -> None:
