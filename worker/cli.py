@@ -135,7 +135,7 @@ def start(
 
     \b
     Signals:
-        TERM, INT  shut down gracefully; a second one hands all jobs back at once
+        TERM, INT  shut down gracefully; a second one returns all jobs at once
         TSTP       stop pulling jobs
         CONT       pull jobs again
         USR1       log the state of every sequence

@@ -165,7 +165,7 @@ class GraphedDecoder:
         return [bucket for bucket, recording in self._recordings.items() if recording is not None]
 
     @property
-    def wish(self) -> Bucket | None:
+    def most_requested(self) -> Bucket | None:
         """The unrecorded bucket that was wanted most often; None if there is none."""
         if not self._may_record or len(self._recordings) >= MAX_RECORDINGS:
             return None
@@ -175,7 +175,7 @@ class GraphedDecoder:
         """Whether `bucket` is replayed."""
         return self._recordings.get(bucket) is not None
 
-    def want(self, bucket: Bucket) -> bool:
+    def request(self, bucket: Bucket) -> bool:
         """Count a use that `bucket` would have had; return whether it should be recorded at once."""
         if not self._may_record or bucket in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
             return False

@@ -200,7 +200,7 @@ class ModelRunner:
         bucket = self._buckets.of(batch) if self._graphs is not None else None
         if self._graphs is None or bucket is None:
             return self.forward(self.lay_out(batch))
-        is_due = not self._graphs.has(bucket) and self._graphs.want(bucket)
+        is_due = not self._graphs.has(bucket) and self._graphs.request(bucket)
         if is_due or self._graphs.has(bucket):
             tensors = self.lay_out(pad(batch, bucket))
             if not is_due or self._graphs.record(bucket, tensors):
@@ -225,7 +225,7 @@ class ModelRunner:
     @property
     def has_preparations(self) -> bool:
         """Whether idle time can be used: see `prepare`."""
-        return self._graphs is not None and self._graphs.wish is not None
+        return self._graphs is not None and self._graphs.most_requested is not None
 
     def prepare(self) -> None:
         """Record the most wanted step that is not recorded yet, if there is memory for it.
@@ -233,7 +233,7 @@ class ModelRunner:
         Raises:
             EngineBroken: the device is lost.
         """
-        if self._graphs is None or (bucket := self._graphs.wish) is None:
+        if self._graphs is None or (bucket := self._graphs.most_requested) is None:
             return
         try:
             guarded(lambda: self._record(bucket))

@@ -174,8 +174,8 @@ def _report_files(run: BulkRun, settings: BulkSettings) -> None:
 
 
 def _report_how_to_retry(settings: BulkSettings) -> None:
-    note("To try again, mend the lines and run the same command: it submits the mended lines only, and then the file "
-         "of errors has only what still fails.")  # fmt: skip
+    note("To try again, correct the lines and run the same command: it submits the corrected lines only, and then the "
+         "file of errors has only what still fails.")  # fmt: skip
     note(f"If the lines are right, first send their jobs back: producer requeue --batch {settings.batch} --yes. To run "
          "every line as a new job, add --again, which overwrites these files.")  # fmt: skip
 

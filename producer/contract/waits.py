@@ -1,4 +1,4 @@
-"""What calls of a client wait for: told once when a wait begins to last, and once when it ends. No I/O.
+"""Report why a client call waits: one notice when a wait exceeds 2 s, and one when it ends. No I/O.
 
 A call that waits owns a `Wait` and states why it waits. `WaitNotifier` joins those of one client, so that a
 hundred readers of a paused queue give one notice. Knows no queue and no server.
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 NOTICE_AFTER_S = 2.0
-"""A wait is told of when it has lasted this long."""
+"""A wait that lasts this long gives a notice."""
 
 
 class WaitCause(StrEnum):
@@ -79,7 +79,7 @@ class WaitNotifier:
         return Wait(self)
 
     def begin(self, reason: WaitReason, since_s: float) -> None:
-        """Count a call that waits; the first one for its cause is told of."""
+        """Count a waiting call; the first for its cause sends a notice."""
         with self._lock:
             found = self._open.get(reason.cause)
             if found is not None:
@@ -89,7 +89,7 @@ class WaitNotifier:
         self._tell(reason.cause, reason.message, since_s, is_over=False)
 
     def end(self, cause: WaitCause, *, is_answered: bool) -> None:
-        """Discount a call. The end of the last one is told of, unless it failed: then its error says why."""
+        """Discount a call; the last one sends a notice, unless it failed: then its error says why."""
         with self._lock:
             found = self._open[cause]
             found.num_calls -= 1
@@ -125,7 +125,7 @@ class Wait:
 
     @property
     def is_due(self) -> bool:
-        """Whether to find out why the call waits: nobody said so within `NOTICE_AFTER_S`."""
+        """Whether the reason for waiting should be looked up again."""
         return self._waits.on_wait is not None and monotonic() - self._asked_s >= NOTICE_AFTER_S
 
     def waits_for(self, reason: WaitReason) -> None:

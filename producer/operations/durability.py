@@ -66,7 +66,7 @@ class DurabilityPolicy:
         persistence = persistence_in((yield Ask(FACTS, is_lenient=True)))
         objection = "this user may not ask: allow it INFO." if persistence is None else persistence.objection(wanted)
         if persistence is None or objection is not None:
-            raise DurabilityRefused(f"this server does not promise {wanted}: {objection} Nothing was submitted.")
+            raise DurabilityRefused(f"this server cannot guarantee {wanted}: {objection} Nothing was submitted.")
         return DurabilityCheck(wanted, round(self.timeout_s * 1000), persistence.has_waitaof)
 
 

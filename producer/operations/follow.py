@@ -258,7 +258,7 @@ def _max_tokens(view: JobView) -> int:
 def follow(
     queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
-    """Yield the events of any number of channels, over one connection, until each has ended; tell of long waits.
+    """Yield the events of any number of channels, over one connection, until each has ended; report long waits.
 
     Raises:
         JobNotFound, BadOffset, ResultExpired, ChannelExpired: a channel cannot be read from its position.

@@ -51,7 +51,7 @@ IDLE_SHARE = 9
 def result(
     queue: Queue, job_id: JobId, timeout_s: float | None, *, waits: WaitNotifier | None = None
 ) -> Operation[JobResult]:
-    """Wait for a job to end and return its output; tell of long waits.
+    """Wait for a job to end and return its output; report long waits.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: the job ended otherwise; `partial` has its output so far.
@@ -155,7 +155,7 @@ Outcomes: TypeAlias = Generator[Step | Outcome, list[Reply], None]
 def outcomes(
     queue: Queue, job_ids: Iterable[JobId], *, with_entries: bool = False, waits: WaitNotifier | None = None
 ) -> Outcomes:
-    """Yield the outcome of each job as it ends; tell of waits in which none ends."""
+    """Yield the outcome of each job as it ends; report waits in which none ends."""
     with (waits or WaitNotifier()).wait() as wait:
         yield from _outcomes(queue, dict.fromkeys(job_ids), wait, with_entries=with_entries)
 

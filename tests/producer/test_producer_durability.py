@@ -39,7 +39,7 @@ class TestGivenAServerWithoutAFile:
     async def test_when_more_is_asked_for_than_it_keeps_then_nothing_is_submitted_in_any_way(
         self, valkey: RedisServer
     ) -> None:
-        refused = pytest.raises(DurabilityRefused, match=r"does not promise aof: its append-only file is off.*Nothing")
+        refused = pytest.raises(DurabilityRefused, match=r"cannot guarantee aof: its append-only file is off.*Nothing")
         with Producer(valkey.url, durability="aof") as producer:
             with refused:
                 producer.submit("hello")

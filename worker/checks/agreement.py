@@ -6,7 +6,7 @@ Redis may lose the settings (FLUSHALL, a restart without its file). Each worker 
 from sluice.producer.contract.calls import KnownSettings, QueueSettings, configure, restore_settings
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
-from sluice.worker.checks.queue_check import check_left_out, check_promises, look_at
+from sluice.worker.checks.queue_check import check_compatibility, check_left_out, look_at
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client
 from sluice.worker.endpoints import partitions_of
@@ -25,7 +25,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
         # Notes when the settings of a new queue began, before the first one is written.
         run(client, restore_settings(keys, KnownSettings()))
         view = look_at(client, keys)
-        check_promises(view, config, served.max_job_tokens)
+        check_compatibility(view, config, served.max_job_tokens)
         is_first = not view.workers or not view.settings.get("max_job_tokens")
         settings = QueueSettings(
             max_job_tokens=served.max_job_tokens if is_first else None,

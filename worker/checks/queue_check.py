@@ -28,7 +28,7 @@ def check_queue(site: Site) -> Iterator[CheckResult]:
     partitions = partitions_of(site.config)
     for keys in partitions:
         view = site.ask_redis(lambda client, keys=keys: look_at(client, keys))
-        check_promises(view, site.config, prepared.max_job_tokens if prepared else None)
+        check_compatibility(view, site.config, prepared.max_job_tokens if prepared else None)
         models |= models_of(view.workers.values())
         yield from site.ask_redis(lambda client, keys=keys: list(_clock_results(client, keys)))
     site.ask_redis(lambda client: check_left_out(client, site.config))
@@ -68,7 +68,7 @@ def look_at(client: Client, keys: QueueKeys) -> QueueView:
         raise ConfigError([message]) from error
 
 
-def check_promises(view: QueueView, config: WorkerConfig, max_job_tokens: int | None) -> None:
+def check_compatibility(view: QueueView, config: WorkerConfig, max_job_tokens: int | None) -> None:
     """Check that a worker keeps what the live workers of a partition have promised.
 
     Args:

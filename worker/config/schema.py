@@ -262,7 +262,7 @@ class DrainConfig:
 
     mode: Literal["finish", "hand-over"] = setting(
         "finish", env="DRAIN", metavar="MODE",
-        help="On SIGTERM, finish running jobs within the timeout, or hand them over at their next token.",
+        help="On SIGTERM, finish running jobs within the timeout, or return them at their next token.",
     )  # fmt: skip
     timeout_s: float = setting(
         30.0, env="DRAIN_TIMEOUT_S", metavar="SECONDS", help="Hand over jobs that still run this long after SIGTERM."

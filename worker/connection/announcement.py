@@ -37,7 +37,7 @@ def _announce(client: Client, partitions: Sequence[QueueKeys], is_over: threadin
         for keys in partitions:
             client.hdel(keys.key("config"), STARTING)
     except (RedisError, OSError):
-        return  # only a notice is lost; whoever needs Redis next reports the outage
+        return  # only a notice is lost; the next call to Redis reports the outage
 
 
 def _server_ms(client: Client) -> int:

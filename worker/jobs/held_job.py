@@ -36,8 +36,8 @@ from sluice.worker.jobs.results import JobMeasures, usage_of
 
 _numbers = count(1)
 
-TELL_GAP_S = 0.5
-"""A wait of readers that exceeds what the queue knows by this is told at once; others with the end."""
+REPORT_GAP_S = 0.5
+"""A wait of readers that exceeds what the queue knows by this is reported at once; others with the end."""
 
 FORGET_PROMPT_BYTES = 16 * 1024
 """Prompts up to this length stay in memory: releasing one costs more than it frees."""
@@ -78,11 +78,11 @@ class HeldJob:
         "_leased",
         "_lock",
         "_measures",
+        "_reported_gap_s",
         "_request_id",
         "_spec",
         "_state",
         "_stop",
-        "_told_gap_s",
         "_was_admitted",
     )
 
@@ -103,7 +103,7 @@ class HeldJob:
         self._stop: JobState | None = None
         self._was_admitted = False
         self._is_announced = False
-        self._told_gap_s = 0.0
+        self._reported_gap_s = 0.0
         self._is_streamed = spec is not None and spec.stream
         self._request_id = f"{leased.id}#{leased.epoch}.{next(_numbers)}"
         self._measures = JobMeasures(
@@ -288,9 +288,9 @@ class HeldJob:
         choice.acknowledge(progress.start + progress.num_tokens, has_end=progress.end is not None, now_s=now_s)
         if progress.first_token_ms is not None:
             self._is_announced = True
-            self._told_gap_s = (progress.gap_ms or 0) / 1000
+            self._reported_gap_s = (progress.gap_ms or 0) / 1000
         longest_s = choice.waits.longest_s
-        if longest_s is not None and longest_s > self._told_gap_s + TELL_GAP_S:
+        if longest_s is not None and longest_s > self._reported_gap_s + REPORT_GAP_S:
             self._is_announced = False
 
     def resend_from(self, choice: int, offset: int) -> None:

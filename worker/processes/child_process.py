@@ -129,7 +129,7 @@ class ChildProcess:
         elif self._spec.restart == "no":
             self._log.debug(f"{kind} process ended", exit_code=code)  # it has logged why
         elif code == ExitCode.MISUSED:
-            self._log.error(f"{kind} process cannot run; a person must act", exit_code=code)
+            self._log.error(f"{kind} process cannot run; it will not be restarted", exit_code=code)
         else:
             self._log.info(f"{kind} process ended", exit_code=code)
 

@@ -53,7 +53,7 @@ class ReturnQueue:
             if not jobs or keys in unavailable:
                 continue
             try:
-                hand_back(self._client, keys, self._context.incarnation, leases, jobs)
+                return_jobs(self._client, keys, self._context.incarnation, leases, jobs)
             except (RedisError, OSError) as error:
                 unavailable.failed(keys, error)
             else:
@@ -71,7 +71,7 @@ class Deregistration:
     """Whether the worker broke: the returned jobs may be the cause, and the queue counts a death."""
 
 
-def hand_back(
+def return_jobs(
     client: Client,
     keys: QueueKeys,
     incarnation: str,

@@ -23,7 +23,7 @@ from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import HeldList
 from sluice.worker.serve import lease_changes
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.give_back import Deregistration, hand_back
+from sluice.worker.serve.give_back import Deregistration, return_jobs
 
 
 class Heartbeat:
@@ -188,7 +188,7 @@ class Heartbeat:
         for keys in self._context.partitions:
             jobs = [job for job in self._leases.all() if job.keys == keys]
             try:
-                hand_back(self._client, keys, self._context.incarnation, self._leases, jobs, deregistration)
+                return_jobs(self._client, keys, self._context.incarnation, self._leases, jobs, deregistration)
             except (RedisError, OSError) as error:
                 facts = {"error": str(error), "partition": keys.partition, "held": len(jobs)}
                 self._log.warning("deregistration not answered", **facts)

@@ -73,9 +73,9 @@ class Preparation:
             if request is not None:
                 ready.append((job, request))
             if monotonic_s() - began_s > FLUSH_AFTER_S:
-                self._hand_over(ready)
+                self._deliver(ready)
                 ready = []
-        self._hand_over(ready)
+        self._deliver(ready)
 
     def _prepare(self, job: HeldJob) -> Request | None:
         """Make the request of a job; return None if it ended here or goes to another worker."""
@@ -158,7 +158,7 @@ class Preparation:
         self._context.mailbox.lose([job.request_id])
         self._context.mailbox.put_ended(job.request_id)
 
-    def _hand_over(self, ready: list[tuple[HeldJob, Request]]) -> None:
+    def _deliver(self, ready: list[tuple[HeldJob, Request]]) -> None:
         """Deliver requests to the loop, except those whose jobs were released, returned or flagged meanwhile."""
         requests: list[Request] = []
         with self._context.leases.lock:

@@ -259,7 +259,7 @@ class TestGivenAPauseWithoutMemory:
         assert graphs is not None
         run(runner, ASKED[:2])
         num_recorded = len(graphs.recorded)
-        assert (bucket := graphs.wish) is not None
+        assert (bucket := graphs.most_requested) is not None
 
         def raises(*_arguments: object) -> None:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")

@@ -443,7 +443,7 @@ class TestGivenAChildWhoseSettingsAreWrong:
 
         assert parent.wait() == ExitCode.MISUSED
         assert parent.words(0) == ["refuses"]
-        assert "a person must act" in parent.said
+        assert "it will not be restarted" in parent.said
 
 
 class TestGivenAConfiguration:
