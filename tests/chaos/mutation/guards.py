@@ -435,7 +435,7 @@ CONTROLS = (
     Guard(
         name="a timer that its effect rescheduled is removed",
         patches=_script("lib_timers", "if again and again <= NOW then", "if again then"),
-        tests=(f"{HEARTBEAT}::TestGivenADeregistration", f"{CONTROL}::TestGivenTimers"),
+        tests=("tests/contract/hostile/test_foreign_timers.py",),
     ),
     Guard(
         name="an urgent timer waits for all that are due before it",
