@@ -28,26 +28,41 @@ local MOST_BYTES = {
   key = 4 * LIMITS.MAX_IDEMPOTENCY_KEY_CHARS, batch = LIMITS.MAX_BATCH_CHARS,
   custom_id = 4 * LIMITS.MAX_CUSTOM_ID_CHARS, endpoint = LIMITS.MAX_ENDPOINT_CHARS,
 }
-local function is_sound(job)
-  local numbers = { 'prompt_bytes', 'max_tokens' }
-  for _, name in ipairs({ 'spec', 'payload', 'seed', 'digest' }) do
-    if not is_text(job[name], MOST_BYTES[name]) then return false end
+-- Made once: a call has up to hundreds of jobs.
+local TEXTS, OPTIONAL_TEXTS = { 'spec', 'payload', 'seed', 'digest' }, { 'key', 'batch', 'custom_id', 'endpoint' }
+local NUMBERS, OPTIONAL_NUMBERS = { 'prompt_bytes', 'max_tokens' },
+  { 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line', 'submitted', 'not_before_in', 'deadline_in' }
+
+local function are_texts(job, names, are_optional)
+  for i = 1, #names do
+    local value = job[names[i]]
+    if not (are_optional and value == nil or is_text(value, MOST_BYTES[names[i]])) then return false end
   end
-  local also = { 'prompt', 'not_before', 'ttl', 'deadline', 'callback', 'line', 'submitted', 'not_before_in', 'deadline_in' }
-  for _, name in ipairs(also) do
-    if job[name] ~= nil then numbers[#numbers + 1] = name end
+  return true
+end
+
+local function are_numbers(job, names, are_optional)
+  for i = 1, #names do
+    local value = job[names[i]]
+    if not (are_optional and value == nil or whole(value, MOST[names[i]] or LIMITS.MAX_NUMBER)) then return false end
   end
-  for _, name in ipairs(numbers) do
-    if not whole(job[name], MOST[name] or LIMITS.MAX_NUMBER) then return false end
-  end
-  for _, name in ipairs({ 'key', 'batch', 'custom_id', 'endpoint' }) do
-    if job[name] ~= nil and not is_text(job[name], MOST_BYTES[name]) then return false end
-  end
-  if job.features ~= nil and type(job.features) ~= 'table' then return false end
-  for _, feature in ipairs(job.features or {}) do
+  return true
+end
+
+local function are_features(features)
+  if features == nil then return true end
+  if type(features) ~= 'table' then return false end
+  for _, feature in ipairs(features) do
     if type(feature) ~= 'string' then return false end
   end
-  return string.find(job.seed, '^%d+$') and whole(job.class, MOST.class) and whole(job.choices, MOST.choices) and job.choices > 0
+  return true
+end
+
+local function is_sound(job)
+  return type(job.id) == 'string' and are_texts(job, TEXTS) and are_numbers(job, NUMBERS)
+    and are_numbers(job, OPTIONAL_NUMBERS, true) and are_texts(job, OPTIONAL_TEXTS, true) and are_features(job.features)
+    and string.find(job.seed, '^%d+$') and whole(job.class, MOST.class) and whole(job.choices, MOST.choices)
+    and job.choices > 0
 end
 
 local new_jobs = {}
@@ -196,7 +211,8 @@ local function write_hash(job)
   local fields = {
     'state', 'queued', 'version', '1', 'class', job.class, 'prompt', job.prompt, 'max_tokens', job.max_tokens,
     'choices', job.choices, 'cost', job.cost, 'bytes', job.bytes, 'spec', job.spec, 'seed', job.seed,
-    'digest', job.digest, 'submitted', job.submitted, 'entry', job.entry or '', 'lane', job.lane or '',
+    'digest', job.digest, 'submitted', job.submitted == NOW and NOW_TEXT or job.submitted,
+    'entry', job.entry or '', 'lane', job.lane or '',
     'number', job.number or 0, 'before', job.before or 0,
   }
   for _, name in ipairs(OPTIONAL) do
