@@ -83,8 +83,10 @@ class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
         assert (guilty.state, guilty.error_code) == (JobState.FAILED, "killed_its_worker")
         assert guilty.attempt >= 4
         # The list restarts when the job makes progress, so the deaths in company may be missing in it.
-        *_, last_but_one, last = guilty.deaths
-        assert [(death.is_apart, death.mates) for death in (last_but_one, last)] == [(True, 0)] * 2
+        # Between two deaths alone there may be one that was not apart, which does not count.
+        alone = [death for death in guilty.deaths if death.is_apart and death.mates == 0]
+        assert len(alone) >= 2
+        assert alone[-1] == guilty.deaths[-1]
         assert len({death.incarnation for death in guilty.deaths}) == len(guilty.deaths)
         num_said = sum(len(entry.token_ids) for entry in read_channel(client, guilty.id))
         assert guilty.published == (num_said,)
