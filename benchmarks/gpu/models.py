@@ -261,7 +261,9 @@ def save_small_model(name: str, folder: Path) -> Any:  # noqa: ANN401 - transfor
     torch.manual_seed(0)
     model_type, extra = FAMILIES[name]
     config = AutoConfig.for_model(model_type, **(_SMALL | extra))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # transformers' SDPA ignores a soft cap.
+    attention = {"attn_implementation": "eager"} if "attn_logit_softcapping" in extra else {}
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or parameter_name.endswith("bias"):
