@@ -41,8 +41,7 @@ class Buckets:
         most = min(max_num_seqs, max_num_batched_tokens)
         self._decodes = sorted({size for size in _decode_sizes() if size < most} | {most})
         self._mixed = [size for size in MIXED_TOKENS if size <= max_num_batched_tokens]
-        # One row more than sequences: it holds the padding tokens.
-        self._mixed_rows = max_num_seqs + 1
+        self._max_num_seqs = max_num_seqs
         self._contexts = sorted({context for context in CONTEXTS if context < max_model_len} | {max_model_len})
 
     def of(self, batch: Batch) -> Bucket | None:
@@ -57,12 +56,15 @@ class Buckets:
             size = _next(self._decodes, batch.num_tokens)
             return None if size is None else Bucket(size, size, 1, context)
         size = _next(self._mixed, batch.num_tokens)
-        num_free_rows = self._mixed_rows - len(batch.sequences)
-        if size is None or size - batch.num_tokens > num_free_rows * self._contexts[-1]:
+        if size is None:
+            return None
+        # One row more than sequences holds the padding tokens; there are never more rows than tokens to give logits of.
+        num_rows = min(self._max_num_seqs + 1, size)
+        if size - batch.num_tokens > (num_rows - len(batch.sequences)) * self._contexts[-1]:
             return None
         # A row of padding attends only to itself: its tokens are its context.
         longest = max(longest, min(size - batch.num_tokens, self._contexts[-1]))
-        return Bucket(size, self._mixed_rows, size, self._contexts[bisect_left(self._contexts, longest)])
+        return Bucket(size, num_rows, size, self._contexts[bisect_left(self._contexts, longest)])
 
     @property
     def first(self) -> list[Bucket]:

@@ -47,14 +47,14 @@ ASKED = [
 ]
 
 
-def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu") -> ModelRunner:
+def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu", max_num_seqs: int = 9) -> ModelRunner:
     options = ModelOptions(
         path=FOLDER,
         device=device,
         dtype=dtype,
         num_blocks=150,
         num_threads=1,
-        max_num_seqs=9,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
         graphs=graphs,
     )
@@ -138,6 +138,19 @@ class TestGivenAModelWithAndWithoutRecordings:
 
         for asked in (second, first, second):
             assert run(recorded, asked) == run(plain, asked)
+
+
+class TestGivenMoreSequencesThanTokensOfAMixedStep:
+    def test_when_a_mixed_step_is_wanted_then_it_is_recorded(self) -> None:
+        recorded, plain = (load(graphs=graphs, dtype="float32", max_num_seqs=300) for graphs in (True, False))
+        assert recorded.graphs is not None
+
+        run(recorded, ASKED)
+        record_all_that_is_wanted(recorded)
+
+        assert recorded.graphs.last_problem is None
+        assert {bucket.max_query_len for bucket in recorded.graphs.recorded} == {1, 256}
+        assert run(recorded, ASKED) == run(plain, ASKED)
 
 
 class TestGivenACacheWithNumbersInIt:
