@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.scale import Scale
     from benchmarks.kernels.cases import AttentionInputs
     from sluice.kernels.linear.kernel import ProductConfig
-    from sluice.kernels.paged_attention.kernel import AttentionConfig
+    from sluice.kernels.paged_attention.config import AttentionConfig
 
 Config = TypeVar("Config", "AttentionConfig", "ProductConfig")
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _attention(scale: "Scale", shape: str) -> Iterator[tuple[str, Sequence[int]]]:
     from benchmarks.gpu.speed.kernels import plain_attention
-    from sluice.kernels.paged_attention.kernel import AttentionConfig, attention_config, launch_key
+    from sluice.kernels.paged_attention.config import AttentionConfig, attention_config, launch_key
 
     heads = HEADS[shape]
     batches = {"decodes": ([1] * 32, [4096] * 32), "drafts": ([6] * 32, [4096] * 32), "prefill": ([2048], [4096])}

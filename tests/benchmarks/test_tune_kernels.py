@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.scale import toy_scale
 from benchmarks.kernels.tune import fastest
 from sluice.kernels import tuned as table
-from sluice.kernels.paged_attention.kernel import AttentionConfig
+from sluice.kernels.paged_attention.config import AttentionConfig
 
 ROOT = Path(__file__).parent.parent.parent
 RULE, OTHER = AttentionConfig(16, 64, 4, 5), AttentionConfig(32, 32, 4, 3)

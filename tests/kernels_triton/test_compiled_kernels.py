@@ -79,7 +79,7 @@ class TestGivenPagedAttention:
         compiled = compile_attention(torch.bfloat16, head_size=head_size, max_query_len=1, max_context_len=9000)
 
         check_fits(compiled)
-        assert [one.name for one in compiled] == ["_paged_attention_kernel", "_merge_segments_kernel"]
+        assert [one.name for one in compiled] == ["decode_kernel", "merge_kernel"]
         assert "cp.async" in compiled[0].ptx
 
     @pytest.mark.parametrize(("head_size", "max_query_len"), fast_only([(128, 500)], [(256, 500), (128, 16)]))

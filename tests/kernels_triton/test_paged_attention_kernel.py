@@ -23,7 +23,8 @@ from benchmarks.kernels.cases import (
     sinks_of,
 )
 from sluice.kernels.paged_attention import kernel
-from sluice.kernels.paged_attention.kernel import allocate_cuda, attention_config, paged_attention_triton
+from sluice.kernels.paged_attention.config import attention_config
+from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 from tests.grids import cross_section, fast_only
 from tests.kernels_triton.devices import DEVICES, ON_CPU, ONE_DTYPE

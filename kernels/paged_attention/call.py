@@ -1,0 +1,101 @@
+# torch's types are partial, triton's are missing.
+# pyright: basic
+"""The arguments of a call of paged attention, as its kernels take them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.paged_attention.tile import LOG2_E
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One call; see `kernels.paged_attention.paged_attention`."""
+
+    query: Tensor
+    kv_cache: KVCache
+    block_tables: Tensor
+    query_start_locs: Tensor
+    context_lens: Tensor
+    scale: float
+    max_query_len: int
+    max_context_len: int
+    sliding_window: int
+    soft_cap: float
+    sinks: Tensor | None
+    out: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of `query`, padding included."""
+        return self.query.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.query.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.num_heads // self.kv_cache.num_kv_heads
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences, including those without new tokens."""
+        return self.context_lens.shape[0]
+
+    def arguments(self) -> dict[str, Any]:  # of any type, as Triton's launch takes them
+        """Return the arguments that every kernel of attention has."""
+        cache = self.kv_cache
+        unused = self.context_lens.view(-1, 1, 1)
+        key_scales = unused if cache.key_scales is None else cache.key_scales
+        value_scales = unused if cache.value_scales is None else cache.value_scales
+        return {
+            "out_ptr": self.out,
+            "query_ptr": self.query,
+            "key_cache_ptr": cache.keys,
+            "value_cache_ptr": cache.values,
+            "block_tables_ptr": self.block_tables,
+            "query_start_locs_ptr": self.query_start_locs,
+            "context_lens_ptr": self.context_lens,
+            "key_scales_ptr": key_scales,
+            "value_scales_ptr": value_scales,
+            "sinks_ptr": self.sinks,
+            "score_scale": self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2_E,
+            "T": self.num_tokens,
+            "S": self.num_sequences,
+            "window": self.sliding_window,
+            "table_stride_sequence": self.block_tables.stride(0),
+            **self._strides(key_scales),
+            "HAS_WINDOW": self.sliding_window > 0,
+            "SOFT_CAP": float(self.soft_cap),
+            "IS_FP8": cache.is_fp8,
+            "H": self.num_heads,
+            "GROUP": self.group,
+            "D": cache.head_size,
+            "BLOCK_D": max(16, triton.next_power_of_2(cache.head_size)),
+            "BLOCK_SIZE": cache.block_size,
+        }
+
+    def _strides(self, scales: Tensor) -> dict[str, int]:
+        keys, values = self.kv_cache.keys, self.kv_cache.values
+        return {
+            "out_stride_token": self.out.stride(0),
+            "out_stride_head": self.out.stride(1),
+            "query_stride_token": self.query.stride(0),
+            "query_stride_head": self.query.stride(1),
+            "key_stride_block": keys.stride(0),
+            "key_stride_head": keys.stride(2),
+            "key_stride_slot": keys.stride(1),
+            "value_stride_block": values.stride(0),
+            "value_stride_head": values.stride(2),
+            "value_stride_slot": values.stride(1),
+            "scale_stride_block": scales.stride(0),
+            "scale_stride_head": scales.stride(2),
+            "scale_stride_slot": scales.stride(1),
+        }
