@@ -1,6 +1,7 @@
 """Batching settings. The engine reads no environment variables: its caller passes these values."""
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 POLICY_NAMES = ("fcfs", "priority")
 """Names of the scheduling policies in `sluice.engine.scheduling.policies`."""
@@ -18,6 +19,30 @@ comes from the remainder.
 
 GPU_MEMORY_FRACTION = 0.9
 """Default share on a GPU, where the memory of the largest step is measured and taken from the share."""
+
+
+class StepLimits(NamedTuple):
+    """The largest step of a device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def of(cls, device: str, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> Self:
+        """Return the limits for `device`; what is not given is the device's default, or what the other one allows."""
+        default = CPU_STEP if device == "cpu" else GPU_STEP
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = max(default.max_num_batched_tokens, max_num_seqs or 0)
+        if max_num_seqs is None:
+            max_num_seqs = min(default.max_num_seqs, max_num_batched_tokens)
+        return cls(max_num_seqs, max_num_batched_tokens)
+
+
+CPU_STEP = StepLimits(64, 2048)
+"""Default limits of a step on a CPU."""
+
+GPU_STEP = StepLimits(256, 8192)
+"""On a GPU: 64 decodes leave its product units idle, and a prompt of 8,192 tokens fits one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

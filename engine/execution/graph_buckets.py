@@ -14,7 +14,9 @@ from typing import NamedTuple
 from sluice.engine.batch import Batch, PaddingRow
 
 MIXED_TOKENS = (256, 512, 1024, 2048)
-"""Token counts of recorded mixed steps. A longer step keeps the device busy for longer than its launches take."""
+"""Token counts of recorded mixed steps. A longer step keeps the device busy for longer than its launches take: 4,096
+tokens of a model of 0.6 B take 10 ms or more, 8,192 of one of 8 B take 160 ms, and their launches 10 ms of the host.
+"""
 
 CONTEXTS = (2048, 8192, 32768)
 """Context lengths that attention is laid out for, besides the model's longest; beyond a row's end it does little

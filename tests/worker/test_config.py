@@ -6,6 +6,7 @@ import pytest
 
 from sluice.worker.config import SETTINGS, load_config
 from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.model.load import engine_config
 
 
 class TestGivenNothing:
@@ -23,6 +24,33 @@ class TestGivenNothing:
         config = load_config({"PATH": "/bin", "SLUICE_STATE_DIR": "/tmp/state", "HOME": "/root"})
 
         assert config.queue.name == "default"
+
+
+class TestGivenADevice:
+    """Its defaults for the largest step: 64 sequences would starve a large GPU."""
+
+    @pytest.mark.parametrize(
+        ("device", "given", "expected"),
+        [
+            ("cpu", {}, (64, 2048)),
+            ("cuda:0", {}, (256, 8192)),
+            ("cuda:all", {}, (256, 8192)),
+            ("cuda:0", {"MAX_NUM_SEQS": "8"}, (8, 8192)),
+            ("cuda:0", {"MAX_NUM_BATCHED_TOKENS": "1024"}, (256, 1024)),
+            ("cuda:0", {"MAX_NUM_BATCHED_TOKENS": "128"}, (128, 128)),
+            ("cpu", {"MAX_NUM_SEQS": "4096"}, (4096, 4096)),
+        ],
+        ids=str,
+    )
+    def test_when_limits_are_not_given_then_they_are_the_device_s(
+        self, device: str, given: dict[str, str], expected: tuple[int, int]
+    ) -> None:
+        environ = {"SLUICE_DEVICE": device} | {f"SLUICE_{name}": value for name, value in given.items()}
+
+        config = load_config(environ)
+
+        assert tuple(config.step_limits) == expected
+        assert engine_config(config).max_num_seqs == expected[0]
 
 
 class TestGivenTheSameSettingInAllPlaces:

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from sluice.engine.config import CPU_MEMORY_FRACTION, DISCIPLINE_NAMES, GPU_MEMORY_FRACTION
+from sluice.engine.config import (
+    CPU_MEMORY_FRACTION,
+    CPU_STEP,
+    DISCIPLINE_NAMES,
+    GPU_MEMORY_FRACTION,
+    GPU_STEP,
+    StepLimits,
+)
 from sluice.producer.contract import limits
 from sluice.producer.contract.webhooks import signing_keys
 from sluice.worker.devices import is_device
@@ -201,12 +208,15 @@ class ModelConfig:
 class BatchingConfig:
     """How the engine batches."""
 
-    max_num_seqs: int = setting(
-        64, env="MAX_NUM_SEQS", metavar="SEQUENCES", help="Maximum number of sequences running at once."
-    )
-    max_num_batched_tokens: int = setting(
-        2048, env="MAX_NUM_BATCHED_TOKENS", metavar="TOKENS",
-        help="Maximum number of tokens computed in one step, prefill and decode together.",
+    max_num_seqs: int | None = setting(
+        None, env="MAX_NUM_SEQS", metavar="SEQUENCES",
+        help="Maximum number of sequences running at once. "
+        f"{GPU_STEP.max_num_seqs} on a GPU, {CPU_STEP.max_num_seqs} on a CPU if not given.",
+    )  # fmt: skip
+    max_num_batched_tokens: int | None = setting(
+        None, env="MAX_NUM_BATCHED_TOKENS", metavar="TOKENS",
+        help="Maximum number of tokens computed in one step, prefill and decode together. "
+        f"{GPU_STEP.max_num_batched_tokens} on a GPU, {CPU_STEP.max_num_batched_tokens} on a CPU if not given.",
     )  # fmt: skip
     long_prefill_token_threshold: int = setting(
         0, env="LONG_PREFILL_TOKEN_THRESHOLD", metavar="TOKENS",
@@ -367,6 +377,16 @@ class WorkerConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The configured limits of a step; the device's defaults for what is not given."""
+        batching = self.batching
+        return StepLimits.of(
+            self.model.device,
+            max_num_seqs=batching.max_num_seqs,
+            max_num_batched_tokens=batching.max_num_batched_tokens,
+        )
 
 
 def _positive(section: object, *names: str) -> Iterator[tuple[str, str]]:

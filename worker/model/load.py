@@ -157,10 +157,10 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
     Raises:
         ConfigError: settings contradict each other.
     """
-    batching = config.batching
+    batching, limits = config.batching, config.step_limits
     made = EngineConfig(
-        max_num_seqs=batching.max_num_seqs,
-        max_num_batched_tokens=batching.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         enable_prefix_caching=batching.enable_prefix_caching,
         policy=batching.policy,

@@ -125,7 +125,8 @@ def _load(site: Site, log: Log) -> LoadedModel:
         load_s=round(monotonic_s() - began_s, 3),
         max_model_len=limits.max_model_len,
         kv_tokens=limits.num_blocks * limits.block_size,
-        max_num_seqs=config.batching.max_num_seqs,
+        max_num_seqs=config.step_limits.max_num_seqs,
+        max_num_batched_tokens=config.step_limits.max_num_batched_tokens,
     )
     return served
 

@@ -80,11 +80,11 @@ def run_tune(
 
 def current_choice(config: WorkerConfig) -> Choice:
     """Return the choice that these settings stand for."""
-    batching = config.batching
+    limits = config.step_limits
     return Choice(
-        max_num_seqs=batching.max_num_seqs,
-        max_num_batched_tokens=batching.max_num_batched_tokens,
-        long_prefill_token_threshold=batching.long_prefill_token_threshold,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        long_prefill_token_threshold=config.batching.long_prefill_token_threshold,
         block_size=config.model.block_size or DEFAULT_BLOCK_SIZE,
     )
 
