@@ -10,6 +10,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check
 from sluice.kernels.paged_attention import KVCache
 
@@ -72,7 +73,7 @@ def copy_blocks(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
     destinations = {destination for _, destination in pairs}
     check(len(destinations) == len(pairs), "a block is the destination of two copies")
     check(destinations.isdisjoint(source for source, _ in pairs), "a block is both source and destination")
-    if runs.table.is_cuda:
+    if path_of("copy_blocks", runs.table) is Path.TRITON:
         from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
 
         on_host = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

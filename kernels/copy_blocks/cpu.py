@@ -13,7 +13,8 @@ from sluice.kernels.paged_attention import FP8
 
 def copy_blocks_cpu(runs: BlockRuns, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy as `sluice.kernels.copy_blocks.copy_blocks`; `pairs` are already checked."""
-    sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(dim=1)
+    on_device = torch.tensor(pairs, dtype=torch.int64).to(runs.table.device)
+    sources, destinations = on_device.view(-1, 2).unbind(dim=1)
     for cache in runs.caches:
         for part in parts_of(cache):
             # torch cannot index 8-bit floats.

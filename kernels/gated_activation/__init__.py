@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
 __all__ = ["Activation", "gated_activation"]
@@ -32,12 +33,12 @@ def gated_activation(gate_up: Tensor, *, activation: Activation = "silu", out: T
     out = gate_up.new_empty(shape) if out is None else out
     check(out.shape == torch.Size(shape) and out.dtype == gate_up.dtype, "out must be {} {}", shape, gate_up.dtype)
     check_rows("out", out)
-    if gate_up.is_cuda:
-        from sluice.kernels.gated_activation.kernel import gated_activation_triton
-
-        gated_activation_triton(gate_up, activation=activation, out=out)
+    path = path_of("gated_activation", gate_up)
+    if path is Path.TRITON:
+        from sluice.kernels.gated_activation.kernel import gated_activation_triton as gate
+    elif path is Path.TORCH:
+        from sluice.kernels.gated_activation.cpu import gated_activation_torch as gate
     else:
-        from sluice.kernels.gated_activation.cpu import gated_activation_cpu
-
-        gated_activation_cpu(gate_up, activation=activation, out=out)
+        from sluice.kernels.gated_activation.cpu import gated_activation_cpu as gate
+    gate(gate_up, activation=activation, out=out)
     return out

@@ -3,12 +3,15 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
-from sluice.kernels.linear.int8 import quantized
+from sluice.kernels.linear.int8 import dequantized, quantized
 from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
 
 MAX_KERNEL_ROWS = 256
@@ -32,24 +35,39 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, N]`."""
         out = x.new_empty(x.shape[0], self._weight.shape[0])
-        if x.shape[0] <= MAX_KERNEL_ROWS:
+        if path_of("linear", x) is Path.TORCH:
+            self._multiply_widened(x, out, _widen_torch)
+        elif x.shape[0] <= MAX_KERNEL_ROWS:
             from sluice.kernels.linear.kernel import int8_product_triton
 
             int8_product_triton(x, self._weight, self._scales, self._bias, out=out)
         else:
-            self._multiply_widened(x, out)
+            from sluice.kernels.linear.kernel import widen_triton
+
+            self._multiply_widened(x, out, widen_triton)
         return out
 
-    def _multiply_widened(self, x: Tensor, out: Tensor) -> None:
-        from sluice.kernels.linear.kernel import widen_triton
-
+    def _multiply_widened(self, x: Tensor, out: Tensor, widen: "Widen") -> None:
         for first in range(0, out.shape[1], _WIDENED_ROWS):
             rows = slice(first, first + _WIDENED_ROWS)
             weight = x.new_empty(self._weight[rows].shape)
-            widen_triton(self._weight[rows], self._scales[rows], out=weight)
+            widen(self._weight[rows], self._scales[rows], out=weight)
             torch.mm(x, weight.T, out=out[:, rows])
         if self._bias is not None:
             out += self._bias
+
+
+class Widen(Protocol):
+    """A function that writes the weight which int8 and scales represent."""
+
+    def __call__(self, weight: Tensor, scales: Tensor, *, out: Tensor) -> None:
+        """Write to `out`."""
+        ...
+
+
+def _widen_torch(weight: Tensor, scales: Tensor, *, out: Tensor) -> None:
+    """Widen with torch's operators."""
+    out.copy_(dequantized(weight, scales, out.dtype))
 
 
 def pack_linear_cuda(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Linear:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
@@ -100,7 +101,8 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     check(max_context_len <= num_slots, "block_tables hold {} tokens, not {}", num_slots, max_context_len)
     out = query.new_empty(query.shape) if out is None else out
     check(out.shape == query.shape and out.dtype == query.dtype and out.is_contiguous(), "out must be as query")
-    if query.is_cuda:
+    path = path_of("paged_attention", query)
+    if path is Path.TRITON:
         from sluice.kernels.paged_attention.kernel import paged_attention_triton as attend
     else:
         from sluice.kernels.paged_attention.cpu import paged_attention_cpu as attend

@@ -3,6 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -13,6 +15,9 @@ from sluice.kernels.paged_attention.reference import gather_context
 from sluice.kernels.tiles import may_use_tiles
 
 SIGNATURE = ("sluice_paged_attention", "ipllppplpppiiiiiiiiiiffp")
+_CHUNK_TOKENS = 512
+"""Query tokens of one call of torch's attention."""
+
 MAX_HEAD_SIZE = 256
 """Largest head size of the packed cache (`MAX_DP` in native.c)."""
 
@@ -111,27 +116,34 @@ def paged_attention_torch(
     sinks: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Use one gather and one call of torch's attention per sequence, a group's heads packed as query rows.
+    """Use one gather and one call of torch's attention per chunk of a sequence, a group's heads packed as query rows.
 
-    torch's attention supports neither soft cap nor sinks: with one of them it is computed by single operators.
+    Works on any device, and reads the lengths on the host. torch's attention supports neither soft cap nor sinks: with
+    one of them it is computed by single operators.
     """
     starts: list[int] = query_start_locs.tolist()
-    lens: list[int] = context_lens.tolist()
-    for s, context_len in enumerate(lens):
-        rows = slice(starts[s], starts[s + 1])
-        num_new = starts[s + 1] - starts[s]
-        if num_new == 0 or context_len == 0:
+    for s, first, last, context_len in _chunks(starts, context_lens.tolist()):
+        rows, num_new = slice(first, last), last - first
+        if context_len == 0:
             out[rows] = 0
             continue
         keys, values = gather_context(
             kv_cache, block_tables[s], context_len, sliding_window, num_new, dtype=query.dtype
         )
-        mask = _visible(num_new, keys.shape[0], sliding_window) if num_new > 1 else None
+        mask = _visible(num_new, keys.shape[0], sliding_window, query.device) if num_new > 1 else None
         if soft_cap or sinks is not None:
             out[rows] = _attend_by_head(query[rows], keys, values, mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
         else:
             out[rows] = _attend(query[rows], keys, values, mask, scale)
     out[starts[-1] :] = 0
+
+
+def _chunks(starts: list[int], context_lens: list[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield sequence, rows and context of each chunk: masks and scores of a whole prompt could exceed the memory."""
+    for s, context_len in enumerate(context_lens):
+        for first in range(starts[s], starts[s + 1], _CHUNK_TOKENS):
+            last = min(first + _CHUNK_TOKENS, starts[s + 1])
+            yield s, first, last, max(0, context_len - (starts[s + 1] - last))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -177,7 +189,8 @@ def _attend_by_head(
     return attended.permute(2, 0, 1, 3).reshape(num_new, num_heads, head_size).to(query.dtype)
 
 
-def _visible(num_new: int, num_seen: int, sliding_window: int) -> Tensor:
+def _visible(num_new: int, num_seen: int, sliding_window: int, device: torch.device) -> Tensor:
     """Return which of the last K tokens each of the last q attends to, `[q, K]`."""
-    ages = torch.arange(num_seen - num_new, num_seen)[:, None] - torch.arange(num_seen)
+    positions = torch.arange(num_seen, device=device)
+    ages = positions[num_seen - num_new :, None] - positions
     return (ages >= 0) & (ages < sliding_window) if sliding_window else ages >= 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
 __all__ = ["NO_BIAS", "Penalties", "apply_penalties"]
@@ -48,7 +49,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
     """
     check(logits.dim() == 2 and logits.dtype == torch.float32, "logits must be [S, V] float32")
     check_rows("logits", logits)
-    if logits.is_cuda:
+    if path_of("penalties", logits) is Path.TRITON:
         from sluice.kernels.penalties.kernel import apply_penalties_triton as apply
     else:
         from sluice.kernels.penalties.cpu import apply_penalties_cpu as apply

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
 __all__ = ["PADDING", "PreparedTokens", "StepPlan", "prepare_batch"]
@@ -66,8 +67,11 @@ def prepare_batch(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, 
     check_rows("block_tables", plan.block_tables)
     check(drawn_ids is None or drawn_ids.dtype == torch.int64, "drawn_ids must be int64")
     # A GPU computes them in one launch. On the CPU it is arithmetic over whole arrays, where numpy is as fast.
-    if plan.token_ids.is_cuda:
+    path = path_of("prepare_batch", plan.token_ids)
+    if path is Path.TRITON:
         from sluice.kernels.prepare_batch.kernel import prepare_batch_triton as prepare
+    elif path is Path.TORCH:
+        from sluice.kernels.prepare_batch.cpu import prepare_batch_torch as prepare
     else:
         from sluice.kernels.prepare_batch.cpu import prepare_batch_cpu as prepare
     return prepare(plan, drawn_ids, block_size=block_size, spare_slot=spare_slot)

@@ -32,3 +32,28 @@ def prepare_batch_cpu(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: i
             fed = input_ids < 0
             input_ids[fed] = np.maximum(drawn_ids.numpy()[-1 - input_ids[fed]], 0)
     return PreparedTokens(*map(torch.from_numpy, (input_ids, positions, slots)))
+
+
+def prepare_batch_torch(
+    plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int
+) -> PreparedTokens:
+    """Compute `prepare_batch_cpu` with torch operators, on any device, without reading a tensor on the host."""
+    num_sequences, num_tokens = plan.context_lens.shape[0], plan.token_ids.shape[0]
+    tokens = torch.arange(num_tokens, dtype=torch.int32, device=plan.token_ids.device)
+    if num_sequences == 0:
+        return PreparedTokens(torch.zeros_like(tokens).long(), torch.zeros_like(tokens).long(), -1 - 0 * tokens.long())
+    ends = plan.query_start_locs[1:]
+    sequences = torch.searchsorted(ends, tokens, right=True)  # [T]; S after the last sequence's
+    is_tail = sequences == num_sequences
+    sequences = sequences.clamp(max=num_sequences - 1)
+    of_sequences = plan.context_lens[sequences] - ends[sequences] + tokens
+    positions = torch.where(is_tail, 0, of_sequences).long()
+    is_padding = ~is_tail & (plan.token_ids == PADDING)
+    slots = plan.block_tables[sequences, positions // block_size].long() * block_size + positions % block_size
+    slots = torch.where(is_tail, -1, torch.where(is_padding, spare_slot, slots))
+    input_ids = plan.token_ids.long()
+    if drawn_ids is not None:
+        drawn = drawn_ids[(-1 - input_ids).clamp(0, drawn_ids.shape[0] - 1)]
+        input_ids = torch.where(input_ids < 0, drawn, input_ids)
+    input_ids = torch.where(is_tail | is_padding, 0, input_ids.clamp(min=0))
+    return PreparedTokens(input_ids, positions, slots)

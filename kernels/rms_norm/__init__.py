@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
@@ -27,14 +28,14 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.
     _check(x, weight)
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
-    if x.is_cuda:
-        from sluice.kernels.rms_norm.kernel import rms_norm_triton
-
-        rms_norm_triton(x, weight, eps=eps, weight_offset=weight_offset, out=out)
+    path = path_of("rms_norm", x)
+    if path is Path.TRITON:
+        from sluice.kernels.rms_norm.kernel import rms_norm_triton as norm
+    elif path is Path.TORCH:
+        from sluice.kernels.rms_norm.cpu import rms_norm_torch as norm
     else:
-        from sluice.kernels.rms_norm.cpu import rms_norm_cpu
-
-        rms_norm_cpu(x, weight, eps=eps, weight_offset=weight_offset, out=out)
+        from sluice.kernels.rms_norm.cpu import rms_norm_cpu as norm
+    norm(x, weight, eps=eps, weight_offset=weight_offset, out=out)
     return out
 
 
@@ -74,16 +75,14 @@ def add_rms_norm(  # noqa: PLR0913 - a kernel's arguments are its tensors
         _check(x, added_weight)
     out = torch.empty_like(x) if out is None else out
     _check_like("out", out, x)
-    if x.is_cuda:
-        from sluice.kernels.rms_norm.kernel import add_rms_norm_triton
-
-        add_rms_norm_triton(
-            x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out
-        )
+    path = path_of("rms_norm", x)
+    if path is Path.TRITON:
+        from sluice.kernels.rms_norm.kernel import add_rms_norm_triton as add_norm
+    elif path is Path.TORCH:
+        from sluice.kernels.rms_norm.cpu import add_rms_norm_torch as add_norm
     else:
-        from sluice.kernels.rms_norm.cpu import add_rms_norm_cpu
-
-        add_rms_norm_cpu(x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out)
+        from sluice.kernels.rms_norm.cpu import add_rms_norm_cpu as add_norm
+    add_norm(x, residual, weight, eps=eps, weight_offset=weight_offset, added_weight=added_weight, out=out)
     return out
 
 

@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
 __all__ = ["MAX_NOISE_SPAN", "SampleOptions", "draws_with", "sample"]
@@ -75,14 +76,14 @@ def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None)
     check(options.temperature.shape == shape, "options must be {}", shape)
     out = torch.empty(shape, dtype=torch.int64, device=logits.device) if out is None else out
     check(out.shape == shape and out.dtype == torch.int64, "out must be {} int64", shape)
-    if logits.is_cuda:
-        from sluice.kernels.sample.kernel import sample_triton
-
-        sample_triton(logits, options, out=out)
+    path = path_of("sample", logits)
+    if path is Path.TRITON:
+        from sluice.kernels.sample.kernel import sample_triton as draw
+    elif path is Path.TORCH:
+        from sluice.kernels.sample.plain import sample_torch as draw
     else:
-        from sluice.kernels.sample.cpu import sample_cpu
-
-        sample_cpu(logits, options, out=out)
+        from sluice.kernels.sample.cpu import sample_cpu as draw
+    draw(logits, options, out=out)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check
 
 __all__ = ["soft_cap"]
@@ -24,12 +25,12 @@ def soft_cap(x: Tensor, *, cap: float) -> Tensor:
     """
     check(cap > 0, "cap must be above 0, got {}", cap)
     check(x.is_contiguous(), "x must be contiguous")
-    if x.is_cuda:
-        from sluice.kernels.soft_cap.kernel import soft_cap_triton
-
-        soft_cap_triton(x, cap=cap)
+    path = path_of("soft_cap", x)
+    if path is Path.TRITON:
+        from sluice.kernels.soft_cap.kernel import soft_cap_triton as limit
+    elif path is Path.TORCH:
+        from sluice.kernels.soft_cap.cpu import soft_cap_torch as limit
     else:
-        from sluice.kernels.soft_cap.cpu import soft_cap_cpu
-
-        soft_cap_cpu(x, cap=cap)
+        from sluice.kernels.soft_cap.cpu import soft_cap_cpu as limit
+    limit(x, cap=cap)
     return x

@@ -14,6 +14,11 @@ def soft_cap_cpu(x: Tensor, *, cap: float) -> None:
     """Cap the elements of `x` in place."""
     dtype, native = DTYPE_CODES.get(x.dtype), native_function(*SIGNATURE)
     if dtype is None or native is None:
-        x.copy_(x.float().div_(cap).tanh_().mul_(cap))
+        soft_cap_torch(x, cap=cap)
         return
     native(dtype, x.data_ptr(), x.numel(), cap)
+
+
+def soft_cap_torch(x: Tensor, *, cap: float) -> None:
+    """Compute `soft_cap_cpu` with torch operators, on any device."""
+    x.copy_((x.float() / cap).tanh_().mul_(cap))

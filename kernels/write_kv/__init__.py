@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.rope import check_cos_sin
@@ -66,14 +67,14 @@ def write_kv(  # noqa: PLR0913 - a kernel's arguments are its tensors
     out = qkv.new_empty(shape) if out is None else out
     check(out.shape == torch.Size(shape) and out.is_contiguous(), "out must be {}, contiguous", shape)
     check(out.dtype == qkv.dtype, "out is {}, qkv {}", out.dtype, qkv.dtype)
-    if qkv.is_cuda:
-        from sluice.kernels.write_kv.kernel import write_kv_triton
-
-        write_kv_triton(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
+    path = path_of("write_kv", qkv)
+    if path is Path.TRITON:
+        from sluice.kernels.write_kv.kernel import write_kv_triton as write
+    elif path is Path.TORCH:
+        from sluice.kernels.write_kv.cpu import write_kv_torch as write
     else:
-        from sluice.kernels.write_kv.cpu import write_kv_cpu
-
-        write_kv_cpu(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
+        from sluice.kernels.write_kv.cpu import write_kv_cpu as write
+    write(qkv, positions, slot_mapping, cos_sin, kv_cache, head_norm=head_norm, out=out)
     return out
 
 

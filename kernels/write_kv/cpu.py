@@ -80,7 +80,10 @@ def write_kv_torch(
     head_norm: HeadNorm | None,
     out: Tensor,
 ) -> None:
-    """Compute `write_kv_cpu` with torch operators, for the plain layout."""
+    """Compute `write_kv_cpu` with torch operators, for the plain layout, on any device.
+
+    Reads no tensor on the host.
+    """
     head_size, num_kv_heads = kv_cache.head_size, kv_cache.num_kv_heads
     heads = qkv.unflatten(1, (-1, head_size))  # [T, H + 2 * G, D]
     query, key, value = heads.split([out.shape[1], num_kv_heads, num_kv_heads], dim=1)
@@ -90,9 +93,6 @@ def write_kv_torch(
     rope_cpu(query, positions, cos_sin, out=out)
     rotated_key = key.new_empty(key.shape)
     rope_cpu(key, positions, cos_sin, out=rotated_key)
-    stored = slot_mapping >= 0
-    if not bool(stored.all()):
-        slot_mapping, rotated_key, value = slot_mapping[stored], rotated_key[stored], value[stored]
     _store(kv_cache.keys, kv_cache.key_scales, slot_mapping, rotated_key)
     _store(kv_cache.values, kv_cache.value_scales, slot_mapping, value)
 
@@ -106,9 +106,25 @@ def _normalised(heads: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
 def _store(cache: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads `[T, G, D]` to their slots, unchanged or in fp8."""
     if scales is None:
-        cache.flatten(0, 1).index_copy_(0, slots, heads)
+        _put(cache, slots, heads)
         return
     narrow, narrow_scales = to_fp8(heads)
     # torch cannot index fp8 on the CPU.
-    cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, narrow.view(torch.uint8))
-    scales.flatten(0, 1).index_copy_(0, slots, narrow_scales)
+    _put(cache.view(torch.uint8), slots, narrow.view(torch.uint8))
+    _put(scales, slots, narrow_scales)
+
+
+def _put(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Write rows `[T, ...]` to their slots of `cache` `[blocks, block_size, ...]`; those below 0 change nothing.
+
+    They repeat the row of a token that has a slot. If none has, they write what slot 0 has.
+    """
+    if slots.shape[0] == 0:
+        return
+    has_slot = slots >= 0
+    donor = has_slot.int().argmax()
+    source = torch.where(has_slot, torch.arange(len(slots), device=slots.device), donor)
+    to = slots[source].clamp(min=0)
+    old = cache[:1, :1].flatten(0, 1)
+    kept = torch.where(has_slot[donor], rows[source], old)
+    cache[to // cache.shape[1], to % cache.shape[1]] = kept

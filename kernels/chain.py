@@ -1,0 +1,69 @@
+"""Implementation of each operation on a GPU: its own Triton kernel, or below it torch's operators, which always work.
+
+A process chooses once, before its first step: recorded steps keep what they were recorded with. What chooses is
+`engine/execution/kernel_trial.py`. The products in 16 and 32 bits are the library's (cuBLAS) in any case.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from torch import Tensor
+
+OPERATIONS: Mapping[str, bool] = {
+    "copy_blocks": True,
+    "gated_activation": True,
+    "linear": True,
+    "paged_attention": False,
+    "penalties": True,
+    "prepare_batch": True,
+    "rms_norm": True,
+    "sample": True,
+    "soft_cap": True,
+    "write_kv": True,
+}
+"""Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.
+
+Those of attention read the lengths of sequences on the host. `linear` is the product in int8.
+"""
+
+
+class Path(Enum):
+    """One implementation of an operation."""
+
+    TRITON = "triton"
+    TORCH = "torch"
+    CPU = "cpu"
+
+
+_on_torch: frozenset[str] = frozenset()
+
+
+def path_of(operation: str, tensor: Tensor) -> Path:
+    """Return the implementation for an operation on the device of `tensor`."""
+    if not tensor.is_cuda:
+        return Path.CPU
+    return Path.TORCH if operation in _on_torch else Path.TRITON
+
+
+def step_down(operations: Iterable[str]) -> None:
+    """Let this process compute exactly these operations with torch's operators on a GPU."""
+    global _on_torch
+    _on_torch = frozenset(operations)
+    unknown = _on_torch - OPERATIONS.keys()
+    if unknown:
+        raise ValueError(f"no operation is called {', '.join(sorted(unknown))}")
+
+
+def stepped_down() -> list[str]:
+    """Return the operations that torch's operators compute on a GPU."""
+    return sorted(_on_torch)
+
+
+def can_record() -> bool:
+    """Return whether a step can be captured in a CUDA graph."""
+    return all(OPERATIONS[operation] for operation in _on_torch)
+
+
+def description() -> str:
+    """Name the choice for fingerprints: results of other kernels may differ in the last bits."""
+    return f"triton, torch for {' '.join(stepped_down())}" if _on_torch else "triton"

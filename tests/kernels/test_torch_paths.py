@@ -1,0 +1,201 @@
+"""What a GPU falls back to when a kernel does not work: torch's operators, here on the CPU, against the definitions."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.kernels.cases import (
+    AttentionCase,
+    attention_agreement,
+    blocks_needed,
+    fp8_copy,
+    fp8_write_agreement,
+    generator_on,
+    make_attention,
+    make_options,
+    make_write,
+    random_tensor,
+    write_agreement,
+)
+from sluice.kernels import chain
+from sluice.kernels.chain import Path, path_of
+from sluice.kernels.linear.cuda import Int8Linear
+from sluice.kernels.paged_attention.cpu import paged_attention_torch
+from sluice.kernels.paged_attention.kernel import allocate_cuda
+from sluice.kernels.paged_attention.layout import KVCache
+from sluice.kernels.prepare_batch import PADDING, StepPlan
+from sluice.kernels.prepare_batch.cpu import prepare_batch_torch
+from sluice.kernels.prepare_batch.reference import prepare_batch_reference
+from sluice.kernels.sample.plain import sample_torch
+from sluice.kernels.sample.reference import sample_reference
+from sluice.kernels.write_kv.cpu import write_kv_torch
+
+CPU = torch.device("cpu")
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3, "top_k": 5},
+    {"top_p": 0.7},
+    {"min_p": 0.2},
+    {"temperature": 1.7, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    {"top_p": 0.0},
+    {"top_k": 10**6, "min_p": 1.0},
+]
+ROWS = [row | {"seed": -(2**63) + 12345 * n} for n, row in enumerate(FILTERS * 6)]
+NUM_DRAWN = 4
+TOKEN = st.one_of(st.integers(0, 99), st.integers(-NUM_DRAWN, -1), st.just(PADDING))
+SEQUENCE = st.tuples(st.lists(TOKEN, max_size=9), st.integers(0, 20))
+"""Its tokens of the step, and how many came before."""
+
+
+def cache_of_a_gpu(num_blocks: int) -> KVCache:
+    return allocate_cuda(num_blocks, 16, 2, 32, dtype=torch.float32, device=CPU)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences=st.lists(SEQUENCE, max_size=6), num_after=st.integers(0, 3), block_size=st.integers(1, 7))
+def test_a_step_is_prepared_as_the_loop_does_it(
+    sequences: list[tuple[list[int], int]], num_after: int, block_size: int
+) -> None:
+    lengths = [len(tokens) for tokens, _ in sequences]
+    max_blocks = max((before + length for length, (_, before) in zip(lengths, sequences, strict=True)), default=0) + 1
+    plan = StepPlan(
+        token_ids=torch.tensor([t for tokens, _ in sequences for t in tokens] + [-9] * num_after, dtype=torch.int32),
+        query_start_locs=torch.tensor([0, *lengths]).cumsum(0).int(),
+        context_lens=torch.tensor([len(tokens) + before for tokens, before in sequences], dtype=torch.int32),
+        block_tables=torch.arange(len(sequences) * max_blocks).view(len(sequences), max_blocks).int(),
+    )
+    drawn = torch.tensor([70, -1, 72, 73])
+
+    found = prepare_batch_torch(plan, drawn, block_size=block_size, spare_slot=5)
+
+    expected = prepare_batch_reference(plan, drawn, block_size=block_size, spare_slot=5)
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert found.positions.tolist() == expected.positions.tolist()
+    assert found.slot_mapping.tolist() == expected.slot_mapping.tolist()
+
+
+class TestGivenACacheInTheLayoutOfAGpu:
+    @pytest.mark.parametrize("num_tokens", [1, 3, 40])
+    @pytest.mark.parametrize("is_fp8", [False, True])
+    def test_when_tokens_are_written_then_only_their_slots_change(self, num_tokens: int, *, is_fp8: bool) -> None:
+        cache = cache_of_a_gpu(6)
+        inputs = make_write(
+            cache, num_tokens=num_tokens, num_heads=4, rotary_size=16, norm_offset=0.0, generator=generator_on("cpu")
+        )
+        target = fp8_copy(cache) if is_fp8 else cache
+        out = torch.empty(num_tokens, 4, 32)
+
+        tokens = (inputs.qkv, inputs.positions, inputs.slot_mapping, inputs.cos_sin)
+        write_kv_torch(*tokens, target, head_norm=inputs.head_norm, out=out)
+
+        compare = fp8_write_agreement if is_fp8 else write_agreement
+        assert compare(inputs, target, out).holds
+
+    @pytest.mark.parametrize("slots", [[-1, -1], []])
+    def test_when_no_token_has_a_slot_then_nothing_changes(self, slots: list[int]) -> None:
+        cache = cache_of_a_gpu(2)
+        cache.keys.fill_(3.0)
+        qkv, positions = torch.randn(len(slots), 8 * 32), torch.zeros(len(slots), dtype=torch.int64)
+
+        write_kv_torch(
+            qkv,
+            positions,
+            torch.tensor(slots, dtype=torch.int64),
+            torch.ones(1, 32),
+            cache,
+            head_norm=None,
+            out=torch.empty(len(slots), 4, 32),
+        )
+
+        assert bool((cache.keys == 3.0).all())
+        assert bool((cache.values == 0.0).all())
+
+    @pytest.mark.parametrize("sliding_window", [0, 100])
+    def test_when_a_prompt_is_longer_than_a_chunk_then_it_attends_as_a_whole(self, sliding_window: int) -> None:
+        case = AttentionCase(
+            query_lens=(700, 1, 0, 5),
+            context_lens=(730, 40, 3, 5),
+            num_heads=4,
+            num_kv_heads=2,
+            head_size=32,
+            sliding_window=sliding_window,
+            num_padding=3,
+        )
+        inputs = make_attention(case, cache_of_a_gpu(blocks_needed(case)), torch.float32, generator_on("cpu"))
+        out = torch.empty(inputs.query.shape)
+
+        paged_attention_torch(
+            inputs.query,
+            inputs.kv_cache,
+            inputs.block_tables,
+            inputs.query_start_locs,
+            inputs.context_lens,
+            scale=inputs.scale,
+            sliding_window=sliding_window,
+            soft_cap=0.0,
+            sinks=None,
+            out=out,
+        )
+
+        assert attention_agreement(inputs, out).holds
+
+
+class TestGivenRowsWithEveryFilter:
+    @pytest.mark.parametrize("vocab_size", [1, 97, 20_003])
+    @pytest.mark.parametrize("spread", [0.0, 8.0])
+    def test_when_they_are_sampled_then_tokens_equal_the_reference(self, vocab_size: int, spread: float) -> None:
+        logits = random_tensor(48, vocab_size, dtype=torch.bfloat16, generator=generator_on("cpu"), spread=spread)
+        logits[3] = float("nan")
+        logits[4] = -float("inf")
+        logits[5, -1] = float("inf")
+        options = make_options(ROWS, "cpu", position=7)
+        out = torch.empty(48, dtype=torch.int64)
+
+        sample_torch(logits, options, out=out)
+
+        assert out.tolist() == sample_reference(logits, options).tolist()
+
+
+class TestGivenAChain:
+    @pytest.fixture(autouse=True)
+    def whole_again(self) -> object:
+        yield
+        chain.step_down([])
+
+    def test_when_an_operation_steps_down_then_it_is_named_and_others_stay(self) -> None:
+        chain.step_down(["rms_norm", "paged_attention"])
+
+        assert chain.stepped_down() == ["paged_attention", "rms_norm"]
+        assert chain.description() == "triton, torch for paged_attention rms_norm"
+        assert not chain.can_record()
+
+    def test_when_nothing_steps_down_then_steps_can_be_recorded(self) -> None:
+        chain.step_down([])
+
+        assert (chain.description(), chain.can_record()) == ("triton", True)
+
+    def test_when_an_operation_is_unknown_then_it_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match="no operation is called tanh"):
+            chain.step_down(["tanh"])
+
+    def test_when_a_tensor_is_on_the_cpu_then_its_path_is_the_cpu_s(self) -> None:
+        assert path_of("rms_norm", torch.zeros(1)) is Path.CPU
+
+    @pytest.mark.parametrize("num_rows", [3, 300])
+    def test_when_the_int8_product_steps_down_then_its_result_is_right(
+        self, monkeypatch: pytest.MonkeyPatch, num_rows: int
+    ) -> None:
+        def torch_path(_operation: str, _tensor: torch.Tensor) -> Path:
+            return Path.TORCH
+
+        monkeypatch.setattr("sluice.kernels.linear.cuda.path_of", torch_path)
+        weight, x = torch.randn(48, 32).bfloat16(), torch.randn(num_rows, 32).bfloat16()
+
+        found = Int8Linear(weight, None)(x)
+
+        assert torch.allclose(found.float(), x.float() @ weight.float().T, atol=0.3, rtol=0.05)
