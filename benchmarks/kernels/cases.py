@@ -375,29 +375,44 @@ def _distinct(slots: Tensor) -> Tensor:
 
 def write_agreement(inputs: WriteInputs, kv_cache: KVCache, out: Tensor) -> Agreement:
     """Compare queries, keys and values with the steps one after another; other slots must still be NaN."""
-    expected_cache = KVCache(
-        keys=torch.full_like(kv_cache.keys, float("nan")),
-        values=torch.full_like(kv_cache.values, float("nan")),
-        num_blocks=kv_cache.num_blocks,
-        block_size=kv_cache.block_size,
-        num_kv_heads=kv_cache.num_kv_heads,
-        head_size=kv_cache.head_size,
-        layout=kv_cache.layout,
+    exact = _exact_write(inputs, out.dtype)
+    expected_cache = replace(
+        kv_cache,
+        keys=torch.full_like(kv_cache.keys, float("nan"), dtype=exact.qkv.dtype),
+        values=torch.full_like(kv_cache.values, float("nan"), dtype=exact.qkv.dtype),
     )
     query = write_kv_reference(
-        inputs.qkv, inputs.positions, inputs.slot_mapping, inputs.cos_sin, expected_cache, head_norm=inputs.head_norm
+        exact.qkv, exact.positions, exact.slot_mapping, exact.cos_sin, expected_cache, head_norm=exact.head_norm
     )
+    unit = _write_unit(inputs, kv_cache.head_size, out.dtype)
     rotary_size = inputs.cos_sin.shape[1]
-    # The norm may round to a neighbour before the rotation: one more rounding of each element of the pair.
-    unit = UNITS[out.dtype] * (4 if inputs.head_norm else 1)
     result = agreement(out, query.double(), unit * _pair_size(query.double(), rotary_size))
     written = ~expected_cache.keys.isnan()
     keys, expected_keys = torch.nan_to_num(kv_cache.keys), torch.nan_to_num(expected_cache.keys.double())
     result = result.and_also(agreement(keys, expected_keys, unit * _pair_size(expected_keys, rotary_size)))
     untouched = torch.equal(~kv_cache.keys.isnan(), written)
-    if not (untouched and same_bits(kv_cache.values, expected_cache.values)):
+    if not (untouched and same_bits(kv_cache.values, expected_cache.values.to(kv_cache.values.dtype))):
         return Agreement(float("inf"), result.rms)
     return result
+
+
+def _exact_write(inputs: WriteInputs, dtype: torch.dtype) -> WriteInputs:
+    """Return what the reference takes: float64 for float32, else the same, since the norm is rounded to the dtype."""
+    if dtype != torch.float32:
+        return inputs
+    norm = inputs.head_norm
+    if norm is not None:
+        norm = replace(norm, query_weight=norm.query_weight.double(), key_weight=norm.key_weight.double())
+    return replace(inputs, qkv=inputs.qkv.double(), head_norm=norm)
+
+
+def _write_unit(inputs: WriteInputs, head_size: int, dtype: torch.dtype) -> float:
+    """Return the error that a pair may have before its last rounding, relative to its length."""
+    if inputs.head_norm is None:
+        return UNITS[dtype]
+    # In 16 bits the norm may round to a neighbour: one more rounding of each element of the pair. In float32 its sum of
+    # squares counts, as in `norm_agreement`, and a rounding of each product of the rotation.
+    return (8 * head_size**0.5 + 9) * FLOAT32_UNIT if dtype == torch.float32 else 4 * UNITS[dtype]
 
 
 def fp8_copy(kv_cache: KVCache) -> KVCache:
@@ -418,7 +433,7 @@ def fp8_write_agreement(inputs: WriteInputs, kv_cache: KVCache, out: Tensor) -> 
     tokens = (inputs.qkv, inputs.positions, inputs.slot_mapping, inputs.cos_sin)
     query = write_kv_reference(*tokens, rounded, head_norm=inputs.head_norm)
     rotary_size = inputs.cos_sin.shape[1]
-    unit = UNITS[out.dtype] * (4 if inputs.head_norm else 1)
+    unit = _write_unit(inputs, kv_cache.head_size, out.dtype)
     result = agreement(out, query.double(), unit * _pair_size(query.double(), rotary_size))
     is_exact = _same_bytes(kv_cache.values, kv_cache.value_scales, rounded.values, rounded.value_scales)
     if rotary_size == 0 and inputs.head_norm is None:

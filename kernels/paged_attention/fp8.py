@@ -21,7 +21,9 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     magnitude = torch.where(wide.isnan(), float("inf"), wide.abs())
-    scales = magnitude.amax(dim=-1) / LARGEST
+    largest = magnitude.amax(dim=-1)
+    # Divided by a tensor: on a GPU torch multiplies by the rounded inverse of a number, and half of the scales differ.
+    scales = largest / torch.full_like(largest, LARGEST)
     divisors = torch.where(scales == 0, 1.0, scales)
     return (wide / divisors.unsqueeze(-1)).to(FP8), scales
 

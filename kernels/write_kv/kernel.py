@@ -115,19 +115,20 @@ def _write_kv_kernel(
         squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         if R < D:
             squares += tl.sum(passed * passed, axis=1)
-        rms = tl.sqrt(squares / D + eps)[:, None]  # [BLOCK_N, 1]
+        mean_squares = tl.div_rn(squares, tl.zeros_like(squares) + D)
+        # One division per head instead of one per element, which on a GPU is neither cheap nor exact.
+        inverse = tl.div_rn(tl.zeros_like(squares) + 1.0, tl.sqrt_rn(mean_squares + eps))[:, None]  # [BLOCK_N, 1]
         is_query = (heads < H)[:, None]
         weight_first = _load_weight(query_weight_ptr, key_weight_ptr, pairs, pairs < R // 2, is_query, weight_offset)
         weight_second = _load_weight(
             query_weight_ptr, key_weight_ptr, R // 2 + pairs, pairs < R // 2, is_query, weight_offset
         )
         # Rounded before the rotation, as in separate steps.
-        first = (first / rms * weight_first).to(dtype).to(tl.float32)
-        second = (second / rms * weight_second).to(dtype).to(tl.float32)
+        first = (first * inverse * weight_first).to(dtype).to(tl.float32)
+        second = (second * inverse * weight_second).to(dtype).to(tl.float32)
         if R < D:
-            passed = (
-                passed / rms * _load_weight(query_weight_ptr, key_weight_ptr, rest, rest < D, is_query, weight_offset)
-            )
+            weight_rest = _load_weight(query_weight_ptr, key_weight_ptr, rest, rest < D, is_query, weight_offset)
+            passed = passed * inverse * weight_rest
 
     # Values are stored unchanged, bit by bit.
     is_value = (heads >= H + G)[:, None]

@@ -103,6 +103,17 @@ class TestGivenHeads:
 
 @pytest.mark.parametrize(("device", "dtype"), [DEVICES[0], DEVICES[2]])
 class TestGivenFloats:
+    def test_when_heads_are_rounded_then_bytes_and_scales_are_those_of_ieee_division(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        heads = random_tensor(500, 16, dtype=dtype, generator=generator_on(device))
+        largest = heads.abs().amax(dim=-1).cpu().double()
+
+        narrow, scales = to_fp8(heads)
+
+        assert torch.equal(scales.cpu(), (largest / 448).float())
+        assert same_bits(narrow.cpu(), (heads.cpu() / scales.cpu()[:, None]).to(FP8))
+
     def test_when_they_become_bytes_then_they_are_the_nearest_with_ties_to_even(
         self, device: str, dtype: torch.dtype
     ) -> None:
