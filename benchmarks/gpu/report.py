@@ -1,10 +1,14 @@
-"""Results of `benchmarks gpu`, as lines, as a table and as JSON. Knows no tensors."""
+"""Results of `benchmarks gpu`: records in a JSONL file, and the same as a table. Knows no tensors.
+
+A record is a line of a section (`name`, `figures`, `is_right`), a fault (`broken`), or a section's `seconds`.
+"""
 
 import json
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,40 +23,43 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """The lines of every section that ran, and its errors."""
+    """The records of every section that ran. Mutable: each is written to the file, if there is one, as it comes."""
 
+    file: Path | None = None
     lines: dict[str, list[Line]] = field(default_factory=dict[str, list[Line]])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    broken: dict[str, str] = field(default_factory=dict[str, str])
+    broken: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    _lock: Lock = field(default_factory=Lock)
 
-    def run(self, section: str, measure: Callable[[], Iterable[Line]], until_s: float) -> None:
-        """Collect the lines of one section, printing each; an error is recorded, and the next section runs.
+    @classmethod
+    def read(cls, file: Path) -> "Report":
+        """Return what a file holds."""
+        report = cls()
+        for text in file.read_text().splitlines():
+            report._take(json.loads(text))
+        return report
 
-        Nothing starts after `until_s` (of the monotonic clock).
-        """
-        began_s = time.monotonic()
-        lines = self.lines.setdefault(section, [])
-        self.seconds[section] = 0.0
-        print(f"\n{section}", flush=True)
-        if began_s > until_s:
-            self.broken[section] = "out of time: not begun"
-            return
-        try:
-            for line in measure():
-                lines.append(line)
-                print(_as_text(line, len(line.name)), flush=True)
-                if time.monotonic() > until_s:
-                    self.broken[section] = "out of time: what is missing was not measured"
-                    break
-        except Exception as error:  # noqa: BLE001 - one section must not cost the others
-            traceback.print_exc()
-            self.broken[section] = f"{type(error).__name__}: {error}"
-        self.seconds[section] = round(time.monotonic() - began_s, 1)
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append a record to the file, and print it. Threads may."""
+        with self._lock:
+            if self.file is not None:
+                with self.file.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            self._take(record)
+            if "name" in record:
+                print(f"{record['section']}: {_as_text(_line_of(record)).lstrip()}", flush=True)
+            elif "broken" in record:
+                print(f"{record['section']}: BROKEN: {record['broken']}", flush=True)
 
-    def add(self, section: str, lines: Iterable[Line]) -> None:
-        """Return lines that are not measured."""
-        self.lines[section] = list(lines)
-        self.seconds[section] = 0.0
+    def _take(self, record: Mapping[str, Any]) -> None:
+        section = record["section"]
+        found = self.lines.setdefault(section, [])
+        if "name" in record:
+            found.append(_line_of(record))
+        elif "broken" in record:
+            self.broken.setdefault(section, []).append(record["broken"])
+        else:
+            self.seconds[section] = record["seconds"]
 
     @property
     def is_right(self) -> bool:
@@ -62,19 +69,17 @@ class Report:
     def table(self) -> Iterator[str]:
         """Return the lines again, in columns."""
         for section, lines in self.lines.items():
-            yield f"{section} ({self.seconds[section]:.0f} s)"
+            yield f"{section} ({self.seconds.get(section, 0):.0f} s)"
             width = max((len(line.name) for line in lines), default=0)
             yield from (_as_text(line, width) for line in lines)
-            if section in self.broken:
-                yield f"  BROKEN: {self.broken[section]}"
-
-    def as_json(self) -> str:
-        """Return everything as plain values."""
-        lines = {section: [asdict(line) for line in found] for section, found in self.lines.items()}
-        return json.dumps({"lines": lines, "seconds": self.seconds, "broken": self.broken}, indent=1)
+            yield from (f"  BROKEN: {problem}" for problem in self.broken.get(section, ()))
 
 
-def _as_text(line: Line, width: int) -> str:
+def _line_of(record: Mapping[str, Any]) -> Line:
+    return Line(record["name"], record["figures"], record["is_right"])
+
+
+def _as_text(line: Line, width: int = 0) -> str:
     figures = "  ".join(f"{name} {_as_figure(value)}" for name, value in line.figures.items())
     return f"  {line.name:<{width}}  {figures}{'' if line.is_right else '  WRONG'}"
 

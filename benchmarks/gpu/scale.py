@@ -12,6 +12,12 @@ import torch
 
 Call = Callable[[], object]
 
+BEYOND_CACHE_BYTES = 2**28
+"""More than four times the L2 of any card."""
+
+MAX_INPUTS = 64
+"""A call on less than some MB is bound by its launch."""
+
 
 class CudaTimer:
     """A timer of calls as the GPU sees them: many of them in one CUDA graph, without launch overhead."""
@@ -87,29 +93,53 @@ class Scale:
     dtype: torch.dtype
     """The dtype that speed is measured in."""
 
-    _rates: dict[str, float] = field(default_factory=dict[str, float])
+    known_rates: dict[str, float] = field(default_factory=dict[str, float])
+    """`copy` in bytes a second and `product` in operations a second, if they are measured."""
 
     def pick(self, card: Sequence[int], toy: Sequence[int]) -> Sequence[int]:
         """Return one list of sizes for the GPU, another for the toy."""
         return toy if self.is_toy else card
 
+    def in_turn_us(self, make: Callable[[], Call], num_bytes: int) -> float:
+        """Return the time of one call, over so many inputs in turn that the device's cache holds none of them.
+
+        Args:
+            make: creates inputs, and returns the call that reads them.
+            num_bytes: the bytes that a call reads and writes.
+        """
+        num_inputs = 1 if self.is_toy else max(1, min(MAX_INPUTS, BEYOND_CACHE_BYTES // num_bytes))
+        calls = [make() for _ in range(num_inputs)]
+        return self.timer.device_us(lambda: [call() for call in calls]) / num_inputs
+
+    def copies(self) -> dict[str, float]:
+        """Return bytes per second of each way to copy, reads and writes counted."""
+        size = 2**13 if self.is_toy else 2**30
+        source = torch.randn(size, device=self.device).to(self.dtype)
+        target = torch.empty_like(source)
+
+        def rate(us: float) -> float:
+            return 2 * source.nbytes / us * 1e6
+
+        return {
+            "copy_": rate(self.timer.eager_us(lambda: target.copy_(source))),
+            "copy_ in a graph": rate(self.timer.device_us(lambda: target.copy_(source))),
+            "kernel": rate(self.timer.device_us(lambda: torch.add(source, 0, out=target))),
+        }
+
     def copy_rate(self) -> float:
-        """Bytes per second of a copy, reads and writes counted; measured once."""
-        if "copy" not in self._rates:
-            num_bytes = 2**16 if self.is_toy else 2**32
-            source = torch.randint(0, 127, (num_bytes,), dtype=torch.int8, device=self.device)
-            target = torch.empty_like(source)
-            self._rates["copy"] = 2 * num_bytes / self.timer.device_us(lambda: target.copy_(source)) * 1e6
-        return self._rates["copy"]
+        """Bytes per second of the fastest copy; measured once. A copy by the copy engine is not: it is slower."""
+        if "copy" not in self.known_rates:
+            self.known_rates["copy"] = max(self.copies().values())
+        return self.known_rates["copy"]
 
     def product_rate(self) -> float:
         """Operations per second of a square product of random numbers (zeros would be faster); measured once."""
-        if "product" not in self._rates:
+        if "product" not in self.known_rates:
             size = 64 if self.is_toy else 8192
             a, b = (torch.randn(size, size, device=self.device).to(self.dtype) for _ in "ab")
             out = torch.empty_like(a)
-            self._rates["product"] = 2 * size**3 / self.timer.device_us(lambda: torch.mm(a, b, out=out)) * 1e6
-        return self._rates["product"]
+            self.known_rates["product"] = 2 * size**3 / self.timer.device_us(lambda: torch.mm(a, b, out=out)) * 1e6
+        return self.known_rates["product"]
 
     def rates(self, us: float, *, num_bytes: int = 0, num_flops: int = 0) -> dict[str, float | str]:
         """Return a time with its bytes and operations, as rates and as fractions of the device's own."""
@@ -123,10 +153,16 @@ class Scale:
         return figures
 
 
-def card_scale() -> Scale:
-    """Return the CUDA device, at full size."""
-    dtypes = [torch.float32, torch.float16, torch.bfloat16]
-    return Scale(device=torch.device("cuda"), timer=CudaTimer(), is_toy=False, dtypes=dtypes, dtype=torch.bfloat16)
+def card_scale(known_rates: dict[str, float] | None = None) -> Scale:
+    """Return the CUDA device, at full size; most important dtypes first."""
+    return Scale(
+        device=torch.device("cuda"),
+        timer=CudaTimer(),
+        is_toy=False,
+        dtypes=[torch.bfloat16, torch.float16, torch.float32],
+        dtype=torch.bfloat16,
+        known_rates=known_rates or {},
+    )
 
 
 def toy_scale() -> Scale:

@@ -4,36 +4,39 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import json
-import os
+import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.cache import FileCacheManager  # pyright: ignore[reportMissingTypeStubs] - it has none
 
+from benchmarks.gpu import cache
 from benchmarks.gpu.checks import accuracy as gpu_checks
 from benchmarks.gpu.checks import sanitizer as gpu_sanitizer
-from benchmarks.gpu.checks.kernels import once
 from benchmarks.gpu.checks.sameness import WAYS, EngineRun, first_difference
 from benchmarks.gpu.models import SHAPES, calls_line, triton_in_place_of_cpu
 from benchmarks.gpu.peers.attention import flex, keys_and_values, varlen
 from benchmarks.gpu.peers.engines import nano_jobs, num_wanted
-from benchmarks.gpu.process import Child, ChildFailed, print_lines
+from benchmarks.gpu.process import Child, ChildFailed, Groups
 from benchmarks.gpu.report import Line, Report
-from benchmarks.gpu.run import BUDGETS_S, SECTIONS, deadlines_s
+from benchmarks.gpu.run import CALLS, MINUTES, SECTIONS, Measurement, Section, deadlines_s
 from benchmarks.gpu.scale import CpuTimer, Scale
 from benchmarks.gpu.service.load import load_figures
 from benchmarks.gpu.speed import kernels as gpu_speed
+from benchmarks.gpu.speed import steps
 from benchmarks.gpu.speed.kernels import plain_attention
 from benchmarks.gpu.speed.split import busy_ms, host_figures
-from benchmarks.gpu.targets import TARGETS, verdicts, with_targets
+from benchmarks.gpu.targets import TARGETS, verdicts
 from benchmarks.trace.marks import Span, events_of
 from benchmarks.trace.picture import Bar, bars_of
 from sluice.engine.models.config import parse_config
@@ -46,9 +49,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The script, in a separate process: it decides there how Triton runs."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.gpu.run", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def on_cpu(*, is_toy: bool) -> Scale:
@@ -61,70 +63,156 @@ def on_cpu(*, is_toy: bool) -> Scale:
 class TestGivenNoCard:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize(
-        "sections", fast_only(["environment,roof", "step,split"], ["kernels,timing", "parity", "service,peers"])
-    )
+    @pytest.mark.parametrize("call", fast_only([2], [1, 3]))
     def test_when_it_runs_at_toy_sizes_then_every_section_ends_and_all_is_right(
-        self, sections: str, tmp_path: Path
+        self, call: int, tmp_path: Path
     ) -> None:
-        done = run("--device", "cpu", "--sections", sections, "--json", str(tmp_path / "gpu.json"))
+        done = run("--device", "cpu", "--call", str(call), "--minutes", "9", "--out", str(tmp_path))
 
-        found = json.loads((tmp_path / "gpu.json").read_text())
+        found = Report.read(tmp_path / "gpu.jsonl")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert list(found["lines"]) == [*sections.split(","), "targets"]
-        assert all(line["is_right"] for lines in found["lines"].values() for line in lines)
-        assert found["broken"] == {}
-        assert all(found["lines"].values())
-        assert {line["figures"]["verdict"] for line in found["lines"]["targets"]} == {"not measured"}
+        assert list(found.lines) == list(CALLS[call])
+        assert found.is_right
+        assert all(found.lines.values())
+        assert done.stdout.count("verdict not measured") == len(TARGETS)
         for target in TARGETS:
-            if target.section in sections.split(",") and target.section in ("split", "service", "peers"):
-                lines = [Line(**line) for line in found["lines"][target.section]]
-                assert any(target.is_for(target.section, line) for line in lines), f"no line for {target.what}"
+            if target.section in ("split", "service", "peers") and target.section in found.lines:
+                covered = [target.is_for(target.section, line) for line in found.lines[target.section]]
+                assert any(covered), f"no line for {target.what}"
         # A server is among what tests need: nothing of the service is left out here.
-        for line in found["lines"].get("service", ()):
-            assert "note" not in line["figures"], line
+        for line in found.lines.get("service", ()):
+            assert "note" not in line.figures, line
+        assert (tmp_path / "gpu-cache.tar.xz").stat().st_size < 2**24
 
-    def test_when_a_section_does_not_exist_then_it_says_which_there_are(self, tmp_path: Path) -> None:
-        done = run("--sections", "attention", "--json", str(tmp_path / "gpu.json"))
+    def test_when_a_section_does_not_exist_then_it_says_which_there_are(self) -> None:
+        done = run("--sections", "attention")
 
         assert done.returncode == 2
-        assert "no such section: attention; there are environment, roof" in done.stderr
+        assert "no such section: attention; there are roof, kernels" in done.stderr
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+    def test_when_a_card_is_asked_for_then_it_says_that_there_is_none(self, tmp_path: Path) -> None:
+        done = run("--call", "1", "--out", str(tmp_path))
+
+        assert done.returncode == 1
+        assert done.stderr.startswith("no CUDA device is here")
 
 
 class TestGivenLittleTime:
-    def test_when_all_sections_run_then_budgets_fit_and_each_leaves_the_later_theirs(self) -> None:
-        deadlines = deadlines_s(SECTIONS, 570)
+    @pytest.mark.parametrize("call", CALLS)
+    def test_when_a_call_runs_then_budgets_fit_and_each_leaves_the_later_theirs(self, call: int) -> None:
+        names, total_s = CALLS[call], 60 * MINUTES[call]
 
-        assert sum(BUDGETS_S.values()) <= 570
-        assert deadlines[-1] == 570
-        for name, before, after in zip(SECTIONS[1:], deadlines, deadlines[1:], strict=False):
-            assert after - before == BUDGETS_S[name]
+        deadlines = deadlines_s(names, total_s)
+
+        assert deadlines[0] >= SECTIONS[names[0]].budget_s
+        assert deadlines[-1] == total_s
+        for name, before, after in zip(names[1:], deadlines, deadlines[1:], strict=False):
+            assert after - before == pytest.approx(SECTIONS[name].budget_s)
 
     def test_when_one_section_is_asked_for_then_it_has_all_of_it(self) -> None:
         assert deadlines_s(["step"], 570) == [570]
 
-    def test_when_the_time_is_over_then_nothing_is_begun(self) -> None:
-        report, begun = Report(), list[str]()
+    def test_when_the_time_is_over_then_nothing_is_begun(self, tmp_path: Path) -> None:
+        report = Report(tmp_path / "gpu.jsonl")
 
-        report.run("roof", lambda: begun.append("roof") or [], until_s=0.0)
+        Measurement(report, ["false"], {}).run("roof", SECTIONS["roof"], until_s=0.0)
 
-        assert begun == []
-        assert report.broken == {"roof": "out of time: not begun"}
+        assert report.broken == {"roof": ["out of time: not begun"]}
+
+
+def drill(tmp_path: Path, *groups: str, section: Section, limit_s: float = 60) -> Report:
+    """The report of a section that consists of these groups; each is a fault or the name of its line."""
+    report = Report(tmp_path / "gpu.jsonl")
+    program = (sys.executable, "-m", "tests.benchmarks.drill", "--device", "cpu", "--results", "none")
+    environment = {"DRILL": ",".join(groups), "PYTHONPATH": str(ROOT)}
+    Measurement(report, program, environment).run("drill", section, time.monotonic() + limit_s)
+    found = Report.read(tmp_path / "gpu.jsonl")
+    assert (found.lines, found.broken) == (report.lines, report.broken)
+    return found
+
+
+class TestGivenASectionThatFails:
+    FAULTS: ClassVar[dict[str, str]] = {
+        "raises": "exit code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "hangs": "no line for 2 s",
+        "aborts": "ended by SIGABRT: said by a library",
+        "is killed": "ended by SIGKILL: said by a library",
+        "exits": "exit code 3: said by a library",
+    }
+
+    @pytest.mark.parametrize("num_processes", [1, 3])
+    def test_when_groups_fail_in_every_way_then_all_other_lines_are_in_the_file(
+        self, tmp_path: Path, num_processes: int
+    ) -> None:
+        groups = [name for fault in self.FAULTS for name in (f"before {fault}", fault)]
+
+        found = drill(tmp_path, *groups, "last", section=Section("", 60, 2, num_processes))
+
+        assert not found.is_right
+        assert {line.name for line in found.lines["drill"]} == {
+            *(f"before {fault}" for fault in self.FAULTS), *(f"first of {fault}" for fault in self.FAULTS), "last",
+        }  # fmt: skip
+        assert sorted(found.broken["drill"]) == sorted(f"{name}: {problem}" for name, problem in self.FAULTS.items())
+
+    def test_when_the_time_is_over_then_the_rest_is_not_measured(self, tmp_path: Path) -> None:
+        found = drill(tmp_path, "one", "hangs", "another", section=Section("", 60), limit_s=2)
+
+        assert [line.name for line in found.lines["drill"]] == ["one", "first of hangs"]
+        assert found.broken["drill"] == ["hangs: out of time"]
+
+    def test_when_a_child_cannot_begin_then_it_is_tried_once(self, tmp_path: Path) -> None:
+        report = Report(tmp_path / "gpu.jsonl")
+
+        Measurement(report, ["sh", "-c", "echo no >&2; exit 3"], {}).run("roof", SECTIONS["roof"], float("inf"))
+
+        assert report.broken == {"roof": ["at the start: exit code 3: no"]}
+
+    def test_when_a_result_is_wrong_then_the_report_is_not_right(self, tmp_path: Path) -> None:
+        found = drill(tmp_path, "one", "wrong", section=Section("", 60))
+
+        assert (found.is_right, found.broken) == (False, {})
+        assert list(found.table())[1:] == ["  one    us 1", "  wrong  us 1  WRONG"]
+
+    def test_when_a_program_is_killed_then_its_children_are_too(self, tmp_path: Path) -> None:
+        child_of_it = tmp_path / "pid"
+        script = f"sleep 60 & echo $! > {child_of_it}; wait"
+
+        with pytest.raises(ChildFailed, match=r"no line for 0\.5 s"), Child(["sh", "-c", script]) as child:
+            list(child.records(0.5, float("inf")))
+
+        assert not Path(f"/proc/{child_of_it.read_text().strip()}/exe").exists()
+
+
+class TestGivenCompiledKernels:
+    def test_when_they_are_packed_then_a_launch_finds_them_in_another_folder(self, tmp_path: Path) -> None:
+        before, after = tmp_path / "before" / "KEY", tmp_path / "after"
+        before.mkdir(parents=True)
+        files = {name: before / name for name in ("norm.cubin", "norm.json", "norm.ttir", "norm.llir")}
+        for file in files.values():
+            file.write_text(file.name)
+        listed = {name: str(file) for name, file in files.items()}
+        (before / "__grp__norm.json").write_text(json.dumps({"child_paths": listed}))
+
+        cache.pack(before.parent, tmp_path / "cache.tar.xz")
+        with cache.folder(tmp_path / "cache.tar.xz") as compiled:
+            shutil.copytree(compiled, after)
+            manager = FileCacheManager.__new__(FileCacheManager)
+            manager.cache_dir = str(compiled / "KEY")
+            found = manager.get_group("norm.json")
+
+        assert found == {name: str(compiled / "KEY" / name) for name in ("norm.cubin", "norm.json")}
+        assert {path.name for path in (after / "KEY").iterdir()} == {"__grp__norm.json", "norm.cubin", "norm.json"}
 
 
 class TestGivenTargets:
     def reported(self, *lines: Line) -> dict[str, Line]:
-        report = Report()
-        report.run("timing", lambda: with_targets("timing", lines), until_s=float("inf"))
-        return {line.name: line for line in verdicts(report)}
+        return {line.name: line for line in verdicts(Report(lines={"timing": list(lines)}))}
 
-    def test_when_a_size_that_counts_is_measured_then_the_target_stands_beside_it(self) -> None:
-        counts, does_not = (Line(f"rms_norm, {n} x 4096", {"us": 1.0, "of copy": 0.9}) for n in (4096, 256))
+    def test_when_a_size_does_not_count_then_it_is_not_measured(self) -> None:
+        found = self.reported(Line("rms_norm, 256 x 4096", {"us": 1.0, "of copy": 0.2}))
 
-        first, second = with_targets("timing", [counts, does_not])
-
-        assert first.figures == counts.figures | {"target": "of copy >= 0.85"}
-        assert second == does_not
+        assert found["norm, from 4k tokens"].figures["verdict"] == "not measured"
 
     def test_when_the_worst_is_not_good_enough_then_it_is_not_reached_and_is_named(self) -> None:
         found = self.reported(
@@ -173,10 +261,15 @@ class TestGivenTheSizesOfACard:
         def decoder(shape: str, _device: torch.device, **_options: int) -> SimpleNamespace:
             return SimpleNamespace(config=parse_config(SHAPES[shape] | {"max_position_embeddings": 8192}))
 
-        monkeypatch.setattr(gpu_speed, "random_decoder", decoder)
-        for name in ("make_caches", "generator_on", "make_penalties", "Int8Linear"):
-            monkeypatch.setattr(gpu_speed, name, nothing)
-        return {"timing": list(gpu_speed.kernel_times(scale)), "step": list(gpu_speed.step_times(scale))}
+        monkeypatch.setattr(steps, "random_decoder", decoder)
+        for module, names in ((gpu_speed, ("generator_on", "make_penalties", "Int8Linear")), (steps, ("make_caches",))):
+            for name in names:
+                monkeypatch.setattr(module, name, nothing)
+        sections = {"timing": gpu_speed, "step": steps}
+        return {
+            name: [line for group in module.groups(scale).values() for line in group()]
+            for name, module in sections.items()
+        }
 
     def test_when_they_are_listed_then_each_kernel_of_a_step_is_among_them(
         self, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +301,11 @@ class TestGivenTheSizesOfACard:
             "decode attention at 2k, from batch 32": {
                 f"attention, decode, {shape}, {batch} x 2048" for shape in shapes for batch in (32, 128)
             },
+            "decode attention, mixed lengths": {
+                f"attention, decode, mixed lengths, {name}, laid out for {longest}"
+                for name, lens in gpu_speed.mixed_lengths().items()
+                for longest in (max(lens), 131_072)
+            },
             "prefill attention at 8k": {"attention, prefill of 8192"},
             "norm, from 4k tokens": {f"{op}, {n} x 4096" for op in ("rms_norm", "add_rms_norm") for n in (4096, 16384)},
             "activation, from 4k tokens": {"gated_activation, 4096 x 14336"},
@@ -225,27 +323,6 @@ class TestGivenTheSizesOfACard:
                 *(f"8B, 256 x {n}" for n in (512, 2048)),
             },
         }
-
-
-class TestGivenPartsOfTheChecks:
-    def test_when_parts_are_joined_then_each_check_is_there_once_with_or_without_dtype(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def line(name: str, _agreements: object) -> Line:
-            return Line(name, {})
-
-        def frequencies(_scale: Scale) -> Line:
-            return Line("frequencies", {})
-
-        monkeypatch.setattr(gpu_checks, "_line", line)
-        monkeypatch.setattr(gpu_checks, "_frequencies", frequencies)
-        scale = on_cpu(is_toy=True)
-
-        whole = [one.name for one in gpu_checks.kernels(scale)]
-        parts = [one.name for part in range(3) for one in gpu_checks.kernels(scale, part=part, num_parts=3)]
-
-        assert sorted(parts) == sorted(whole)
-        assert {"rms_norm, float32", "sample, tokens, float32", "penalties", "frequencies"} <= set(whole)
 
 
 class TestGivenInterpretedKernelsInPlaceOfTheCpus:
@@ -332,80 +409,28 @@ class TestGivenASanitizer:
     ) -> None:
         monkeypatch.setattr(gpu_sanitizer, "LIMIT_S", 0.2 if "sleep" in script else 30)
 
-        with gpu_sanitizer.sanitized(self.stand_in(tmp_path, script), tool, ["true"]) as child:
-            line = gpu_sanitizer.line_of(tool, child)
+        line = gpu_sanitizer.line_under(self.stand_in(tmp_path, script), tool, ["true"])
 
         assert line.is_right is is_right
         assert said in line.figures.values()
-        assert child.has_ended
 
     @pytest.mark.parametrize(("is_right", "code"), [(True, 0), (False, gpu_sanitizer.WRONG)])
     def test_when_a_result_under_it_is_wrong_then_an_exit_code_of_its_own_says_so(
         self, monkeypatch: pytest.MonkeyPatch, is_right: bool, code: int
     ) -> None:
-        def kernels(_scale: Scale) -> list[Line]:
-            return [Line("rms_norm", {}), Line("rope", {}, is_right)]
+        def groups(_scale: Scale) -> Groups:
+            return {"norm": lambda: [Line("rms_norm", {})], "rope": lambda: [Line("rope", {}, is_right)]}
 
-        monkeypatch.setattr(gpu_checks, "kernels", kernels)
+        monkeypatch.setattr(gpu_checks, "groups", groups)
 
         assert gpu_sanitizer.main() == code
 
     def test_when_it_is_absent_then_a_line_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu_sanitizer, "find_sanitizer", lambda: None)
 
-        with gpu_sanitizer.sanitizing(on_cpu(is_toy=False)) as lines:
-            (line,) = lines()
+        ((line,),) = (group() for group in gpu_sanitizer.sanitized(on_cpu(is_toy=False)).values())
 
         assert line.figures == {"note": "not present: compute-sanitizer"}
-
-
-class TestGivenAPartInAProcessOfItsOwn:
-    LINE = '{"name": "toy", "figures": {"us": 3.5}, "is_right": false}'
-
-    def test_when_it_prints_lines_then_they_are_ours_and_other_output_is_not(self) -> None:
-        with Child([sys.executable, "-c", f"print('noise'); print('{self.LINE}')"]) as child:
-            assert list(child.lines(30)) == [Line("toy", {"us": 3.5}, is_right=False)]
-
-    @pytest.mark.parametrize(
-        ("then", "limit_s", "problem"),
-        [
-            ("echo no >&2; exit 3", 30, "exit code 3: no"),
-            ("exit 3", 30, "exit code 3: nothing was said"),
-            ("exec sleep 60", 0.5, "not over after 0.5 s"),
-        ],
-    )
-    def test_when_it_fails_or_takes_too_long_then_what_it_printed_comes_first(
-        self, then: str, limit_s: float, problem: str
-    ) -> None:
-        with Child(["sh", "-c", f"echo '{self.LINE}'; {then}"]) as child:
-            lines = child.lines(limit_s)
-            assert next(lines) == Line("toy", {"us": 3.5}, is_right=False)
-            with pytest.raises(ChildFailed, match=f"^{problem}$"):
-                next(lines)
-
-        assert child.has_ended
-
-    def test_when_one_of_several_fails_then_the_others_lines_are_there_each_name_once(self) -> None:
-        right = self.LINE.replace("false", "true")
-        other = right.replace("toy", "other")
-        scripts = (f"echo '{right}'; exit 3", f"echo '{right}'; echo '{other}'")
-
-        with Child(["sh", "-c", scripts[0]]) as first, Child(["sh", "-c", scripts[1]]) as second:
-            lines = once([first, second])
-            assert [next(lines).name, next(lines).name] == ["toy", "other"]
-            with pytest.raises(ChildFailed, match="exit code 3"):
-                next(lines)
-
-    def test_when_a_name_comes_again_then_its_line_is_kept_where_it_is_wrong(self) -> None:
-        right = self.LINE.replace("false", "true")
-
-        with Child(["echo", right]) as first, Child(["echo", right]) as again, Child(["echo", self.LINE]) as wrong:
-            assert [line.is_right for line in once([first, again, wrong])] == [True, False]
-
-    def test_when_lines_are_printed_then_they_can_be_read_again(self, capsys: pytest.CaptureFixture[str]) -> None:
-        print_lines([Line("toy", {"us": 3.5}, is_right=False)])
-
-        assert capsys.readouterr().out == self.LINE + "\n"
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, group: int) -> Tensor:

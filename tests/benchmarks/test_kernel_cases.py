@@ -3,13 +3,9 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import time
-from itertools import count
-
 import pytest
 import torch
 
-from benchmarks.gpu.report import Line, Report
 from benchmarks.kernels.cases import Agreement, agreement, kept_set_differs, make_options, same_bits
 
 EXPECTED = torch.linspace(-3, 3, 1001, dtype=torch.float64)
@@ -59,43 +55,3 @@ class TestGivenAKeptSet:
         assert kept_set_differs(logits, options, 0, torch.tensor([True, False, True, False])) is None
         assert kept_set_differs(logits, options, 0, torch.tensor([True, False, False, False])) is not None
         assert kept_set_differs(logits, options, 0, torch.tensor([True, True, True, False])) is not None
-
-
-class TestGivenAReport:
-    def test_when_a_section_breaks_then_the_next_runs_and_the_report_is_not_right(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        report = Report()
-
-        report.run("first", lambda: [Line("a", {"us": 1 / 0})], until_s=float("inf"))
-        report.run("second", lambda: [Line("b", {"us": 1.0})], until_s=float("inf"))
-
-        assert report.broken == {"first": "ZeroDivisionError: division by zero"}
-        assert [line.name for line in report.lines["second"]] == ["b"]
-        assert not report.is_right
-        assert "ZeroDivisionError" in capsys.readouterr().err
-
-    def test_when_a_result_is_wrong_then_the_report_is_not_right(self) -> None:
-        report = Report()
-
-        report.run("kernels", lambda: [Line("a", {"of bound": 7.0}, is_right=False)], until_s=float("inf"))
-
-        assert not report.is_right
-        assert any(line.endswith("WRONG") for line in report.table())
-
-    def test_when_time_is_up_before_a_section_then_it_does_not_begin_and_says_so(self) -> None:
-        report = Report()
-
-        report.run("timing", lambda: [Line("a", {}), Line("b", {})], until_s=0.0)
-
-        assert report.lines["timing"] == []
-        assert report.broken["timing"].startswith("out of time")
-
-    def test_when_time_is_up_then_the_section_stops_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        report = Report()
-        with monkeypatch.context() as patched:
-            patched.setattr(time, "monotonic", count().__next__)
-            report.run("timing", lambda: [Line("a", {}), Line("b", {})], until_s=0.5)
-
-        assert [line.name for line in report.lines["timing"]] == ["a"]
-        assert report.broken["timing"].startswith("out of time")

@@ -1,16 +1,22 @@
-"""The kernels against float64, in sizes and dtypes that need a GPU: section "kernels" of `benchmarks gpu`."""
+"""The kernels against float64, in sizes and dtypes that need a GPU: section "kernels" of `benchmarks gpu`.
+
+Nearly all of the time is compilation (about a hundred variants in bfloat16 alone), which uses one core: several
+processes divide it. Compiled kernels stay in Triton's cache for the sections that measure time.
+"""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.checks.block_copies import NUM_GUARDS, copies_rightly, copy_by_kernel
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from benchmarks.kernels.cases import (
@@ -66,35 +72,42 @@ WRONG = Agreement(float("inf"), 1.0)
 Check = Callable[[Scale, torch.dtype], Iterator[Agreement]]
 
 
-def kernels(scale: Scale, *, part: int = 0, num_parts: int = 1) -> Iterator[Line]:
-    """Yield each kernel in each dtype, or a part: the largest error as a fraction of its bound, and the RMS error."""
+def groups(scale: Scale) -> Groups:
+    """Return each kernel in each dtype: the largest error as a fraction of its bound, and the RMS error."""
     checks: dict[str, Check] = {
+        "paged_attention, decode": _decode,
+        "paged_attention, mixed": _mixed,
+        "paged_attention, soft cap and sinks": _bent,
+        "paged_attention, same bits": _bits,
         "rms_norm": _norm,
         "soft_cap": _soft_cap,
         "gated_activation": _gate,
         "rope": _rope,
         "int8 product": _product,
         "write_kv": _write_kv,
-        "write_kv, fp8": _write_fp8,
-        "paged_attention, decode": _decode,
-        "paged_attention, mixed": _mixed,
-        "paged_attention, decode, fp8 cache": _decode_fp8,
-        "paged_attention, mixed, fp8 cache": _mixed_fp8,
-        "paged_attention, soft cap and sinks": _bent,
-        "paged_attention, same bits": _bits,
         "sample, kept sets": _kept_sets,
         "sample, tokens": _tokens,
+        "write_kv, fp8": _write_fp8,
+        "paged_attention, decode, fp8 cache": _decode_fp8,
+        "paged_attention, mixed, fp8 cache": _mixed_fp8,
     }
-    for dtype in scale.dtypes:
-        for name, check in list(checks.items())[part::num_parts]:
-            yield _line(f"{name}, {str(dtype).removeprefix('torch.')}", check(scale, dtype))
-    if part > 0:
-        return
-    yield _line("philox, bits and noise", _noise(scale))
-    yield _line("penalties", _penalties(scale))
-    yield _line("prepare_batch", _preparation(scale))
-    yield _line("copy_blocks", _copies(scale))
-    yield _frequencies(scale)
+    in_dtypes = {
+        f"{name}, {str(dtype).removeprefix('torch.')}": partial(check, scale, dtype)
+        for dtype, (name, check) in product(scale.dtypes, checks.items())
+    }
+    others: dict[str, Callable[[Scale], Iterator[Agreement]]] = {
+        "philox, bits and noise": _noise,
+        "penalties": _penalties,
+        "prepare_batch": _preparation,
+        "copy_blocks": _copies,
+    }
+    agreements = in_dtypes | {name: partial(check, scale) for name, check in others.items()}
+    lines: Groups = {name: partial(_lines, name, check) for name, check in agreements.items()}
+    return {**lines, "sample, frequencies": lambda: [_frequencies(scale)]}
+
+
+def _lines(name: str, check: Callable[[], Iterable[Agreement]]) -> list[Line]:
+    return [_line(name, check())]
 
 
 def _line(name: str, agreements: Iterable[Agreement]) -> Line:

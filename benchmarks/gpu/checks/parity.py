@@ -1,4 +1,4 @@
-"""Whole models compared with transformers: section "parity" of `benchmarks gpu`.
+"""Whole models compared with transformers, and the engine with itself: section "parity" of `benchmarks gpu`.
 
 On a GPU the decoder runs the compiled kernels; on the CPU the interpreted ones.
 """
@@ -10,20 +10,25 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any  # transformers' models have many types
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.checks.sameness import same_tokens
+from benchmarks.gpu.checks.sanitizer import sanitized
 from benchmarks.gpu.models import (
     FAMILIES,
+    calls_line,
     generate_greedily,
     load_folder,
     logits_of_prompts,
     save_small_model,
     triton_in_place_of_cpu,
 )
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from sluice.engine.models.load import WeightForm
@@ -33,19 +38,28 @@ TOY_FAMILIES = ("qwen3", "gemma2", "gemma3")
 """Together they cover every branch of the kernels: windows, norms of heads and after blocks, offsets, soft caps."""
 
 
-def parity(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
+def groups(scale: Scale) -> Groups:
+    """Return each family compared with transformers', the engine with itself, and the kernels under the sanitizer."""
+    calls = Counter[str]()
+    families = {name: partial(_family, scale, calls, name) for name in (TOY_FAMILIES if scale.is_toy else FAMILIES)}
+    last = {"calls": lambda: [calls_line(calls)]} if scale.is_toy else {}
+    return {**families, **same_tokens(scale, calls), **last, **sanitized(scale)}
+
+
+def _family(scale: Scale, calls: Counter[str], name: str) -> Iterator[Line]:
     """Check logits of every position in each dtype, and the greedy tokens of an engine under preemption in float32.
 
     `calls` counts those of interpreted kernels.
     """
-    with triton_in_place_of_cpu(calls) if scale.is_toy else nullcontext():
-        for name in TOY_FAMILIES if scale.is_toy else FAMILIES:
-            with tempfile.TemporaryDirectory() as folder:
-                model = save_small_model(name, Path(folder)).to(scale.device)
-                yield _greedy(scale, name, model, Path(folder))
-                for dtype in (torch.float32,) if scale.is_toy else (torch.float32, torch.bfloat16):
-                    yield _logits(scale, name, model, Path(folder), dtype)
-                yield _narrow_logits(scale, name, model, Path(folder))
+    with (
+        triton_in_place_of_cpu(calls) if scale.is_toy else nullcontext(),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        model = save_small_model(name, Path(folder)).to(scale.device)
+        yield _greedy(scale, name, model, Path(folder))
+        for dtype in (torch.float32,) if scale.is_toy else (torch.bfloat16, torch.float32):
+            yield _logits(scale, name, model, Path(folder), dtype)
+        yield _narrow_logits(scale, name, model, Path(folder))
 
 
 def _prompts(lengths: Sequence[int]) -> list[list[int]]:

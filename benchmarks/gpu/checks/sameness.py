@@ -1,4 +1,4 @@
-"""Identical tokens from every configuration of the engine: section "parity" of `benchmarks gpu`.
+"""Identical tokens from every configuration of the engine: part of section "parity" of `benchmarks gpu`.
 
 Recorded steps or eager ones, lag 1 or 0, ample blocks or so few that it must preempt, a prefix cache or none: in every
 combination. In float32, where another order of a product's sum changes no token except in a tie.
@@ -12,7 +12,8 @@ too early hold NaN), and recordings recompute over their buffers.
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,9 +21,8 @@ from random import Random
 from typing import Literal
 from unittest.mock import patch
 
-from benchmarks.gpu.checks import parity as gpu_parity
-from benchmarks.gpu.checks.sanitizer import sanitizing
-from benchmarks.gpu.models import calls_line, save_small_model, triton_in_place_of_cpu
+from benchmarks.gpu.models import save_small_model, triton_in_place_of_cpu
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from sluice.engine.config import EngineConfig
@@ -90,40 +90,27 @@ class EngineRun:
         )
 
 
-def parity(scale: Scale) -> Iterator[Line]:
-    """Compare models with transformers', the engine with itself; the sanitizer checks the kernels meanwhile."""
-    calls = Counter[str]()
-    with sanitizing(scale) as sanitized:
-        yield from gpu_parity.parity(scale, calls)
-        yield from sameness(scale, calls)
-        if scale.is_toy:
-            yield calls_line(calls)
-        yield from sanitized()
-
-
-def sameness(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
-    """Check each configuration in float32.
-
-    On a GPU some in bfloat16 for the record, else the last on interpreted kernels.
+def same_tokens(scale: Scale, calls: Counter[str]) -> Groups:
+    """Return the configurations in float32, and some in bfloat16 for the record; or, without a GPU, interpreted.
 
     `calls` counts those of interpreted kernels.
     """
+    eager, recorded = ([way for way in WAYS[1:] if way.graphs == graphs] for graphs in (False, True))
+    in_float32 = {
+        "same tokens": lambda: _compared(scale, [WAYS[0], *eager]),
+        "same tokens, graphs": lambda: _compared(scale, [WAYS[0], *recorded]),
+    }
+    if scale.is_toy:
+        return {**in_float32, "same tokens, interpreted": lambda: _interpreted(scale, calls)}
+    return {**in_float32, "same tokens, bfloat16": lambda: _in_bfloat16(scale)}
+
+
+@contextmanager
+def _given(scale: Scale) -> Generator[tuple[Path, list[Request]]]:
+    """Create the model's folder, and requests."""
     with tempfile.TemporaryDirectory() as folder:
         save_small_model("qwen3", Path(folder))
-        asked = make_requests(12, max_tokens=10 if scale.is_toy else 40)
-        yield from _compared(scale, Path(folder), asked, WAYS)
-        if scale.is_toy:
-            with triton_in_place_of_cpu(calls):
-                yield from _compared(
-                    scale,
-                    Path(folder),
-                    # With two choices and a penalty, and one sequence more than may run.
-                    make_requests(4, max_tokens=2),
-                    [WAYS[0], Way(graphs=True, lag=1, has_prefix_cache=True)],
-                    ", interpreted",
-                )
-        else:
-            yield from _in_bfloat16(scale, Path(folder), asked)
+        yield Path(folder), make_requests(12, max_tokens=10 if scale.is_toy else 40)
 
 
 def make_requests(count: int, *, max_tokens: int) -> list[Request]:
@@ -153,21 +140,30 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
 
 
 def _compared(
-    scale: Scale, folder: Path, asked: Sequence[Request], ways: Sequence[Way], note: str = ""
+    scale: Scale, ways: Sequence[Way], asked: Sequence[Request] | None = None, note: str = ""
 ) -> Iterator[Line]:
-    expected = run(scale, folder, asked, ways[0]).tokens
-    for way in ways[1:]:
-        outcome = run(scale, folder, asked, way)
-        is_right = outcome.tokens == expected and outcome.was_disturbed(way)
-        yield Line(f"same tokens: {way}{note}", _figures(outcome, expected), is_right)
+    with _given(scale) as (folder, requests):
+        expected = run(scale, folder, asked or requests, ways[0]).tokens
+        for way in ways[1:]:
+            outcome = run(scale, folder, asked or requests, way)
+            is_right = outcome.tokens == expected and outcome.was_disturbed(way)
+            yield Line(f"same tokens: {way}{note}", _figures(outcome, expected), is_right)
 
 
-def _in_bfloat16(scale: Scale, folder: Path, asked: Sequence[Request]) -> Iterator[Line]:
+def _interpreted(scale: Scale, calls: Counter[str]) -> Iterator[Line]:
+    with triton_in_place_of_cpu(calls):
+        # With two choices and a penalty, and one sequence more than may run.
+        asked = make_requests(4, max_tokens=2)
+        yield from _compared(scale, [WAYS[0], Way(graphs=True, lag=1, has_prefix_cache=True)], asked, ", interpreted")
+
+
+def _in_bfloat16(scale: Scale) -> Iterator[Line]:
     """Report bfloat16, never wrong: another number of rows may select another product kernel and flip a tie."""
-    expected = run(scale, folder, asked, WAYS[0], dtype="bfloat16").tokens
-    for way in (WAYS[0], Way(graphs=True, lag=1), WAYS[-1]):
-        figures = _figures(run(scale, folder, asked, way, dtype="bfloat16"), expected)
-        yield Line(f"same tokens, bfloat16, for the record: {way}", figures)
+    with _given(scale) as (folder, asked):
+        expected = run(scale, folder, asked, WAYS[0], dtype="bfloat16").tokens
+        for way in (WAYS[0], Way(graphs=True, lag=1), WAYS[-1]):
+            figures = _figures(run(scale, folder, asked, way, dtype="bfloat16"), expected)
+            yield Line(f"same tokens, bfloat16, for the record: {way}", figures)
 
 
 def _figures(outcome: EngineRun, expected: Tokens) -> dict[str, float | str]:

@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool memcheck python -m benchmarks.gpu.checks.sanitizer      # the checked program
 
-Runs in a separate process alongside the section "parity", which measures no time. torch's memory caching is off there,
-so that each tensor ends where its memory does.
+Part of section "parity", which measures no time. torch's memory caching is off there, so that each tensor ends where
+its memory does.
 """
 
 # torch's types are partial.
@@ -12,13 +12,15 @@ so that each tensor ends where its memory does.
 import os
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from benchmarks.gpu.process import Child
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import CpuTimer, Scale
 
@@ -44,31 +46,29 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or next(filter(None, found), None)
 
 
-@contextmanager
-def sanitizing(scale: Scale) -> Generator[Callable[[], Iterator[Line]]]:
-    """Start the available tools, and yield a function for their results; unfinished ones are ended."""
+def sanitized(scale: Scale) -> Groups:
+    """Return a group for each tool, or one that says why there are none."""
     binary = find_sanitizer()
     if binary is None or scale.is_toy:
         why = "not present: compute-sanitizer" if binary is None else "not run: it needs a card"
-        yield lambda: iter([Line("compute-sanitizer", {"note": why})])
-        return
-    with ExitStack() as stack:
-        runs = {tool: stack.enter_context(sanitized(binary, tool, SMALL_RUN)) for tool in TOOLS}
-        yield lambda: (line_of(tool, run) for tool, run in runs.items())
+        return {"compute-sanitizer": lambda: [Line("compute-sanitizer", {"note": why})]}
+    return {tool: partial(_lines, binary, tool) for tool in TOOLS}
 
 
-def sanitized(binary: str, tool: str, program: Sequence[str]) -> Child:
-    """Start `program` under a tool."""
+def _lines(binary: str, tool: str) -> list[Line]:
+    return [line_under(binary, tool, SMALL_RUN)]
+
+
+def line_under(binary: str, tool: str, program: Sequence[str]) -> Line:
+    """Run `program` under a tool. Wrong: a wrong result, or an error found."""
     command = (binary, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", *program)
-    return Child(command, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-
-
-def line_of(tool: str, run: Child) -> Line:
-    """Wait for all tools, up to a shared limit. Wrong: a wrong result, or an error found."""
-    name, code = f"compute-sanitizer, {tool}", run.wait(LIMIT_S)
-    if code is None:
+    name, began_s = f"compute-sanitizer, {tool}", time.monotonic()
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False, env=environment)
+    except subprocess.TimeoutExpired:
         return Line(name, {"note": f"not over after {LIMIT_S:g} s: nothing is known"})
-    output = run.output()
+    code, output = done.returncode, done.stdout.splitlines()
     last_words = (output or ["nothing"])[-1].strip("= ")
     if code == WRONG:
         said = [text for text in output if not text.startswith("=")]
@@ -77,7 +77,7 @@ def line_of(tool: str, run: Child) -> Line:
         # FOUND is returned only if the program ended well: the findings may be why it did not.
         has_found = TOOLS[tool] and re.search("ERROR SUMMARY: [1-9]", last_words) is not None
         return Line(name, {"note": f"did not end well ({code}): {last_words}"}, not has_found)
-    return Line(name, {"s": run.age_s, "found": last_words}, code == 0 or not TOOLS[tool])
+    return Line(name, {"s": time.monotonic() - began_s, "found": last_words}, code == 0 or not TOOLS[tool])
 
 
 def main() -> int:
@@ -87,7 +87,8 @@ def main() -> int:
     device = torch.device("cuda")
     scale = Scale(device=device, timer=CpuTimer(), is_toy=True, dtypes=[torch.float16], dtype=torch.float16)
     with torch.inference_mode():
-        wrong = [line.name for line in gpu_checks.kernels(scale) if not line.is_right]
+        lines = [line for group in gpu_checks.groups(scale).values() for line in group()]
+    wrong = [line.name for line in lines if not line.is_right]
     if wrong:
         print(f"wrong under the sanitizer: {', '.join(wrong)}")
     return WRONG if wrong else 0

@@ -5,11 +5,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any  # functions of torch whose arguments differ by version
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from benchmarks.gpu.checks.accuracy import attend
 from benchmarks.gpu.report import Line
@@ -34,6 +36,9 @@ SHAPES: dict[str, Lengths] = {
     "chunk of 2048 after 30720": ([2048], [32_768]),
 }
 """Name to query lengths and context lengths; the 8B shape."""
+
+UNPREFIXED = ("prefill of 8192", "prefills, 16 of 512")
+"""Shapes of prompts without a prefix."""
 
 COMPILED = ("decode, 32 x 8192", "prefill of 8192")
 """Shapes that FlexAttention is compiled for, which takes as long as everything else."""
@@ -105,14 +110,30 @@ def flex(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Theirs:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     attention: Any = torch.compile(flex_attention, dynamic=False) if keys.is_cuda else flex_attention
-    num_seqs, (query_len, context_len) = len(inputs.context_lens), (inputs.max_query_len, inputs.max_context_len)
-
-    def apart(x: Tensor, length: int) -> Tensor:
-        return x.view(num_seqs, length, *x.shape[1:]).transpose(1, 2).contiguous()  # [S, heads, length, D]
+    query_len, context_len = inputs.max_query_len, inputs.max_context_len
 
     def is_seen(_sequence: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key <= query + (context_len - query_len)
 
     mask = create_block_mask(is_seen, None, None, query_len, context_len, device=keys.device) if query_len > 1 else None
-    query, keys, values = apart(inputs.query, query_len), apart(keys, context_len), apart(values, context_len)
+    query, keys, values = _apart(inputs, keys, values)
     return lambda: attention(query, keys, values, block_mask=mask, enable_gqa=True).transpose(1, 2).flatten(0, 1)
+
+
+def cudnn(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Theirs:
+    """Return cuDNN's attention on a GPU, for equal sequences without a prefix; torch's own choice elsewhere."""
+    query, keys, values = _apart(inputs, keys, values)
+
+    def attention() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if query.is_cuda else nullcontext():
+            out = scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    return attention
+
+
+def _apart(inputs: AttentionInputs, keys: Tensor, values: Tensor) -> Iterator[Tensor]:
+    """Yield queries, keys and values of equal sequences, `[S, heads, length, D]` each."""
+    num_seqs = len(inputs.context_lens)
+    for x in (inputs.query, keys, values):
+        yield x.view(num_seqs, -1, *x.shape[1:]).transpose(1, 2).contiguous()

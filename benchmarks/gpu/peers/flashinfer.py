@@ -1,15 +1,9 @@
-"""flashinfer's paged attention compared with ours, if the package is installed.
-
-    python -m benchmarks.gpu.peers.flashinfer      # started by `benchmarks gpu`: lines of JSON
-
-It runs in a separate process with a time limit: its first use may compile for minutes, and its failures stay there.
-"""
+"""flashinfer's paged attention compared with ours, if the package is installed: part of section "peers"."""
 
 # torch's types are partial, and flashinfer may be absent.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Protocol, cast
@@ -18,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.gpu.peers.attention import compared
-from benchmarks.gpu.process import Child, ChildFailed, print_lines
+from benchmarks.gpu.peers.attention import compared, first_words
 from benchmarks.gpu.report import Line
-from benchmarks.gpu.scale import Scale, card_scale
+from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.speed.kernels import plain_attention
 from benchmarks.kernels.cases import AttentionInputs
 
-LIMIT_S = 60.0
 SHAPES: dict[str, tuple[list[int], list[int]]] = {
     "decode, 32 x 2048": ([1] * 32, [2048] * 32),
     "decode, 32 x 8192": ([1] * 32, [8192] * 32),
@@ -53,7 +45,7 @@ class FlashInfer(Protocol):
 
 
 def flashinfer_lines(scale: Scale) -> Iterator[Line]:
-    """Yield its lines, or one that says why there are none."""
+    """Yield its lines, or one that says why there are none. Its first use may compile for minutes."""
     if importlib.util.find_spec("flashinfer") is None:
         yield Line("flashinfer", {"note": "not present: the package flashinfer"})
         return
@@ -61,21 +53,13 @@ def flashinfer_lines(scale: Scale) -> Iterator[Line]:
         yield Line("flashinfer", {"note": "not run: it needs a card"})
         return
     try:
-        with Child((sys.executable, "-m", "benchmarks.gpu.peers.flashinfer")) as child:
-            yield from child.lines(LIMIT_S)
-    except ChildFailed as error:
-        yield Line("flashinfer", {"note": f"cannot: {error}"})
-
-
-def main() -> None:
-    """Measure each shape, and print its line."""
-    flashinfer = cast("FlashInfer", import_module("flashinfer"))
-    scale = card_scale()
-    workspace = torch.empty(2**28, dtype=torch.uint8, device=scale.device)
-    with torch.inference_mode():
+        flashinfer = cast("FlashInfer", import_module("flashinfer"))
+        workspace = torch.empty(2**28, dtype=torch.uint8, device=scale.device)
         for name, (query_lens, context_lens) in SHAPES.items():
             inputs = plain_attention(scale, query_lens, context_lens, HEADS)
-            print_lines([compared(scale, f"flashinfer, {name}", inputs, planned(flashinfer, workspace, inputs))])
+            yield compared(scale, f"flashinfer, {name}", inputs, planned(flashinfer, workspace, inputs))
+    except Exception as error:  # noqa: BLE001 - any error of a peer becomes a line, and ours continue
+        yield Line("flashinfer", {"note": f"cannot: {first_words(error)}"})
 
 
 def planned(flashinfer: FlashInfer, workspace: Tensor, inputs: AttentionInputs) -> Callable[[], Tensor]:
@@ -96,7 +80,3 @@ def planned(flashinfer: FlashInfer, workspace: Tensor, inputs: AttentionInputs) 
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
         wrapper.plan(inputs.query_start_locs, *tables, *HEADS, size, causal=True, **kinds)
     return lambda: wrapper.run(inputs.query, memory)
-
-
-if __name__ == "__main__":
-    main()

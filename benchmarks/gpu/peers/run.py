@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm as torch_rms_norm
 
-from benchmarks.gpu.peers.attention import COMPILED, SHAPES, attention_peers, both_us, flex, varlen
+from benchmarks.gpu.peers.attention import COMPILED, SHAPES, UNPREFIXED, attention_peers, both_us, cudnn, flex, varlen
 from benchmarks.gpu.peers.engines import engines
 from benchmarks.gpu.peers.flashinfer import flashinfer_lines
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from benchmarks.kernels.cases import make_options
@@ -25,16 +26,21 @@ from sluice.kernels.rms_norm.kernel import rms_norm_triton
 from sluice.kernels.sample.kernel import sample_triton
 
 
-def peers(scale: Scale) -> Iterator[Line]:
-    """Quick sections first; those that compile or may fail last."""
-    shapes = {"toy prefill": ([16], [16])} if scale.is_toy else SHAPES
-    yield from attention_peers(scale, shapes, "varlen_attn", varlen)
-    yield from _norms(scale)
-    yield from _draws(scale)
-    yield from engines(scale)
-    flexible = shapes if scale.is_toy else {name: SHAPES[name] for name in COMPILED}
-    yield from attention_peers(scale, flexible, "flex_attention", flex)
-    yield from flashinfer_lines(scale)
+def groups(scale: Scale) -> Groups:
+    """Return quick groups first; those that compile or may fail last."""
+    toy = {"toy prefill": ([16], [16])}
+    shapes, unprefixed, flexible = (
+        toy if scale.is_toy else {name: SHAPES[name] for name in names} for names in (SHAPES, UNPREFIXED, COMPILED)
+    )
+    return {
+        "varlen_attn": lambda: attention_peers(scale, shapes, "varlen_attn", varlen),
+        "cuDNN": lambda: attention_peers(scale, unprefixed, "cuDNN", cudnn),
+        "norms": lambda: _norms(scale),
+        "sampling": lambda: _draws(scale),
+        "engines": lambda: engines(scale),
+        "flashinfer": lambda: flashinfer_lines(scale),
+        "flex_attention": lambda: attention_peers(scale, flexible, "flex_attention", flex),
+    }
 
 
 # Operators

@@ -9,11 +9,17 @@ all jobs at once; then Poisson arrivals at fractions of the bare engine's throug
 
 from collections.abc import Iterator
 
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 
 
-def service(scale: Scale) -> Iterator[Line]:
+def groups(scale: Scale) -> Groups:
+    """Return one group: a line with the missing component, or the service's cost and waiting times."""
+    return {"service": lambda: _service(scale)}
+
+
+def _service(scale: Scale) -> Iterator[Line]:
     """Yield the service's cost and the waiting times of its jobs, or a line with the missing component."""
     try:
         from benchmarks.gpu.service import load as gpu_service_load

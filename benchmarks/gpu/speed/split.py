@@ -10,11 +10,13 @@ stands for the device.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from random import Random
 
 from benchmarks.engine.bare import Job
 from benchmarks.gpu.peers.engines import empty_device, random_runner, run_ours, warm_up
+from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from benchmarks.trace.engine import ENGINE_PLACES, Tracing
@@ -26,18 +28,21 @@ STAGES = {"plan": "plan", "lay out": "layout", "forward": "launch", "sample": "l
 """Marks by their names here; the rest of a step is commit, text, and the transitions between stages."""
 
 
-def split(scale: Scale) -> Iterator[Line]:
-    """Measure decodes alone, and decodes with a steady flow of prompts, with a small and a large model."""
-    max_num_seqs, shapes = (4, ["toy"]) if scale.is_toy else (64, ["0.6B", "8B"])
-    for shape in shapes:
-        runner = random_runner(scale, shape, max_num_seqs=max_num_seqs)
-        for name, jobs in _loads(scale, max_num_seqs).items():
-            warm_up(runner, jobs, max_num_seqs=max_num_seqs)
-            yield _line(
-                scale, f"{shape}, {max_num_seqs} at once, {name}", lambda r=runner, j=jobs: _run(r, j, max_num_seqs)
-            )
-        del runner
-        empty_device(scale)
+def groups(scale: Scale) -> Groups:
+    """Return decodes alone, and decodes with a steady flow of prompts, with a small and a large model."""
+    return {shape: partial(_split, scale, shape) for shape in (["toy"] if scale.is_toy else ["0.6B", "8B"])}
+
+
+def _split(scale: Scale, shape: str) -> Iterator[Line]:
+    max_num_seqs = 4 if scale.is_toy else 64
+    runner = random_runner(scale, shape, max_num_seqs=max_num_seqs)
+    for name, jobs in _loads(scale, max_num_seqs).items():
+        warm_up(runner, jobs, max_num_seqs=max_num_seqs)
+        yield _line(
+            scale, f"{shape}, {max_num_seqs} at once, {name}", lambda r=runner, j=jobs: _run(r, j, max_num_seqs)
+        )
+    del runner
+    empty_device(scale)
 
 
 def _run(runner: ModelRunner, jobs: Sequence[Job], max_num_seqs: int) -> None:
