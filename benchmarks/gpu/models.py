@@ -208,7 +208,7 @@ def calls_line(calls: Counter[str]) -> Line:
 
 # Compared with transformers
 
-_SMALL: dict[str, object] = {
+SMALL: dict[str, object] = {
     "vocab_size": 211,
     "hidden_size": 192,
     "intermediate_size": 256,
@@ -260,7 +260,7 @@ def save_small_model(name: str, folder: Path) -> Any:  # noqa: ANN401 - transfor
     disable_progress_bar()
     torch.manual_seed(0)
     model_type, extra = FAMILIES[name]
-    config = AutoConfig.for_model(model_type, **(_SMALL | extra))
+    config = AutoConfig.for_model(model_type, **(SMALL | extra))
     # transformers' SDPA ignores a soft cap.
     attention = {"attn_implementation": "eager"} if "attn_logit_softcapping" in extra else {}
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention).eval()
