@@ -155,8 +155,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def deadlines_s(names: Sequence[str], total_s: float) -> list[float]:
-    """Return each section's deadline in seconds from the start, which reserves the time of later sections."""
-    return [total_s - sum(SECTIONS[later].budget_s for later in names[at + 1 :]) for at in range(len(names))]
+    """Return each section's deadline in seconds from the start, which reserves the time of later sections.
+
+    In less time than they need together, each has its share.
+    """
+    budgets_s = [SECTIONS[name].budget_s for name in names]
+    share = min(1.0, total_s / sum(budgets_s))
+    return [total_s - share * sum(budgets_s[at + 1 :]) for at in range(len(names))]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -113,6 +113,11 @@ class TestGivenLittleTime:
     def test_when_one_section_is_asked_for_then_it_has_all_of_it(self) -> None:
         assert deadlines_s(["step"], 570) == [570]
 
+    def test_when_there_is_less_than_sections_need_then_each_has_its_share(self) -> None:
+        needed = [SECTIONS[name].budget_s for name in ("timing", "step")]
+
+        assert deadlines_s(["timing", "step"], sum(needed) / 2) == pytest.approx([needed[0] / 2, sum(needed) / 2])
+
     def test_when_the_time_is_over_then_nothing_is_begun(self, tmp_path: Path) -> None:
         report = Report(tmp_path / "gpu.jsonl")
 

@@ -112,7 +112,7 @@ class TestGivenTheLaunchersOfACard:
             sample_triton(logits, options, out=torch.empty(5, dtype=torch.int64, device=META))
 
         assert logits.shape == (5, 211)
-        assert any("attention" in name for name in launched)
+        assert len(launched) > 4 * decoder.config.num_layers
 
 
 @pytest.mark.gpu
