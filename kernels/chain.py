@@ -1,7 +1,7 @@
 """Implementation of each operation on a GPU: its own Triton kernel, or below it torch's operators, which always work.
 
 A process chooses once, before its first step: recorded steps keep what they were recorded with. What chooses is
-`engine/execution/kernel_trial.py`. The products in 16 and 32 bits are the library's (cuBLAS) in any case.
+`engine/execution/kernel_trial.py`. Most products in 16 and 32 bits are the library's (cuBLAS) in any case.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,8 @@ OPERATIONS: Mapping[str, bool] = {
 }
 """Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.
 
-Those of attention read the lengths of sequences on the host. `linear` is the product in int8.
+Those of attention read the lengths of sequences on the host. `linear` is the product in int8, and in 16
+bits of very few rows.
 """
 
 

@@ -126,14 +126,15 @@ def _products(scale: "Scale", shape: str) -> Iterator[tuple[str, Sequence[int]]]
     from sluice.kernels.linear.kernel import ProductConfig, product_config, product_key
 
     for out_size, in_size in WEIGHTS[shape]:
-        kind = {"out_size": out_size, "in_size": in_size, "element_bytes": scale.dtype.itemsize}
+        num_tokens = 2 if scale.is_toy else 16
+        kind = {"out_size": out_size, "in_size": in_size, "num_tokens": num_tokens}
         rule = product_config(**kind)
         weight, scales = quantized(torch.randn(out_size, in_size, device=scale.device))
         # More weights than the GPU's cache holds, as in the layers of a model.
         weights = [weight.clone() for _ in range(1 if scale.is_toy else max(1, 2**28 // weight.numel()))]
-        x = torch.randn(2 if scale.is_toy else 16, in_size, device=scale.device).to(scale.dtype)
+        x = torch.randn(num_tokens, in_size, device=scale.device).to(scale.dtype)
 
-        sizes = product((32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (4, 8), (3, 4, 5))
+        sizes = product((64, 128), (8, 16), (128, 256), (1, 2, 4), (4, 8), (3, 4, 5))
         candidates = [ProductConfig(*size) for size in sizes]
         label = f"{shape}, int8 {out_size} x {in_size}"
         best = fastest(

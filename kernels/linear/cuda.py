@@ -1,4 +1,4 @@
-"""Matrix products on a GPU: the library's (cuBLAS), or over weights in int8."""
+"""Matrix products on a GPU: the library's (cuBLAS), except for very few rows; or over weights in int8."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,21 +7,45 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
-from sluice.kernels.linear.int8 import dequantized, quantized
+from sluice.kernels.linear.int8 import MAX_IN_SIZE, dequantized, quantized
 from sluice.kernels.linear.plain import GatedLinear, Linear, PlainLinear
 
 MAX_KERNEL_ROWS = 256
-"""Rows above which a product is compute-bound, so that widening the weight for the library pays.
-Calculated, not measured: widening writes and reads 4 more bytes per weight, about 1 ps at 4 TB/s, and at 256 rows a
-product at half the library's rate of 700 TFLOP/s loses 0.7 ps per weight to it.
+"""Rows above which widening the weight for the library takes less time than the product in integers, on an H200."""
+
+_FEW_ROWS = ((4, 2**22 - 1), (2, 2**24))
+"""Rows, and the number of weights up to which `few_rows` is the fastest for so many; for one row it always is.
+Measured on an H200, compared with cuBLAS in 16 bits and with the product in integers: for more rows, the arithmetic of
+large weights takes longer than their bytes.
 """
 
 _WIDENED_ROWS = 16_384
 """Rows of a weight that are widened at once: they need additional memory."""
+
+
+class HalfLinear:
+    """A product over a weight in 16 bits: the library's, or for very few rows a kernel here that reads it faster."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take `weight` `[N, K]`, contiguous, as it is."""
+        self._weight = weight
+        self._bias = bias
+        self._max_few_rows = max_few_rows(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply `x` `[T, K]` to `[T, N]`."""
+        if not 0 < x.shape[0] <= self._max_few_rows or path_of("linear", x) is Path.TORCH:
+            return F.linear(x, self._weight, self._bias)
+        from sluice.kernels.linear.few_rows import few_rows_triton
+
+        out = x.new_empty(x.shape[0], self._weight.shape[0])
+        few_rows_triton(x, self._weight, None, self._bias, out=out)
+        return out
 
 
 class Int8Linear:
@@ -31,6 +55,7 @@ class Int8Linear:
         """Round `weight` `[N, K]` to int8."""
         self._weight, self._scales = quantized(weight)
         self._bias = bias
+        self._max_few_rows = max_few_rows(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, N]`."""
@@ -38,14 +63,20 @@ class Int8Linear:
         if path_of("linear", x) is Path.TORCH:
             self._multiply_widened(x, out, _widen_torch)
         elif x.shape[0] <= MAX_KERNEL_ROWS:
-            from sluice.kernels.linear.kernel import int8_product_triton
-
-            int8_product_triton(x, self._weight, self._scales, self._bias, out=out)
+            self._multiply_directly(x, out)
         else:
             from sluice.kernels.linear.kernel import widen_triton
 
             self._multiply_widened(x, out, widen_triton)
         return out
+
+    def _multiply_directly(self, x: Tensor, out: Tensor) -> None:
+        from sluice.kernels.linear.few_rows import few_rows_triton
+        from sluice.kernels.linear.kernel import int8_product_triton
+
+        is_few = 0 < x.shape[0] <= self._max_few_rows
+        multiply = few_rows_triton if is_few else int8_product_triton
+        multiply(x, self._weight, self._scales, self._bias, out=out)
 
     def _multiply_widened(self, x: Tensor, out: Tensor, widen: "Widen") -> None:
         for first in range(0, out.shape[1], _WIDENED_ROWS):
@@ -70,20 +101,24 @@ def _widen_torch(weight: Tensor, scales: Tensor, *, out: Tensor) -> None:
     out.copy_(dequantized(weight, scales, out.dtype))
 
 
+def max_few_rows(weight: Tensor) -> int:
+    """Return the number of rows up to which `few_rows` is the fastest for a weight; interpreted, it is the slowest."""
+    if not weight.is_cuda:
+        return 0
+    return next((rows for rows, most in _FEW_ROWS if weight.numel() <= most), 1)
+
+
 def pack_linear_cuda(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> Linear:
     """Prepare one product.
-
-    In the weight's own dtype the library is used: at prefill shapes no kernel here comes near it; whether it reads
-    weights at the memory's rate at decode shapes is measured by `benchmarks gpu --sections roof`. In int8 a kernel here
-    is used: the library has no product of floats and int8.
 
     Raises:
         ValueError: int8 is not supported for it.
     """
-    if not is_int8:
-        return PlainLinear(weight, bias)
     is_half = weight.dtype in (torch.float16, torch.bfloat16)
+    if not is_int8:
+        return HalfLinear(weight, bias) if is_half and weight.is_contiguous() else PlainLinear(weight, bias)
     check(is_half, "int8 needs a model in float16 or bfloat16, got {}", weight.dtype)
+    check(weight.shape[1] <= MAX_IN_SIZE, "int8 needs rows of at most {}, got {}", MAX_IN_SIZE, weight.shape[1])
     return Int8Linear(weight, bias)
 
 

@@ -6,6 +6,9 @@
 import torch
 from torch import Tensor
 
+MAX_IN_SIZE = 2**16
+"""Largest K of the product in integers on a GPU: up to here products of two int8 do not overflow 32 bits."""
+
 _QUANTIZED_ROWS = 1024
 
 

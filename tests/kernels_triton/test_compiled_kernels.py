@@ -9,6 +9,7 @@ import torch
 from benchmarks.gpu.checks.block_copies import copy_by_kernel
 from benchmarks.kernels.cases import generator_on, make_options, make_penalties
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
+from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
@@ -215,9 +216,9 @@ class TestGivenTheOtherKernels:
         check_fits(compiled)
         assert [one.name for one in compiled] == ["_kept_set_kernel", "_draw_kernel", "_choose_kernel"]
 
-    @pytest.mark.parametrize(("out_size", "in_size"), [(6144, 4096), (4096, 14_336), (3072, 1000)])
-    @pytest.mark.parametrize("num_tokens", [1, 64])
-    def test_when_a_product_in_int8_is_compiled_then_it_fits_and_reads_ahead(
+    @pytest.mark.parametrize(("out_size", "in_size"), [(28_672, 4096), (4096, 14_336), (3072, 896)])
+    @pytest.mark.parametrize("num_tokens", fast_only([16], [8, 64]))
+    def test_when_a_product_in_int8_is_compiled_then_it_multiplies_int8_and_reads_ahead(
         self, out_size: int, in_size: int, num_tokens: int
     ) -> None:
         x = torch.zeros(num_tokens, in_size, dtype=torch.bfloat16)
@@ -228,7 +229,25 @@ class TestGivenTheOtherKernels:
             int8_product_triton(x, weight, scales, x[0, :1].expand(out_size), out=out)
 
         check_fits(compiled)
-        assert "cp.async" in compiled[0].ptx
+        product = next(one.ptx for one in compiled if one.name == "_int8_product_kernel")
+        assert "s32.s8.s8" in product
+        assert "cp.async" in product
+        assert "ld.shared.b8" not in product
+
+    @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.int8])
+    @pytest.mark.parametrize("num_tokens", [1, 4])
+    def test_when_a_product_of_few_rows_is_compiled_then_it_keeps_them_in_registers(
+        self, num_tokens: int, weight_dtype: torch.dtype
+    ) -> None:
+        x, weight = torch.zeros(num_tokens, 3072, dtype=torch.bfloat16), torch.zeros(1024, 3072, dtype=weight_dtype)
+        scales = torch.zeros(1024) if weight_dtype == torch.int8 else None
+
+        with CompileInstead() as compiled:
+            few_rows_triton(x, weight, scales, None, out=torch.zeros(num_tokens, 1024, dtype=torch.bfloat16))
+
+        check_fits(compiled)
+        # What the four warps exchange for their sums, and no tile.
+        assert compiled[0].shared_bytes <= 64
 
     def test_when_the_widening_is_compiled_then_it_fits(self) -> None:
         weight = torch.zeros(8, 4096, dtype=torch.int8)

@@ -13,11 +13,13 @@ from torch import Tensor
 from benchmarks.kernels.cases import agreement, generator_on, product_agreement, random_tensor, same_bits
 from sluice.kernels.linear import cuda
 from sluice.kernels.linear.cuda import Int8Linear, pack_linear_cuda
-from sluice.kernels.linear.int8 import dequantized, quantized
+from sluice.kernels.linear.few_rows import FewRowsConfig, few_rows_triton
+from sluice.kernels.linear.int8 import MAX_IN_SIZE, dequantized, quantized
 from sluice.kernels.linear.kernel import ProductConfig, int8_product_triton, product_config, widen_triton
 from tests.kernels_triton.devices import DEVICES
 
-SPLIT = ProductConfig(block_n=16, block_k=16, num_parts=3, num_warps=4, num_stages=2)
+SPLIT = ProductConfig(block_n=64, block_t=16, block_k=32, num_parts=3, num_warps=4, num_stages=2)
+FEW = FewRowsConfig(block_n=2, block_k=32, num_warps=1)
 
 
 def narrow_weight(out_size: int, in_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -103,14 +105,70 @@ class TestGivenAWeightInInt8:
         assert out[1].isnan().all()
         assert same_bits(out[::2].contiguous(), undisturbed[::2].contiguous())
 
-    def test_when_other_rows_come_and_go_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
+    def test_when_rows_tiles_or_parts_change_then_a_row_keeps_its_bits(self, device: str, dtype: torch.dtype) -> None:
         generator = generator_on(device)
         weight, scales = narrow_weight(48, 200, generator)
         x = random_tensor(20, 200, dtype=dtype, generator=generator)
 
         many = multiply(x, weight, scales, None, SPLIT)
 
-        assert same_bits(multiply(x[:1], weight, scales, None, SPLIT), many[:1])
+        for num_rows, config in ((1, SPLIT), (1, None), (20, None)):
+            assert same_bits(multiply(x[:num_rows], weight, scales, None, config), many[:num_rows])
+
+    def test_when_an_element_is_a_million_times_the_others_then_they_still_count(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        weight = torch.ones(16, 64, dtype=torch.int8, device=device)
+        weight[:, 0] = 0
+        x = torch.full((1, 64), 0.0078125, dtype=dtype, device=device)
+        x[0, 0] = 8192
+
+        out = multiply(x, weight, torch.ones(16, device=device), None, None)
+
+        assert torch.equal(out, torch.full_like(out, 63 / 128))
+
+    @pytest.mark.parametrize("largest", [0.0, 2.0**-24, 65504.0])
+    def test_when_all_of_a_row_is_tiny_or_huge_then_it_is_exact(
+        self, device: str, dtype: torch.dtype, largest: float
+    ) -> None:
+        weight = torch.tensor([[-127, 127, 1]], dtype=torch.int8, device=device).repeat(16, 1)
+        x = torch.tensor([[largest, -largest, 0.0]], dtype=dtype, device=device)
+
+        out = multiply(x, weight, torch.full((16,), 2.0**-8, device=device), None, None)
+
+        assert torch.equal(out, (x[:, :1].double() * -254 / 256).to(dtype).expand(1, 16))
+
+    def test_when_k_is_the_largest_then_nothing_overflows(self, device: str, dtype: torch.dtype) -> None:
+        weight = torch.full((1, MAX_IN_SIZE), -127, dtype=torch.int8, device=device)
+        x = torch.full((1, MAX_IN_SIZE), -127 / 64, dtype=dtype, device=device)
+
+        out = multiply(x, weight, torch.full((1,), 2.0**-16, device=device), None, None)
+
+        assert torch.allclose(out.double(), x[:, :1].double() * -127, rtol=torch.finfo(dtype).eps)
+
+    @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+    @pytest.mark.parametrize(("out_size", "in_size"), [(1, 1), (5, 130), (8, 64)])
+    def test_when_rows_are_very_few_then_their_kernel_agrees_and_a_row_keeps_its_bits(
+        self, device: str, dtype: torch.dtype, num_tokens: int, out_size: int, in_size: int
+    ) -> None:
+        generator = generator_on(device)
+        weight, scales = narrow_weight(out_size, in_size, generator)
+        x = random_tensor(num_tokens, in_size + 3, dtype=dtype, generator=generator)
+        x[:, in_size:] = float("nan")
+        x = x[:, :in_size]
+        bias = random_tensor(out_size, dtype=dtype, generator=generator) if num_tokens % 2 else None
+        out, wide, one = (
+            torch.full((num_tokens + 1, out_size), float("nan"), dtype=dtype, device=device) for _ in "abc"
+        )
+
+        few_rows_triton(x, weight, scales, bias, out=out[:-1], config=FEW)
+        few_rows_triton(x, dequantized(weight, torch.ones_like(scales), dtype), None, bias, out=wide[:-1])
+        few_rows_triton(x[-1:], weight, scales, bias, out=one[:1], config=FEW)
+
+        assert product_agreement(out[:-1], x, weight, scales, bias).holds
+        assert product_agreement(wide[:-1], x, weight, torch.ones_like(scales), bias).holds
+        assert out[-1].isnan().all()
+        assert same_bits(one[0], out[-2])
 
     def test_when_it_is_widened_then_it_is_what_the_int8_stand_for(self, device: str, dtype: torch.dtype) -> None:
         weight, scales = narrow_weight(9, 130, generator_on(device))
@@ -142,17 +200,17 @@ class TestGivenAWeightInInt8:
 
 
 class TestGivenTheConfigurations:
-    @pytest.mark.parametrize("element_bytes", [2, 4])
+    @pytest.mark.parametrize("num_tokens", [1, 8, 9, 16, 17, 64, 256])
     @pytest.mark.parametrize("out_size", [1, 64, 3072, 4096, 28_672, 151_936])
     def test_when_one_is_chosen_then_parts_are_long_enough_and_no_more_than_fill_a_card(
-        self, element_bytes: int, out_size: int
+        self, num_tokens: int, out_size: int
     ) -> None:
         for in_size in (1, 64, 1024, 4096, 14_336):
-            config = product_config(out_size=out_size, in_size=in_size, element_bytes=element_bytes)
-            steps = -(-in_size // config.block_k)
+            config = product_config(out_size=out_size, in_size=in_size, num_tokens=num_tokens)
+            num_programs = -(-out_size // config.block_n) * -(-num_tokens // config.block_t)
 
-            assert 1 <= config.num_parts <= max(1, steps // 8)
-            assert config.num_parts == 1 or config.num_parts * -(-out_size // config.block_n) <= 256
+            assert config.num_parts == 1 or in_size // config.num_parts >= 16 * config.block_k
+            assert config.num_parts == 1 or config.num_parts * num_programs <= 2 * 132
 
 
 class TestGivenWhatInt8CannotDo:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from benchmarks.gpu.checks.accuracy import Heads, Lengths, attend
+from benchmarks.gpu.checks.accuracy import attend
 from benchmarks.gpu.checks.block_copies import on_device
 from benchmarks.gpu.models import decode_tensors
 from benchmarks.gpu.process import Groups
@@ -29,7 +29,7 @@ from benchmarks.kernels.cases import AttentionInputs, generator_on, make_cos_sin
 from sluice.kernels.copy_blocks import block_runs
 from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
-from sluice.kernels.linear.cuda import Int8Linear
+from sluice.kernels.linear.cuda import HalfLinear, Int8Linear
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.penalties.cpu import apply_penalties_cpu
@@ -42,6 +42,12 @@ from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
+
+Lengths = tuple[list[int], list[int]]
+"""Query lengths and context lengths."""
+
+Heads = tuple[int, int, int]
+"""Query heads, key-value heads, head size."""
 
 HEADS: dict[str, Heads] = {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
 TOY_HEADS: Heads = (4, 2, 16)
@@ -308,14 +314,15 @@ def _write_of(scale: Scale, num_tokens: int, *, has_norm: bool) -> Call:
 
 
 def _products(scale: Scale) -> Iterator[Line]:
-    """Measure weights in int8 compared with the library's product over the same in two bytes, to find the crossover."""
+    """Measure weights in int8, and few rows in 16 bits, compared with the library's product in 16 bits."""
     for name, (out_size, in_size) in ({"toy": (64, 48)} if scale.is_toy else SKINNY_SHAPES).items():
         weight = _random(scale, out_size, in_size)
         # More weights than the GPU's cache holds, as in the layers of a model.
         copies = 1 if scale.is_toy else max(1, BEYOND_CACHE_BYTES // weight.numel())
         linears = [Int8Linear(weight, None) for _ in range(copies)]
         weights = [weight.clone() for _ in range(copies)]
-        for rows in scale.pick([1, 16, 64, 256, 512], [2]):
+        halves = [HalfLinear(weight, None) for weight in weights]
+        for rows in scale.pick([1, 2, 8, 32, 64, 256, 512], [2]):
             x = _random(scale, rows, in_size)
             us = scale.timer.device_us(lambda x=x, linears=linears: [linear(x) for linear in linears]) / copies
             num_bytes = out_size * in_size + scale.dtype.itemsize * rows * (out_size + in_size)
@@ -324,6 +331,10 @@ def _products(scale: Scale) -> Iterator[Line]:
                 scale.timer.device_us(lambda x=x, weights=weights: [F.linear(x, w) for w in weights]) / copies
             )
             yield Line(f"int8 product, {name}, {rows} rows", figures)
+            if rows <= 2:
+                us = scale.timer.device_us(lambda x=x, halves=halves: [half(x) for half in halves]) / copies
+                figures = scale.rates(us, num_bytes=num_bytes + out_size * in_size)
+                yield Line(f"product of few rows, {name}, {rows} rows", figures)
 
 
 SAMPLING: dict[str, dict[str, float]] = {

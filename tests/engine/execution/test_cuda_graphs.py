@@ -64,14 +64,14 @@ def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu", max_num_
 def keep_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits that each step draws from, as they come."""
     kept: list[Tensor] = []
-    compute = runner._computed  # pyright: ignore[reportPrivateUsage]
+    compute = runner._logits  # pyright: ignore[reportPrivateUsage]
 
-    def computed(batch: Batch) -> tuple[Tensor, Tensor | None]:
-        found, drawn = compute(batch)
+    def logits(batch: Batch) -> Tensor:
+        found = compute(batch)
         kept.append(found[: sum(scheduled.samples for scheduled in batch.sequences)].clone())
-        return found, drawn
+        return found
 
-    monkeypatch.setattr(runner, "_computed", computed)
+    monkeypatch.setattr(runner, "_logits", logits)
     return kept
 
 
@@ -79,12 +79,12 @@ def pad_as(runner: ModelRunner, other: ModelRunner, monkeypatch: pytest.MonkeyPa
     """Let `runner` compute the padding too that `other` has."""
     buckets = other._buckets  # pyright: ignore[reportPrivateUsage]
 
-    def computed(batch: Batch) -> tuple[Tensor, None]:
+    def logits(batch: Batch) -> Tensor:
         bucket = buckets.of(batch)
         assert bucket is not None
-        return runner.forward(runner.lay_out(pad(batch, bucket))), None
+        return runner.forward(runner.lay_out(pad(batch, bucket)))
 
-    monkeypatch.setattr(runner, "_computed", computed)
+    monkeypatch.setattr(runner, "_logits", logits)
 
 
 def run(runner: ModelRunner, asked: list[Request]) -> dict[str, list[int]]:
