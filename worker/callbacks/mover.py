@@ -12,14 +12,11 @@ Retention is enqueued by the mover once an hour, under an id made of the hour, s
 
 import contextlib
 import hashlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import redis
 from redis.exceptions import LockNotOwnedError
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
@@ -37,8 +34,8 @@ from sluice.worker.callbacks.events import Event, batch_event, job_event
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
-from sluice.worker.connection.outage import Outage
-from sluice.worker.connection.stream_group import Entry, StreamGroup, keep_garbage
+from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
+from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.log import get_log
 
 GROUP = "callbacks"
@@ -52,19 +49,6 @@ LOCK_LIFE_S = 10.0
 """For one round of due retries. A mover that is killed in a round delays the next one by this."""
 
 
-@dataclass(slots=True, eq=False)
-class CallbackStream:
-    """One partition's stream of ends with callbacks. Changes with errors and recovery."""
-
-    keys: QueueKeys
-    stream: StreamGroup
-    outage: Outage
-    """Of the partition's server: shards fail independently."""
-
-    is_configured: bool = False
-    """Whether the queue has the export setting. An error clears it, because a restarted server may have lost it."""
-
-
 class Mover:
     """A mover of ends of jobs and batches from the queue to rq, one partition after the other."""
 
@@ -72,35 +56,30 @@ class Mover:
         self._client = client
         self._settings = settings
         self._log = get_log(queue=settings.queue)
-        self._partitions = [self._open(QueueKeys(settings.queue, number)) for number in range(settings.partitions)]
+        self._all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
         self._webhooks = rq_queue(WEBHOOKS_QUEUE, rq_client)
         self._chores = rq_queue(CHORES_QUEUE, rq_client)
         self._retries = _Retries(rq_client)
         self._stopping = threading.Event()
+        self._reader = self._open()
         self._retained_hour = -1
 
-    def _open(self, keys: QueueKeys) -> CallbackStream:
-        name, claim_after_s = self._settings.name or socket.gethostname(), self._settings.claim_after_s
-        stream = StreamGroup(self._client, keys.callbacks, group=GROUP, name=name, claim_after_s=claim_after_s)
-        return CallbackStream(keys, stream, Outage("redis", self._log))
+    def _open(self) -> PartitionedReader:
+        settings = self._settings
+        return PartitionedReader(
+            self._client,
+            {keys: keys.callbacks for keys in self._all_keys},
+            ReaderSettings(
+                group=GROUP, name=settings.name, claim_after_s=settings.claim_after_s, block_s=settings.block_s
+            ),
+            self.turn,
+            log=self._log,
+            stopping=self._stopping,
+        )
 
     def run(self) -> None:
         """Move ends until `stop`."""
-        while not self._stopping.is_set():
-            for source in self._partitions:
-                if not source.outage.wait_s:
-                    self._try_turn(source)
-            self._stopping.wait(min(source.outage.wait_s for source in self._partitions))
-
-    def _try_turn(self, source: CallbackStream) -> None:
-        try:
-            self.turn(source, block_s=self._settings.block_s / len(self._partitions))
-        except (redis.RedisError, OSError) as error:
-            source.stream.recover()
-            source.is_configured = False
-            source.outage.failed(error, key=source.stream.key)
-        else:
-            source.outage.recovered(key=source.stream.key)
+        self._reader.run()
 
     def stop(self) -> None:
         """Make `run` return. May be called repeatedly and from a signal handler."""
@@ -108,16 +87,16 @@ class Mover:
 
     def drain(self) -> int:
         """Move all entries and return their number."""
-        return sum(iter(lambda: sum(self.turn(source, block_s=0) for source in self._partitions), 0))
+        return self._reader.drain()
 
-    def turn(self, source: CallbackStream, *, block_s: float) -> int:
+    def turn(self, source: PartitionStream, *, block_s: float) -> int:
         """Move one page of entries from a partition to rq, then enqueue what is due. Return the number of entries.
 
         Raises:
-            redis.RedisError: a server does not answer. Nothing is lost.
+            redis.RedisError, OSError: a server does not answer. Nothing is lost.
         """
-        if not source.is_configured:
-            self._configure(source)
+        if not source.has_answered:
+            self._configure(source.keys)
         entries = source.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
         for entry in entries:
             self._move(source.keys, entry)
@@ -127,11 +106,10 @@ class Mover:
         self._enqueue_retention()
         return len(entries)
 
-    def _configure(self, source: CallbackStream) -> None:
+    def _configure(self, keys: QueueKeys) -> None:
         """Let the queue report batches without a callback URL if, and only if, batches are exported."""
         settings = QueueSettings(export_batches=self._settings.export_folder is not None)
-        run(self._client, configure(source.keys, settings))
-        source.is_configured = True
+        run(self._client, configure(keys, settings))
 
     def _move(self, keys: QueueKeys, entry: Entry) -> None:
         entry_id, raw = entry
@@ -154,7 +132,7 @@ class Mover:
 
     def _complete(self, batch: str, url: str | None) -> Event | None:
         """Export a batch and make its event if all partitions have completed their part; the last one's entry does."""
-        views = [inspect_batch(source.keys, batch) for source in self._partitions]
+        views = [inspect_batch(keys, batch) for keys in self._all_keys]
         whole = join_batch([run(self._client, view) for view in views])
         if whole.completed_ms is None or not whole.total:
             return None

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-import redis
-
 from sluice.producer.contract import limits
 from sluice.producer.contract.database import HistoryError, open_database
 from sluice.producer.contract.job_ids import split_job_id
@@ -27,7 +25,8 @@ from sluice.producer.contract.wire import JobId, OutboxEvent, WireError, decode_
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.connection.outage import Outage
-from sluice.worker.connection.stream_group import PAGE_ENTRIES, Entry, StreamGroup, keep_garbage
+from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
+from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
 from sluice.worker.history.rows import JobChange, changes_of
@@ -75,16 +74,6 @@ class RecorderSettings:
     """Claim events that another recorder has held for this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """One partition's outbox."""
-
-    keys: QueueKeys
-    stream: StreamGroup
-    outage: Outage
-    """Of the partition's server: shards fail independently."""
-
-
 class Recorder:
     """A writer of events from the outboxes of one queue to one database."""
 
@@ -97,9 +86,9 @@ class Recorder:
         self._submissions = Submissions(client, writer)
         self._settings = settings
         self._log = get_log(queue=settings.queue, recorder=name)
-        self._outboxes = [self._open(QueueKeys(settings.queue, p), name) for p in range(settings.partitions)]
         self._database_outage = Outage("history database", self._log)
         self._stopping = stopping or threading.Event()
+        self._reader = self._open(name)
         self._to_count: list[BatchName] = []
         # The previous process may have ended before it counted its last rows.
         self._has_written = True
@@ -107,22 +96,28 @@ class Recorder:
         self.num_recorded = 0
         """Events written so far."""
 
-    def _open(self, keys: QueueKeys, name: str) -> Outbox:
-        claim_after_s = self._settings.claim_after_s
-        stream = StreamGroup(self._client, keys.outbox, group=GROUP, name=name, claim_after_s=claim_after_s)
-        return Outbox(keys, stream, Outage("redis", self._log))
+    def _open(self, name: str) -> PartitionedReader:
+        settings = self._settings
+        all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
+        return PartitionedReader(
+            self._client,
+            {keys: keys.outbox for keys in all_keys},
+            ReaderSettings(
+                group=GROUP,
+                name=name,
+                claim_after_s=settings.claim_after_s,
+                block_s=settings.block_s,
+                linger_s=settings.linger_s,
+            ),
+            self.turn,
+            log=self._log,
+            stopping=self._stopping,
+        )
 
     def run(self) -> None:
         """Record until `stop`, then drain the outboxes for at most `FINISH_S`."""
-        while not self._stopping.is_set():
-            for outbox in self._outboxes:
-                if not outbox.outage.wait_s:
-                    self._try_turn(outbox, block_s=self._settings.block_s / len(self._outboxes))
-            self._stopping.wait(min(outbox.outage.wait_s for outbox in self._outboxes))
-        until_s = time.monotonic() + FINISH_S
-        for outbox in self._outboxes:
-            while self._try_turn(outbox, block_s=0) and time.monotonic() < until_s:
-                pass
+        self._reader.run()
+        self._reader.drain_for(FINISH_S)
 
     def stop(self) -> None:
         """Make `run` drain and return. May be called repeatedly and from a signal handler."""
@@ -130,13 +125,13 @@ class Recorder:
 
     def drain(self) -> int:
         """Record all entries of the outboxes and return their number."""
-        return sum(iter(lambda: sum(self.turn(outbox, block_s=0) for outbox in self._outboxes), 0))
+        return self._reader.drain()
 
-    def turn(self, outbox: Outbox, *, block_s: float) -> int:
+    def turn(self, outbox: PartitionStream, *, block_s: float) -> int:
         """Read, write and acknowledge one transaction's entries of one outbox. Return the number recorded.
 
         Raises:
-            redis.RedisError: Redis does not answer. Nothing is lost.
+            redis.RedisError, OSError: Redis does not answer. Nothing is lost.
         """
         entries = outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)
         is_written = bool(entries) and self._write(outbox, entries)
@@ -145,19 +140,7 @@ class Recorder:
         self._count_batches()
         return len(entries) if is_written else 0
 
-    def _try_turn(self, outbox: Outbox, *, block_s: float) -> int:
-        try:
-            num_entries = self.turn(outbox, block_s=block_s)
-        except redis.RedisError as error:
-            outbox.stream.recover()
-            outbox.outage.failed(error, key=outbox.stream.key)
-            return 0
-        outbox.outage.recovered(key=outbox.stream.key)
-        if 0 < num_entries < PAGE_ENTRIES:
-            self._stopping.wait(self._settings.linger_s)
-        return num_entries
-
-    def _write(self, outbox: Outbox, entries: Sequence[Entry]) -> bool:
+    def _write(self, outbox: PartitionStream, entries: Sequence[Entry]) -> bool:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
         read = [(entry, self._events_of(outbox, entry)) for entry in entries]
         events = [event for _, of_entry in read for event in of_entry]
@@ -175,7 +158,7 @@ class Recorder:
         return True
 
     def _changes_of(
-        self, outbox: Outbox, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
+        self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
     ) -> tuple[int, list[JobChange]]:
         """Return the number of events and what they change. An entry that cannot be folded goes to the garbage."""
         try:
@@ -184,14 +167,14 @@ class Recorder:
             return self._folded(outbox, [one for one in read if self._is_sound(outbox, one, newest)], newest)
 
     def _folded(
-        self, outbox: Outbox, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
+        self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
     ) -> tuple[int, list[JobChange]]:
         events = [event for _, of_entry in read for event in of_entry]
         keep_prompts = self._settings.keep_prompts
         changes = changes_of(outbox.keys.queue, events, keep_prompts=keep_prompts, newest=newest)
         return len(events), list(changes.values())
 
-    def _is_sound(self, outbox: Outbox, one: ReadEntry, newest: Mapping[JobId, int]) -> bool:
+    def _is_sound(self, outbox: PartitionStream, one: ReadEntry, newest: Mapping[JobId, int]) -> bool:
         try:
             self._folded(outbox, [one], newest)
         except Exception as error:  # noqa: BLE001  # as above
@@ -199,7 +182,7 @@ class Recorder:
             return False
         return True
 
-    def _discard(self, outbox: Outbox, entry: Entry, error: Exception) -> None:
+    def _discard(self, outbox: PartitionStream, entry: Entry, error: Exception) -> None:
         entry_id, fields = entry
         self._log.warning("malformed outbox entry", entry=entry_id.decode(), error=str(error)[:500])
         keep_garbage(self._client, outbox.keys, outbox.stream.key, _data_of(fields))
@@ -216,7 +199,7 @@ class Recorder:
                 self._database_outage.recovered()
                 return answer
 
-    def _events_of(self, outbox: Outbox, entry: Entry) -> list[OutboxEvent]:
+    def _events_of(self, outbox: PartitionStream, entry: Entry) -> list[OutboxEvent]:
         if not entry[1]:
             return []
         try:
@@ -227,7 +210,7 @@ class Recorder:
         # One call of a script writes the events of several tenants: those of others are recorded.
         return [self._with_result(outbox, event) for event in events if self._is_ours(outbox, entry, event)]
 
-    def _is_ours(self, outbox: Outbox, entry: Entry, event: OutboxEvent) -> bool:
+    def _is_ours(self, outbox: PartitionStream, entry: Entry, event: OutboxEvent) -> bool:
         try:
             _check(event, outbox.keys)
         except WireError as error:
@@ -235,7 +218,7 @@ class Recorder:
             return False
         return True
 
-    def _with_result(self, outbox: Outbox, event: OutboxEvent) -> OutboxEvent:
+    def _with_result(self, outbox: PartitionStream, event: OutboxEvent) -> OutboxEvent:
         """Add a result that was too large for the entry, if its key still has the result of this end."""
         size_bytes = event.fields.get("result_bytes")
         if size_bytes is None:

@@ -1,5 +1,6 @@
 """The recorder between a real Valkey and real databases: nothing is lost, nothing is written twice."""
 
+import errno
 import random
 import threading
 from collections.abc import Callable, Generator
@@ -42,6 +43,22 @@ def recorder(valkey: RedisServer, history: Engine, **settings: object) -> Record
 def client_of(valkey: RedisServer) -> Client:
     """A connection as the worker makes them."""
     return connect(valkey.url, timeout_s=5)
+
+
+class PoolWithoutSockets:
+    """A connection pool whose process may open no file at first."""
+
+    def __init__(self, pool: Any) -> None:  # Any: redis-py's pools are partly untyped
+        self._pool = pool
+        self._errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def get_connection(self, *_: object, **__: object) -> Any:  # Any: as the pool
+        if self._errors:
+            raise self._errors.pop()
+        return self._pool.get_connection()
+
+    def __getattr__(self, name: str) -> Any:  # Any: as the pool
+        return getattr(self._pool, name)
 
 
 def states(history: Engine) -> dict[str, str]:
@@ -459,6 +476,20 @@ class TestGivenARedisThatGoesAway:
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
 
         assert said(log, "redis unreachable") == 1
+
+    def test_when_a_socket_raises_an_os_error_then_it_is_an_outage_that_ends(
+        self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
+    ) -> None:
+        client = client_of(valkey)
+        add(client, [e.submitted("0.a.1")])
+        broken = client_of(valkey)
+        broken.connection_pool = PoolWithoutSockets(broken.connection_pool)
+        settings = RecorderSettings(queue=e.QUEUE, name="r1", block_s=0.05)
+
+        with running(Recorder(broken, HistoryWriter(sqlite_history), settings)):
+            until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
+
+        assert [said(log, event) for event in ("redis unreachable", "redis reachable again")] == [1, 1]
 
     def test_when_it_was_emptied_then_the_group_is_made_again(
         self, valkey: RedisServer, sqlite_history: Engine
