@@ -1,24 +1,35 @@
 """Kernel configurations measured on a GPU, which override those of the kernels' rules.
 
-`python -m benchmarks tune-kernels` writes them to `tuned.json` next to this file, by GPU. A running worker measures
-nothing. A table is read once, so that a process uses one configuration from start to end.
+`python -m benchmarks tune-kernels` writes them to `tuned.json` next to this file, by GPU and version of Triton. A
+running worker measures nothing. A table is read once, so that a process uses one configuration from start to end.
 """
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 PATH = Path(__file__).parent / "tuned.json"
 
+Config = TypeVar("Config")
+"""A frozen dataclass of integers."""
+
 Table = Mapping[str, Mapping[str, Sequence[int]]]
 """By operation, then by `key_of` of a launch."""
+
+Kind = tuple[str, str]
+"""An operation and the key of a launch."""
+
+_tried: dict[Kind, Any] = {}  # configurations of any operation
+_heard: list[dict[Kind, Any]] = []
 
 
 def key_of(**sizes: int) -> str:
@@ -26,15 +37,44 @@ def key_of(**sizes: int) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def tuned(device: torch.device, operation: str, key: str) -> Sequence[int] | None:
-    """Return the configuration measured for a kind of launch on the GPU in `device`; None if there is none."""
-    return _table(card_name(device)).get(operation, {}).get(key)
+def chosen(device: torch.device, operation: str, key: str, rule: Config) -> Config:
+    """Return the configuration measured for a kind of launch on the GPU in `device`, or `rule`, that of the rules."""
+    if _heard:
+        _heard[-1][operation, key] = rule
+    if (operation, key) in _tried:
+        return _tried[operation, key]
+    measured = _table(card_name(device)).get(operation, {}).get(key)
+    return rule if measured is None else type(rule)(*measured)
+
+
+@contextmanager
+def listening() -> Iterator[dict[Kind, Any]]:
+    """Collect the kinds of launches that ask for a configuration, with the rules' choice for each (to tune them)."""
+    _heard.append({})
+    try:
+        yield _heard[-1]
+    finally:
+        _heard.pop()
+
+
+@contextmanager
+def trying(kind: Kind, config: object) -> Iterator[None]:
+    """Let launches of a kind use `config` (to measure it)."""
+    _tried[kind] = config
+    try:
+        yield
+    finally:
+        del _tried[kind]
 
 
 @cache
 def card_name(device: torch.device) -> str:
-    """Return the table's name of the GPU in `device`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """Return the table's name of the GPU in `device` and of the compiler."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    try:
+        return f"{card}, triton {version('triton')}"
+    except PackageNotFoundError:
+        return card
 
 
 @cache

@@ -3,9 +3,11 @@
     python -m benchmarks tune-kernels [--shapes 8B,1B,0.6B] [--write]
     python -m benchmarks tune-kernels --device cpu      # toy sizes, interpreted: does it all run?
 
-Every candidate's result is first compared with that of the rules' choice; one that differs is reported and rejected.
-Without --write nothing is changed. A new table may change sampled tokens, since sums are then split elsewhere: write it
-before a GPU begins to serve, not while jobs are to be resumed.
+Launches are made as a model makes them. Of each kind that asks for a configuration, the neighbours of the rules' choice
+are compiled, in as many processes as there are cores, and at most 20 are measured. The result of each is compared with
+that of the rules' choice; one that differs is reported and rejected. Without --write nothing is changed. A new table
+may change sampled tokens, since sums are then split elsewhere: write it before a GPU begins to serve, not while jobs
+are to be resumed.
 """
 
 # torch's types are partial.
@@ -14,20 +16,27 @@ before a GPU begins to serve, not while jobs are to be resumed.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
-from itertools import product
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.kernels.candidates import (
+    Config,
+    Facts,
+    Processor,
+    by_kind,
+    compiled_in_parallel,
+    facts_of,
+    neighbours,
+    promising,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.gpu.scale import Scale
-    from benchmarks.kernels.cases import AttentionInputs
-    from sluice.kernels.linear.kernel import ProductConfig
-    from sluice.kernels.paged_attention.config import AttentionConfig
-
-Config = TypeVar("Config", "AttentionConfig", "ProductConfig")
+    from sluice.kernels.tuned import Kind
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128), "toy": (4, 2, 16)}
 """Query heads, key-value heads, head size."""
@@ -40,8 +49,54 @@ WEIGHTS = {
 }
 """Outputs by inputs of a layer's products."""
 
+BATCHES = {"decodes": ([1] * 32, [4096] * 32), "drafts": ([6] * 32, [4096] * 32), "prefill": ([2048], [4096])}
+TOY_BATCHES = {"decodes": ([1, 1], [40, 9]), "prefill": ([20], [30])}
+"""Query lengths and context lengths."""
+
+INT8_ROWS = (8, 16, 32, 64)
+
 CLEARLY = 0.98
 """A candidate replaces the rules' choice only if it takes less than this share of its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Launches of one operation, described so that any process can make them."""
+
+    shape: str
+    name: str
+    is_narrow: bool
+    """Keys and values in fp8, or weights in int8."""
+
+    weight: tuple[int, int] = (0, 0)
+    num_tokens: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name in what is printed."""
+        if self.num_tokens == 0:
+            return f"{self.shape}, {self.name}{', fp8 cache' if self.is_narrow else ''}"
+        kind = "int8" if self.is_narrow else "16 bits"
+        return f"{self.shape}, {self.name}, {kind}, {self.weight[0]} x {self.weight[1]}, {self.num_tokens} rows"
+
+    def launch(self, scale: "Scale") -> "Callable[[], Tensor]":
+        """Make the inputs; return the call."""
+        if self.num_tokens == 0:
+            return _attending(scale, self)
+        return _multiplying(scale, self)
+
+
+def workloads(shapes: Sequence[str]) -> Iterator[Workload]:
+    """Yield attention, products of few rows, and products in int8 of the models in `shapes`."""
+    for shape in shapes:
+        for name in TOY_BATCHES if shape == "toy" else BATCHES:
+            for is_narrow in (False, True):
+                yield Workload(shape, name, is_narrow)
+        for weight in WEIGHTS[shape]:
+            for is_narrow in (False, True):
+                yield Workload(shape, "product of few rows", is_narrow, weight, 1)
+            for rows in INT8_ROWS[:1] if shape == "toy" else INT8_ROWS:
+                yield Workload(shape, "product", True, weight, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,107 +111,126 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
-    from benchmarks.gpu.scale import card_scale, toy_scale
     from sluice.kernels.tuned import card_name, write_table
 
-    is_toy = arguments.device == "cpu"
-    scale = toy_scale() if is_toy else card_scale()
-    shapes = ["toy"] if is_toy else arguments.shapes.split(",")
+    scale = _scale(arguments.device)
+    shapes = ["toy"] if scale.is_toy else arguments.shapes.split(",")
     with torch.inference_mode():
-        table = {
-            "paged_attention": dict(found for shape in shapes for found in _attention(scale, shape)),
-            "int8_product": dict(found for shape in shapes for found in _products(scale, shape)),
-        }
+        table = tune(scale, list(workloads(shapes)))
     if arguments.write:
         write_table(card_name(scale.device), table)
     return 0
 
 
-def _attention(scale: "Scale", shape: str) -> Iterator[tuple[str, Sequence[int]]]:
-    from benchmarks.gpu.speed.kernels import plain_attention
-    from sluice.kernels.paged_attention.config import AttentionConfig, attention_config, launch_key
+def _scale(device: str) -> "Scale":
+    from benchmarks.gpu.scale import card_scale, toy_scale
 
-    heads = HEADS[shape]
-    batches = {"decodes": ([1] * 32, [4096] * 32), "drafts": ([6] * 32, [4096] * 32), "prefill": ([2048], [4096])}
+    return toy_scale() if device == "cpu" else card_scale()
+
+
+def tune(scale: "Scale", given: Sequence[Workload]) -> Mapping[str, Mapping[str, Sequence[int]]]:
+    """Return the best configurations, by operation and key."""
+    asked = [(workload, kind, rule) for workload in given for kind, rule in kinds_of(scale, workload).items()]
+    candidates = _candidates(scale, asked)
+    table: dict[str, dict[str, Sequence[int]]] = {}
+    for workload, kind, rule in asked:
+        compute = _with(kind, workload.launch(scale))
+        best = fastest(scale, workload.label, compute, rule, candidates[kind])
+        table.setdefault(kind[0], {})[kind[1]] = astuple(best)
+    return table
+
+
+def kinds_of(scale: "Scale", workload: Workload) -> "Mapping[Kind, Any]":
+    """Launch once; return the kinds of launches that ask for a configuration, with the rules' choices."""
+    from sluice.kernels.tuned import listening
+
+    launch = workload.launch(scale)
+    with listening() as heard:
+        launch()
+    return heard
+
+
+def _with(kind: "Kind", launch: "Callable[[], Tensor]") -> "Callable[[Any], Tensor]":
+    from sluice.kernels.tuned import trying
+
+    def compute(config: object) -> "Tensor":
+        with trying(kind, config):
+            return launch()
+
+    return compute
+
+
+def _candidates(scale: "Scale", asked: "Sequence[tuple[Workload, Kind, Any]]") -> "Mapping[Kind, list[Any]]":
+    """Return the configurations to measure, by kind."""
     if scale.is_toy:
-        batches = {"decodes": ([1, 1], [40, 9]), "prefill": ([20], [30])}
-    group = heads[0] // heads[1]
-    for (name, (query_lens, context_lens)), is_fp8 in product(batches.items(), (False, True)):
-        inputs = plain_attention(scale, query_lens, context_lens, heads, is_fp8=is_fp8)
-        kind = {
-            "element_bytes": scale.dtype.itemsize,
-            "head_size": heads[2],
-            "group": group,
-            "max_query_len": max(query_lens),
-        }
-        rule = attention_config(**kind, is_fp8=is_fp8)
-        sizes = product({rule.block_rows, max(16, rule.block_rows // 2)}, (16, 32, 64, 128), (4, 8), (2, 3, 4, 5))
-        candidates = [AttentionConfig(*size) for size in sizes if size[0] >= group]
-        label = f"{shape}, {name}{', fp8 cache' if is_fp8 else ''}"
-        best = fastest(scale, label, _attending(inputs), rule, candidates[:3] if scale.is_toy else candidates)
-        yield launch_key(**kind, is_fp8=is_fp8), astuple(best)
+        return {kind: neighbours(rule)[:2] for _, kind, rule in asked}
+    tasks = [(workload, kind, config) for workload, kind, rule in asked for config in [rule, *neighbours(rule)]]
+    print(f"compiling {len(tasks)} candidates", flush=True)
+    found = by_kind(tasks, compiled_in_parallel(facts_by_compiling, tasks))
+    processor = _processor(scale)
+    return {kind: promising(each[1:], each[0][1], processor) for kind, each in found.items()}
 
 
-def _attending(inputs: "AttentionInputs") -> "Callable[[AttentionConfig], Tensor]":
-    from sluice.kernels.paged_attention.kernel import paged_attention_triton
-
-    def attend(config: "AttentionConfig") -> "Tensor":
-        out = inputs.query.new_empty(inputs.query.shape)
-        paged_attention_triton(
-            inputs.query,
-            inputs.kv_cache,
-            inputs.block_tables,
-            inputs.query_start_locs,
-            inputs.context_lens,
-            scale=inputs.scale,
-            max_query_len=inputs.max_query_len,
-            max_context_len=inputs.max_context_len,
-            out=out,
-            config=config,
-        )
-        return out
-
-    return attend
-
-
-def _products(scale: "Scale", shape: str) -> Iterator[tuple[str, Sequence[int]]]:
+def _processor(scale: "Scale") -> Processor:
     import torch
 
+    found = torch.cuda.get_device_properties(scale.device)
+    threads = found.max_threads_per_multi_processor
+    return Processor(found.regs_per_multiprocessor, found.shared_memory_per_multiprocessor, threads)
+
+
+def facts_by_compiling(workload: Workload, kind: "Kind", config: object) -> Facts | None:
+    """Compile one candidate, in a process of its own."""
+    compute = _with(kind, _launch_here(workload))
+    return facts_of(lambda: compute(config))
+
+
+@lru_cache(maxsize=1)
+def _launch_here(workload: Workload) -> "Callable[[], Tensor]":
+    return workload.launch(_scale("cuda"))
+
+
+# Workloads
+
+
+def _attending(scale: "Scale", workload: Workload) -> "Callable[[], Tensor]":
+    from benchmarks.gpu.checks.accuracy import attend
+    from benchmarks.gpu.speed.kernels import plain_attention
+
+    query_lens, context_lens = (TOY_BATCHES if scale.is_toy else BATCHES)[workload.name]
+    heads = HEADS[workload.shape]
+    inputs = plain_attention(scale, query_lens, context_lens, heads, is_fp8=workload.is_narrow)
+    return lambda: attend(inputs)
+
+
+def _multiplying(scale: "Scale", workload: Workload) -> "Callable[[], Tensor]":
+    import torch
+
+    from benchmarks.gpu.scale import BEYOND_CACHE_BYTES
+    from sluice.kernels.linear.few_rows import few_rows_triton
     from sluice.kernels.linear.int8 import quantized
-    from sluice.kernels.linear.kernel import ProductConfig, product_config, product_key
-
-    for out_size, in_size in WEIGHTS[shape]:
-        num_tokens = 2 if scale.is_toy else 16
-        kind = {"out_size": out_size, "in_size": in_size, "num_tokens": num_tokens}
-        rule = product_config(**kind)
-        weight, scales = quantized(torch.randn(out_size, in_size, device=scale.device))
-        # More weights than the GPU's cache holds, as in the layers of a model.
-        weights = [weight.clone() for _ in range(1 if scale.is_toy else max(1, 2**28 // weight.numel()))]
-        x = torch.randn(num_tokens, in_size, device=scale.device).to(scale.dtype)
-
-        sizes = product((64, 128), (8, 16), (128, 256), (1, 2, 4), (4, 8), (3, 4, 5))
-        candidates = [ProductConfig(*size) for size in sizes]
-        label = f"{shape}, int8 {out_size} x {in_size}"
-        best = fastest(
-            scale, label, _multiplying(x, weights, scales), rule, candidates[:2] if scale.is_toy else candidates
-        )
-        yield product_key(**kind), astuple(best)
-
-
-def _multiplying(x: "Tensor", weights: "list[Tensor]", scales: "Tensor") -> "Callable[[ProductConfig], Tensor]":
     from sluice.kernels.linear.kernel import int8_product_triton
 
-    def multiply(config: "ProductConfig") -> "Tensor":
-        out = x.new_empty(x.shape[0], scales.shape[0])
-        for weight in weights:
-            int8_product_triton(x, weight, scales, None, out=out, config=config)
+    out_size, in_size = workload.weight
+    weight, scales = torch.randn(out_size, in_size, device=scale.device), None
+    weight, scales = quantized(weight) if workload.is_narrow else (weight.to(scale.dtype), None)
+    # More weights than the GPU's cache holds, as in the layers of a model.
+    num_copies = 1 if scale.is_toy else max(1, BEYOND_CACHE_BYTES // weight.nbytes)
+    weights = [weight.clone() for _ in range(num_copies)]
+    x = torch.randn(workload.num_tokens, in_size, device=scale.device).to(scale.dtype)
+    multiply = few_rows_triton if workload.name == "product of few rows" else int8_product_triton
+
+    def launch() -> "Tensor":
+        out = x.new_empty(x.shape[0], out_size)
+        for one in weights:
+            multiply(x, one, scales, None, out=out)
         return out
 
-    return multiply
+    return launch
 
 
 def fastest(
-    scale: "Scale", label: str, compute: Callable[[Config], "Tensor"], rule: Config, candidates: Sequence[Config]
+    scale: "Scale", label: str, compute: "Callable[[Config], Tensor]", rule: Config, candidates: Sequence[Config]
 ) -> Config:
     """Return the fastest candidate with the result of `rule`, if it is clearly faster; else `rule`."""
     expected = compute(rule).double()

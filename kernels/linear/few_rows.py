@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sluice.kernels.tuned import chosen, key_of
+
 
 @dataclass(frozen=True, slots=True)
 class FewRowsConfig:
@@ -125,7 +127,8 @@ def few_rows_triton(
     num_tokens, in_size = x.shape
     out_size = weight.shape[0]
     if config is None:
-        config = few_rows_config(in_size=in_size)
+        key = key_of(n=out_size, k=in_size, bytes=weight.element_size())
+        config = chosen(x.device, "few_rows", key, few_rows_config(in_size=in_size))
     _few_rows_kernel[(triton.cdiv(out_size, config.block_n),)](
         out,
         x,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sluice.kernels.tuned import key_of, tuned
+from sluice.kernels.tuned import chosen, key_of
 
 PROCESSORS = 132
 """Of an H100 or H200. The rules below were measured on an H200."""
@@ -71,16 +71,12 @@ def product_config(*, out_size: int, in_size: int, num_tokens: int) -> ProductCo
     return replace(config, num_parts=max(1, most_parts))
 
 
-def product_key(*, out_size: int, in_size: int, num_tokens: int) -> str:
-    """Return the table key of a configuration."""
-    return key_of(n=out_size, k=in_size, rows=max(16, triton.next_power_of_2(num_tokens)))
-
-
 def _chosen_config(x: Tensor, out_size: int) -> ProductConfig:
     """Return the configuration measured on this GPU for such a product, or the rules' choice."""
-    kind = {"out_size": out_size, "in_size": x.shape[1], "num_tokens": x.shape[0]}
-    measured = tuned(x.device, "int8_product", product_key(**kind))
-    return product_config(**kind) if measured is None else ProductConfig(*measured)
+    num_tokens, in_size = x.shape
+    key = key_of(n=out_size, k=in_size, rows=max(8, triton.next_power_of_2(num_tokens)))
+    rule = product_config(out_size=out_size, in_size=in_size, num_tokens=num_tokens)
+    return chosen(x.device, "int8_product", key, rule)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from sluice.kernels.paged_attention.layout import KVCache
-from sluice.kernels.tuned import key_of, tuned
+from sluice.kernels.tuned import chosen, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +66,4 @@ def chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: i
         "max_query_len": max_query_len,
         "is_fp8": kv_cache.is_fp8,
     }
-    measured = tuned(query.device, "paged_attention", launch_key(**kind))
-    return attention_config(**kind) if measured is None else AttentionConfig(*measured)
+    return chosen(query.device, "paged_attention", launch_key(**kind), attention_config(**kind))
