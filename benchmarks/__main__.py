@@ -19,6 +19,7 @@ BENCHMARKS = {
     "recorder": ("queue.recorder", "events per second from the outbox into SQL"),
     "scheduler": ("engine.scheduler", "Python time per step outside the executor"),
     "service": ("service.run", "the service compared with the bare engine"),
+    "start-gpu": ("kernels.start", "seconds until an engine on a GPU is ready, and drills with broken kernels"),
     "takeover": ("service.takeover", "time until another worker has a dead worker's jobs"),
     "trace": ("trace.run", "a trace of a whole worker"),
     "wakeups": ("queue.wakeups", "the server's work for one submit, by number of idle workers"),

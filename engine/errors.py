@@ -9,6 +9,7 @@ EngineError
 │   └── RequestTooLarge      its longest output cannot fit the KV cache
 ├── ModelFolderError         the operator must act: the model folder cannot be loaded
 ├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
+├── KernelsUnavailable       the operator must act: a Triton kernel does not work here, and no other may be used
 ├── NotEnoughMemory          the operator must act: the KV cache cannot hold one sequence
 ├── OutOfMemory              temporary: the device lacks memory for this step; a smaller one may succeed
 └── EngineBroken             fatal: the worker stops and its jobs return to the stream
@@ -49,6 +50,10 @@ class ModelFolderError(EngineError):
 
 class QuantizationUnavailable(EngineError):
     """The weights cannot be stored in the requested form, or not on this machine."""
+
+
+class KernelsUnavailable(EngineError):
+    """A kernel does not work on this machine, and the settings allow no other."""
 
 
 class NotEnoughMemory(EngineError):

@@ -1,13 +1,15 @@
 """Implementation of each operation on a GPU: its own Triton kernel, or below it torch's operators, which always work.
 
 A process chooses once, before its first step: recorded steps keep what they were recorded with. What chooses is
-`engine/execution/kernel_trial.py`. Most products in 16 and 32 bits are the library's (cuBLAS) in any case.
+`engine/execution/start/kernel_trial.py`. Most products in 16 and 32 bits are the library's (cuBLAS) in any case.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OPERATIONS: Mapping[str, bool] = {
     "copy_blocks": True,
@@ -36,28 +38,32 @@ class Path(Enum):
     CPU = "cpu"
 
 
-_on_torch: frozenset[str] = frozenset()
+_on_torch: dict[str, str] = {}
+"""Why each operation that torch's operators compute is not its kernel's."""
 
 
-def path_of(operation: str, tensor: Tensor) -> Path:
+def path_of(operation: str, tensor: "Tensor") -> Path:
     """Return the implementation for an operation on the device of `tensor`."""
     if not tensor.is_cuda:
         return Path.CPU
     return Path.TORCH if operation in _on_torch else Path.TRITON
 
 
-def step_down(operations: Iterable[str]) -> None:
-    """Let this process compute exactly these operations with torch's operators on a GPU."""
-    global _on_torch
-    _on_torch = frozenset(operations)
-    unknown = _on_torch - OPERATIONS.keys()
-    if unknown:
+def step_down(reasons: Mapping[str, str]) -> None:
+    """Let this process compute exactly these operations with torch's operators on a GPU.
+
+    Raises:
+        ValueError: an operation is unknown.
+    """
+    if unknown := reasons.keys() - OPERATIONS.keys():
         raise ValueError(f"no operation is called {', '.join(sorted(unknown))}")
+    _on_torch.clear()
+    _on_torch.update(sorted(reasons.items()))
 
 
-def stepped_down() -> list[str]:
-    """Return the operations that torch's operators compute on a GPU."""
-    return sorted(_on_torch)
+def stepped_down() -> dict[str, str]:
+    """Return the operations that torch's operators compute on a GPU, with the reasons."""
+    return dict(_on_torch)
 
 
 def can_record() -> bool:
@@ -67,4 +73,4 @@ def can_record() -> bool:
 
 def description() -> str:
     """Name the choice for fingerprints: results of other kernels may differ in the last bits."""
-    return f"triton, torch for {' '.join(stepped_down())}" if _on_torch else "triton"
+    return f"triton, torch for {' '.join(_on_torch)}" if _on_torch else "triton"

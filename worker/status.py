@@ -58,6 +58,11 @@ def table_of(workers: Sequence[Mapping[str, str]]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(models := models_of(workers)) > 1:
         lines.append(f"warning: {two_models(models)}. {TWO_MODELS_ADVICE}")
+    for worker in workers:
+        if (replaced := worker.get("kernels", "-")) != "-":
+            lines.append(
+                f"warning: worker {_cell(worker, 'worker')}: torch's operators replace the kernels of {replaced}"
+            )
     return "\n".join(lines)
 
 

@@ -1,23 +1,31 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sluice.engine.batch import Batch, Sampled
-from sluice.engine.config import CPU_MEMORY_FRACTION
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from sluice.engine.execution.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
 from sluice.engine.execution.device_errors import guarded
-from sluice.engine.execution.graph_buckets import Bucket, Buckets, nothing, pad
+from sluice.engine.execution.graph_buckets import MIXED_TOKENS, Bucket, Buckets, nothing, pad
 from sluice.engine.execution.kv_cache import block_bytes, blocks_that_fit, check_one_sequence_fits, make_caches
-from sluice.engine.execution.largest_step import largest_batches
 from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.execution.memory import free_memory_bytes, give_memory_back, peak_bytes
+from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.sampler import Sampler
+from sluice.engine.execution.start.kernel_trial import (
+    kernels_tried,
+    num_processes,
+    sizes_of,
+    step_down_if_it_fails,
+)
+from sluice.engine.execution.start.largest_step import largest_batches
+from sluice.engine.execution.start.rehearsal import rehearsal_batches
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.executor import Launched, ModelLimits
 from sluice.engine.models.config import DecoderConfig, parse_config
@@ -25,63 +33,11 @@ from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import ModelFolder, open_model_folder
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.models.load import WeightForm, load_decoder
+from sluice.kernels import chain
 from sluice.kernels.copy_blocks import block_runs, copy_blocks
 from sluice.kernels.paged_attention import FP8
 
 _FP8_CAPABILITY = (8, 9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """The model, its device and its memory limits."""
-
-    path: Path
-    """A folder with config.json and safetensors."""
-
-    device: str = "cpu"
-    """"cpu", or "cuda:0"."""
-
-    dtype: str = "auto"
-    """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
-
-    quantization: Literal["none", "int8"] = "none"
-    """int8: round weights to int8 while loading. On the CPU for bfloat16, where activations are rounded for each
-    product too; on a GPU for bfloat16 and float16.
-    """
-
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """fp8: keys and values in 8-bit floats, with one scale per head and token. auto: the model's dtype."""
-
-    block_size: int = 16
-    """Token slots in a block of the KV cache."""
-
-    num_blocks: int | None = None
-    """Blocks of the KV cache. None: as many as the memory allows."""
-
-    kv_cache_bytes: int | None = None
-    """Memory for the KV cache. None: what `memory_fraction` leaves."""
-
-    memory_fraction: float = CPU_MEMORY_FRACTION
-    """Share of the memory free after loading the weights, for the KV cache and the largest step together."""
-
-    measures_steps: bool | None = None
-    """Whether the largest step is run to measure its memory. None: on a GPU. On the CPU it would take up to minutes,
-    and the share left free is larger.
-    """
-
-    max_model_len: int | None = None
-    """Maximum tokens of a sequence. None: the model's own context."""
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    graphs: bool | None = None
-    """Whether steps are recorded and replayed. None: on a GPU. On the CPU a replay recomputes, for tests."""
-
-    num_threads: int | None = None
-    """Threads on the CPU. None: torch's default."""
-
-    lag: Literal[0, 1] | None = None
-    """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU, 0 on a CPU."""
 
 
 class GuardedLaunch(NamedTuple):
@@ -348,7 +304,14 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     if device.type == "cuda":
         # Triton launches on the thread's current device, whatever the tensors' device. torch needs an index here.
         torch.cuda.set_device(device.index or 0)
-    with torch.inference_mode():
+    rehearses = options.rehearses and device.type == "cuda"
+    processes = num_processes(plan.folder.weights.files, device) if rehearses else 0
+    with (
+        torch.inference_mode(),
+        kernels_tried(
+            sizes_of(plan.config, plan.dtype, options, plan.max_model_len), options.device, options.kernels, processes
+        ),
+    ):
         decoder = load_decoder(
             config,
             plan.folder.weights,
@@ -356,6 +319,8 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
             max_model_len=plan.max_model_len,
             max_tokens=options.max_num_batched_tokens,
         )
+    if rehearses:
+        _rehearse(decoder, plan)
     limits = ModelLimits(
         max_model_len=plan.max_model_len,
         vocab_size=config.vocab_size,
@@ -363,7 +328,12 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         num_blocks=_num_blocks(decoder, plan),
         block_size=options.block_size,
     )
-    fingerprint = plan.folder.fingerprint(plan.dtype, is_int8=is_int8, has_fp8_cache=options.kv_cache_dtype == "fp8")
+    fingerprint = plan.folder.fingerprint(
+        plan.dtype,
+        is_int8=is_int8,
+        has_fp8_cache=options.kv_cache_dtype == "fp8",
+        kernels=chain.description() if device.type == "cuda" else "",
+    )
     runner = ModelRunner(decoder, options, limits, fingerprint)
     runner.prepare_first()
     return runner
@@ -424,36 +394,73 @@ def _num_blocks(decoder: Decoder, plan: LoadPlan) -> int:
     return num_blocks
 
 
-def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> int:
-    """Return the memory that the largest steps take beyond weights and cache; 0 if it is not measured."""
-    device = torch.device(options.device)
-    if not (device.type == "cuda" if options.measures_steps is None else options.measures_steps):
-        return 0
-    vocab_size, block_size = decoder.config.vocab_size, options.block_size
-    limits = ModelLimits(
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
-        eos_token_ids=frozenset(),
-        num_blocks=1,
-        block_size=block_size,
-    )
-    runner = ModelRunner(decoder, replace(options, graphs=False), limits, fingerprint="")
-    batches = largest_batches(
+def _rehearse(decoder: Decoder, plan: LoadPlan) -> None:
+    """Run steps of every kind, so that what a step uses first is compiled and loaded now.
+
+    Raises:
+        NotEnoughMemory: there is none for the largest steps.
+        KernelsUnavailable: a kernel fails, and only Triton's may be used.
+    """
+    runner, options = _small_runner(decoder, plan.options, plan.max_model_len), plan.options
+    for batch in rehearsal_batches(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=options.block_size,
+    ):
+        with _memory_for_steps(options):
+            step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), options.kernels)
+
+
+def _small_runner(decoder: Decoder, options: ModelOptions, max_model_len: int) -> ModelRunner:
+    """Return a runner with one block, for steps whose results are meaningless."""
+    limits = ModelLimits(
         max_model_len=max_model_len,
-        block_size=block_size,
+        vocab_size=decoder.config.vocab_size,
+        eos_token_ids=frozenset(),
+        num_blocks=1,
+        block_size=options.block_size,
     )
+    return ModelRunner(decoder, replace(options, graphs=False), limits, fingerprint="")
+
+
+@contextmanager
+def _memory_for_steps(options: ModelOptions) -> Generator[None]:
     try:
-        peak = peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
+        yield
     except OutOfMemory as error:
         raise NotEnoughMemory(
             f"there is no memory for a step of {options.max_num_batched_tokens} tokens and {options.max_num_seqs} "
             f"sequences ({error}). Lower one of them, or use a smaller model."
         ) from error
+
+
+def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> int:
+    """Return the memory that the largest steps take beyond weights and cache; 0 if it is not measured."""
+    device = torch.device(options.device)
+    if not (device.type == "cuda" if options.measures_steps is None else options.measures_steps):
+        return 0
+    runner = _small_runner(decoder, options, max_model_len)
+
+    def peak_of(max_num_batched_tokens: int) -> int:
+        batches = largest_batches(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=options.block_size,
+        )
+        with _memory_for_steps(options):
+            return peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])
+
+    peak = peak_of(options.max_num_batched_tokens)
+    if not _records(options, device):
+        return peak
     # Recorded steps have a separate memory pool, which no other step uses.
-    return 2 * peak if _records(options, device) else peak
+    largest_recorded = min(options.max_num_batched_tokens, MIXED_TOKENS[-1])
+    return peak + (peak if largest_recorded == options.max_num_batched_tokens else peak_of(largest_recorded))
 
 
 def _records(options: ModelOptions, device: torch.device) -> bool:
+    if device.type == "cuda" and not chain.can_record():
+        return False
     return device.type == "cuda" if options.graphs is None else options.graphs

@@ -114,14 +114,18 @@ class ModelFolder:
             raise ModelFolderError(f"dtype {wanted!r} is not one of auto, {', '.join(_DTYPES)}.")
         return _DTYPES[wanted]
 
-    def fingerprint(self, dtype: torch.dtype, *, is_int8: bool = False, has_fp8_cache: bool = False) -> str:
+    def fingerprint(
+        self, dtype: torch.dtype, *, is_int8: bool = False, has_fp8_cache: bool = False, kernels: str = ""
+    ) -> str:
         """Hash everything tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
 
-        Weights rounded to int8 differ from the folder's, and keys and values in fp8 from the model's.
+        Weights rounded to int8 differ from the folder's, and keys and values in fp8 from the model's. `kernels` names
+        those of a GPU (`kernels/chain.py`): others may round differently.
 
         Small weights are hashed completely; for large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
         kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
+        kept += f" kernels {kernels}" if kernels else ""
         digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION}".encode())
         for name in _HASHED_FILES:
             path = self.path / name

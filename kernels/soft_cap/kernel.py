@@ -11,7 +11,7 @@ from sluice.kernels.tanh.kernel import tanh
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _soft_cap_kernel(
     x_ptr,  # [size], updated
     size,

@@ -122,9 +122,10 @@ def _put(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     if slots.shape[0] == 0:
         return
     has_slot = slots >= 0
-    donor = has_slot.int().argmax()
+    # Of one dimension: an index without any would be read on the host.
+    donor = has_slot.int().argmax(dim=0, keepdim=True)
     source = torch.where(has_slot, torch.arange(len(slots), device=slots.device), donor)
     to = slots[source].clamp(min=0)
     old = cache[:1, :1].flatten(0, 1)
-    kept = torch.where(has_slot[donor], rows[source], old)
-    cache[to // cache.shape[1], to % cache.shape[1]] = kept
+    has_donor = has_slot[donor].view([1] * rows.dim())
+    cache[to // cache.shape[1], to % cache.shape[1]] = torch.where(has_donor, rows[source], old)

@@ -3,6 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from benchmarks.kernels.cases import (
 )
 from sluice.kernels import chain
 from sluice.kernels.chain import Path, path_of
+from sluice.kernels.gated_activation.cpu import gated_activation_torch
 from sluice.kernels.linear.cuda import Int8Linear
 from sluice.kernels.paged_attention.cpu import paged_attention_torch
 from sluice.kernels.paged_attention.kernel import allocate_cuda
@@ -30,9 +33,12 @@ from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.prepare_batch import PADDING, StepPlan
 from sluice.kernels.prepare_batch.cpu import prepare_batch_torch
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
+from sluice.kernels.rms_norm.cpu import add_rms_norm_torch
 from sluice.kernels.sample.plain import sample_torch
 from sluice.kernels.sample.reference import sample_reference
+from sluice.kernels.soft_cap.cpu import soft_cap_torch
 from sluice.kernels.write_kv.cpu import write_kv_torch
+from tests.engine.execution.synchronisation import NoSynchronisation
 
 CPU = torch.device("cpu")
 FILTERS: list[dict[str, float]] = [
@@ -161,27 +167,74 @@ class TestGivenRowsWithEveryFilter:
         assert out.tolist() == sample_reference(logits, options).tolist()
 
 
+META = torch.device("meta")
+
+
+def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def norm_on_meta() -> None:
+    x, residual, out, weight = on_meta(3, 8), on_meta(3, 8), on_meta(3, 8), on_meta(8)
+    add_rms_norm_torch(x, residual, weight, eps=1e-6, weight_offset=1.0, added_weight=weight, out=out)
+
+
+def gate_on_meta() -> None:
+    gated_activation_torch(on_meta(3, 8), activation="silu", out=on_meta(3, 4))
+
+
+def cap_on_meta() -> None:
+    soft_cap_torch(on_meta(3, 8), cap=3.0)
+
+
+def write_on_meta() -> None:
+    cache = allocate_cuda(4, 16, 2, 32, dtype=torch.float32, device=META)
+    ids, out = on_meta(3, dtype=torch.int64), on_meta(3, 4, 32)
+    write_kv_torch(on_meta(3, 8 * 32), ids, ids, on_meta(9, 32), cache, head_norm=None, out=out)
+
+
+def sample_on_meta() -> None:
+    sample_torch(on_meta(48, 90_000), make_options(ROWS, META), out=on_meta(48, dtype=torch.int64))
+
+
+ON_META: dict[str, Callable[[], None]] = {
+    "gated_activation": gate_on_meta,
+    "rms_norm": norm_on_meta,
+    "sample": sample_on_meta,
+    "soft_cap": cap_on_meta,
+    "write_kv": write_on_meta,
+}
+
+
+class TestGivenAnOperationOfARecordedStep:
+    @pytest.mark.parametrize("operation", ON_META)
+    def test_when_it_steps_down_then_nothing_waits_for_the_device(self, operation: str) -> None:
+        assert chain.OPERATIONS[operation]
+        with NoSynchronisation():
+            ON_META[operation]()
+
+
 class TestGivenAChain:
     @pytest.fixture(autouse=True)
     def whole_again(self) -> object:
         yield
-        chain.step_down([])
+        chain.step_down({})
 
     def test_when_an_operation_steps_down_then_it_is_named_and_others_stay(self) -> None:
-        chain.step_down(["rms_norm", "paged_attention"])
+        chain.step_down({"rms_norm": "wrong", "paged_attention": "died"})
 
-        assert chain.stepped_down() == ["paged_attention", "rms_norm"]
+        assert chain.stepped_down() == {"paged_attention": "died", "rms_norm": "wrong"}
         assert chain.description() == "triton, torch for paged_attention rms_norm"
         assert not chain.can_record()
 
     def test_when_nothing_steps_down_then_steps_can_be_recorded(self) -> None:
-        chain.step_down([])
+        chain.step_down({})
 
         assert (chain.description(), chain.can_record()) == ("triton", True)
 
     def test_when_an_operation_is_unknown_then_it_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="no operation is called tanh"):
-            chain.step_down(["tanh"])
+            chain.step_down({"tanh": "missing"})
 
     def test_when_a_tensor_is_on_the_cpu_then_its_path_is_the_cpu_s(self) -> None:
         assert path_of("rms_norm", torch.zeros(1)) is Path.CPU

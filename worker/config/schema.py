@@ -177,6 +177,10 @@ class ModelConfig:
     graphs: bool = setting(
         True, env="GRAPHS", metavar="", help="On a GPU, capture steps as CUDA graphs and replay them."
     )
+    kernels: Literal["auto", "triton", "torch"] = setting(
+        "auto", env="KERNELS", metavar="WHICH",
+        help="On a GPU: auto tries each kernel and replaces what does not work, triton replaces none, torch uses none.",
+    )  # fmt: skip
     num_threads: int | None = setting(
         None, env="NUM_THREADS", metavar="THREADS",
         help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core.",

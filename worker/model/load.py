@@ -15,6 +15,7 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.errors import (
     EngineBroken,
     EngineError,
+    KernelsUnavailable,
     ModelFolderError,
     NotEnoughMemory,
     OutOfMemory,
@@ -123,6 +124,8 @@ def _explained(model: ModelConfig) -> Generator[None]:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
     except QuantizationUnavailable as error:
         raise ConfigError([f"{_names_of_forms(model)}: {error}"]) from error
+    except KernelsUnavailable as error:
+        raise ConfigError([f"SLUICE_KERNELS: {error}"]) from error
     except NotEnoughMemory as error:
         raise _lack_of_memory(model, error) from error
     except (EngineBroken, OutOfMemory) as error:
@@ -265,6 +268,8 @@ def _model_options(config: WorkerConfig, folder: Path) -> "ModelOptions":
         max_num_batched_tokens=batching.max_num_batched_tokens,
         num_threads=model.num_threads or _num_threads(folder),
         graphs=None if model.graphs else False,
+        kernels=model.kernels,
+        rehearses=True,
     )
 
 

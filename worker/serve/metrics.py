@@ -112,6 +112,7 @@ class Snapshot:
     cached_tokens: int
     output_tokens: int
     redis_outages: int = 0
+    kernels_replaced: int = 0
     queue: Depth | None = None
     """None while Redis is away."""
 
@@ -142,8 +143,10 @@ class WorkerCollector(Collector):
             ("tokens_per_second", "Output tokens in the last second.", now.tokens_per_second),
             ("kv_tokens_total", "Token slots of the KV cache.", now.kv_tokens_total),
             ("kv_tokens_used", "Token slots held by running sequences.", now.kv_tokens_used),
+            ("kernels_replaced", "Operations that torch's operators compute because a GPU's kernel did not work.",
+             now.kernels_replaced),
             *(_of_queue(now.queue) if now.queue else ()),
-        ]
+        ]  # fmt: skip
         for name, about, value in gauges:
             if value is not None:
                 yield GaugeMetricFamily(f"sluice_{name}", about, value=value)

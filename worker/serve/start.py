@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from sluice.kernels import chain
 from sluice.worker.checks.agreement import agree_on_queue
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
@@ -127,6 +128,7 @@ def _load(site: Site, log: Log) -> LoadedModel:
         kv_tokens=limits.num_blocks * limits.block_size,
         max_num_seqs=config.step_limits.max_num_seqs,
         max_num_batched_tokens=config.step_limits.max_num_batched_tokens,
+        **({} if config.model.device == "cpu" else {"kernels": chain.description()}),
     )
     return served
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
+from sluice.kernels import chain
 from sluice.producer.contract.calls import QueueView, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
@@ -79,6 +80,7 @@ class StatusReporter:
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
             "discipline": self._context.config.batching.discipline,
+            "kernels": " ".join(chain.stepped_down()) or "-",
             "fingerprint": self._context.origin.fingerprint,
             "started_ms": str(self._started_ms),
             "held": str(len(self._context.leases)),
@@ -107,6 +109,7 @@ class StatusReporter:
             cached_tokens=stats.num_cached_tokens,
             output_tokens=stats.num_output_tokens,
             redis_outages=self._context.health.num_outages,
+            kernels_replaced=len(chain.stepped_down()),
             queue=self._depth.look(),
         )
 

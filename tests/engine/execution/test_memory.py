@@ -10,9 +10,9 @@ import torch
 from sluice import worker
 from sluice.engine.errors import NotEnoughMemory
 from sluice.engine.execution import model_runner
-from sluice.engine.execution.largest_step import largest_batches
 from sluice.engine.execution.memory import peak_bytes
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.start.largest_step import largest_batches
 
 FOLDER = Path(worker.__file__).parent / "small_model"
 CPU = torch.device("cpu")

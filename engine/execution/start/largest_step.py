@@ -6,10 +6,8 @@ from sluice.engine.batch import Batch, ScheduledSequence
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
 from sluice.engine.sequence import Sequence
 
-_FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
-_COSTLIEST = replace(
-    _FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias={0: 1.0}
-)
+FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=MAX_LOGPROBS)
+COSTLIEST = replace(FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias={0: 1.0})
 
 
 def largest_batches(
@@ -23,11 +21,11 @@ def largest_batches(
     shares = [max_num_batched_tokens // num_seqs] * num_seqs
     shares[0] += max_num_batched_tokens - sum(shares)
     prompts = [
-        ScheduledSequence(_sequence(index, share, block_size, _COSTLIEST), 0, share, True)
+        ScheduledSequence(meaningless_sequence(index, share, block_size, COSTLIEST), 0, share, True)
         for index, share in enumerate(min(share, max_model_len) for share in shares)
     ]
     # One list of tokens and one of blocks for all: contexts may be long. Penalties would count each token of each.
-    longest = _sequence(num_seqs, max_model_len, block_size, _FILTERED)
+    longest = meaningless_sequence(num_seqs, max_model_len, block_size, FILTERED)
     decodes = [
         ScheduledSequence(replace(longest, id=longest.id - index), max_model_len - 1, 1, True)
         for index in range(num_seqs)
@@ -35,7 +33,8 @@ def largest_batches(
     return [Batch(tuple(prompts)), Batch(tuple(decodes))]
 
 
-def _sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:
+def meaningless_sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:
+    """Return a sequence of zeros that has the first block everywhere."""
     return Sequence(
         id=-2 - index,
         request_id="",

@@ -1,0 +1,68 @@
+"""What to load, onto which device, within which limits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sluice.engine.config import CPU_MEMORY_FRACTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The model, its device and its memory limits."""
+
+    path: Path
+    """A folder with config.json and safetensors."""
+
+    device: str = "cpu"
+    """"cpu", or "cuda:0"."""
+
+    dtype: str = "auto"
+    """float32, float16, bfloat16, or auto: as the weights are stored (on the CPU, bfloat16 for float16)."""
+
+    quantization: Literal["none", "int8"] = "none"
+    """int8: round weights to int8 while loading. On the CPU for bfloat16, where activations are rounded for each
+    product too; on a GPU for bfloat16 and float16.
+    """
+
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """fp8: keys and values in 8-bit floats, with one scale per head and token. auto: the model's dtype."""
+
+    block_size: int = 16
+    """Token slots in a block of the KV cache."""
+
+    num_blocks: int | None = None
+    """Blocks of the KV cache. None: as many as the memory allows."""
+
+    kv_cache_bytes: int | None = None
+    """Memory for the KV cache. None: what `memory_fraction` leaves."""
+
+    memory_fraction: float = CPU_MEMORY_FRACTION
+    """Share of the memory free after loading the weights, for the KV cache and the largest step together."""
+
+    measures_steps: bool | None = None
+    """Whether the largest step is run to measure its memory. None: on a GPU. On the CPU it would take up to minutes,
+    and the share left free is larger.
+    """
+
+    max_model_len: int | None = None
+    """Maximum tokens of a sequence. None: the model's own context."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    graphs: bool | None = None
+    """Whether steps are recorded and replayed. None: on a GPU. On the CPU a replay recomputes, for tests."""
+
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """On a GPU: auto uses Triton's, and torch's operators for one that does not work; triton refuses to load then;
+    torch uses no Triton.
+    """
+
+    rehearses: bool = False
+    """Whether a load on a GPU tries each kernel, and runs every variant, so that nothing is compiled for a job."""
+
+    num_threads: int | None = None
+    """Threads on the CPU. None: torch's default."""
+
+    lag: Literal[0, 1] | None = None
+    """Steps that may be launched ahead of their results (`Executor.lag`). None: 1 on a GPU, 0 on a CPU."""

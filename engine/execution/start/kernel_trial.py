@@ -1,0 +1,141 @@
+"""Choose a GPU's kernels at load: try them beside the loading of the weights, and step down what does not work."""
+
+import logging
+import os
+import traceback
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sluice.engine.errors import EngineError, KernelsUnavailable
+from sluice.engine.execution.device_errors import loss_of
+from sluice.engine.execution.memory import free_memory_bytes
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.models.config import DecoderConfig
+from sluice.kernels import chain
+from sluice.kernels.trial.runner import Trial, Verdict, tasks_of
+from sluice.kernels.trial.sizes import ModelSizes
+
+Wanted = Literal["auto", "triton", "torch"]
+
+MAX_PROCESSES = 8
+PROCESS_BYTES = 4 * 2**30
+"""Memory of the device that one process may take: its context, and tensors as large as the largest weight."""
+
+log = logging.getLogger(__name__)
+
+
+def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
+    """Return how many processes may try kernels while the weights are loaded."""
+    if device.type != "cuda":
+        return 1
+    spare_bytes = free_memory_bytes(device) - sum(path.stat().st_size for path in weight_files)
+    return max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)), spare_bytes // PROCESS_BYTES))
+
+
+def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int) -> ModelSizes:
+    """Return what the kernels of a model depend on."""
+    return ModelSizes(
+        dtype=str(dtype).removeprefix("torch."),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        rotary_size=config.rope.rotary_size,
+        block_size=options.block_size,
+        max_model_len=max_model_len,
+        sliding_windows=tuple(sorted(set(config.sliding_windows))),
+        attention_scale=config.attention_scale,
+        attention_soft_cap=config.attention_soft_cap,
+        final_soft_cap=config.final_soft_cap,
+        eps=config.rms_norm_eps,
+        norm_offset=config.norm_offset,
+        activation=config.activation,
+        has_qkv_bias=config.has_qkv_bias,
+        has_output_bias=config.has_output_bias,
+        has_mlp_bias=config.has_mlp_bias,
+        has_head_norm=config.has_head_norm,
+        has_post_norms=config.has_post_norms,
+        is_int8=options.quantization == "int8",
+        cache="fp8" if options.kv_cache_dtype == "fp8" else "model",
+    )
+
+
+@contextmanager
+def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int) -> Generator[None]:
+    """Try the kernels in so many processes while the body runs, and choose when it has ended; with 0, without a trial.
+
+    On a CPU nothing is chosen.
+
+    Raises:
+        KernelsUnavailable: one does not work, and only Triton's may be used.
+    """
+    chain.step_down({})
+    if torch.device(device).type == "cpu":
+        yield
+        return
+    if wanted == "torch":
+        chain.step_down(dict.fromkeys(chain.OPERATIONS, "asked for"))
+        yield
+        return
+    if processes == 0:
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="trial") as background:
+        verdict = background.submit(lambda: Trial(sizes, device, tasks_of(sizes, device)).run(processes))
+        yield
+        choose(verdict.result(), wanted)
+
+
+def choose(verdict: Verdict, wanted: Wanted) -> None:
+    """Step down the operations that failed a trial.
+
+    Raises:
+        KernelsUnavailable: one did, and only Triton's may be used.
+    """
+    for operation, reason in verdict.untried.items():
+        log.warning("a kernel could not be tried and is used as it is: %s: %s", operation, reason)
+    for operation, reason in sorted(verdict.problems.items()):
+        _step_down(operation, reason, wanted)
+
+
+def step_down_if_it_fails(compute: Callable[[], object], wanted: Wanted) -> None:
+    """Run `compute`; repeat it for each operation whose kernel fails, with torch's operators in its place.
+
+    Raises:
+        KernelsUnavailable: a kernel fails, and only Triton's may be used.
+        Exception: what does not come from a kernel, or loses the device.
+    """
+    while True:
+        try:
+            compute()
+        except EngineError:
+            raise
+        except Exception as error:
+            operation = operation_of(error)
+            if loss_of(error) is not None or operation is None or operation in chain.stepped_down():
+                raise
+            _step_down(operation, f"{type(error).__name__}: {error}".splitlines()[0], wanted)
+        else:
+            return
+
+
+def operation_of(error: Exception) -> str | None:
+    """Return the operation whose code raised `error`; None if none did."""
+    folders = (Path(frame.filename).parent for frame in reversed(traceback.extract_tb(error.__traceback__)))
+    return next((f.name for f in folders if f.name in chain.OPERATIONS and f.parent.name == "kernels"), None)
+
+
+def _step_down(operation: str, reason: str, wanted: Wanted) -> None:
+    if wanted == "triton":
+        raise KernelsUnavailable(
+            f"the Triton kernel of {operation} does not work on this machine: {reason}. Allow kernels=auto, or torch."
+        )
+    log.warning("a kernel does not work here, and torch's operators replace it: %s: %s", operation, reason)
+    chain.step_down(chain.stepped_down() | {operation: reason})

@@ -1,0 +1,152 @@
+"""Cases of the operations on the KV cache: its write, and attention over it in each phase of a model."""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
+from sluice.kernels.paged_attention.fp8 import from_fp8, to_fp8
+from sluice.kernels.paged_attention.reference import paged_attention_reference
+from sluice.kernels.trial.compare import WrongResult, require_close
+from sluice.kernels.trial.sizes import ModelSizes
+from sluice.kernels.write_kv import HeadNorm, write_kv
+from sluice.kernels.write_kv.reference import write_kv_reference
+
+PHASES: Sequence[tuple[Sequence[int], Sequence[int]]] = (
+    ((1, 1, 1), (1, 40, 300)),
+    ((1, 1, 1), (3, 700, 1000)),
+    ((1, 1), (3, 1500)),
+    ((1, 1), (700, 4000)),
+    ((1, 1), (3, 9000)),
+    *((lens, (lens[0], 300)) for lens in ((2, 1), (4, 1), (8, 3), (16, 1), (32, 1))),
+    *((lens, (lens[0], 1500)) for lens in ((2, 1), (4, 1), (8, 3), (16, 1), (32, 1))),
+    ((40, 1, 7), (40, 900, 600)),
+    ((200, 1, 3), (200, 70, 700)),
+    ((200, 130), (1200, 130)),
+)
+"""New tokens and contexts of sequences: decodes with contexts that are split or not, short and long chunks, mixed."""
+
+
+def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCache:
+    """Make one layer's cache as a model does."""
+    return allocate_kv_cache(
+        num_blocks,
+        sizes.block_size,
+        sizes.num_kv_heads,
+        sizes.head_size,
+        dtype=FP8 if sizes.cache == "fp8" else sizes.torch_dtype,
+        device=device,
+    )
+
+
+def attention_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Yield attention in each phase, for layers with each sliding window."""
+    seen: set[tuple[Sequence[int], Sequence[int]]] = set()
+    for lens, contexts in PHASES:
+        # A model of short contexts has no long ones.
+        limited = tuple(min(n, sizes.max_model_len) for n in lens), tuple(min(n, sizes.max_model_len) for n in contexts)
+        if limited not in seen:
+            seen.add(limited)
+            yield from (partial(_attend, sizes, device, *limited, window) for window in sizes.sliding_windows)
+
+
+def _attend(
+    sizes: ModelSizes, device: torch.device, query_lens: Sequence[int], context_lens: Sequence[int], window: int
+) -> None:
+    contexts = torch.tensor(context_lens)
+    num_blocks = -(-contexts // sizes.block_size)
+    cache = make_cache(sizes, int(num_blocks.sum()), device)
+    _fill(cache, sizes.torch_dtype)
+    tables = torch.zeros(len(contexts), int(num_blocks.max()), dtype=torch.int32)
+    dealt = torch.randperm(cache.num_blocks).int().split(num_blocks.tolist())
+    for row, blocks in zip(tables, dealt, strict=True):
+        row[: len(blocks)] = blocks
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    query = torch.randn(sum(query_lens), sizes.num_heads, sizes.head_size, device=device).to(sizes.torch_dtype)
+    tensors = (tables.to(device), starts, contexts.int().to(device))
+    found = paged_attention(
+        query,
+        cache,
+        *tensors,
+        scale=sizes.attention_scale,
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+        sliding_window=window,
+        soft_cap=sizes.attention_soft_cap,
+    )
+    expected = paged_attention_reference(
+        query.double(),
+        _wide(cache),
+        *tensors,
+        scale=sizes.attention_scale,
+        sliding_window=window,
+        soft_cap=sizes.attention_soft_cap,
+    )
+    require_close(found, expected)
+
+
+def _fill(cache: KVCache, dtype: torch.dtype) -> None:
+    """Fill a cache with random keys and values."""
+    for part, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
+        heads = torch.randn(part.shape, device=part.device).to(dtype)
+        if scales is None:
+            part.copy_(heads)
+        else:
+            narrow, of_heads = to_fp8(heads)
+            part.view(torch.uint8).copy_(narrow.view(torch.uint8))
+            scales.copy_(of_heads)
+
+
+def _wide(cache: KVCache) -> KVCache:
+    """Return the keys and values of `cache` in float64."""
+    parts = ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
+    wide = [p.double() if s is None else from_fp8(p, s, torch.float64) for p, s in parts]
+    return replace(cache, keys=wide[0], values=wide[1], key_scales=None, value_scales=None)
+
+
+def write_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Yield a write of several tokens, one of them without a slot."""
+    yield partial(_write, sizes, device)
+
+
+def _write(sizes: ModelSizes, device: torch.device) -> None:
+    dtype, num_tokens = sizes.torch_dtype, 7
+    cache, expected_cache = (make_cache(sizes, 8, device) for _ in range(2))
+    qkv = torch.randn(num_tokens, (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_size, device=device)
+    slots = torch.randperm(8 * sizes.block_size)[:num_tokens].to(device)
+    slots[1::5] = -1
+    angles = torch.rand(64, max(sizes.rotary_size // 2, 1), device=device)[:, : sizes.rotary_size // 2]
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1).contiguous()
+    norm = None
+    if sizes.has_head_norm:
+        weights = torch.randn(2, sizes.head_size, device=device).to(dtype)
+        norm = HeadNorm(weights[0].clone(), weights[1].clone(), sizes.eps, sizes.norm_offset)
+    tokens = (qkv.to(dtype), torch.arange(num_tokens, device=device) * 3, slots, cos_sin)
+    found = write_kv(*tokens, cache, head_norm=norm)
+    require_close(found, write_kv_reference(*tokens, expected_cache, head_norm=norm))
+    _require_same(cache, expected_cache, dtype)
+
+
+def _require_same(cache: KVCache, expected: KVCache, dtype: torch.dtype) -> None:
+    """Check keys and values; in fp8 they may differ by a step of that format, which is coarse.
+
+    Raises:
+        WrongResult: they differ by more.
+    """
+    for found, like in zip(_parts(cache), _parts(expected), strict=True):
+        if cache.is_fp8:
+            if not float((found - like).abs().max()) <= float(like.abs().max()) / 8:
+                raise WrongResult("writes other keys and values than its reference")
+        else:
+            require_close(found.to(dtype), like)
+
+
+def _parts(cache: KVCache) -> tuple[Tensor, Tensor]:
+    wide = _wide(cache)
+    return wide.keys, wide.values

@@ -1,0 +1,62 @@
+"""Sizes of a model, as far as its kernels depend on them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from sluice.kernels.gated_activation import Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes and switches of a model's operations; only numbers and text, so that it can be sent to a process."""
+
+    dtype: str
+    """Name of the model's dtype in torch."""
+
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rotary_size: int
+    block_size: int
+    max_model_len: int
+    sliding_windows: tuple[int, ...]
+    """The different ones of the layers; 0 for none."""
+
+    attention_scale: float
+    attention_soft_cap: float
+    final_soft_cap: float
+    eps: float
+    norm_offset: float
+    activation: Activation
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_head_norm: bool
+    has_post_norms: bool
+    is_int8: bool
+    """Whether the weights of products are in int8."""
+
+    cache: Literal["model", "fp8"]
+    """Dtype of keys and values."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The model's dtype."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def products(self) -> set[tuple[int, int, bool]]:
+        """Sizes (N, K) of the different weights of products, and whether they have a bias."""
+        heads, hidden, inner = self.num_heads * self.head_size, self.hidden_size, self.intermediate_size
+        return {
+            (heads + 2 * self.num_kv_heads * self.head_size, hidden, self.has_qkv_bias),
+            (hidden, heads, self.has_output_bias),
+            (2 * inner, hidden, self.has_mlp_bias),
+            (hidden, inner, self.has_mlp_bias),
+            (self.vocab_size, hidden, False),
+        }

@@ -1,0 +1,112 @@
+"""The cases of a trial at load, here on interpreted kernels: right ones pass, broken ones do not.
+
+Sizes are those of a small model with every switch.
+"""
+
+# torch's types are partial.
+# pyright: reportUnknownMemberType=false
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.gpu.models import triton_in_place_of_cpu
+from sluice.kernels.chain import OPERATIONS
+from sluice.kernels.paged_attention import layout
+from sluice.kernels.trial.cases import cases_of
+from sluice.kernels.trial.compare import WrongResult
+from sluice.kernels.trial.sizes import ModelSizes
+from tests.grids import fast_only
+
+CPU = torch.device("cpu")
+SIZES = ModelSizes(
+    dtype="float16",
+    hidden_size=48,
+    intermediate_size=80,
+    vocab_size=97,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    rotary_size=16,
+    block_size=16,
+    max_model_len=90,
+    sliding_windows=(0, 33),
+    attention_scale=0.25,
+    attention_soft_cap=5.0,
+    final_soft_cap=3.0,
+    eps=1e-6,
+    norm_offset=1.0,
+    activation="gelu_tanh",
+    has_qkv_bias=True,
+    has_output_bias=False,
+    has_mlp_bias=True,
+    has_head_norm=True,
+    has_post_norms=True,
+    is_int8=True,
+    cache="model",
+)
+
+
+def try_all(operation: str, sizes: ModelSizes) -> int:
+    """Run an operation's cases; returns how many there are."""
+    torch.manual_seed(1)
+    with triton_in_place_of_cpu(), torch.inference_mode():
+        cases = cases_of(operation, sizes, CPU)
+        for case in cases:
+            case()
+    return len(cases)
+
+
+def do_nothing(*_: object, **__: object) -> None:
+    """A kernel that leaves its output as it was."""
+
+
+class TestGivenKernelsThatWork:
+    @pytest.mark.parametrize("operation", fast_only([o for o in OPERATIONS if o != "linear"], ["linear"]))
+    def test_when_they_are_tried_then_each_passes(self, operation: str) -> None:
+        assert try_all(operation, SIZES) > 0
+
+    @pytest.mark.parametrize("operation", ["copy_blocks", "paged_attention", "write_kv"])
+    def test_when_the_cache_is_in_fp8_then_each_passes(self, operation: str) -> None:
+        assert try_all(operation, replace(SIZES, cache="fp8")) > 0
+
+    @pytest.mark.parametrize("operation", ["gated_activation", "rms_norm", "write_kv"])
+    def test_when_the_model_has_few_switches_then_each_passes(self, operation: str) -> None:
+        plain = replace(SIZES, activation="silu", has_head_norm=False, has_post_norms=False, norm_offset=0.0)
+
+        assert try_all(operation, plain) > 0
+
+    def test_when_the_model_caps_no_logits_then_there_is_nothing_to_try(self) -> None:
+        assert try_all("soft_cap", replace(SIZES, final_soft_cap=0.0)) == 0
+
+
+BROKEN = {
+    "copy_blocks": "copy_blocks.kernel.copy_blocks_triton",
+    "gated_activation": "gated_activation.kernel.gated_activation_triton",
+    "linear": "linear.kernel.int8_product_triton",
+    "paged_attention": "paged_attention.kernel.paged_attention_triton",
+    "penalties": "penalties.kernel.apply_penalties_triton",
+    "rms_norm": "rms_norm.kernel.rms_norm_triton",
+    "sample": "sample.kernel.sample_triton",
+    "soft_cap": "soft_cap.kernel.soft_cap_triton",
+    "write_kv": "write_kv.kernel.write_kv_triton",
+}
+
+
+class TestGivenAKernelThatDoesNothing:
+    @pytest.mark.parametrize("operation", BROKEN)
+    def test_when_it_is_tried_then_its_result_is_wrong(self, operation: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"sluice.kernels.{BROKEN[operation]}", do_nothing)
+            # What is not written is not what it was by chance.
+            patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
+            with pytest.raises(WrongResult, match="its reference"):
+                try_all(operation, SIZES)
+
+
+def test_allocation_is_as_on_a_gpu() -> None:
+    with triton_in_place_of_cpu():
+        from sluice.kernels.trial.cache_cases import make_cache
+
+        assert make_cache(SIZES, 2, CPU).layout is layout.Layout.PLAIN

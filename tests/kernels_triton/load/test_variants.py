@@ -1,0 +1,145 @@
+"""No kernel is compiled for a job: what a rehearsal launches are all variants that a worker launches later.
+
+Launches are noted and not run, over tensors of zeros on the CPU; so no GPU is needed, and no compiler.
+"""
+
+# torch's and triton's types are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import JITFunction
+
+from benchmarks.gpu.models import triton_in_place_of_cpu
+from sluice.engine.config import EngineConfig
+from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.start.rehearsal import rehearsal_batches
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.null_model import NullTokenizer
+from sluice.engine.request import Request, SamplingParams
+from tests.oracles.tiny_models import TINY_MODELS, TinyModel
+
+RUNS_COMPILED = True
+
+MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 21, 150, 700
+OPTIONS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
+    SamplingParams(repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: -1.0}),
+    SamplingParams(min_tokens=3, temperature=0.0),
+)
+
+
+class Zeros(TorchDispatchMode):
+    """A mode in which new memory is zero: what a noted launch would have written is a valid id or slot."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # torch's own
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like", "empty_strided"):
+            out.zero_()
+        return out
+
+
+def kind_of(value: object, parameter: Any) -> object:  # triton's own type
+    """What Triton compiles a kernel for, of one argument."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if parameter.is_constexpr or value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        width = "i32" if -(2**31) <= value < 2**31 else "i64"
+        return width if parameter.do_not_specialize else (width, value == 1, value % 16 == 0)
+    return type(value)
+
+
+@contextmanager
+def launches() -> Generator[set[tuple[object, ...]]]:
+    """The variants launched while it is open."""
+    seen: set[tuple[object, ...]] = set()
+
+    def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:  # triton's own
+        names = [parameter.name for parameter in kernel.params]
+        values = dict(zip(names, args, strict=False)) | {name: v for name, v in named.items() if name in names}
+        kinds = [(one.name, kind_of(values[one.name], one)) for one in kernel.params]
+        options = sorted((name, v) for name, v in named.items() if name not in names)
+        seen.add((kernel.__name__, *kinds, *options))
+
+    with pytest.MonkeyPatch.context() as patch, triton_in_place_of_cpu(), Zeros():
+        patch.setattr(JITFunction, "run", cast("Any", note))
+        # A GPU's choice of kernels for few rows, which the CPU does not take.
+        patch.setattr("sluice.kernels.linear.cuda.max_few_rows", lambda weight: 4 if weight.shape[0] < 200 else 1)
+        yield seen
+
+
+def load(folder: Path, *, is_int8: bool) -> ModelRunner:
+    return load_model_runner(
+        ModelOptions(
+            path=folder,
+            dtype="bfloat16",
+            quantization="int8" if is_int8 else "none",
+            num_blocks=120,
+            num_threads=1,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_TOKENS,
+            graphs=True,
+            lag=1,
+        )
+    )
+
+
+def rehearse(runner: ModelRunner) -> None:
+    for batch in rehearsal_batches(
+        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=16
+    ):
+        runner.launch(batch).collect()
+
+
+def serve(runner: ModelRunner) -> int:
+    """Run random requests with every option; returns the steps."""
+    random = Random(3)
+    config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS)
+    engine, num_steps = LLMEngine(runner, NullTokenizer(), config), 0
+    for wave in range(6):
+        engine.add([
+            Request(
+                id=f"{wave}-{n}",
+                prompt_token_ids=tuple(random.randrange(97) for _ in range(random.choice([1, 2, 5, 17, 60, 120, 650]))),
+                sampling=replace(random.choice(OPTIONS), max_tokens=random.randrange(3, 30), ignore_eos=True),
+            )
+            for n in range(random.randrange(1, 2 * MAX_NUM_SEQS))
+        ])  # fmt: skip
+        for _ in range(random.randrange(4, 40)):
+            engine.step()
+            num_steps += 1
+        while runner.has_preparations:
+            runner.prepare()
+    return num_steps
+
+
+class TestGivenAModelThatWasRehearsed:
+    @pytest.mark.parametrize(
+        ("name", "is_int8"),
+        [("llama", False), ("gemma2", False), ("qwen3", True), ("mistral-window", False)],
+    )
+    def test_when_random_requests_run_then_no_variant_is_new(self, tmp_path: Path, name: str, *, is_int8: bool) -> None:
+        TinyModel(name.split("-")[0], {**TINY_MODELS[name].config, "max_position_embeddings": MAX_LEN}).save(tmp_path)
+        with launches() as seen:
+            runner = load(tmp_path, is_int8=is_int8)
+            rehearse(runner)
+            rehearsed = set(seen)
+
+            num_steps = serve(runner)
+
+        assert num_steps > 50
+        assert len(rehearsed) > 10
+        assert sorted(map(str, seen - rehearsed)) == []
