@@ -170,6 +170,23 @@ class TestGivenAWeightInInt8:
         assert out[-1].isnan().all()
         assert same_bits(one[0], out[-2])
 
+    @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_when_a_weight_is_kept_in_its_dtype_then_every_number_of_rows_agrees(
+        self, device: str, dtype: torch.dtype, num_tokens: int, has_bias: bool
+    ) -> None:
+        """On a card the first four are our kernel's; anywhere else all are the library's."""
+        generator = generator_on(device)
+        narrow, _ = narrow_weight(37, 200, generator)
+        ones = torch.ones(37, device=device)
+        bias = random_tensor(37, dtype=dtype, generator=generator) if has_bias else None
+        x = random_tensor(num_tokens, 200, dtype=dtype, generator=generator)
+
+        out = pack_linear_cuda(narrow.to(dtype), bias, is_int8=False)(x)
+
+        assert out.shape == (num_tokens, 37)
+        assert product_agreement(out, x, narrow, ones, bias).holds
+
     def test_when_it_is_widened_then_it_is_what_the_int8_stand_for(self, device: str, dtype: torch.dtype) -> None:
         weight, scales = narrow_weight(9, 130, generator_on(device))
         out = torch.full((9, 130), float("nan"), dtype=dtype, device=device)
