@@ -121,8 +121,9 @@ def decode_kernel(
     if not SPLIT:
         padding = tl.load(query_start_locs_ptr + S) + sequence
         zero_padding(
-            out_ptr, padding, T, out_stride_token, out_stride_head, heads, rows < GROUP, D, BLOCK_D, BLOCK_ROWS
-        )
+            out_ptr, padding, tl.num_programs(0), T, out_stride_token, out_stride_head, heads, rows < GROUP,
+            D, BLOCK_D, BLOCK_ROWS,
+        )  # fmt: skip
 
     query_start = tl.load(query_start_locs_ptr + sequence)
     query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start

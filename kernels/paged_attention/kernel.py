@@ -4,7 +4,7 @@
 
 Queries of the heads that share a key-value head are rows of one product, and keys are walked in tiles of TILE tokens,
 looked up in the block table, with an online softmax in float32 (Dao, FlashAttention-2, 2023). Tiles that are fully
-visible to every row need no mask and run in a separate loop. See `prefill`, and `decode` for the split over keys.
+visible to every row need no mask. See `prefill`, and `decode` for the split over keys.
 
 Nothing here reads a tensor on the host, so a launch can be captured in a CUDA graph.
 """

@@ -4,7 +4,7 @@
 
 A program holds BLOCK_ROWS query rows of one key-value head: the heads that share it, of BLOCK_QUERIES consecutive
 tokens of one sequence (grouped-query attention packed into the rows, as in vLLM's Triton backend and FlashInfer). It
-walks all keys that they see.
+walks all keys that they see, in one loop: only tiles at an edge of what a row sees compute a mask.
 """
 
 import triton
@@ -12,18 +12,23 @@ import triton.language as tl
 
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import AttentionConfig
-from sluice.kernels.paged_attention.tile import attend_keys, join_sinks, zero_padding
+from sluice.kernels.paged_attention.tile import LOG2_E, join_sinks, zero_padding
+from sluice.kernels.tanh.kernel import tanh
+
+_LOG2_E = tl.constexpr(LOG2_E)
+_VALUE_UNITS = tl.constexpr(256.0)
 
 
 def attend_chunks(call: AttentionCall, config: AttentionConfig) -> None:
     """Launch the kernel."""
     block_queries = config.block_rows // call.group
     num_query_blocks = call.num_tokens // block_queries + call.num_sequences
-    prefill_kernel[(num_query_blocks, call.kv_cache.num_kv_heads)](
+    prefill_kernel[(call.kv_cache.num_kv_heads, num_query_blocks)](
         **call.arguments(),
         BLOCK_ROWS=config.block_rows,
         BLOCK_QUERIES=block_queries,
         TILE=config.tile,
+        QUERY_IN_REGISTERS=call.query.element_size() * call.kv_cache.head_size <= 256,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -46,6 +51,14 @@ def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.const
         else:
             high = middle
     return low - 1
+
+
+@triton.jit
+def _block_ids(table_ptr, tile_start, first_key, end_key, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Load the block of each key of a tile, 0 where there is no key to read."""
+    positions = tile_start + tl.arange(0, TILE)  # [TILE]
+    is_key = (positions >= first_key) & (positions < end_key)
+    return tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_key, other=0)
 
 
 @triton.jit(do_not_specialize=["T", "S", "window", "table_stride_sequence"])
@@ -89,18 +102,22 @@ def prefill_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     TILE: tl.constexpr,
+    QUERY_IN_REGISTERS: tl.constexpr,
 ):
-    """One program per (block of queries, key-value head)."""
-    kv_head = tl.program_id(1).to(tl.int64)
+    """One program per (key-value head, block of queries)."""
+    kv_head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     rows = tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
     heads = kv_head * GROUP + rows % GROUP  # [BLOCK_ROWS]
 
-    padding = tl.load(query_start_locs_ptr + S) + tl.program_id(0)
-    zero_padding(out_ptr, padding, T, out_stride_token, out_stride_head, heads, rows < GROUP, D, BLOCK_D, BLOCK_ROWS)
+    padding = tl.load(query_start_locs_ptr + S) + tl.program_id(1)
+    zero_padding(
+        out_ptr, padding, tl.num_programs(1), T, out_stride_token, out_stride_head, heads, rows < GROUP,
+        D, BLOCK_D, BLOCK_ROWS,
+    )  # fmt: skip
 
-    # The last blocks of a prompt see the most keys, so they start first.
-    query_block = tl.num_programs(0) - 1 - tl.program_id(0)
+    # The last blocks of a prompt see the most keys, so they start first: those of all heads.
+    query_block = tl.num_programs(1) - 1 - tl.program_id(1)
     sequence = _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES)
     query_start = tl.load(query_start_locs_ptr + sequence)
     query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start
@@ -115,26 +132,77 @@ def prefill_kernel(
     tokens = (query_start + queries).to(tl.int64)
 
     first_position = context_len - query_len + first_query
-    end_key = tl.minimum(first_position + BLOCK_QUERIES, context_len)
+    last_position = first_position + BLOCK_QUERIES - 1
+    end_key = tl.minimum(last_position + 1, context_len)
     first_key = 0
     if HAS_WINDOW:
         first_key = tl.maximum(first_position - window + 1, 0)
     tiles_start = first_key // TILE * TILE
-    tiles_end = end_key
 
     query_ptrs = query_ptr + tokens[:, None] * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
     query = tl.load(query_ptrs, mask=inside[:, None] & (dims < D)[None, :], other=0.0)
-    acc, row_max, row_sum = attend_keys(
-        query, query_positions, tiles_start, tiles_end, first_position, first_key, end_key,
-        block_tables_ptr + sequence.to(tl.int64) * table_stride_sequence,
-        key_cache_ptr + kv_head * key_stride_head,
-        value_cache_ptr + kv_head * value_stride_head,
-        key_scales_ptr + kv_head * scale_stride_head,
-        value_scales_ptr + kv_head * scale_stride_head,
-        key_stride_block, key_stride_slot, value_stride_block, value_stride_slot,
-        scale_stride_block, scale_stride_slot, score_scale,
-        window, HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, BLOCK_ROWS, TILE,
-    )  # fmt: skip
+    if QUERY_IN_REGISTERS:
+        # The compiler leaves a computed operand in registers, where the product need not fetch it from shared memory.
+        query = (query.to(tl.float32) * (score_scale * 0.0 + 1.0)).to(query.dtype)
+    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride_sequence
+    key_ptr = key_cache_ptr + kv_head * key_stride_head
+    value_ptr = value_cache_ptr + kv_head * value_stride_head
+    key_scale_ptr = key_scales_ptr + kv_head * scale_stride_head
+    value_scale_ptr = value_scales_ptr + kv_head * scale_stride_head
+
+    row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)  # in log2 units
+    row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=tl.float32)
+    # One tile ahead, so that the pipeline copies keys and values without waiting for ids.
+    next_ids = _block_ids(table_ptr, tiles_start, first_key, end_key, BLOCK_SIZE, TILE)
+    for tile_start in range(tiles_start, end_key, TILE):
+        positions = tile_start + tl.arange(0, TILE)  # [TILE]
+        block_ids = next_ids.to(tl.int64)
+        slots = positions % BLOCK_SIZE
+        # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot without a key may be read.
+        is_key = positions < end_key
+        if HAS_WINDOW:
+            is_key = is_key & (positions >= first_key)
+        mask = is_key[:, None] & (dims < D)[None, :]
+        key_ptrs = key_ptr + (block_ids * key_stride_block + slots * key_stride_slot)[:, None] + dims[None, :]
+        value_ptrs = value_ptr + (block_ids * value_stride_block + slots * value_stride_slot)[:, None] + dims[None, :]
+        key = tl.load(key_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
+        value = tl.load(value_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
+        next_ids = _block_ids(table_ptr, tile_start + TILE, first_key, end_key, BLOCK_SIZE, TILE)
+
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")  # [BLOCK_ROWS, TILE]
+        if IS_FP8:
+            scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
+            scores *= tl.load(key_scale_ptr + scale_at, mask=is_key, other=0.0)[None, :]
+        log2_scale = score_scale
+        if SOFT_CAP > 0.0:
+            scores = tanh(scores * score_scale) * (SOFT_CAP * _LOG2_E)
+            log2_scale = 1.0
+        is_edge = tile_start + TILE - 1 > first_position
+        if HAS_WINDOW:
+            is_edge = is_edge | (last_position - tile_start >= window)
+        if is_edge:
+            visible = positions[None, :] <= query_positions[:, None]
+            if HAS_WINDOW:
+                visible = visible & (query_positions[:, None] - positions[None, :] < window)
+            scores = tl.where(visible, scores, float("-inf"))
+
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * log2_scale)
+        # For a row that has seen no key yet: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores * log2_scale - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        row_max = new_max
+        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        if IS_FP8:
+            # In units that keep float16 weights normal: a scale is a magnitude over 448.
+            value_scales = tl.load(value_scale_ptr + scale_at, mask=is_key, other=0.0)
+            weights *= (value_scales * _VALUE_UNITS)[None, :]
+        acc = acc * rescale[:, None]
+        acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc, input_precision="ieee")
+
+    if IS_FP8:
+        acc *= 1.0 / _VALUE_UNITS
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
         rescale, row_sum = join_sinks(row_max, row_sum, sinks)

@@ -180,6 +180,7 @@ def attend_keys(
 def zero_padding(
     out_ptr,  # [T, H, D]
     first,
+    step,
     T,
     out_stride_token,
     out_stride_head,
@@ -189,11 +190,11 @@ def zero_padding(
     BLOCK_D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Write zeros to row `first` and every `tl.num_programs(0)`-th after it: padding is never left stale."""
+    """Write zeros to row `first` and every `step`-th after it: padding is never left stale."""
     dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     padding = first.to(tl.int64)
     while padding < T:
         padding_ptrs = out_ptr + padding * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
         zeros = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=out_ptr.dtype.element_ty)
         tl.store(padding_ptrs, zeros, mask=is_head[:, None] & (dims < D)[None, :])
-        padding += tl.num_programs(0)
+        padding += step

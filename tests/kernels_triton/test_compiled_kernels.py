@@ -3,6 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import re
+
 import pytest
 import torch
 
@@ -83,13 +85,26 @@ class TestGivenPagedAttention:
         assert [one.name for one in compiled] == ["decode_kernel", "merge_kernel"]
         assert "cp.async" in compiled[0].ptx
 
-    @pytest.mark.parametrize(("head_size", "max_query_len"), fast_only([(128, 500)], [(256, 500), (128, 16)]))
-    def test_when_a_prefill_is_compiled_then_it_fits_and_uses_the_large_matrix_unit(
-        self, head_size: int, max_query_len: int
+    @pytest.mark.parametrize("sliding_window", [0, 4096])
+    @pytest.mark.parametrize("head_size", fast_only([128], [64, 96, 256]))
+    def test_when_a_prefill_is_compiled_then_it_fits_and_copies_while_it_computes(
+        self, head_size: int, sliding_window: int
     ) -> None:
         compiled = compile_attention(
-            torch.bfloat16, head_size=head_size, max_query_len=max_query_len, max_context_len=9000
+            torch.bfloat16,
+            head_size=head_size,
+            max_query_len=500,
+            max_context_len=9000,
+            sliding_window=sliding_window,
         )
+
+        check_fits(compiled)
+        assert "wgmma.mma_async" in compiled[0].ptx
+        # Keys and values of the next tile are in flight while one is waited for.
+        assert re.search(r"cp\.async\.wait_group\s+2;", compiled[0].ptx)
+
+    def test_when_drafts_are_compiled_then_they_fit_and_use_the_large_matrix_unit(self) -> None:
+        compiled = compile_attention(torch.bfloat16, head_size=128, max_query_len=16, max_context_len=9000)
 
         check_fits(compiled)
         assert "wgmma.mma_async" in compiled[0].ptx
