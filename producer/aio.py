@@ -26,10 +26,10 @@ from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
-from sluice.producer.operations.operation import STEPS, Reply, Step
+from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
-from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
+from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import AsyncLink, AsyncPipe
 
@@ -110,33 +110,32 @@ class AsyncProducer:
     ) -> AsyncIterator[SubmitAnswer]:
         """Do as `Producer.submit_many`; the jobs may come from an asynchronous iterator."""
         encoder = JobEncoder(options, partitions=self._queue.partitions)
-        packer = Packer(self._queue, await self._link.run(self._durability.resolve(self._queue, durability)))
-        waiting, waits = deque[Chunk](), RetryAfterEstimator(self._queue)
+        durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
+        packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)
+        in_flight = deque[Operation[list[SubmitAnswer]]]()
         async with self._link.pipe() as pipe:
             async for item in _each(jobs):
-                made, is_chosen = encoder.prepare(item)
-                if full := packer.add(made, is_chosen=is_chosen):
-                    for answer in await self._send(pipe, waiting, full, waits):
+                if full := packer.add(encoder.prepare(item)):
+                    for answer in await self._send(pipe, in_flight, waits.submit_jobs(full, durability_check)):
                         yield answer
             if rest := packer.rest():
-                for answer in await self._send(pipe, waiting, rest, waits):
+                for answer in await self._send(pipe, in_flight, waits.submit_jobs(rest, durability_check)):
                     yield answer
-            while waiting:
-                for answer in await self._receive(pipe, waiting, waits):
+            while in_flight:
+                for answer in await self._receive(pipe, in_flight):
                     yield answer
 
     async def _send(
-        self, pipe: AsyncPipe, waiting: deque[Chunk], chunk: Chunk, waits: RetryAfterEstimator
+        self, pipe: AsyncPipe, in_flight: deque[Operation[list[SubmitAnswer]]], operation: Operation[list[SubmitAnswer]]
     ) -> Sequence[SubmitAnswer]:
-        waiting.append(chunk)
-        await pipe.send(chunk.ask())
-        return await self._receive(pipe, waiting, waits) if pipe.is_full else ()
+        in_flight.append(operation)
+        await pipe.send(first_ask(operation))
+        return await self._receive(pipe, in_flight) if pipe.is_full else ()
 
     async def _receive(
-        self, pipe: AsyncPipe, waiting: deque[Chunk], waits: RetryAfterEstimator
+        self, pipe: AsyncPipe, in_flight: deque[Operation[list[SubmitAnswer]]]
     ) -> Sequence[SubmitAnswer]:
-        chunk = waiting.popleft()
-        return await self._link.run(waits.estimate(chunk, chunk.answers(await pipe.receive())))
+        return await self._link.run(in_flight.popleft(), await pipe.receive())
 
     # ------------------------------------------------------------ follow
 

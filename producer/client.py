@@ -28,10 +28,10 @@ from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
 from sluice.producer.operations.follow import Place, Reader, StreamEvent
-from sluice.producer.operations.operation import STEPS, Reply, Step
+from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, ended, outcomes
-from sluice.producer.operations.submission import Chunk, Packer, Receipt, SubmitAnswer
+from sluice.producer.operations.submission import Packer, Receipt, SubmitAnswer
 from sluice.producer.operations.views import JobStatus
 from sluice.producer.transport.links import Link, Pipe
 from sluice.producer.transport.retries import LinkSettings
@@ -156,28 +156,27 @@ class Producer:
 
     def submit_prepared(self, jobs: Iterable[Prepared], *, durability: str | None = None) -> Iterator[SubmitAnswer]:
         """Submit jobs that are already encoded, as `submit_many` does."""
-        packer = Packer(self._queue, self._link.run(self._durability.resolve(self._queue, durability)))
+        durability_check = self._link.run(self._durability.resolve(self._queue, durability))
+        packer, waits = Packer(durability_check), RetryAfterEstimator(self._queue)
+        in_flight = deque[Operation[list[SubmitAnswer]]]()
         with self._link.pipe() as pipe:
-            waiting, waits = deque[Chunk](), RetryAfterEstimator(self._queue)
-            for made, is_chosen in jobs:
-                if full := packer.add(made, is_chosen=is_chosen):
-                    yield from self._send(pipe, waiting, full, waits)
+            for prepared in jobs:
+                if full := packer.add(prepared):
+                    yield from self._send(pipe, in_flight, waits.submit_jobs(full, durability_check))
             if rest := packer.rest():
-                yield from self._send(pipe, waiting, rest, waits)
-            while waiting:
-                yield from self._receive(pipe, waiting, waits)
+                yield from self._send(pipe, in_flight, waits.submit_jobs(rest, durability_check))
+            while in_flight:
+                yield from self._receive(pipe, in_flight)
 
     def _send(
-        self, pipe: Pipe, waiting: deque[Chunk], chunk: Chunk, waits: RetryAfterEstimator
-    ) -> Iterator[SubmitAnswer]:
-        waiting.append(chunk)
-        pipe.send(chunk.ask())
-        if pipe.is_full:
-            yield from self._receive(pipe, waiting, waits)
+        self, pipe: Pipe, in_flight: deque[Operation[list[SubmitAnswer]]], operation: Operation[list[SubmitAnswer]]
+    ) -> Sequence[SubmitAnswer]:
+        in_flight.append(operation)
+        pipe.send(first_ask(operation))
+        return self._receive(pipe, in_flight) if pipe.is_full else ()
 
-    def _receive(self, pipe: Pipe, waiting: deque[Chunk], waits: RetryAfterEstimator) -> Sequence[SubmitAnswer]:
-        chunk = waiting.popleft()
-        return self._link.run(waits.estimate(chunk, chunk.answers(pipe.receive())))
+    def _receive(self, pipe: Pipe, in_flight: deque[Operation[list[SubmitAnswer]]]) -> Sequence[SubmitAnswer]:
+        return self._link.run(in_flight.popleft(), pipe.receive())
 
     # ------------------------------------------------------------ follow
 

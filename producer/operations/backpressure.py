@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from sluice.producer.contract.calls import NewJob
+from sluice.producer.contract.durability import DurabilityCheck
+from sluice.producer.contract.jobs import Prepared
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.waits import WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import QueueFull
 from sluice.producer.operations.countdown import Countdown
 from sluice.producer.operations.operation import Operation, Sleep
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.submission import Chunk, Receipt, SubmitAnswer, retry_after_s
+from sluice.producer.operations.submission import Receipt, SubmitAnswer, retry_after_s, submit_jobs
 
 MAX_PAUSE_S = 2.0
 """Longest pause before the next attempt: the estimate may be too high."""
@@ -55,15 +57,13 @@ class RetryAfterEstimator:
         self._queue = queue
         self._guesses: dict[QueueKeys, tuple[float, float]] = {}
 
-    def estimate(self, chunk: Chunk, answers: Sequence[SubmitAnswer]) -> Operation[Sequence[SubmitAnswer]]:
-        """Return the results of a chunk, each QueueFull with its `retry_after_s`."""
-        estimated: list[SubmitAnswer] = []
-        for made, answer in zip(chunk.jobs, answers, strict=True):
-            if isinstance(answer, QueueFull) and isinstance(made, NewJob):
-                estimated.append(answer.with_estimate((yield from self._guess_s(self._queue.keys_of(made.id), answer))))
-            else:
-                estimated.append(answer)
-        return estimated
+    def submit_jobs(self, jobs: Sequence[Prepared], durability_check: DurabilityCheck) -> Operation[list[SubmitAnswer]]:
+        """Submit jobs as `submission.submit_jobs` does; each QueueFull has its `retry_after_s`."""
+        answers = yield from submit_jobs(self._queue, jobs, durability_check)
+        for i, ((job, _), answer) in enumerate(zip(jobs, answers, strict=True)):
+            if isinstance(answer, QueueFull) and isinstance(job, NewJob):
+                answers[i] = answer.with_estimate((yield from self._guess_s(self._queue.keys_of(job.id), answer)))
+        return answers
 
     def _guess_s(self, keys: QueueKeys, full: QueueFull) -> Operation[float]:
         asked_s, guess_s = self._guesses.get(keys, (float("-inf"), 0.0))

@@ -59,6 +59,14 @@ STEPS = (Ask, Read, Sleep)
 Operation: TypeAlias = Generator[Step, list[Reply], Result]
 """An operation that returns a result."""
 
+
+def first_ask(operation: Operation[Result]) -> Ask:
+    """Start an operation whose first step is a round trip; return that step, to be sent ahead of the others."""
+    step = next(operation)
+    assert isinstance(step, Ask)
+    return step
+
+
 READ_COUNT = 512
 """Most entries of one channel in one read."""
 

@@ -1,12 +1,13 @@
 """Submit jobs: pack them into calls and read the answers. No I/O."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import Accepted, Call, Conflict, Duplicate, NewJob, Refused
-from sluice.producer.contract.durability import NOTHING_ASKED, DurabilityCheck
+from sluice.producer.contract.durability import NOTHING_ASKED, Durability, DurabilityCheck
+from sluice.producer.contract.jobs import Prepared
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import command_of
@@ -51,129 +52,104 @@ JOB_OVERHEAD_BYTES = 256
 """Size of the arguments of one job besides spec and payload."""
 
 CALLS_PER_WAIT = 4
-"""Calls in one chunk when a submit waits for disk or replicas: one wait covers all of them."""
+"""Calls in one round trip when a submit waits for disk or replicas: one wait covers all of them."""
 
-Group: TypeAlias = tuple[Call[list[calls.SubmitReply]], list[int]]
-"""A call, and the indices of its jobs in the chunk."""
+SubmitCall: TypeAlias = tuple[Call[list[calls.SubmitReply]], list[int]]
+"""A call, and the indices of its jobs in their round trip."""
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """Jobs sent together: as many as fit one call, or several calls when the submit waits for disk or replicas."""
+class Packer:
+    """A packer of jobs into round trips: one call each, or several when the submit waits for disk or replicas."""
 
-    queue: Queue
-    durability_check: DurabilityCheck = NOTHING_ASKED
-    """What the server must confirm after the jobs."""
+    def __init__(self, durability_check: DurabilityCheck = NOTHING_ASKED) -> None:
+        self._max_calls = CALLS_PER_WAIT if durability_check.is_asked else 1
+        self._jobs: list[Prepared] = []
+        self._num_bytes = 0
 
-    jobs: list[NewJob | ProducerError] = field(default_factory=list[NewJob | ProducerError])
-    """In the order of the caller; an error replaces a job that could not be encoded."""
+    def add(self, prepared: Prepared) -> list[Prepared] | None:
+        """Add a job, or the error that replaces it; return the jobs before it if they fill a round trip."""
+        job, _ = prepared
+        num_bytes = _size(job) if isinstance(job, NewJob) else 0
+        full = None
+        if isinstance(job, NewJob) and not self._has_room(num_bytes):
+            full = self.rest()
+        self._jobs.append(prepared)
+        self._num_bytes += num_bytes
+        return full
 
-    chosen: set[int] = field(default_factory=set[int])
-    """Indices of jobs whose id the caller chose. A duplicate of any other id is a retry of this client."""
+    def rest(self) -> list[Prepared] | None:
+        """Return the jobs since the last full round trip, or None if there are none."""
+        rest, self._jobs, self._num_bytes = self._jobs, [], 0
+        return rest or None
 
-    num_bytes: int = 0
-    _max_calls: int = field(init=False)
-    _calls: list[Group] = field(default_factory=list[Group])
-
-    def __post_init__(self) -> None:
-        self._max_calls = CALLS_PER_WAIT if self.durability_check.is_asked else 1
-
-    def takes(self, job: NewJob) -> bool:
-        """Return whether this job still fits. A job larger than the limit is sent alone."""
-        if not self.jobs:
+    def _has_room(self, num_bytes: int) -> bool:
+        """Return whether a job of this size still fits. A job larger than the limit is sent alone."""
+        if not self._jobs:
             return True
-        has_bytes = self.num_bytes + _size(job) <= self._max_calls * limits.MAX_CALL_BYTES
-        return has_bytes and len(self.jobs) < self._max_calls * limits.MAX_JOBS_PER_CALL
-
-    def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> None:
-        """Add a job, or the error that replaces it."""
-        if is_chosen:
-            self.chosen.add(len(self.jobs))
-        self.jobs.append(job)
-        if isinstance(job, NewJob):
-            self.num_bytes += _size(job)
-
-    def ask(self) -> Ask:
-        """Build the calls for each partition that has jobs. Add no job after this."""
-        groups: dict[int, list[int]] = {}
-        for i, job in enumerate(self.jobs):
-            if isinstance(job, NewJob):
-                # No full check of the id: NewJob was built from a valid one.
-                groups.setdefault(int(job.id.partition(".")[0]), []).append(i)
-        self._calls = [group for partition, places in groups.items() for group in self._cut(partition, places)]
-        behind = self.durability_check.commands([self.queue.keys(partition) for partition in groups])
-        return Ask((*(command_of(call) for call, _ in self._calls), *behind), is_lenient=True)
-
-    def answers(self, replies: Sequence[Reply]) -> list[SubmitAnswer]:
-        """Return the result of each job, in the order of the caller.
-
-        Raises:
-            QueueRefused, AccessDenied: the server refuses the call itself.
-        """
-        found: dict[int, SubmitAnswer] = {}
-        for (call, places), reply in zip(self._calls, replies, strict=False):
-            found.update(zip(places, self._read(call, places, reply), strict=True))
-        doubt = self.durability_check.doubt(replies[len(self._calls) :])
-        answers = [job if isinstance(job, ProducerError) else found[i] for i, job in enumerate(self.jobs)]
-        return answers if doubt is None else [self._doubted(answer, doubt) for answer in answers]
-
-    def _read(self, call: Call[list[calls.SubmitReply]], places: list[int], reply: Reply) -> Iterator[SubmitAnswer]:
-        if isinstance(reply, QueueFull):
-            yield from [reply] * len(places)
-        elif isinstance(reply, ProducerError):
-            raise reply
-        else:
-            for place, answer in zip(places, call.parse(reply), strict=True):
-                yield _answer(cast("NewJob", self.jobs[place]), answer, is_chosen=place in self.chosen)
-
-    def _doubted(self, answer: SubmitAnswer, doubt: str) -> SubmitAnswer:
-        if isinstance(answer, ProducerError):
-            return answer
-        return LessDurable(answer.id, str(self.durability_check.asked), doubt, receipt=answer)
-
-    def _cut(self, partition: int, places: list[int]) -> Iterator[Group]:
-        """Yield the calls for these jobs of one partition: one, or several when the chunk may hold several calls."""
-        keys, current, num_bytes = self.queue.keys(partition), list[int](), 0
-        if self._max_calls == 1:
-            yield self._group(keys, places)
-            return
-        for place in places:
-            size = _size(cast("NewJob", self.jobs[place]))
-            if current and (len(current) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
-                yield self._group(keys, current)
-                current, num_bytes = [], 0
-            current.append(place)
-            num_bytes += size
-        yield self._group(keys, current)
-
-    def _group(self, keys: QueueKeys, places: list[int]) -> Group:
-        return calls.submit(keys, [cast("NewJob", self.jobs[i]) for i in places]), places
+        has_bytes = self._num_bytes + num_bytes <= self._max_calls * limits.MAX_CALL_BYTES
+        return has_bytes and len(self._jobs) < self._max_calls * limits.MAX_JOBS_PER_CALL
 
 
 def _size(job: NewJob) -> int:
     return len(job.payload) + len(job.spec) + JOB_OVERHEAD_BYTES
 
 
-class Packer:
-    """A packer of jobs into chunks. Holds the chunk that is being filled."""
+def submit_jobs(
+    queue: Queue, jobs: Sequence[Prepared], durability_check: DurabilityCheck = NOTHING_ASKED
+) -> Operation[list[SubmitAnswer]]:
+    """Submit the jobs of one round trip, as `Packer` cuts them; return the result of each, in their order.
 
-    def __init__(self, queue: Queue, durability_check: DurabilityCheck = NOTHING_ASKED) -> None:
-        self._queue = queue
-        self._durability_check = durability_check
-        self._chunk = Chunk(queue, durability_check)
+    Raises:
+        QueueRefused, AccessDenied: the server refuses the call itself.
+    """
+    indices: dict[int, list[int]] = {}
+    for i, (job, _) in enumerate(jobs):
+        if isinstance(job, NewJob):
+            # No full check of the id: NewJob was built from a valid one.
+            indices.setdefault(int(job.id.partition(".")[0]), []).append(i)
+    cut = _calls_within_limits if durability_check.is_asked else _one_call
+    made = [call for partition, of_one in indices.items() for call in cut(queue.keys(partition), jobs, of_one)]
+    behind = durability_check.commands([queue.keys(partition) for partition in indices])
+    replies = yield Ask((*(command_of(call) for call, _ in made), *behind), is_lenient=True)
+    found: dict[int, SubmitAnswer] = {}
+    for (call, of_one), reply in zip(made, replies, strict=False):
+        found.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))
+    doubt = durability_check.doubt(replies[len(made) :])
+    answers = [job if isinstance(job, ProducerError) else found[i] for i, (job, _) in enumerate(jobs)]
+    return answers if doubt is None else [_doubted(answer, durability_check.asked, doubt) for answer in answers]
 
-    def add(self, job: NewJob | ProducerError, *, is_chosen: bool = False) -> Chunk | None:
-        """Add a job; returns the previous chunk if that is full."""
-        full = None
-        if isinstance(job, NewJob) and not self._chunk.takes(job):
-            full, self._chunk = self._chunk, Chunk(self._queue, self._durability_check)
-        self._chunk.add(job, is_chosen=is_chosen)
-        return full
 
-    def rest(self) -> Chunk | None:
-        """Return the last chunk, or None if it is empty."""
-        rest, self._chunk = self._chunk, Chunk(self._queue, self._durability_check)
-        return rest if rest.jobs else None
+def _one_call(keys: QueueKeys, jobs: Sequence[Prepared], indices: list[int]) -> Iterator[SubmitCall]:
+    yield calls.submit(keys, [cast("NewJob", jobs[i][0]) for i in indices]), indices
+
+
+def _calls_within_limits(keys: QueueKeys, jobs: Sequence[Prepared], indices: list[int]) -> Iterator[SubmitCall]:
+    """Yield the calls for these jobs of one partition, each within the limits of a call."""
+    current, num_bytes = list[int](), 0
+    for i in indices:
+        size = _size(cast("NewJob", jobs[i][0]))
+        if current and (len(current) == limits.MAX_JOBS_PER_CALL or num_bytes + size > limits.MAX_CALL_BYTES):
+            yield from _one_call(keys, jobs, current)
+            current, num_bytes = [], 0
+        current.append(i)
+        num_bytes += size
+    yield from _one_call(keys, jobs, current)
+
+
+def _answers(call: Call[list[calls.SubmitReply]], jobs: Sequence[Prepared], reply: Reply) -> Iterator[SubmitAnswer]:
+    if isinstance(reply, QueueFull):
+        yield from [reply] * len(jobs)
+    elif isinstance(reply, ProducerError):
+        raise reply
+    else:
+        for (job, is_chosen), answer in zip(jobs, call.parse(reply), strict=True):
+            yield _answer(cast("NewJob", job), answer, is_chosen=is_chosen)
+
+
+def _doubted(answer: SubmitAnswer, asked: Durability, doubt: str) -> SubmitAnswer:
+    if isinstance(answer, ProducerError):
+        return answer
+    return LessDurable(answer.id, str(asked), doubt, receipt=answer)
 
 
 def submit(
@@ -185,9 +161,7 @@ def submit(
         QueueFull, QueueRefused, JobTooLarge, InvalidJob, IdempotencyConflict: the queue does not accept it.
         LessDurable: it is accepted, but the server has not confirmed the requested durability.
     """
-    chunk = Chunk(queue, durability_check)
-    chunk.add(job, is_chosen=is_chosen)
-    [answer] = chunk.answers((yield chunk.ask()))
+    [answer] = yield from submit_jobs(queue, [(job, is_chosen)], durability_check)
     if isinstance(answer, QueueFull):
         raise answer.with_estimate((yield from retry_after_s(queue.keys_of(job.id), answer)))
     if isinstance(answer, ProducerError):

@@ -89,9 +89,9 @@ class Link:
             for sentinel in sentinels_of(pool):
                 sentinel.close()
 
-    def run(self, routine: Routine[Result]) -> Result:
-        """Run an operation or another routine to its result."""
-        return drive(routine, self.perform)
+    def run(self, routine: Routine[Result], replies: list[Reply] | None = None) -> Result:
+        """Run an operation or another routine to its result; `replies` answer the ask at which it stopped, if any."""
+        return drive(routine, self.perform, replies)
 
     def perform(self, action: Action) -> Any:  # noqa: ANN401  # each action has its own result
         """Carry out one action."""
@@ -237,9 +237,9 @@ class AsyncLink:
         async with self._slots:
             return await self.run(routine)
 
-    async def run(self, routine: Routine[Result]) -> Result:
-        """Run an operation or another routine to its result."""
-        return await drive_async(routine, self.perform)
+    async def run(self, routine: Routine[Result], replies: list[Reply] | None = None) -> Result:
+        """As `Link.run`."""
+        return await drive_async(routine, self.perform, replies)
 
     async def perform(self, action: Action) -> Any:  # noqa: ANN401  # as in Link
         """Carry out one action; reads of one channel share a round trip."""

@@ -41,7 +41,7 @@ from sluice.producer.errors import BadOffset, InvalidJob, InvalidSetting
 from sluice.producer.operations.channels import channel_rows
 from sluice.producer.operations.follow import Reader, cursor_at
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.submission import Chunk
+from sluice.producer.operations.submission import submit_jobs
 from sluice.worker.history.rows import changes_of
 from sluice.worker.model.translate import read_spec
 from tests.fuzz import inputs
@@ -143,9 +143,7 @@ def _options(data: bytes) -> object:
         return None
     if not isinstance(given, dict):
         return None
-    chunk = Chunk(Queue("q"))
-    chunk.add(template(cast("Options", given)).new_job("hi"))
-    return chunk.ask()
+    return next(submit_jobs(Queue("q"), [(template(cast("Options", given)).new_job("hi"), False)]))
 
 
 def _feed(data: bytes) -> object:

@@ -14,10 +14,11 @@ Result = TypeVar("Result")
 def drive(
     routine: Generator[Action, Any, Result],  # Any: each action has its own result
     perform: Callable[[Action], Any],
+    result: Any = None,  # noqa: ANN401  # as above
 ) -> Result:
-    """Run a routine to its result."""
+    """Run a routine to its result; `result` is that of the action at which it stopped, if it has been started."""
     try:
-        action = next(routine)
+        action = routine.send(result)
         while True:
             try:
                 result = perform(action)
@@ -32,10 +33,11 @@ def drive(
 async def drive_async(
     routine: Generator[Action, Any, Result],  # Any: as above
     perform: Callable[[Action], Awaitable[Any]],
+    result: Any = None,  # noqa: ANN401  # as above
 ) -> Result:
-    """Run a routine to its result, awaiting each action."""
+    """Run a routine to its result, as `drive` does, awaiting each action."""
     try:
-        action = next(routine)
+        action = routine.send(result)
         while True:
             try:
                 result = await perform(action)
