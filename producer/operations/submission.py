@@ -110,7 +110,8 @@ def submit_jobs(
     cut = _calls_within_limits if durability_check.is_asked else _one_call
     made = [call for partition, of_one in indices.items() for call in cut(queue.keys(partition), jobs, of_one)]
     behind = durability_check.commands([queue.keys(partition) for partition in indices])
-    replies = yield Ask((*(command_of(call) for call, _ in made), *behind), is_lenient=True)
+    commands = (*(command_of(call) for call, _ in made), *behind)
+    replies = yield Ask(commands or (("PING",),), is_lenient=True)  # a Cluster cannot route a round trip of nothing
     found: dict[int, SubmitAnswer] = {}
     for (call, of_one), reply in zip(made, replies, strict=False):
         found.update(zip(of_one, _answers(call, [jobs[i] for i in of_one], reply), strict=True))

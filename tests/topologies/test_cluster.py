@@ -17,7 +17,7 @@ from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, encode_prompt
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.errors import InvalidJob, InvalidSetting
 from sluice.worker.audit.command import AuditOptions, run_audit
 from sluice.worker.audit.findings import Kind
 from sluice.worker.config import load_config
@@ -140,6 +140,12 @@ class TestGivenAQueueOverThreeShards:
                 assert sum(streamed) == 24 * 9
                 assert len((await producer.result(receipts[0], timeout_s=20)).choices[0].token_ids) == 9
                 assert (await producer.queues())[queue.name] == PARTITIONS
+
+    def test_when_no_job_can_be_encoded_then_each_has_its_error(self, queue: Partitioned) -> None:
+        with Producer(queue.cluster.url, queue=queue.name, partitions=PARTITIONS) as producer:
+            answers = list(producer.submit_many(["", ""]))
+
+        assert [type(answer) for answer in answers] == [InvalidJob, InvalidJob]
 
 
 class TestGivenAShardWithoutAFile:
