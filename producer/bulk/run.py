@@ -134,14 +134,19 @@ class BadFile(ProducerError):
 
 
 class BulkRun:
-    """One run of one file: `submit`, then `wait` for the results."""
+    """One run of one file: `submit`, then `wait` for the results.
+
+    Raises:
+        OSError: the journal or an output file of an earlier run cannot be read, or a file not be replaced.
+    """
 
     def __init__(self, producer: Producer, settings: BulkSettings, listener: Listener) -> None:
         self._producer = producer
         self._settings = settings
         self._listener = listener
-        self._jobs = LineJobs(settings.spec)
-        self._journal = Journal(None)
+        asked = settings.spec.as_json()
+        self._journal = Journal(settings.journal, is_new_run=settings.is_again, asked=asked)
+        self._jobs = LineJobs(settings.spec, run=self._journal.run)
         self._submitted: dict[JobId, SubmittedLine] = {}
         self._unfinished: deque[JobId] = deque()
         """Accepted jobs whose end is awaited."""
@@ -158,12 +163,11 @@ class BulkRun:
         self._output = LineFile(settings.output, is_new=settings.is_again)
         self._errors = ErrorsFile(settings.errors, is_new=settings.is_again)
         self._recorded = RecordedOutcomes(settings.database_url)
-        self._room = producer.waits.wait()
-        """The wait for room in the queue."""
-
         self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
+        self._room = producer.waits.wait()
+        """The wait for room in the queue."""
 
     @property
     def history_problem(self) -> str | None:
@@ -181,16 +185,9 @@ class BulkRun:
             QueueUnreachable, QueueRefused: the queue does not accept jobs now; run again to continue.
             LessDurable: the requested durability is not confirmed; run again to retry.
         """
-        settings = self._settings
-        asked = settings.spec.as_json()
-        with (
-            Journal(settings.journal, is_new_run=settings.is_again, asked=asked) as self._journal,
-            self._files(),
-            self._producer.waits.wait() as self._room,
-        ):
-            self._jobs.run = self._journal.run
+        with self._journal, self._files(), self._room:
             self._submit_all()
-        if not settings.is_waiting:
+        if not self._settings.is_waiting:
             self._errors.remove_stale(self._is_ours)
         self._listener(self.counts)
 
@@ -312,7 +309,7 @@ class BulkRun:
         return line
 
     def _bad_name(self, number: int, message: str) -> str:
-        identity = json.dumps([self._settings.batch, self._jobs.run, number, message]).encode()
+        identity = json.dumps([self._settings.batch, self._journal.run, number, message]).encode()
         return blake2b(identity, digest_size=NAME_BYTES).hexdigest()
 
     def _is_ours(self, name: str, line: Object) -> bool:

@@ -72,7 +72,7 @@ class LineJobs:
     """A builder of the jobs of one run over one file, in the order of the file. It counts equal lines."""
 
     def __init__(self, spec: BulkSpec, *, run: int = 0) -> None:
-        self.run = run
+        self._run = run
         self._spec = spec
         self._templates: dict[str, Template] = {}
         self._asked: Counter[bytes] = Counter()
@@ -92,7 +92,7 @@ class LineJobs:
         if which is None:
             which = f"#{self._asked[digest]}"
             self._asked[digest] += 1
-        identity = f"{self._spec.batch}\n{self.run}\n{which}\n".encode() + digest
+        identity = f"{self._spec.batch}\n{self._run}\n{which}\n".encode() + digest
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
         job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")
