@@ -142,8 +142,9 @@ class JobOptions:
 class SamplingOptions(TypedDict, total=False):
     """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
 
-    Declared apart, because a type checker reads keyword arguments from here; so does the engine, which must not import
-    the contract (`SamplingParams`). A test compares names, types, defaults and bounds of the three declarations.
+    Declared apart from `JobOptions`, because type checkers read keyword arguments from a literal TypedDict only: none
+    can be derived from a dataclass. The engine must not import the contract and declares its own (`SamplingParams`).
+    A test compares names, types, defaults and bounds of the three declarations.
     """
 
     max_tokens: int
