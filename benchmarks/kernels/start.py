@@ -46,6 +46,26 @@ DRILLS: Mapping[str, tuple[str, str, str, str]] = {
 """Operation, file below kernels, and what is replaced in it."""
 
 
+class _NoText:
+    """A decoder that gives no text: there may be no tokenizer."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return no text."""
+        return ""
+
+    def stream(self, *, skip_special_tokens: bool) -> "_NoText":
+        """Begin the text of a choice."""
+        return self
+
+    def push(self, token_id: int) -> str:
+        """Return no text."""
+        return ""
+
+    def flush(self) -> str:
+        """Return no text."""
+        return ""
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="A model folder. A random one of 0.6 B parameters if not given.")
@@ -72,7 +92,7 @@ def main() -> None:
             _report(name, _child(ROOT, folder, cache, arguments))
         for name in filter(None, arguments.drills.split(",")):
             with tempfile.TemporaryDirectory() as copy:
-                _break_kernel(Path(copy), *DRILLS[name][1:])
+                break_kernel(Path(copy), *DRILLS[name][1:])
                 _report(f"{DRILLS[name][0]}: {name}", _child(Path(copy), folder, cache, arguments))
 
 
@@ -80,7 +100,7 @@ def _report(name: str, line: Mapping[str, object]) -> None:
     print(json.dumps({"start": name} | dict(line)), flush=True)
 
 
-def _break_kernel(copy: Path, file: str, old: str, new: str) -> None:
+def break_kernel(copy: Path, file: str, old: str, new: str) -> None:
     """Copy the source, and replace `old` in a kernel."""
     for part in ("sluice", "engine", "kernels", "producer", "worker", "benchmarks", "migrations"):
         shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -159,7 +179,6 @@ def _count_variants() -> Counter[str]:
 
 def _serve(runner: "ModelRunner") -> int:
     """Run random requests with every option, in waves of every size; return the number of steps."""
-    from benchmarks.engine.bare import Words
     from sluice.engine.config import GPU_STEP, EngineConfig
     from sluice.engine.llm_engine import LLMEngine
     from sluice.engine.request import Request, SamplingParams
@@ -173,7 +192,7 @@ def _serve(runner: "ModelRunner") -> int:
     )
     random, num_steps = Random(3), 0
     config = EngineConfig(max_num_seqs=GPU_STEP.max_num_seqs, max_num_batched_tokens=GPU_STEP.max_num_batched_tokens)
-    engine = LLMEngine(runner, Words(runner.limits.vocab_size), config)
+    engine = LLMEngine(runner, _NoText(), config)
     longest = runner.limits.max_model_len - 64
     for wave in range(NUM_WAVES):
         engine.add([

@@ -1,6 +1,6 @@
 """Compute steps with a model on a device: lay out, forward, sample. Knows no scheduler."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -401,13 +401,20 @@ def _rehearse(decoder: Decoder, plan: LoadPlan) -> None:
         NotEnoughMemory: there is none for the largest steps.
         KernelsUnavailable: a kernel fails, and only Triton's may be used.
     """
-    runner, options = _small_runner(decoder, plan.options, plan.max_model_len), plan.options
-    for batch in rehearsal_batches(
+    options = plan.options
+    batches = rehearsal_batches(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         block_size=options.block_size,
-    ):
+    )
+    _run_all(_small_runner(decoder, options, plan.max_model_len), batches, options)
+    # What torch keeps of the steps would not be free for the cache.
+    give_memory_back(torch.device(options.device))
+
+
+def _run_all(runner: ModelRunner, batches: Iterable[Batch], options: ModelOptions) -> None:
+    for batch in batches:
         with _memory_for_steps(options):
             step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), options.kernels)
 

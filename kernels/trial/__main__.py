@@ -26,7 +26,7 @@ def _serve(requests: TextIO, answers: TextIO) -> None:
     device = torch.device(given["device"])
     sizes = ModelSizes(**given["sizes"] | {"sliding_windows": tuple(given["sizes"]["sliding_windows"])})
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     torch.ones(1, device=device)
     _answer(answers, {"ready": True})
     for line in requests:

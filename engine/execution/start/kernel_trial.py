@@ -34,7 +34,9 @@ def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     spare_bytes = free_memory_bytes(device) - sum(path.stat().st_size for path in weight_files)
-    return max(1, min(MAX_PROCESSES, len(os.sched_getaffinity(0)), spare_bytes // PROCESS_BYTES))
+    # Workers of other GPUs may start at the same time.
+    num_cores = len(os.sched_getaffinity(0)) // torch.cuda.device_count()
+    return max(1, min(MAX_PROCESSES, num_cores, spare_bytes // PROCESS_BYTES))
 
 
 def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, max_model_len: int) -> ModelSizes:

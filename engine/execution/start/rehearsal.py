@@ -35,10 +35,11 @@ def rehearsal_batches(
             yield Batch((row(num_tokens, continued, COSTLIEST), row(1, min(_PREFIX, max_model_len), _GREEDY)))
     for context in _doubled(_LEAST_CONTEXT, max_model_len):
         yield Batch((row(1, context, FILTERED),))
-    for num_rows in _doubled(1, min(max_num_seqs, max_num_batched_tokens)):
+    most_rows = min(max_num_seqs, max_num_batched_tokens)
+    for num_rows in _doubled(1, most_rows):
         yield Batch(tuple(_copies(row(1, min(_PREFIX, max_model_len), FILTERED), num_rows, ids)))
     for context in (1, max_model_len):
-        yield Batch(tuple(_copies(row(1, context, FILTERED), num_rows, ids)))
+        yield Batch(tuple(_copies(row(1, context, FILTERED), most_rows, ids)))
 
 
 def _copies(row: ScheduledSequence, num_rows: int, ids: Iterator[int]) -> Iterable[ScheduledSequence]:
