@@ -123,22 +123,30 @@ def cache_bytes_per_token(config: DecoderConfig, element_bytes: int) -> int:
 
 
 def decode_tensors(batch_size: int, context_len: int, block_size: int, device: torch.device) -> BatchTensors:
-    """Return a decode step of equal sequences, with blocks assigned at random."""
-    blocks_each = -(-context_len // block_size)
-    tables = torch.randperm(batch_size * blocks_each, generator=torch.Generator().manual_seed(0))
-    tables = tables.view(batch_size, blocks_each).to(device, torch.int32)
-    rows = torch.arange(batch_size, device=device)
-    last = context_len - 1
+    """Return a decode step of equal sequences."""
+    return step_tensors([1] * batch_size, [context_len] * batch_size, block_size, device)
+
+
+def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int, device: torch.device) -> BatchTensors:
+    """Return a step in which every sequence samples, with blocks assigned at random."""
+    blocks_each = [-(-length // block_size) for length in context_lens]
+    dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
+    tables = torch.nn.utils.rnn.pad_sequence(list(dealt), batch_first=True)
+    ends = torch.tensor([0, *query_lens]).cumsum(0)
+    lens = zip(query_lens, context_lens, strict=True)
+    positions = torch.cat([torch.arange(context_len - query_len, context_len) for query_len, context_len in lens])
+    rows = torch.arange(len(query_lens)).repeat_interleave(torch.tensor(query_lens))
+    slots = tables[rows, positions // block_size] * block_size + positions % block_size
     return BatchTensors(
-        input_ids=rows % 256,
-        positions=torch.full_like(rows, last),
-        slot_mapping=tables[:, last // block_size].long() * block_size + last % block_size,
-        block_tables=tables,
-        query_start_locs=torch.arange(batch_size + 1, device=device, dtype=torch.int32),
-        context_lens=torch.full((batch_size,), context_len, dtype=torch.int32, device=device),
-        logit_rows=rows,
-        max_query_len=1,
-        max_context_len=context_len,
+        input_ids=(torch.arange(len(positions)) % 256).to(device),
+        positions=positions.to(device),
+        slot_mapping=slots.to(device),
+        block_tables=tables.to(device, torch.int32),
+        query_start_locs=ends.to(device, torch.int32),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        logit_rows=(ends[1:] - 1).to(device),
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
     )
 
 

@@ -44,7 +44,7 @@ class Section:
     budget_s: float
     """Time reserved for it while earlier ones run."""
 
-    line_s: float = 45
+    line_s: float = 90
     """A group without a line for this long is ended."""
 
     num_processes: int = 1
@@ -53,14 +53,14 @@ class Section:
 
 SECTIONS = {
     "roof": Section("speed.roof", 15),
-    "kernels": Section("checks.accuracy", 60, num_processes=12),
-    "parity": Section("checks.parity", 60, 80, num_processes=12),
+    "kernels": Section("checks.accuracy", 60, num_processes=14),
+    "parity": Section("checks.parity", 60, num_processes=12),
     "timing": Section("speed.kernels", 60),
     "step": Section("speed.steps", 45),
     "generate": Section("speed.generate", 90),
     "split": Section("speed.split", 60),
-    "service": Section("service.run", 60, 100),
-    "peers": Section("peers.run", 60, 100),
+    "service": Section("service.run", 60),
+    "peers": Section("peers.run", 60),
 }
 """The sections in order."""
 

@@ -29,6 +29,9 @@ from sluice.engine.models.inputs import BatchTensors
 Compute = Callable[[BatchTensors], Tensor]
 """A model's forward: `BatchTensors` to logits `[R, V]`."""
 
+Draw = Callable[[Tensor], None]
+"""A draw from logits `[R, V]`; what it returns lies at fixed addresses too."""
+
 log = logging.getLogger(__name__)
 
 PATIENCE = 32
@@ -41,7 +44,8 @@ MAX_RECORDINGS = 64
 
 _LONG = ("input_ids", "positions", "slot_mapping", "logit_rows")
 _OF_TOKENS = frozenset(_LONG[:3])
-_SHORT = ("query_start_locs", "context_lens", "block_tables")
+_SHORT = ("query_start_locs", "context_lens")
+_TABLES = "block_tables"
 
 
 class CaptureFailed(RuntimeError):
@@ -135,13 +139,24 @@ class CudaGraphRecorder:
 
 
 class GraphedDecoder:
-    """A model's forward, recorded by bucket. Mutable: recordings are added."""
+    """A model's forward and the draw from its logits, recorded by bucket. Mutable: recordings are added."""
 
-    def __init__(self, compute: Compute, recorder: GraphRecorder, *, max_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        draw: Draw,
+        recorder: GraphRecorder,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_blocks_per_seq: int,
+    ) -> None:
         self._compute = compute
+        self._draw = draw
         self._recorder = recorder
         self._max_tokens = max_tokens
         self._max_rows = max_rows
+        self._max_blocks_per_seq = max_blocks_per_seq
         self._buffers: dict[str, Tensor] = {}
         self._logits: Tensor | None = None
         """`[max_rows, V]`, allocated with the first recording, outside the pool: a tensor kept in the pool would
@@ -227,22 +242,24 @@ class GraphedDecoder:
         self.last_problem = problem
 
     def _computed(self, inputs: BatchTensors) -> Tensor:
-        """Compute, and copy the logits to their fixed buffer."""
+        """Compute, copy the logits to their fixed buffer, and draw from them."""
         logits = self._compute(inputs)
         if self._logits is None:
             # A recorder computes once before it records, so this allocation is not part of a recording.
             self._logits = logits.new_empty((self._max_rows, logits.shape[1]))
-        place = self._logits[: logits.shape[0]]
-        return place.copy_(logits)
+        place = self._logits[: logits.shape[0]].copy_(logits)
+        self._draw(place)
+        return place
 
     def _inputs(self, tensors: BatchTensors, bucket: Bucket) -> BatchTensors:
         """Return views of the buffers in the sizes of `bucket`."""
-        for name in _LONG + _SHORT:
+        for name in (*_LONG, *_SHORT, _TABLES):
             like: Tensor = getattr(tensors, name)
             if name not in self._buffers:
                 num_rows = self._max_tokens if name in _OF_TOKENS else self._max_rows + 1
-                self._buffers[name] = like.new_zeros((num_rows, *like.shape[1:]))
-        views = {name: self._buffers[name][: _rows(name, bucket)] for name in _LONG + _SHORT}
+                width = (self._max_blocks_per_seq,) if name == _TABLES else ()
+                self._buffers[name] = like.new_zeros((num_rows, *width))
+        views = {name: self._buffers[name][: _rows(name, bucket)] for name in (*_LONG, *_SHORT, _TABLES)}
         return replace(tensors, **views, max_query_len=bucket.max_query_len, max_context_len=bucket.max_context_len)
 
     def _fill(self, tensors: BatchTensors, bucket: Bucket) -> None:
@@ -252,6 +269,9 @@ class GraphedDecoder:
             places = [self._buffers[name][: source.shape[0]] for name, source in zip(names, sources, strict=True)]
             # One launch per dtype.
             torch._foreach_copy_(places, sources)
+        # A step has only the columns that it uses.
+        num_rows, width = tensors.block_tables.shape
+        self._buffers[_TABLES][:num_rows, :width].copy_(tensors.block_tables)
         num_logit_rows = tensors.logit_rows.shape[0]
         if num_logit_rows < bucket.num_rows:
             # Clear rows left from a larger step.

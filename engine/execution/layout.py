@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice.engine.batch import Batch, ScheduledSequence
-from sluice.engine.execution.transfers import to_device_together
+from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
 
@@ -55,6 +55,7 @@ class BatchLayout:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._device = device
+        self._staging = Staging(device)
         self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._padding_tables = self._tables[:0]
@@ -91,6 +92,9 @@ class BatchLayout:
             tables = np.concatenate((tables, self._tables_of_padding(len(padding))))
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
         parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, (ends - 1)[samples])
+        max_context_len = int(context_lens.max())
+        # Tables are as long as the longest sequence may become: most columns are unused.
+        tables = tables[:, : -(-max_context_len // self._block_size)]
         plan, logit_rows = self._to_plan(*parts, tables=tables)
         spare_slot = self._num_blocks * self._block_size
         tokens = prepare_batch(plan, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
@@ -103,7 +107,7 @@ class BatchLayout:
             context_lens=plan.context_lens,
             logit_rows=logit_rows.long(),
             max_query_len=int(lengths.max()),
-            max_context_len=int(context_lens.max()),
+            max_context_len=max_context_len,
         )
 
     def _lay_out_decodes(self, scheduled: tuple[ScheduledSequence, ...]) -> BatchTensors:
@@ -130,7 +134,7 @@ class BatchLayout:
         if self._device.type == "cpu":
             on_device = [torch.from_numpy(part) for part in (*parts, tables)]
         else:
-            on_device = to_device_together((*parts, tables), self._device)
+            on_device = self._staging.send((*parts, tables))
         token_ids, query_start_locs, context_lens, logit_rows, block_tables = on_device
         plan = StepPlan(
             token_ids=token_ids,

@@ -80,9 +80,10 @@ class ModelRunner:
             device=weights.device,
         )
         self._runs = block_runs(self._caches)
+        self._max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
         self._layout = BatchLayout(
             max_num_seqs=options.max_num_seqs,
-            max_blocks_per_seq=-(-limits.max_model_len // limits.block_size),
+            max_blocks_per_seq=self._max_blocks_per_seq,
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             device=weights.device,
@@ -97,8 +98,14 @@ class ModelRunner:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
         )
+        self._sampler = Sampler(
+            vocab_size=limits.vocab_size,
+            eos_token_ids=limits.eos_token_ids,
+            # A recorded step may have a row of padding.
+            max_rows=options.max_num_seqs + 1,
+            device=weights.device,
+        )
         self._graphs = self._recordings(options, weights.device)
-        self._sampler = Sampler(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, device=weights.device)
 
     @property
     def limits(self) -> ModelLimits:
@@ -139,38 +146,45 @@ class ModelRunner:
         if batch.copies:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
-        logits = self._logits(batch)
         sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
+        rows = self._sampler.prepare(sampling) if sampling else None
+        logits, tokens = self._computed(batch)
         drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
-        if not sampling:
+        if rows is None:
             self._drawn_rows = drawn_rows
             return Undrawn(PendingCopy((), self._device))
-        # The logits of padding follow theirs.
-        drawn = self._sampler.sample(logits[: len(sampling)], sampling)
+        # The rows of padding follow theirs.
+        count = len(sampling)
+        drawn = self._sampler.sample(logits[:count], rows, drawn=tokens[:count] if tokens is not None else None)
         # Set both together, and only for a launched step: rows of one step do not index the ids of another.
         self._drawn_rows, self._drawn_ids = drawn_rows, drawn.token_ids
         return drawn
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Return `[R, V]`: logits of the rows of `batch` that sample, then of padding; replayed if recorded."""
+    def _computed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the logits `[R, V]` of the rows of `batch` that sample, then of padding.
+
+        If the step is recorded, it is replayed, and the second tensor `[R]` has the tokens that it drew.
+        """
         bucket = self._buckets.of(batch) if self._graphs is not None else None
         if self._graphs is None or bucket is None:
-            return self.forward(self.lay_out(batch))
+            return self.forward(self.lay_out(batch)), None
         is_due = not self._graphs.has(bucket) and self._graphs.request(bucket)
         if is_due or self._graphs.has(bucket):
             tensors = self.lay_out(pad(batch, bucket))
             if not is_due or self._graphs.record(bucket, tensors):
-                return self._graphs.forward(tensors, bucket)
-        return self.forward(self.lay_out(batch))
+                return self._graphs.forward(tensors, bucket), self._sampler.options.drawn
+        return self.forward(self.lay_out(batch)), None
 
     def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
         if not _records(options, device):
             return None
         return GraphedDecoder(
             self.forward,
+            self._sampler.options.draw,
             CudaGraphRecorder(device) if device.type == "cuda" else EagerGraphRecorder(),
             max_tokens=options.max_num_batched_tokens,
             max_rows=options.max_num_seqs + 1,
+            max_blocks_per_seq=self._max_blocks_per_seq,
         )
 
     @property

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice.engine.batch import Sampled, ScheduledSequence
-from sluice.engine.execution.transfers import PendingCopy, to_device, to_device_together
+from sluice.engine.execution.row_options import RowOptions
+from sluice.engine.execution.transfers import PendingCopy, Staging, to_device
 from sluice.engine.request import SamplingParams, TokenLogprobs
 from sluice.engine.sequence import Sequence
 from sluice.kernels.penalties import NO_BIAS, Penalties, apply_penalties
-from sluice.kernels.philox import counter_2
-from sluice.kernels.sample import SampleOptions, draws_with
+from sluice.kernels.sample import draws_with
 
-_LEAST_TEMPERATURE = 1e-5
 _NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
 
 
@@ -83,15 +83,22 @@ class _Rows:
     """Computed from their logits."""
 
     positions: NDArray[np.int32]
-    """On the host, rewritten in each step."""
-
-    positions_there: Tensor
-    """The device's copy for `draw`; on the CPU the same memory."""
+    """Each row's offset in its output: on the host, rewritten in each step."""
 
     may_edit: bool
     """Whether some row has a bias, a ban or a penalty."""
 
     has_logprobs: bool
+
+
+class PreparedRows(NamedTuple):
+    """The rows of a step that is about to be launched; each samples a token."""
+
+    sequences: Items[Sequence]
+    positions: list[int]
+    """Each row's offset in its output."""
+
+    rows: _Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +145,39 @@ def _logprobs(
 class Sampler:
     """A sampler of tokens for the rows of a step."""
 
-    def __init__(self, *, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
+    def __init__(self, *, vocab_size: int, eos_token_ids: frozenset[int], max_rows: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
+        self._staging = Staging(device)
         self._edits: dict[int, _EditedTokens] = {}
         self._rows: _Rows | None = None
+        self.options = RowOptions(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        """Of the rows of the step last prepared: a recorded step draws with them."""
 
-    def sample(self, logits: Tensor, scheduled: Items[ScheduledSequence]) -> Drawn:
-        """Sample one token for each sequence.
-
-        Args:
-            logits: `[R, V]`, a row per sequence. Not changed, and not needed afterwards.
-            scheduled: all of them sample.
-        """
+    def prepare(self, scheduled: Items[ScheduledSequence]) -> PreparedRows:
+        """Send the options of a step's rows, each of which samples, to the device, before the step is launched."""
         sequences = [row.sequence for row in scheduled]
         # Computed from `start`, not from `token_ids`: the last token may be known only to the device.
         positions = [start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]
-        rows = self._rows_of(sequences, positions)
+        ids = tuple([sequence.id for sequence in sequences])
+        if self._rows is None or ids != self._rows.sequence_ids:
+            self._rows = self._make_rows(ids, sequences)
+        self._rows.positions[:] = positions
+        self.options.send()
+        return PreparedRows(sequences, positions, self._rows)
+
+    def sample(self, logits: Tensor, prepared: PreparedRows, *, drawn: Tensor | None = None) -> Drawn:
+        """Sample one token for each row of the step prepared last.
+
+        Args:
+            logits: `[R, V]`, a row per sequence. Not changed, and not needed afterwards.
+            prepared: the rows.
+            drawn: `[R]`, tokens that the step has drawn from these logits, unedited.
+        """
+        sequences, positions, rows = prepared
         edited = self._edit(logits, sequences, positions) if rows.may_edit else logits
-        token_ids = rows.draw(edited)
+        token_ids = drawn if drawn is not None and edited is logits else rows.draw(edited)
         num_asked = _num_asked(sequences) if rows.has_logprobs else {}
         logprobs = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
         return Drawn(
@@ -172,37 +192,16 @@ class Sampler:
         self._rows = None
         for sequence_id in sequence_ids:
             self._edits.pop(sequence_id, None)
+            self.options.forget(sequence_id)
 
-    def _rows_of(self, sequences: Items[Sequence], positions: list[int]) -> _Rows:
-        """Return the rows at `positions`, rebuilt when their sequences change."""
-        ids = tuple([sequence.id for sequence in sequences])
-        if self._rows is None or ids != self._rows.sequence_ids:
-            params = [sequence.sampling for sequence in sequences]
-            at = np.zeros(len(ids), dtype=np.int32)
-            options = self._make_options(sequences, at)
-            self._rows = _Rows(
-                sequence_ids=ids,
-                draw=draws_with(options),
-                positions=at,
-                positions_there=options.position,
-                may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
-                has_logprobs=any(p.logprobs is not None for p in params),
-            )
-        self._rows.positions[:] = positions
-        if self._device.type != "cpu":
-            self._rows.positions_there.copy_(self._tensor(self._rows.positions))
-        return self._rows
-
-    def _make_options(self, sequences: Items[Sequence], positions: NDArray[np.int32]) -> SampleOptions:
+    def _make_rows(self, ids: tuple[int, ...], sequences: Items[Sequence]) -> _Rows:
         params = [sequence.sampling for sequence in sequences]
-        return SampleOptions(
-            temperature=self._tensor(np.array([_temperature(p) for p in params], dtype=np.float32)),
-            top_k=self._tensor(np.array([min(p.top_k, self._vocab_size) for p in params], dtype=np.int32)),
-            top_p=self._tensor(np.array([p.top_p for p in params], dtype=np.float32)),
-            min_p=self._tensor(np.array([p.min_p for p in params], dtype=np.float32)),
-            seed=self._tensor(np.array([p.seed for p in params], dtype=np.uint64).view(np.int64)),
-            position=self._tensor(positions),
-            counter_2=self._tensor(np.array([counter_2(s.choice) for s in sequences], dtype=np.int64)),
+        return _Rows(
+            sequence_ids=ids,
+            positions=self.options.fill(sequences),
+            draw=draws_with(self.options.first(len(ids))),
+            may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
+            has_logprobs=any(p.logprobs is not None for p in params),
         )
 
     def _edit(self, logits: Tensor, sequences: Items[Sequence], positions: list[int]) -> Tensor:
@@ -261,7 +260,7 @@ class Sampler:
             spread([p.frequency_penalty for p in params]),
             spread([p.presence_penalty for p in params]),
         )
-        rows, token_ids, bias, repetition, counts, frequency, presence = to_device_together(arrays, self._device)
+        rows, token_ids, bias, repetition, counts, frequency, presence = self._staging.send(arrays)
         return Penalties(
             rows=rows,
             token_ids=token_ids,
@@ -274,7 +273,7 @@ class Sampler:
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of requested rows: `[A, 1]` of their tokens, `[A, K]` of the likeliest, and ids."""
-        rows = self._tensor(np.array(list(num_asked), dtype=np.int64))
+        rows = to_device(np.array(list(num_asked), dtype=np.int64), self._device)
         raw = logits.index_select(0, rows).float()  # [A, V]
         normaliser = raw.logsumexp(dim=-1, keepdim=True)  # [A, 1]
         # Rows without a token are discarded, so any valid index will do.
@@ -282,15 +281,7 @@ class Sampler:
         top = (raw - normaliser).topk(max(num_asked.values()), dim=-1)
         return chosen, top.values, top.indices
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
-        return to_device(values, self._device)
-
 
 def _num_asked(sequences: Items[Sequence]) -> dict[int, int]:
     """Return the rows whose log-probabilities are requested, with the number of alternatives."""
     return {row: s.sampling.logprobs for row, s in enumerate(sequences) if s.sampling.logprobs is not None}
-
-
-def _temperature(params: SamplingParams) -> float:
-    """Return the temperature, or 0 if it is too small to divide by, which selects the most likely token."""
-    return params.temperature if params.temperature >= _LEAST_TEMPERATURE else 0.0

@@ -1,14 +1,16 @@
 """Asynchronous copies between host and device: a step's inputs and its samples. Knows no model.
 
-On a GPU both go through pinned memory. torch does not reuse pinned memory before the copies from it, or to it, have
-completed, so no ring of buffers is needed (an asynchronous copy reads its source when it runs, not when it is
-requested).
+On a GPU both go through pinned memory. An asynchronous copy reads its source when it runs, not when it is requested:
+what a step sends is gathered in one of a few slots in turn (`Staging`); torch keeps the memory of other copies itself.
 """
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +26,80 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_device_together(arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]], device: torch.device) -> list[Tensor]:
-    """Copy `arrays` to `device` in one copy; return views of one memory, each aligned to 16 bytes.
+class _Slot(NamedTuple):
+    """Pinned memory, and when the last copy from it will have completed."""
 
-    Triton compiles a separate kernel for unaligned pointers.
+    tensor: Tensor
+    array: NDArray[np.int32]
+    """The same memory."""
+
+    is_over: "torch.cuda.Event | None"
+
+
+class Staging:
+    """Pinned memory from which arrays are copied to a device, one copy for all of them.
+
+    Slots are used in turn, so that the host fills one while the device may still read another.
     """
-    sizes = [-(-array.size // 4) * 4 for array in arrays]
-    together = np.zeros(sum(sizes), dtype=np.int32)
-    starts = np.cumsum([0, *sizes])
-    for array, start in zip(arrays, starts, strict=False):
-        together[start : start + array.size] = array.ravel().view(np.int32)
-    moved = to_device(together, device)
-    pairs = zip(arrays, starts.tolist(), strict=False)
-    return [
-        moved[start : start + array.size].view(torch.from_numpy(array).dtype).view(array.shape)
-        for array, start in pairs
-    ]
+
+    NUM_SLOTS = 3
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: deque[_Slot] = deque()
+
+    def send(self, arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]]) -> list[Tensor]:
+        """Copy `arrays` to the device; return views of one memory there, each aligned to 16 bytes.
+
+        Triton compiles a separate kernel for unaligned pointers. On the CPU the views are of new memory, too.
+        """
+        starts = [0, *accumulate(-(-array.size // 4) * 4 for array in arrays)]
+        slot = self._next(starts[-1])
+        for array, start in zip(arrays, starts, strict=False):
+            # Through the shape: a strided array is copied once.
+            slot.array[start : start + array.size].reshape(array.shape)[...] = array.view(np.int32)
+        moved = slot.tensor[: starts[-1]].to(self._device, non_blocking=True, copy=True)
+        self._mark(slot)
+        return [_part(moved, start, array) for array, start in zip(arrays, starts, strict=False)]
+
+    def copy(self, words: NDArray[np.int32], target: Tensor) -> None:
+        """Copy `words` to `target`, which has their size, after all work launched on the device."""
+        slot = self._next(words.size)
+        slot.array[: words.size] = words
+        target.copy_(slot.tensor[: words.size], non_blocking=True)
+        self._mark(slot)
+
+    def _next(self, num_words: int) -> _Slot:
+        """Return a slot of this size or more whose last copy has completed."""
+        if len(self._slots) < self.NUM_SLOTS or len(self._slots[0].array) < num_words:
+            if len(self._slots) == self.NUM_SLOTS:
+                self._slots.popleft()
+            return self._make(max(1, num_words))
+        slot = self._slots.popleft()
+        if slot.is_over is not None:
+            slot.is_over.synchronize()
+        return slot
+
+    def _make(self, num_words: int) -> _Slot:
+        # Half as much again: a step's arrays grow slowly.
+        tensor = torch.zeros(num_words + num_words // 2, dtype=torch.int32, pin_memory=self._is_cuda)
+        return _Slot(tensor, tensor.numpy(), torch.cuda.Event() if self._is_cuda else None)
+
+    def _mark(self, slot: _Slot) -> None:
+        if slot.is_over is not None:
+            slot.is_over.record(torch.cuda.current_stream(self._device))
+        self._slots.append(slot)
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+
+def _part(moved: Tensor, start: int, array: NDArray[np.int32] | NDArray[np.float32]) -> Tensor:
+    """Return the view of `moved` that has `array`, which begins there."""
+    shape = array.shape
+    part = moved.as_strided(shape, (shape[-1], 1) if len(shape) == 2 else (1,), start)
+    return part if array.dtype == np.int32 else part.view(torch.float32)
 
 
 class PendingCopy:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,15 +71,39 @@ from sluice.kernels.write_kv.kernel import write_kv_triton
 
 EPS = 1e-6
 WRONG = Agreement(float("inf"), 1.0)
+Heads = tuple[int, int, int]
+"""Query heads, key-value heads, head size."""
+
+Lengths = tuple[list[int], list[int]]
+"""Query lengths and context lengths."""
+
 Check = Callable[[Scale, torch.dtype], Iterator[Agreement]]
 
 
 def groups(scale: Scale) -> Groups:
     """Return each kernel in each dtype: the largest error as a fraction of its bound, and the RMS error."""
-    checks: dict[str, Check] = {
-        "paged_attention, decode": _decode,
-        "paged_attention, mixed": _mixed,
-        "paged_attention, soft cap and sinks": _bent,
+    others: dict[str, Callable[[Scale], Iterator[Agreement]]] = {
+        "philox, bits and noise": _noise,
+        "penalties": _penalties,
+        "prepare_batch": _preparation,
+        "copy_blocks": _copies,
+    }
+    checks = {
+        f"{name}, {str(dtype).removeprefix('torch.')}": partial(check, scale, dtype)
+        for dtype in scale.dtypes
+        for name, check in _checks(scale, dtype).items()
+    } | {name: partial(check, scale) for name, check in others.items()}
+    lines: Groups = {name: partial(_lines, name, check) for name, check in checks.items()}
+    return {**lines, "sample, frequencies": lambda: [_frequencies(scale)]}
+
+
+def _checks(scale: Scale, dtype: torch.dtype) -> dict[str, Check]:
+    """Return the checks of a dtype; attention for each shape of heads, which is a compilation or two."""
+    bent = BENT_HEADS[-1:] if scale.is_toy else BENT_HEADS[:3] if dtype == scale.dtype else BENT_HEADS[:1]
+    return {
+        **_of_heads("decode", _decode, _heads(scale, dtype, None)),
+        **_of_heads("mixed", _mixed, _heads(scale, dtype, None)),
+        **_of_heads("soft cap and sinks", _bent, bent),
         "paged_attention, same bits": _bits,
         "rms_norm": _norm,
         "soft_cap": _soft_cap,
@@ -90,22 +115,16 @@ def groups(scale: Scale) -> Groups:
         "sample, kept sets": _kept_sets,
         "sample, tokens": _tokens,
         "write_kv, fp8": _write_fp8,
-        "paged_attention, decode, fp8 cache": _decode_fp8,
-        "paged_attention, mixed, fp8 cache": _mixed_fp8,
+        **_of_heads("decode, fp8 cache", partial(_decode, cache_dtype=FP8), _heads(scale, dtype, FP8)),
+        **_of_heads("mixed, fp8 cache", partial(_mixed, cache_dtype=FP8), _heads(scale, dtype, FP8)),
     }
-    in_dtypes = {
-        f"{name}, {str(dtype).removeprefix('torch.')}": partial(check, scale, dtype)
-        for dtype, (name, check) in product(scale.dtypes, checks.items())
+
+
+def _of_heads(what: str, check: Callable[..., Iterator[Agreement]], shapes: Sequence[Heads]) -> dict[str, Check]:
+    return {
+        f"paged_attention, {what}, {heads[0]}/{heads[1]} heads of {heads[2]}": partial(check, heads=heads)
+        for heads in shapes
     }
-    others: dict[str, Callable[[Scale], Iterator[Agreement]]] = {
-        "philox, bits and noise": _noise,
-        "penalties": _penalties,
-        "prepare_batch": _preparation,
-        "copy_blocks": _copies,
-    }
-    agreements = in_dtypes | {name: partial(check, scale) for name, check in others.items()}
-    lines: Groups = {name: partial(_lines, name, check) for name, check in agreements.items()}
-    return {**lines, "sample, frequencies": lambda: [_frequencies(scale)]}
 
 
 def _lines(name: str, check: Callable[[], Iterable[Agreement]]) -> list[Line]:
@@ -284,11 +303,12 @@ def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Tensor:
 
 
 HEADS = ((32, 8, 128), (16, 8, 128), (32, 8, 64), (14, 2, 64), (8, 1, 80), (6, 2, 96), (8, 4, 256), (24, 1, 128))
-"""Query heads, key-value heads, head size."""
+BENT_HEADS = ((8, 4, 256), (32, 16, 128), (64, 8, 64), (2, 1, 16))
+"""Those with a soft cap or sinks; the last is a toy's."""
 
 
-def _heads(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Sequence[tuple[int, int, int]]:
-    """All shapes in the main dtype, some in the others: each is a compilation or two."""
+def _heads(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Sequence[Heads]:
+    """Return all shapes in the main dtype, some in the others."""
     if scale.is_toy:
         return HEADS[-1:]
     if cache_dtype is not None:
@@ -296,72 +316,50 @@ def _heads(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None) ->
     return HEADS if dtype == scale.dtype else HEADS[::3]
 
 
-def _decode_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    return _decode(scale, dtype, FP8)
-
-
-def _decode(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
-    contexts = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 20_000]
-    for (num_heads, num_kv_heads, head_size), window in product(
-        _heads(scale, dtype, cache_dtype), scale.pick([0, 1, 512, 4000], [0, 16])
-    ):
-        case = AttentionCase(
-            query_lens=[1] * len(contexts[: 4 if scale.is_toy else None]),
-            context_lens=contexts[: 4 if scale.is_toy else None],
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            sliding_window=window,
-            num_padding=2,
-        )
+def _decode(
+    scale: Scale, dtype: torch.dtype, *, heads: Heads, cache_dtype: torch.dtype | None = None
+) -> Iterator[Agreement]:
+    contexts = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 20_000][: 4 if scale.is_toy else None]
+    for window in scale.pick([0, 1, 512, 4000], [0, 16]):
+        case = _case(([1] * len(contexts), contexts), heads, num_padding=2, sliding_window=window)
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
         yield attention_agreement(inputs, attend(inputs))
 
 
-def _mixed_fp8(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
-    return _mixed(scale, dtype, FP8)
-
-
-def _mixed(scale: Scale, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Iterator[Agreement]:
-    query_lens, context_lens = [1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2]
+def _mixed(
+    scale: Scale, dtype: torch.dtype, *, heads: Heads, cache_dtype: torch.dtype | None = None
+) -> Iterator[Agreement]:
+    lens = ([1, 700, 64, 1, 0, 300, 2], [3000, 700, 900, 17, 40, 2100, 2])
     if scale.is_toy:
-        query_lens, context_lens = [1, 40, 5], [70, 40, 33]
-    for (num_heads, num_kv_heads, head_size), window in product(_heads(scale, dtype, cache_dtype), (0, 65)):
-        case = AttentionCase(
-            query_lens=query_lens,
-            context_lens=context_lens,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            sliding_window=window,
-            num_padding=5,
-        )
+        lens = ([1, 40, 5], [70, 40, 33])
+    for window in (0, 65):
+        case = _case(lens, heads, num_padding=5, sliding_window=window)
         inputs = attention_inputs(scale, dtype, case, cache_dtype)
         yield attention_agreement(inputs, attend(inputs))
 
 
-def _bent(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:
+def _bent(scale: Scale, dtype: torch.dtype, *, heads: Heads) -> Iterator[Agreement]:
     """Check a soft cap that affects scores of about one, sinks, and both: decodes, some split, and a mixed batch."""
-    shapes = ((8, 4, 256), (32, 16, 128), (64, 8, 64))
     batches = (([1] * 5, [1, 511, 512, 513, 3000]), ([1, 300, 0, 64], [3000, 300, 40, 900]))
     if scale.is_toy:
-        shapes, batches = ((2, 1, 16),), (([1, 1], [40, 9]), ([20, 1], [30, 9]))
-    extras = ((2.0, False), (0.0, True), (2.0, True))
-    for (num_heads, num_kv_heads, head_size), (query_lens, context_lens), (soft_cap, has_sinks) in product(
-        shapes if dtype == scale.dtype else shapes[:1], batches, extras
-    ):
-        case = AttentionCase(
-            query_lens=query_lens,
-            context_lens=context_lens,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            soft_cap=soft_cap,
-            sinks=sinks_of(num_heads) if has_sinks else None,
-            num_padding=2,
-        )
-        inputs = attention_inputs(scale, dtype, case)
+        batches = (([1, 1], [40, 9]), ([20, 1], [30, 9]))
+    for lens, (soft_cap, has_sinks) in product(batches, ((2.0, False), (0.0, True), (2.0, True))):
+        sinks = sinks_of(heads[0]) if has_sinks else None
+        inputs = attention_inputs(scale, dtype, _case(lens, heads, num_padding=2, soft_cap=soft_cap, sinks=sinks))
         yield attention_agreement(inputs, attend(inputs))
+
+
+def _case(lens: Lengths, heads: Heads, **options: Any) -> AttentionCase:  # noqa: ANN401 - its other fields
+    query_lens, context_lens = lens
+    num_heads, num_kv_heads, head_size = heads
+    return AttentionCase(
+        query_lens=query_lens,
+        context_lens=context_lens,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        **options,
+    )
 
 
 def _bits(scale: Scale, dtype: torch.dtype) -> Iterator[Agreement]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from benchmarks.gpu.checks.accuracy import attend
+from benchmarks.gpu.checks.accuracy import Lengths, attend
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Call, Scale
 from benchmarks.gpu.speed.kernels import plain_attention
@@ -24,9 +24,6 @@ Theirs = Callable[[], Tensor]
 
 Make = Callable[[AttentionInputs, Tensor, Tensor], Theirs]
 """Takes inputs, and the keys and values of each sequence in order, `[K, G, D]` each."""
-
-Lengths = tuple[list[int], list[int]]
-"""Query lengths and context lengths."""
 
 SHAPES: dict[str, Lengths] = {
     "decode, 32 x 2048": ([1] * 32, [2048] * 32),

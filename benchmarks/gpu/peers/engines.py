@@ -24,7 +24,7 @@ from benchmarks.gpu.models import random_decoder
 from benchmarks.gpu.peers.attention import first_words
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
-from sluice.engine.config import EngineConfig
+from sluice.engine.config import EngineConfig, StepLimits
 from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
 from sluice.engine.executor import ModelLimits
 from sluice.engine.llm_engine import LLMEngine
@@ -93,6 +93,7 @@ def options_of(scale: Scale, folder: Path, *, max_num_seqs: int) -> ModelOptions
         block_size=BLOCK_SIZE,
         num_blocks=max_num_seqs * (64 if scale.is_toy else 1280) // BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=StepLimits.of(scale.device.type).max_num_batched_tokens,
         max_model_len=64 if scale.is_toy else MAX_MODEL_LEN,
     )
 
@@ -146,7 +147,12 @@ def run_ours(runner: ModelRunner, jobs: Sequence[Job], *, max_num_seqs: float = 
     Raises:
         RuntimeError: the engine returned fewer tokens, or more.
     """
-    config = EngineConfig(max_num_seqs=int(max_num_seqs) or len(jobs), enable_prefix_caching=False)
+    device = runner.decoder.weights.embedding.device.type
+    config = EngineConfig(
+        max_num_seqs=int(max_num_seqs) or len(jobs),
+        max_num_batched_tokens=StepLimits.of(device).max_num_batched_tokens,
+        enable_prefix_caching=False,
+    )
     engine = LLMEngine(runner, Words(runner.limits.vocab_size), config)
     engine.add(
         Request(

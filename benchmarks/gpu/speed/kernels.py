@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
-from benchmarks.gpu.checks.accuracy import attend
+from benchmarks.gpu.checks.accuracy import Heads, Lengths, attend
 from benchmarks.gpu.checks.block_copies import on_device
 from benchmarks.gpu.models import decode_tensors
 from benchmarks.gpu.process import Groups
@@ -42,12 +42,6 @@ from sluice.kernels.sample.kernel import sample_triton
 from sluice.kernels.soft_cap.kernel import soft_cap_triton
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import write_kv_triton
-
-Lengths = tuple[list[int], list[int]]
-"""Query lengths and context lengths."""
-
-Heads = tuple[int, int, int]
-"""Query heads, key-value heads, head size."""
 
 HEADS: dict[str, Heads] = {"8B": (32, 8, 128), "1B": (32, 8, 64), "0.6B": (16, 8, 128)}
 TOY_HEADS: Heads = (4, 2, 16)

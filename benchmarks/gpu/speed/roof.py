@@ -10,6 +10,7 @@ Other sections state bytes and operations per second as fractions of the fastest
 import platform
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import version
 
 import torch
 import triton
@@ -41,13 +42,11 @@ def groups(scale: Scale) -> Groups:
 
 def environment(scale: Scale) -> Iterator[Line]:
     """Report software and device."""
-    import transformers
-
     versions: dict[str, float | str] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": str(triton.__version__),
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "cuda": str(torch.version.cuda),
     }
     yield Line("software", versions)

@@ -14,17 +14,21 @@ from benchmarks.gpu.models import (
     cache_bytes_per_token,
     decode_tensors,
     random_decoder,
+    step_tensors,
     triton_in_place_of_cpu,
     weight_bytes,
 )
 from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
-from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.scale import Call, Scale
 from benchmarks.kernels.cases import make_options
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.models.config import DecoderConfig
 from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.sample.kernel import sample_triton
+
+BLOCK_SIZE = 16
 
 
 def groups(scale: Scale) -> Groups:
@@ -36,10 +40,11 @@ def groups(scale: Scale) -> Groups:
 def _steps_of(scale: Scale, shape: str, batches: Sequence[int]) -> Iterator[Line]:
     max_model_len = 128 if scale.is_toy else 8192
     with triton_in_place_of_cpu() if scale.is_toy else nullcontext():
-        decoder = random_decoder(shape, scale.device, max_model_len=max_model_len, max_tokens=256)
+        decoder = random_decoder(shape, scale.device, max_model_len=max_model_len, max_tokens=512)
         for batch, context_len in product(batches, scale.pick([2048, 512, 8192], [40])):
             if batch * context_len <= 600_000:
                 yield _step(scale, shape, decoder, batch, context_len)
+        yield _mixed_step(scale, shape, decoder)
 
 
 def least_ms(scale: Scale, config: DecoderConfig, batch: int, context_len: int) -> float:
@@ -57,17 +62,8 @@ def least_ms(scale: Scale, config: DecoderConfig, batch: int, context_len: int) 
 
 
 def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: int) -> Line:
-    config, block_size = decoder.config, 16
-    tensors = decode_tensors(batch, context_len, block_size, scale.device)
-    caches = make_caches(
-        config, num_blocks=tensors.block_tables.numel(), block_size=block_size, dtype=scale.dtype, device=scale.device
-    )
-    options = make_options([{"temperature": 0.0}] * batch, scale.device)
-    out = torch.empty(batch, dtype=torch.int64, device=scale.device)
-
-    def step() -> None:
-        sample_triton(decoder.forward(tensors, caches), options, out=out)
-
+    config = decoder.config
+    step = _stepping(scale, decoder, decode_tensors(batch, context_len, BLOCK_SIZE, scale.device))
     element_bytes = scale.dtype.itemsize
     num_bytes = weight_bytes(config, element_bytes) + batch * context_len * cache_bytes_per_token(config, element_bytes)
     least = least_ms(scale, config, batch, context_len)
@@ -82,3 +78,27 @@ def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: i
         "tokens/s": batch / device_ms * 1e3,
     }
     return Line(f"{shape}, {batch} x {context_len}", figures)
+
+
+def _mixed_step(scale: Scale, shape: str, decoder: Decoder) -> Line:
+    """Measure decodes and a chunk of a prompt in one step, and in two."""
+    num_decodes, context_len, chunk = (2, 40, 9) if scale.is_toy else (63, 2048, 449)
+    decodes, prompt = ([1] * num_decodes, [context_len] * num_decodes), ([chunk], [chunk])
+    together = tuple(one + other for one, other in zip(decodes, prompt, strict=True))
+    ms, *apart_ms = (
+        scale.timer.device_us(_stepping(scale, decoder, step_tensors(*lens, BLOCK_SIZE, scale.device))) / 1e3
+        for lens in (together, decodes, prompt)
+    )
+    name = f"{shape}, mixed, {num_decodes} decodes at {context_len} and a chunk of {chunk}"
+    return Line(name, {"ms in a graph": ms, "ms in two steps": sum(apart_ms)})
+
+
+def _stepping(scale: Scale, decoder: Decoder, tensors: BatchTensors) -> Call:
+    """Return a step over a cache of its own: forward and greedy sampling."""
+    num_rows, num_blocks = len(tensors.logit_rows), tensors.block_tables.numel()
+    caches = make_caches(
+        decoder.config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=scale.dtype, device=scale.device
+    )
+    options = make_options([{"temperature": 0.0}] * num_rows, scale.device)
+    out = torch.empty(num_rows, dtype=torch.int64, device=scale.device)
+    return lambda: sample_triton(decoder.forward(tensors, caches), options, out=out)

@@ -64,14 +64,14 @@ def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu", max_num_
 def keep_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits that each step draws from, as they come."""
     kept: list[Tensor] = []
-    compute = runner._logits  # pyright: ignore[reportPrivateUsage]
+    compute = runner._computed  # pyright: ignore[reportPrivateUsage]
 
-    def logits(batch: Batch) -> Tensor:
-        found = compute(batch)
+    def computed(batch: Batch) -> tuple[Tensor, Tensor | None]:
+        found, drawn = compute(batch)
         kept.append(found[: sum(scheduled.samples for scheduled in batch.sequences)].clone())
-        return found
+        return found, drawn
 
-    monkeypatch.setattr(runner, "_logits", logits)
+    monkeypatch.setattr(runner, "_computed", computed)
     return kept
 
 
@@ -79,12 +79,12 @@ def pad_as(runner: ModelRunner, other: ModelRunner, monkeypatch: pytest.MonkeyPa
     """Let `runner` compute the padding too that `other` has."""
     buckets = other._buckets  # pyright: ignore[reportPrivateUsage]
 
-    def logits(batch: Batch) -> Tensor:
+    def computed(batch: Batch) -> tuple[Tensor, None]:
         bucket = buckets.of(batch)
         assert bucket is not None
-        return runner.forward(runner.lay_out(pad(batch, bucket)))
+        return runner.forward(runner.lay_out(pad(batch, bucket))), None
 
-    monkeypatch.setattr(runner, "_logits", logits)
+    monkeypatch.setattr(runner, "_computed", computed)
 
 
 def run(runner: ModelRunner, asked: list[Request]) -> dict[str, list[int]]:

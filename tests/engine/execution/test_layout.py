@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
 from sluice.engine.execution.layout import BatchLayout
-from sluice.engine.execution.transfers import to_device_together
+from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
@@ -107,6 +107,9 @@ class TestGivenStepsOfDecodesAlone:
             expected = general.lay_out(batch, {-1: 0}, DRAWN_IDS)
             for name in (field.name for field in fields(BatchTensors)):
                 one, other = getattr(actual, name), getattr(expected, name)
+                if name == "block_tables":
+                    # The general layout has only the columns that the step uses.
+                    one = one[:, : other.shape[1]]
                 if isinstance(other, torch.Tensor):
                     assert (one.dtype, one.tolist()) == (other.dtype, other.tolist()), name
                 else:
@@ -124,7 +127,7 @@ class TestGivenPadding:
 
         for num_rows in (1, 5, 2, 6):
             tensors = layout.lay_out(Batch((), padding=(PaddingRow(1, 1),) * num_rows))
-            expected = [[(row * 4 + column) % 7 for column in range(4)] for row in range(num_rows)]
+            expected = [[row * 4 % 7] for row in range(num_rows)]
             assert tensors.block_tables.tolist() == expected
 
     def test_when_steps_are_padded_one_after_the_other_then_the_tables_are_made_once(self) -> None:
@@ -139,7 +142,7 @@ class TestGivenArraysOfManySizes:
             np.arange(size, dtype=np.int32).reshape(shape) for size, shape in ((5, 5), (0, 0), (6, (2, 3)), (1, 1))
         ]
 
-        moved = to_device_together(arrays, torch.device("cpu"))
+        moved = Staging(torch.device("cpu")).send(arrays)
 
         assert [tensor.tolist() for tensor in moved] == [array.tolist() for array in arrays]
         assert [(tensor.data_ptr() - moved[0].data_ptr()) % 16 for tensor in moved] == [0] * 4

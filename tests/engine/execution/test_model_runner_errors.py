@@ -92,12 +92,12 @@ class TestGivenStepsThatAreLaunchedAhead:
         sampler = ahead._sampler  # pyright: ignore[reportPrivateUsage]
         draw, num_draws = sampler.sample, 0
 
-        def sample(logits: torch.Tensor, scheduled: Any) -> Any:
+        def sample(logits: torch.Tensor, rows: Any, *, drawn: torch.Tensor | None = None) -> Any:
             nonlocal num_draws
             num_draws += 1
             if num_draws % 2 == 0:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-            return draw(logits, scheduled)
+            return draw(logits, rows, drawn=drawn)
 
         layout = ahead._layout  # pyright: ignore[reportPrivateUsage]
         lay_out, strays = layout.lay_out, list[int]()

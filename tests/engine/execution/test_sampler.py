@@ -76,12 +76,13 @@ def _noted() -> Iterator[None]:
 
 
 def make_sampler() -> Sampler:
-    return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), device=torch.device("cpu"))
+    return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_rows=8, device=torch.device("cpu"))
 
 
 def drawn_from(sampler: Sampler, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
     """The logits that `sample` is given for the next token of each sequence."""
-    sampler.sample(logits, [ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences])
+    rows = sampler.prepare([ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences])
+    sampler.sample(logits, rows)
     return _drawn_from.pop()
 
 
