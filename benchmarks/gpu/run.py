@@ -1,7 +1,7 @@
 """GPU benchmark: are the kernels correct, how near are they to the memory's limit, how long is a step?
 
     python -m benchmarks gpu --call 1            # right, and the main answer; 2: choices; 3: under load
-    python -m benchmarks gpu --sections roof,kernels,parity,timing,step,generate,split,service,peers
+    python -m benchmarks gpu --sections roof,kernels,parity,timing,step,generate,split,memory,service,peers
     python -m benchmarks gpu --device cpu        # toy sizes, kernels interpreted: does it all run?
     python -m benchmarks gpu --wheels FOLDER     # downloads what a machine with a card may lack
 
@@ -53,21 +53,22 @@ class Section:
 
 SECTIONS = {
     "roof": Section("speed.roof", 15),
-    "kernels": Section("checks.accuracy", 60, num_processes=14),
-    "parity": Section("checks.parity", 60, num_processes=12),
+    "kernels": Section("checks.accuracy", 45, num_processes=14),
+    "parity": Section("checks.parity", 50, num_processes=12),
     "timing": Section("speed.kernels", 60),
     "step": Section("speed.steps", 45),
     "generate": Section("speed.generate", 90),
     "split": Section("speed.split", 60),
+    "memory": Section("checks.memory", 35),
     "service": Section("service.run", 60),
-    "peers": Section("peers.run", 60),
+    "peers": Section("peers.run", 55),
 }
 """The sections in order."""
 
 CALLS = {
     1: ("roof", "kernels", "parity", "timing", "step", "generate"),
     2: ("roof", "split", "timing", "step"),
-    3: ("roof", "kernels", "parity", "service", "peers"),
+    3: ("roof", "kernels", "parity", "memory", "service", "peers"),
 }
 """What is measured in one stay on a machine: right, and the main answer; choices; under load."""
 

@@ -3,10 +3,17 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
+import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import redis
 
 from benchmarks.engine.bare import Job
 from benchmarks.gpu.folders import random_folder, shape_of
@@ -18,8 +25,12 @@ from benchmarks.service.run import run_jobs
 from sluice.producer.client import Producer
 from sluice.producer.contract.jobs import Job as QueuedJob
 from sluice.producer.contract.jobs import job as queued_job
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport import embedded
 from sluice.producer.history.queries import JobRow
 
+KEYS = QueueKeys("default")
+Context = AbstractContextManager[object]
 START_LIMIT_S = 90.0
 RATES = (0.5, 0.8, 0.95)
 """Arrival rates, as shares of the bare engine's throughput."""
@@ -39,13 +50,14 @@ def lines(scale: Scale) -> Iterator[Line]:
         empty_device(scale)
         with own_server() as state, Producer() as producer:
             device = ("--gpu", "0") if scale.device.type == "cuda" else ("--cpu",)
-            flags = _flags(scale, folder, max_num_seqs)
             log = state / "worker.log"
+            start = partial(worker, *_flags(scale, folder, max_num_seqs), log=log, device=device, limit_s=START_LIMIT_S)
             try:
-                with worker(*flags, log=log, device=device, limit_s=START_LIMIT_S):
+                with start():
                     yield _saturated(scale, producer, jobs, engine_s)
                     for share in RATES[:1] if scale.is_toy else RATES:
                         yield _poisson(scale, producer, share, len(jobs) / engine_s)
+                yield _killed(producer, jobs, state, start)
             except RuntimeError as error:
                 raise RuntimeError(f"{error}; its log ends: {_tail(log)}") from error
 
@@ -106,6 +118,38 @@ def _poisson(scale: Scale, producer: Producer, share: float, engine_rate: float)
     wait_until(lambda: num_done(producer) - before == len(wanted), "all jobs to be done", every_s=0.05, limit_s=60)
     wait_until(lambda: len(_done(producer, batch)) == len(wanted), "the history to have them", every_s=0.1, limit_s=20)
     return Line(f"Poisson at {share:.0%} of the engine's rate", load_figures(_done(producer, batch)))
+
+
+def _killed(producer: Producer, jobs: Sequence[Job], state: Path, start: Callable[[], Context]) -> Line:
+    """Kill the worker amid the jobs, and start another. Wrong if a job is not done in the end."""
+    wanted = [queued_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True) for job in jobs]
+    before = num_done(producer)
+    with start():
+        began_s = time.monotonic()
+        receipts = producer.submit_many(wanted)
+        is_complete = not any(isinstance(receipt, Exception) for receipt in receipts)
+        wait_until(lambda: num_done(producer) > before, "the first job to be done")
+        os.kill(_worker_pid(state), signal.SIGKILL)
+        num_before_kill = num_done(producer) - before
+    with start():
+        started_s = time.monotonic()
+        wait_until(lambda: num_done(producer) - before >= len(jobs), "all jobs to be done", limit_s=60)
+    figures: dict[str, float | str] = {
+        "jobs": len(jobs),
+        "done before": num_before_kill,
+        "done": num_done(producer) - before,
+        "s until the other was ready": started_s - began_s,
+        "s until all were done": time.monotonic() - started_s,
+    }
+    return Line("worker killed by SIGKILL amid jobs", figures, is_complete and figures["done"] == len(jobs))
+
+
+def _worker_pid(state: Path) -> int:
+    """Return the process that computes; the one that was started is its parent."""
+    client: Any = redis.Redis(unix_socket_path=str(embedded.ensure(state).socket_path))  # its replies are untyped
+    # Scored by when each is believed dead: an ended one may still be listed.
+    (incarnation,) = client.zrange(KEYS.key("alive"), -1, -1)
+    return int(client.hget(KEYS.key("worker", incarnation.decode()), "pid"))
 
 
 def _submit_when_due(producer: Producer, wanted: Sequence[QueuedJob], due_s: Sequence[float]) -> None:
