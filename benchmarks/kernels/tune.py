@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.kernels.candidates import (
     Config,
@@ -57,6 +57,14 @@ INT8_ROWS = (8, 16, 32, 64)
 
 CLEARLY = 0.98
 """A candidate replaces the rules' choice only if it takes less than this share of its time."""
+
+
+class Found(NamedTuple):
+    """A configuration, and the times of the rules' choice and of this one."""
+
+    config: Any  # the operation's own
+    rule_us: float
+    us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     scale = _scale(arguments.device)
     shapes = ["toy"] if scale.is_toy else arguments.shapes.split(",")
+    table: dict[str, dict[str, Sequence[int]]] = {}
     with torch.inference_mode():
-        table = tune(scale, list(workloads(shapes)))
+        for workload, (operation, key), found in tune(scale, list(workloads(shapes))):
+            print(f"{workload.label}: {found.config}, {found.rule_us:.1f} us by the rules, {found.us:.1f} us now")
+            table.setdefault(operation, {})[key] = astuple(found.config)
     if arguments.write:
         write_table(card_name(scale.device), table)
     return 0
@@ -128,16 +139,13 @@ def _scale(device: str) -> "Scale":
     return toy_scale() if device == "cpu" else card_scale()
 
 
-def tune(scale: "Scale", given: Sequence[Workload]) -> Mapping[str, Mapping[str, Sequence[int]]]:
-    """Return the best configurations, by operation and key."""
+def tune(scale: "Scale", given: Sequence[Workload]) -> "Iterator[tuple[Workload, Kind, Found]]":
+    """Yield the best configuration of each kind of launch."""
     asked = [(workload, kind, rule) for workload in given for kind, rule in kinds_of(scale, workload).items()]
     candidates = _candidates(scale, asked)
-    table: dict[str, dict[str, Sequence[int]]] = {}
     for workload, kind, rule in asked:
         compute = _with(kind, workload.launch(scale))
-        best = fastest(scale, workload.label, compute, rule, candidates[kind])
-        table.setdefault(kind[0], {})[kind[1]] = astuple(best)
-    return table
+        yield workload, kind, fastest(scale, workload.label, compute, rule, candidates[kind])
 
 
 def kinds_of(scale: "Scale", workload: Workload) -> "Mapping[Kind, Any]":
@@ -231,7 +239,7 @@ def _multiplying(scale: "Scale", workload: Workload) -> "Callable[[], Tensor]":
 
 def fastest(
     scale: "Scale", label: str, compute: "Callable[[Config], Tensor]", rule: Config, candidates: Sequence[Config]
-) -> Config:
+) -> "Found":
     """Return the fastest candidate with the result of `rule`, if it is clearly faster; else `rule`."""
     expected = compute(rule).double()
     best, best_us = rule, CLEARLY * scale.timer.device_us(lambda: compute(rule))
@@ -248,8 +256,7 @@ def fastest(
         us = scale.timer.device_us(lambda candidate=candidate: compute(candidate))
         if us < best_us:
             best, best_us = candidate, us
-    print(f"{label}: {best}, {rule_us:.1f} us by the rules, {min(best_us, rule_us):.1f} us now", flush=True)
-    return best
+    return Found(best, rule_us, rule_us if best == rule else best_us)
 
 
 if __name__ == "__main__":

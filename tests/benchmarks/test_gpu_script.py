@@ -62,7 +62,7 @@ def on_cpu(*, is_toy: bool) -> Scale:
 
 class TestGivenNoCard:
     @pytest.mark.slow
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     @pytest.mark.parametrize("call", fast_only([2], [1, 3]))
     def test_when_it_runs_at_toy_sizes_then_every_section_ends_and_all_is_right(
         self, call: int, tmp_path: Path

@@ -139,7 +139,7 @@ class TestGivenCandidates:
         def compute(config: AttentionConfig) -> torch.Tensor:
             return torch.ones(4) if config == RULE else torch.full((4,), 1.5)
 
-        assert fastest(toy_scale(), "a kernel", compute, RULE, [OTHER]) == RULE
+        assert fastest(toy_scale(), "a kernel", compute, RULE, [OTHER]).config == RULE
         assert "WRONG by 0.5, left out" in capsys.readouterr().out
 
     def test_when_one_cannot_be_launched_then_the_others_are_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,7 @@ class TestGivenCandidates:
                 raise RuntimeError("out of resource: shared memory")
             return torch.ones(4)
 
-        assert fastest(toy_scale(), "a kernel", compute, RULE, [OTHER]) == RULE
+        assert fastest(toy_scale(), "a kernel", compute, RULE, [OTHER]).config == RULE
         assert "cannot be launched: RuntimeError" in capsys.readouterr().out
 
 
