@@ -8,7 +8,7 @@ running worker measures nothing. A table is read once, so that a process uses on
 # pyright: reportUnknownMemberType=false
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -48,7 +48,7 @@ def chosen(device: torch.device, operation: str, key: str, rule: Config) -> Conf
 
 
 @contextmanager
-def listening() -> Iterator[dict[Kind, Any]]:
+def listening() -> Generator[dict[Kind, Any]]:
     """Collect the kinds of launches that ask for a configuration, with the rules' choice for each (to tune them)."""
     _heard.append({})
     try:
@@ -58,7 +58,7 @@ def listening() -> Iterator[dict[Kind, Any]]:
 
 
 @contextmanager
-def trying(kind: Kind, config: object) -> Iterator[None]:
+def trying(kind: Kind, config: object) -> Generator[None]:
     """Let launches of a kind use `config` (to measure it)."""
     _tried[kind] = config
     try:

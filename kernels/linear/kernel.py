@@ -1,5 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 """Products of rows with weights in int8, in Triton and in integers: a decode is bound by reading weights from memory.
 
 A row becomes numbers with a fixed point, 22 bits below the row's largest, in three digits of 8 bits. The matrix unit

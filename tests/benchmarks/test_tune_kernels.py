@@ -55,7 +55,7 @@ class TestGivenATable:
     ) -> None:
         device = torch.device("cpu")
         table.write_table(table.card_name(device), {"paged_attention": {"rows=16": list(astuple(OTHER))}})
-        monkeypatch.setattr(table, "version", lambda name: "1.2.3")
+        monkeypatch.setattr("sluice.kernels.tuned.version", {"triton": "1.2.3"}.__getitem__)
         table.card_name.cache_clear()
 
         try:

@@ -77,8 +77,12 @@ def launches() -> Generator[set[tuple[object, ...]]]:
     with pytest.MonkeyPatch.context() as patch, triton_in_place_of_cpu(), Zeros():
         patch.setattr(JITFunction, "run", cast("Any", note))
         # A GPU's choice of kernels for few rows, which the CPU does not take.
-        patch.setattr("sluice.kernels.linear.cuda.max_few_rows", lambda weight: 4 if weight.shape[0] < 200 else 1)
+        patch.setattr("sluice.kernels.linear.cuda.max_few_rows", _max_few_rows)
         yield seen
+
+
+def _max_few_rows(weight: Tensor) -> int:
+    return 4 if weight.shape[0] < 200 else 1
 
 
 def load(folder: Path, *, is_int8: bool) -> ModelRunner:
