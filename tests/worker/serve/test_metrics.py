@@ -14,7 +14,7 @@ from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness,
 
 SNAPSHOT = Snapshot(
     running_requests=3, waiting_requests=1, utilisation=0.5, tokens_per_second=120.0, kv_tokens_total=1000,
-    kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5, cached_tokens=1, output_tokens=7,
+    kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5, cached_tokens=1, output_tokens=7, kernels_replaced=2,
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ class TestGivenAServer:
         for line in (
             "sluice_running_requests 3.0",
             "sluice_kv_tokens_used 250.0",
+            "sluice_kernels_replaced 2.0",
             "sluice_preemptions_total 2.0",
             "sluice_refused_writes_total 4.0",
             'sluice_jobs_ended_total{state="done"} 1.0',

@@ -1,0 +1,62 @@
+"""The steps of a rehearsal: within the limits, of every kind, and run by a real model."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice import worker
+from sluice.engine.batch import Batch
+from sluice.engine.execution import model_runner
+from sluice.engine.execution.model_runner import ModelOptions, load_planned, plan_load
+from sluice.engine.execution.start.rehearsal import rehearsal_batches
+
+FOLDER = Path(worker.__file__).parent / "small_model"
+
+
+def batches_of(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[Batch]:
+    return list(
+        rehearsal_batches(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=16,
+        )
+    )
+
+
+class TestGivenLimits:
+    @pytest.mark.parametrize("limits", [(256, 8192, 40960), (1, 1, 1), (4, 4, 7), (3, 100, 20), (9, 33, 5000)], ids=str)
+    def test_when_steps_are_made_then_each_is_within_them(self, limits: tuple[int, int, int]) -> None:
+        max_num_seqs, max_num_batched_tokens, max_model_len = limits
+
+        for batch in batches_of(*limits):
+            assert 1 <= len(batch.sequences) <= max_num_seqs
+            assert batch.num_tokens <= max_num_batched_tokens
+            assert all(0 <= one.start < one.start + one.num_tokens <= max_model_len for one in batch.sequences)
+
+    def test_when_steps_are_made_then_the_largest_and_the_longest_are_among_them(self) -> None:
+        batches = batches_of(256, 8192, 40960)
+
+        assert max(batch.num_tokens for batch in batches) == 8192
+        assert {len(batch.sequences) for batch in batches} >= {1, 2, 4, 8, 16, 32, 64, 128, 256}
+        assert any(len(b.sequences) == 256 and b.sequences[0].start == 40959 for b in batches)
+        assert len({one.sequence.id for b in batches for one in b.sequences}) == sum(len(b.sequences) for b in batches)
+
+
+def test_when_a_model_is_rehearsed_then_every_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_load(
+        ModelOptions(
+            path=FOLDER, num_blocks=80, num_threads=1, max_num_seqs=5, max_num_batched_tokens=40, max_model_len=600
+        )
+    )
+    runner, launched = load_planned(plan), list[int]()
+    launch = model_runner.ModelRunner.launch
+
+    def note(self: model_runner.ModelRunner, batch: Batch) -> object:
+        launched.append(batch.num_tokens)
+        return launch(self, batch)
+
+    monkeypatch.setattr(model_runner.ModelRunner, "launch", note)
+    model_runner._rehearse(runner.decoder, plan)  # pyright: ignore[reportPrivateUsage]  # a GPU's loads call it
+
+    assert launched == [batch.num_tokens for batch in batches_of(5, 40, 600)]
