@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,15 +42,16 @@ from benchmarks.trace.picture import Bar, bars_of
 from sluice.engine.models.config import parse_config
 from sluice.kernels.paged_attention.reference import paged_attention_reference
 from sluice.producer.history.queries import JobRow
+from tests.card_packages import card_environment
 from tests.grids import fast_only
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The script, in a separate process: it decides there how Triton runs."""
     command = [sys.executable, "-m", "benchmarks.gpu.run", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def on_cpu(*, is_toy: bool) -> Scale:
@@ -67,7 +68,11 @@ class TestGivenNoCard:
     def test_when_it_runs_at_toy_sizes_then_every_section_ends_and_all_is_right(
         self, call: int, tmp_path: Path
     ) -> None:
-        done = run("--device", "cpu", "--call", str(call), "--minutes", "9", "--out", str(tmp_path))
+        # The service needs its packages; the others run with those that a card's machine has.
+        environment = card_environment(tmp_path) if "service" not in CALLS[call] else None
+        done = run(
+            "--device", "cpu", "--call", f"{call}", "--minutes", "9", "--out", str(tmp_path), environment=environment
+        )
 
         found = Report.read(tmp_path / "gpu.jsonl")
         assert done.returncode == 0, done.stdout + done.stderr

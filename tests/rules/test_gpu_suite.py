@@ -1,6 +1,5 @@
 """The tests for a card must begin where a card is: with torch, triton, transformers, pytest and hypothesis alone."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,40 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.card_packages import card_environment
+
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("tests/kernels_triton", "tests/engine/execution")
-ABSENT = (
-    "alembic", "hiredis", "psycopg", "pytest_asyncio", "pytest_timeout", "redis", "rq", "sqlalchemy", "structlog",
-    "xdist", "zstandard",
-)  # fmt: skip
-
-SITECUSTOMIZE = f"""
-import sys
-
-class Without:
-    def __init__(self, finder):
-        self._finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {ABSENT} else self._finder.find_spec(name, path, target)
-
-    def __getattr__(self, name):
-        return getattr(self._finder, name)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
 
 
 class TestGivenAMachineThatLacksTheServicesPackages:
     @pytest.mark.slow
     def test_when_tests_for_a_card_are_collected_then_every_file_can_be_imported(self, tmp_path: Path) -> None:
-        (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        # Entry points of absent plugins would be loaded.
-        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
         command = [sys.executable, "-m", "pytest", "-c", "tests/gpu.ini", *FOLDERS, "--collect-only", "-q"]
 
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False
+            command, cwd=ROOT, env=card_environment(tmp_path), capture_output=True, text=True, check=False
         )
 
         assert done.returncode == 0, done.stdout + done.stderr
