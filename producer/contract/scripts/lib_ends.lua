@@ -86,22 +86,19 @@ local function add_to_dead_set(job)
   end
 end
 
-local function emit_end(job, lease, how)
+-- Emit the event of an end, or, with its version and time, that of an earlier one again. `how` as for `end_job`, or also
+-- first_scheduled_ms and first_token_ms.
+local function emit_end(job, how, version, at)
   local fields = {
     state = job.state, reason = how.reason, error = how.error, error_code = how.error_code, epoch = job.epoch,
     attempt = job.attempt, gap_ms = job.gap, incarnation = how.incarnation, record = how.record,
+    first_scheduled_ms = how.first_scheduled_ms, first_token_ms = how.first_token_ms, result_bytes = how.result_bytes,
   }
   if how.result and SETTINGS.keep_results ~= '0' then
     -- The recorder reads a large result from its key: an outbox entry must stay small.
     if #how.result <= LIMITS.MAX_CALL_BYTES then fields.result = how.result else fields.result_bytes = #how.result end
   end
-  fields.result_bytes = fields.result_bytes or how.result_bytes
-  emit('ended', job, fields)
-  if job.callback then
-    call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
-      'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '', 'custom_id', job.custom_id or '',
-      'line', job.line or '', 'submitted', job.submitted)
-  end
+  emit('ended', job, fields, version, at)
 end
 
 -- Virtual tokens were charged by an estimate: correct them.
@@ -189,7 +186,12 @@ local function end_job(job, lease, how)
   if is_dead then add_to_dead_set(job) end
   keep_idempotency(job)
   count(job.state, 1)
-  emit_end(job, lease, how)
+  emit_end(job, how)
+  if job.callback then
+    call('XADD', CALLBACKS, '*', 'kind', 'job', 'id', job.id, 'at', NOW, 'state', job.state, 'version', job.version,
+      'error', how.error or '', 'batch', job.batch or '', 'spec', job.spec or '', 'custom_id', job.custom_id or '',
+      'line', job.line or '', 'submitted', job.submitted)
+  end
   count_in_batch(job)
 end
 

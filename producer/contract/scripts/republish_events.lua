@@ -19,16 +19,13 @@ local function emit_submitted_again(job)
 end
 
 local function emit_end_again(job)
-  local fields = {
-    state = job.state, reason = job.reason, error = job.error, error_code = job.error_code, epoch = job.epoch,
-    attempt = job.attempt, gap_ms = job.gap, first_scheduled_ms = job.scheduled, first_token_ms = job.first_token,
-    incarnation = string.match(job.ended_by or '', '^([^:]+):'),
-  }
   local result = SETTINGS.keep_results ~= '0' and try('GET', result_key(job))
-  if result and not failed(result) then
-    if #result <= LIMITS.MAX_CALL_BYTES then fields.result = result else fields.result_bytes = #result end
-  end
-  emit('ended', job, fields, job.version, job.ended)
+  local how = {
+    reason = job.reason, error = job.error, error_code = job.error_code, first_scheduled_ms = job.scheduled,
+    first_token_ms = job.first_token, incarnation = string.match(job.ended_by or '', '^([^:]+):'),
+    result = not failed(result) and result or nil,
+  }
+  emit_end(job, how, job.version, job.ended)
 end
 
 local function emit_state_again(job)
