@@ -37,8 +37,7 @@ class Cluster:
         try:
             self._cluster_url = urls.read_cluster_url(settings.url)
         except ValueError as error:
-            problem = f"cannot read the URL {urls.redacted(settings.url)!r}: {error}. {urls.HOW}"
-            raise InvalidSetting(problem) from error
+            raise urls.cannot_read(settings.url, error) from error
         self.settings = settings
         self._router = Router(self._cluster_url.seeds, CONNECTION_ERRORS)
         self._nodes: dict[urls.Address, Server] = {}

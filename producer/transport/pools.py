@@ -1,28 +1,17 @@
-"""redis-py's connection pools, as the client needs them: TLS, Sentinel, time-outs, no retries."""
+"""The connection pools of a link, one for each URL."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from redis import ConnectionPool
-from redis import asyncio as redis_async
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
-from redis.backoff import NoBackoff
-from redis.sentinel import Sentinel, SentinelConnectionPool
-
-from sluice.producer.contract.transport import tls, urls
-from sluice.producer.contract.transport.execution import no_retry
-from sluice.producer.errors import InvalidSetting
+from sluice.producer.contract.transport import pools, urls
+from sluice.producer.contract.transport.pools import ASYNCIO, BLOCKING, Pool, PoolClasses
 
 REPLY_TIMEOUT_S = 15.0
 """Longer than the longest BLOCK, so that a silent connection is found dead."""
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 10_000
-
-Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
 
 
 def make_pool(url: str) -> Pool:
@@ -31,7 +20,7 @@ def make_pool(url: str) -> Pool:
     Raises:
         InvalidSetting: the URL cannot be read.
     """
-    return _make(url, ConnectionPool, (Sentinel, SentinelConnectionPool), no_retry())
+    return _make(url, BLOCKING)
 
 
 def make_async_pool(url: str) -> Pool:
@@ -40,7 +29,7 @@ def make_async_pool(url: str) -> Pool:
     Raises:
         InvalidSetting: the URL cannot be read.
     """
-    return _make(url, redis_async.ConnectionPool, (AsyncSentinel, AsyncSentinelPool), AsyncRetry(NoBackoff(), 0))
+    return _make(url, ASYNCIO)
 
 
 class Pools:
@@ -74,27 +63,15 @@ def sentinels_of(pool: Pool) -> list[Any]:  # Any: redis-py's clients share no t
     return [] if manager is None else list(manager.sentinels)
 
 
-def _make(url: str, pool: Pool, behind_sentinels: tuple[Any, Any], retry: object) -> Pool:  # Any: as Pool
-    options: dict[str, Any] = {  # Any: redis-py's keyword arguments
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "retry": retry,
-        "protocol": 2,
-        "client_name": "sluice-producer",
-        "max_connections": MAX_CONNECTIONS,
-    }
+def _make(url: str, classes: PoolClasses) -> Pool:
     try:
-        tls.check_files(url)
-        if "+sentinel" in url:
-            sentinel, sentinel_pool = behind_sentinels
-            asked = urls.read_sentinel_url(url, options)
-            manager = sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
-            return sentinel_pool(asked.service, manager, **asked.options)
-        return _checked(pool.from_url(url, **options))
-    except (ValueError, TypeError) as error:
-        raise InvalidSetting(f"cannot read the URL {urls.redacted(url)!r}: {error}. {urls.HOW}") from error
-
-
-def _checked(pool: Pool) -> Pool:
-    pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
-    return pool
+        return pools.make_pool(
+            url,
+            classes,
+            reply_timeout_s=REPLY_TIMEOUT_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            client_name="sluice-producer",
+            max_connections=MAX_CONNECTIONS,
+        )
+    except ValueError as error:
+        raise urls.cannot_read(url, error) from error

@@ -9,10 +9,9 @@ from math import inf
 from typing import Any
 
 import redis
-from redis.sentinel import Sentinel
 
-from sluice.producer.contract.transport import tls, urls
-from sluice.producer.contract.transport.execution import no_retry
+from sluice.producer.contract.transport import urls
+from sluice.producer.contract.transport.pools import make_pool
 from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.cluster_client import ClusterClient
@@ -35,40 +34,17 @@ def connect(url: str, *, timeout_s: float, connected: Callable[[], None] | None 
     Raises:
         ConfigError: the URL cannot be read; the message does not contain its secrets.
     """
-    options: dict[str, Any] = {  # redis-py's options are untyped
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "socket_keepalive": True,
-        "health_check_interval": 0,
-        "protocol": 2,
-        "retry": no_retry(),
-    }
+    options: dict[str, Any] = {} if url.startswith("unix://") else {"socket_keepalive": True}
     if connected is not None:
         options["redis_connect_func"] = partial(_connect, connected)
-    if urls.is_cluster(url):
-        return _cluster_client(url, lambda node: connect(node, timeout_s=timeout_s, connected=connected))
     try:
-        tls.check_files(url)
-        if "+sentinel://" in url:
-            return _sentinel_client(url, options)
-        if url.startswith("unix://"):
-            options.pop("socket_keepalive")
-        return _checked(redis.Redis.from_url(url, **options))  # pyright: ignore[reportUnknownMemberType]  # its options are untyped
-    except (ValueError, TypeError, redis.RedisError) as error:
-        raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
-
-
-def _cluster_client(url: str, make: Callable[[str], Client]) -> Client:
-    try:
-        return ClusterClient(urls.read_cluster_url(url), make)
+        if urls.is_cluster(url):
+            make = partial(connect, timeout_s=timeout_s, connected=connected)
+            return ClusterClient(urls.read_cluster_url(url), make)
+        pool = make_pool(url, reply_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options)
+        return redis.Redis.from_pool(pool)
     except ValueError as error:
         raise ConfigError([f"redis url {redacted(url)}: {error}"]) from error
-
-
-def _checked(client: Client) -> Client:
-    pool = client.connection_pool
-    pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
-    return client
 
 
 def is_cluster(client: Client) -> bool:
@@ -151,9 +127,3 @@ class Connections:
         """Close every connection."""
         for client in self._clients:
             client.connection_pool.disconnect()
-
-
-def _sentinel_client(url: str, options: dict[str, Any]) -> Client:  # as above
-    asked = urls.read_sentinel_url(url, options)
-    sentinel = Sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
-    return sentinel.master_for(asked.service, **asked.options)  # pyright: ignore[reportUnknownMemberType]  # its options are untyped

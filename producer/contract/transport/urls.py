@@ -40,6 +40,11 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}{'?' if query else ''}{query}" if parts.scheme else parts.path
 
 
+def cannot_read(url: str, error: ValueError) -> InvalidSetting:
+    """Return the error of a URL that cannot be read; the message does not contain its secrets."""
+    return InvalidSetting(f"cannot read the URL {redacted(url)!r}: {error}. {HOW}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentinelUrl:
     """Addresses of the Sentinels, the service, and the connection options of both. May hold passwords."""

@@ -1,0 +1,69 @@
+"""redis-py's connection pools, as producers and workers need them: TLS, Sentinel, time-outs, no retries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis import ConnectionPool, RedisError
+from redis import asyncio as redis_async
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.backoff import NoBackoff
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from sluice.producer.contract.transport import tls, urls
+from sluice.producer.contract.transport.execution import no_retry
+
+Pool = Any  # redis-py's pools share no typed base, and their get_connection has untyped keywords
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClasses:
+    """The classes of redis-py that make a pool: it has each for blocking calls and for asyncio."""
+
+    pool: Any  # as Pool
+    sentinel: Any  # as Pool
+    sentinel_pool: Any  # as Pool
+    no_retry: Callable[[], object]
+
+
+BLOCKING: Final = PoolClasses(ConnectionPool, Sentinel, SentinelConnectionPool, no_retry)
+ASYNCIO: Final = PoolClasses(
+    redis_async.ConnectionPool, AsyncSentinel, AsyncSentinelPool, lambda: AsyncRetry(NoBackoff(), 0)
+)
+
+
+def make_pool(
+    url: str, classes: PoolClasses = BLOCKING, *, reply_timeout_s: float, connect_timeout_s: float, **more: object
+) -> Pool:
+    """Make a pool of connections to one server, or to the primary behind Sentinels; it does not connect yet.
+
+    Args:
+        url: As in `urls`, but not that of a Cluster.
+        classes: `BLOCKING` or `ASYNCIO`.
+        reply_timeout_s: Longest wait for a reply.
+        connect_timeout_s: Longest wait for a connection.
+        more: redis-py's options of a connection. Those of the URL come first.
+
+    Raises:
+        ValueError: the URL cannot be read. The message does not contain its secrets.
+    """
+    options: dict[str, Any] = {  # Any: redis-py's keyword arguments
+        "socket_timeout": reply_timeout_s,
+        "socket_connect_timeout": connect_timeout_s,
+        "protocol": 2,
+        "retry": classes.no_retry(),
+        **more,
+    }
+    try:
+        tls.check_files(url)
+        if "+sentinel://" in url:
+            asked = urls.read_sentinel_url(url, options)
+            sentinels = classes.sentinel(asked.addresses, sentinel_kwargs=asked.sentinel_options)
+            return classes.sentinel_pool(asked.service, sentinels, **asked.options)
+        pool = classes.pool.from_url(url, **options)
+        pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
+    except (TypeError, RedisError) as error:
+        raise ValueError(str(error)) from error
+    return pool
