@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from sluice.producer.contract.transport.drivers import RunAll
 from sluice.producer.contract.transport.execution import Command
 from sluice.producer.operations.operation import Step
 
@@ -58,17 +59,10 @@ class Release:
     """Close it first; the pool reconnects it when it is next taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunAll:
-    """Routines to run, at once where the driver can; the result is a list of theirs, or the first exception."""
-
-    routines: "Sequence[Routine[Any]]"  # Any: their results
-
-
 Transfer: TypeAlias = Connect | SendAndReceive | Send | Receive | Release
 """What is done with a connection."""
 
-Action: TypeAlias = Step | RunAll | Transfer
+Action: TypeAlias = Step | Transfer
 
-Routine: TypeAlias = Generator[Action, Any, Result]  # Any: each action has its own result
+Routine: TypeAlias = Generator[Action | RunAll, Any, Result]  # Any: each action has its own result
 """Yields actions, is sent the result of each, and returns a result."""

@@ -10,14 +10,15 @@ from time import monotonic
 from typing import TypeVar, cast
 
 from sluice.producer.contract.transport import urls
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
+from sluice.producer.contract.transport.cluster import ClusterDriver
+from sluice.producer.contract.transport.error_kinds import NODE_ERRORS
 from sluice.producer.contract.transport.execution import Command, Reply
-from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest, block_s, split_read
+from sluice.producer.contract.transport.routing import Routing, block_s, split_read
 from sluice.producer.contract.transport.slot_table import NotACluster
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.operations.operation import Ask, Sleep
-from sluice.producer.transport.actions import Routine, RunAll
-from sluice.producer.transport.retries import HANDLED, LinkSettings, Retries, checked
+from sluice.producer.transport.actions import Routine
+from sluice.producer.transport.retries import LinkSettings, Retries, checked
 from sluice.producer.transport.server import Server
 
 POLL_S = 0.02
@@ -35,12 +36,12 @@ class Cluster:
 
     def __init__(self, settings: LinkSettings) -> None:
         try:
-            self._cluster_url = urls.read_cluster_url(settings.url)
+            url = urls.read_cluster_url(settings.url)
         except ValueError as error:
             raise urls.cannot_read(settings.url, error) from error
         self.settings = settings
-        self._router = Router(self._cluster_url.seeds, CONNECTION_ERRORS)
-        self._nodes: dict[urls.Address, Server] = {}
+        self._driver = ClusterDriver(url, lambda node: Server(LinkSettings(node, settings.patience_s)))
+        self._router = self._driver.router
 
     def ask(self, ask: Ask) -> Routine[list[Reply]]:
         """Make a round trip, and repeat it while a shard does not answer.
@@ -65,9 +66,9 @@ class Cluster:
             while True:
                 try:
                     round_trip = self._router.round_trip(ask.commands)
-                    replies = yield from self._drive(round_trip, is_repeatable=ask.is_repeatable)
+                    replies = yield from self._run(round_trip, is_repeatable=ask.is_repeatable)
                     return checked(ask, replies, self.settings.url)
-                except HANDLED as error:
+                except NODE_ERRORS as error:
                     self._router.forget()
                     yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
 
@@ -86,41 +87,21 @@ class Cluster:
         name, cursor, *rest = command
         shard, _, cursor_there = str(cursor, "ascii").rpartition(":") if isinstance(cursor, bytes) else ("", "", cursor)
         place = int(shard or 0)
-        addresses = yield from self._drive(self._router.shards(), is_repeatable=True)
-        [reply] = yield from self._node(addresses[place]).ask(Ask(((name, cursor_there, *rest),)))
+        addresses = yield from self._run(self._router.shards())
+        [reply] = yield from self._driver.node(addresses[place]).ask(Ask(((name, cursor_there, *rest),)))
         next_cursor, names = cast("tuple[bytes, list[bytes]]", reply)
         if next_cursor != b"0":
             return [b"%d:%s" % (place, next_cursor), names]
         return [b"0" if place + 1 == len(addresses) else b"%d:0" % (place + 1), names]
 
-    def _drive(self, routing: Routing[Result], *, is_repeatable: bool) -> Routine[Result]:
-        """Run a router's generator."""
+    def _run(self, routing: Routing[Result], *, is_repeatable: bool = True) -> Routine[Result]:
+        def exchange(node: Server, commands: tuple[Command, ...]) -> Routine[list[Reply]]:
+            return node.exchange(Ask(commands, is_repeatable))
+
         try:
-            requests = next(routing)
-            while True:
-                try:
-                    replies = yield RunAll([self._send(request, is_repeatable=is_repeatable) for request in requests])
-                except HANDLED as error:
-                    requests = routing.throw(error)
-                else:
-                    requests = routing.send(replies)
-        except StopIteration as stop:
-            return stop.value
+            return (yield from self._driver.run(routing, exchange))
         except NotACluster as error:
             raise InvalidSetting(f"{urls.redacted(self.settings.url)}: {error}.") from error
-
-    def _send(self, request: ShardRequest, *, is_repeatable: bool) -> Routine[list[Reply]]:
-        try:
-            return (yield from self._node(request.address).exchange(Ask(request.commands, is_repeatable)))
-        except CONNECTION_ERRORS:
-            self._router.failed(request.address)
-            raise
-
-    def _node(self, address: urls.Address) -> Server:
-        if address not in self._nodes:
-            settings = LinkSettings(self._cluster_url.url_of(address), self.settings.patience_s)
-            self._nodes[address] = Server(settings)
-        return self._nodes[address]
 
 
 class ClusterPipe:

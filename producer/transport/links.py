@@ -24,7 +24,6 @@ from sluice.producer.transport.actions import (
     Receive,
     Release,
     Routine,
-    RunAll,
     Send,
     SendAndReceive,
     Transfer,
@@ -103,8 +102,6 @@ class Link:
                 return list(channel_entries(reply))
             case Sleep(seconds):
                 time.sleep(seconds)
-            case RunAll(routines):
-                return [self.run(routine) for routine in routines]
             case _:
                 return self._transfer(action)
         return None
@@ -250,8 +247,6 @@ class AsyncLink:
                 return await self._read(action)
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
-            case RunAll(routines):
-                return await asyncio.gather(*map(self.run, routines))
             case _:
                 return await self._transfer(action)
         return None

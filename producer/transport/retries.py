@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, NoPermissionError
 
 from sluice.producer.contract.transport import tls, urls
 from sluice.producer.contract.transport.backoff import Backoff
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, ErrorKind, classify
+from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
 from sluice.producer.contract.transport.execution import Reply
 from sluice.producer.contract.waits import Wait, WaitCause, WaitNotifier, WaitReason
 from sluice.producer.errors import (
@@ -27,9 +26,6 @@ from sluice.producer.errors import (
     QueueUnreachable,
 )
 from sluice.producer.operations.operation import Ask
-
-HANDLED = (*CONNECTION_ERRORS, NoPermissionError, InvalidResponse)
-"""What a connection raises that is retried, or raised as QueueUnreachable."""
 
 RETRIED_REPLIES = (ErrorKind.UNAVAILABLE, ErrorKind.LOADING, ErrorKind.INTERRUPTED, ErrorKind.MOVED)
 NEVER_RETRIED = (ErrorKind.DENIED, ErrorKind.NOT_REDIS)

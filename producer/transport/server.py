@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
+from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS, NODE_ERRORS
 from sluice.producer.contract.transport.execution import Reply, resend, unknown_scripts, with_source
 from sluice.producer.operations.operation import Ask, Sleep
 from sluice.producer.transport.actions import (
@@ -15,7 +15,7 @@ from sluice.producer.transport.actions import (
     Send,
     SendAndReceive,
 )
-from sluice.producer.transport.retries import HANDLED, LinkSettings, Retries, checked
+from sluice.producer.transport.retries import LinkSettings, Retries, checked
 
 MAX_IN_FLIGHT = 4
 """Asks that a pipe sends ahead of their replies: the server works on one while the next is packed."""
@@ -39,7 +39,7 @@ class Server:
             while True:
                 try:
                     return checked(ask, (yield from self.exchange(ask)), self.settings.url)
-                except HANDLED as error:
+                except NODE_ERRORS as error:
                     yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
 
     def exchange(self, ask: Ask) -> Routine[list[Reply]]:
@@ -104,7 +104,7 @@ class ServerPipe:
             while True:
                 try:
                     replies = checked(self._in_flight[0], (yield from self._oldest()), self._url)
-                except HANDLED as error:
+                except NODE_ERRORS as error:
                     yield from self._drop()
                     yield Sleep(retries.next_delay_s(error))
                 else:

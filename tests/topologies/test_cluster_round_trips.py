@@ -4,12 +4,18 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    InvalidResponse,
+    MovedError,
+    NoPermissionError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.routing import (
     MAX_MOVES,
     Router,
@@ -135,7 +141,7 @@ MAP_A, MAP_B, MAP_C = ([[0, 16383, [address[0].encode(), address[1]]]] for addre
 
 
 def drive(routing: Routing[Any], *outcomes: object) -> tuple[Any, list[Address]]:
-    """Run a router's generator against replies and exceptions, one for each request; also the addresses asked."""
+    """Run a router's generator against replies and lost connections, one for each request; also the addresses asked."""
     asked: list[Address] = []
     left = iter(outcomes)
     try:
@@ -144,7 +150,7 @@ def drive(routing: Routing[Any], *outcomes: object) -> tuple[Any, list[Address]]
             asked.append(request.address)
             outcome = next(left)
             if isinstance(outcome, Exception) and not isinstance(outcome, ResponseError):
-                [request] = routing.throw(outcome)
+                [request] = routing.send([outcome])
             else:
                 [request] = routing.send([[outcome]])
     except StopIteration as stop:
@@ -153,7 +159,7 @@ def drive(routing: Routing[Any], *outcomes: object) -> tuple[Any, list[Address]]
 
 class TestGivenARouter:
     def test_when_a_slot_has_moved_then_its_command_goes_to_the_new_shard(self) -> None:
-        router = Router([A], CONNECTION_ERRORS)
+        router = Router([A])
 
         replies, asked = drive(router.round_trip((SET_ZERO,)), MAP_A, MOVED, MAP_B, "arrived")
 
@@ -162,45 +168,51 @@ class TestGivenARouter:
 
     def test_when_slots_keep_moving_then_it_gives_up(self) -> None:
         with pytest.raises(RedisConnectionError, match=f"slots moved {MAX_MOVES} times"):
-            drive(Router([A], CONNECTION_ERRORS).round_trip((SET_ZERO,)), *[MAP_A, MOVED] * MAX_MOVES)
+            drive(Router([A]).round_trip((SET_ZERO,)), *[MAP_A, MOVED] * MAX_MOVES)
 
-    def test_when_a_node_does_not_answer_then_the_next_is_asked(self) -> None:
-        shards, asked = drive(Router([A, B], CONNECTION_ERRORS).shards(), GONE, MAP_B)
+    @pytest.mark.parametrize(
+        "problem",
+        [GONE, InvalidResponse("HTTP"), ResponseError("BUSY a script runs"), NoPermissionError("no right")],
+        ids=["gone", "not-redis", "busy", "denied"],
+    )
+    def test_when_a_node_gives_no_map_then_the_next_is_asked(self, problem: Exception) -> None:
+        shards, asked = drive(Router([A, B]).shards(), problem, MAP_B)
 
         assert shards == [B]
         assert asked == [A, B]
 
     def test_when_a_shard_has_failed_then_the_others_are_asked_first(self) -> None:
-        router = Router([A], CONNECTION_ERRORS)
+        router = Router([A])
         drive(router.shards(), [*MAP_A, [0, 1, [b"b", 2]]])
 
-        router.failed(A)
+        with pytest.raises(RedisConnectionError, match="gone"):
+            drive(router.round_trip((SET_ZERO,)), GONE)
         _, asked = drive(router.shards(), MAP_B)
 
         assert asked == [B]
 
     def test_when_no_node_answers_then_the_last_error_is_raised(self) -> None:
         with pytest.raises(RedisConnectionError, match="gone"):
-            drive(Router([A, B], CONNECTION_ERRORS).shards(), GONE, GONE)
+            drive(Router([A, B]).shards(), GONE, GONE)
 
     def test_when_the_server_is_no_cluster_then_it_says_so(self) -> None:
         with pytest.raises(NotACluster, match="redis:// URL"):
-            drive(Router([A], CONNECTION_ERRORS).shards(), ResponseError("cluster support disabled"))
+            drive(Router([A]).shards(), ResponseError("cluster support disabled"))
 
     def test_when_a_single_command_has_moved_then_it_follows(self) -> None:
-        routing = Router([A], CONNECTION_ERRORS).single(SET_ZERO)
+        routing = Router([A]).single(SET_ZERO)
 
         [request] = next(routing)
         assert request.commands == (CLUSTER_SLOTS,)
         routing.send([[MAP_A]])
-        routing.throw(MOVED)
+        routing.send([[MOVED]])
         [request] = routing.send([[MAP_B]])
 
         assert request.address == B
 
     @pytest.mark.parametrize("error", [GONE, RedisTimeoutError("late"), OSError("reset")], ids=["gone", "late", "os"])
     def test_when_a_single_command_gets_no_reply_then_another_node_gives_the_map(self, error: Exception) -> None:
-        router = Router([A], CONNECTION_ERRORS)
+        router = Router([A])
         drive(router.shards(), [*MAP_A, [0, 1, [b"b", 2]]])
         with pytest.raises(type(error)):
             drive(router.single(SET_ZERO), error)
@@ -210,9 +222,10 @@ class TestGivenARouter:
         assert (reply, asked) == ("arrived", [B, B])
 
     def test_when_a_node_has_left_then_it_is_not_asked_again(self) -> None:
-        router = Router([A], CONNECTION_ERRORS)
+        router = Router([A])
         drive(router.shards(), MAP_B)
-        router.failed(B)
+        with pytest.raises(RedisConnectionError, match="gone"):
+            drive(router.round_trip((SET_ZERO,)), GONE)
         drive(router.shards(), MAP_C)
         router.forget()
 
@@ -221,7 +234,7 @@ class TestGivenARouter:
         assert asked == [C, A]
 
     def test_when_a_seed_has_failed_then_it_is_asked_last_until_it_answers(self) -> None:
-        router = Router([A, B], CONNECTION_ERRORS)
+        router = Router([A, B])
         drive(router.shards(), GONE, MAP_C)
         router.forget()
 
@@ -238,7 +251,7 @@ class TestGivenARouter:
         table = property(lambda _: tables.pop() if tables else None, lambda _, __: None)
         monkeypatch.setattr(Router, "_table", table, raising=False)
 
-        replies, asked = drive(Router([A], CONNECTION_ERRORS).round_trip((SET_ZERO,)), "arrived")
+        replies, asked = drive(Router([A]).round_trip((SET_ZERO,)), "arrived")
 
         assert (replies, asked) == (["arrived"], [A])
 

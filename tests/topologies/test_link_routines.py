@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from sluice.producer.contract.calls import status
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.drivers import RunAll
 from sluice.producer.contract.transport.execution import Reply, command_of, with_source
 from sluice.producer.errors import AccessDenied, QueueRefused, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Sleep
@@ -37,7 +38,7 @@ class Script:
 
     def __init__(self, *results: Reply) -> None:
         self._results = list(results)
-        self.actions: list[Action] = []
+        self.actions: list[Action | RunAll] = []
 
     def run(self, routine: Routine[Any]) -> Any:  # Any: a routine's result
         """Run a routine to its result."""

@@ -9,11 +9,13 @@ from sluice.producer.transport.pools import make_async_pool, make_pool
 from sluice.worker.connection.clients import connect
 from sluice.worker.errors import ConfigError
 
-USERS = [
-    (make_pool, InvalidSetting),
-    (make_async_pool, InvalidSetting),
-    (lambda url: connect(url, timeout_s=1), ConfigError),
-]
+
+def connect_worker(url: str) -> object:
+    """The worker's client."""
+    return connect(url, timeout_s=1)
+
+
+USERS = [(make_pool, InvalidSetting), (make_async_pool, InvalidSetting), (connect_worker, ConfigError)]
 
 
 @pytest.mark.parametrize(("make", "error"), USERS, ids=["client", "asyncio", "worker"])

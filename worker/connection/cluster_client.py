@@ -3,24 +3,28 @@
 Each shard has a separate client, made as any other. Commands are repeated only where a shard refuses them as MOVED.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from redis.commands import CoreCommands
-from redis.exceptions import ClusterDownError, RedisError
+from redis.exceptions import ResponseError
 
+from sluice.producer.contract.transport.cluster import ClusterDriver
 from sluice.producer.contract.transport.drivers import drive
 from sluice.producer.contract.transport.execution import Command, Reply, run_commands
-from sluice.producer.contract.transport.routing import Router, Routing, ShardRequest
+from sluice.producer.contract.transport.routing import Routing
 from sluice.producer.contract.transport.slot_table import NotACluster
-from sluice.producer.contract.transport.urls import Address, ClusterUrl
+from sluice.producer.contract.transport.urls import ClusterUrl
 from sluice.worker.errors import ConfigError
 
 Node = Any  # redis-py's clients share no typed base
 Result = TypeVar("Result")
 
-UNAVAILABLE = (RedisError, OSError)
-"""After any error of a node, the next one is asked for the slot map."""
+RoundTrip: TypeAlias = Callable[[], list[Reply]]
+"""A blocking round trip to one node; an error reply is an exception in its place."""
+
+Send: TypeAlias = Callable[[Node, tuple[Command, ...]], list[Reply]]
 
 
 class ClusterClient(CoreCommands):
@@ -29,10 +33,8 @@ class ClusterClient(CoreCommands):
     _event_dispatcher: Any = None  # redis-py's commands read it
 
     def __init__(self, url: ClusterUrl, make: Callable[[str], Node]) -> None:
-        self._url = url
-        self._make = make
-        self._nodes: dict[Address, Node] = {}
-        self._router = Router(url.seeds, UNAVAILABLE)
+        self._driver = ClusterDriver(url, make)
+        self._router = self._driver.router
 
     @property
     def connection_pool(self) -> "ClusterClient":
@@ -41,28 +43,32 @@ class ClusterClient(CoreCommands):
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         """Close every connection. Safe from any thread."""
-        for node in list(self._nodes.values()):
+        for node in self._driver.nodes:
             node.connection_pool.disconnect(inuse_connections=inuse_connections)
 
     def shards(self) -> list[Node]:
         """Return a client for each shard.
 
         Raises:
-            RedisError: no node answers.
+            RedisError, OSError: no node answers.
         """
-        return [self._node(address) for address in self._drive(self._router.shards(), self._send)]
+        return [self._driver.node(address) for address in self._run(self._router.shards())]
 
     def execute_command(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # as redis-py has it
         """Run one command on the shard of its key, or on any shard if it has none.
 
         Raises:
-            RedisError: from the shard, or it does not answer.
+            RedisError, OSError: from the shard, or it does not answer.
         """
 
-        def send(request: ShardRequest) -> list[Reply]:
-            return [self._node(request.address).execute_command(*args, **options)]
+        def send(node: Node, commands: tuple[Command, ...]) -> list[Reply]:
+            [command] = commands
+            try:
+                return [node.execute_command(*command, **options)]
+            except ResponseError as error:
+                return [error]
 
-        return self._drive(self._router.single(args), send)
+        return self._run(self._router.single(args), send)
 
     def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401  # as redis-py has it
         """Yield the keys of all shards.
@@ -84,37 +90,22 @@ class ClusterClient(CoreCommands):
         Where a shard does not answer, ClusterDownError is the reply of its commands; the others have theirs.
 
         Raises:
-            RedisError: no node answers.
+            RedisError, OSError: no node answers.
         """
-        return self._drive(self._router.round_trip(commands), self._send_to_shard)
+        return self._run(self._router.round_trip(commands, is_partial=True))
 
-    def _drive(self, routing: Routing[Result], send: Callable[[ShardRequest], Sequence[Reply]]) -> Result:
-        """Run a router's generator; `send` sends what does not read the slot map."""
-
-        def perform(requests: Sequence[ShardRequest]) -> list[Sequence[Reply]]:
-            return [(self._send if one.reads_slots else send)(one) for one in requests]
+    def _run(self, routing: Routing[Result], send: Send = run_commands) -> Result:
+        def exchange(node: Node, commands: tuple[Command, ...]) -> Generator[RoundTrip, list[Reply], list[Reply]]:
+            return (yield partial(send, node, commands))
 
         try:
-            return drive(routing, perform)
+            return drive(self._driver.run(routing, exchange), _perform)
         except NotACluster as error:
             raise ConfigError([str(error)]) from error
 
-    def _send(self, request: ShardRequest) -> list[Reply]:
-        return run_commands(self._node(request.address), request.commands)
 
-    def _send_to_shard(self, request: ShardRequest) -> list[Reply]:
-        try:
-            return self._send(request)
-        except UNAVAILABLE as error:
-            self._router.failed(request.address)
-            host, port = request.address
-            down = ClusterDownError(f"CLUSTERDOWN the shard at {host}:{port} does not answer: {error}")
-            return [down] * len(request.commands)
-
-    def _node(self, address: Address) -> Node:
-        if address not in self._nodes:
-            self._nodes[address] = self._make(self._url.url_of(address))
-        return self._nodes[address]
+def _perform(round_trip: RoundTrip) -> list[Reply]:
+    return round_trip()
 
 
 class ClusterPipeline:

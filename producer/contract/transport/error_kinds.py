@@ -22,7 +22,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 CONNECTION_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What a connection raises instead of a reply; a Sentinel that knows no primary does too."""
+"""What a connection raises when it is lost or cannot be made; a Sentinel that knows no primary does too."""
+
+NODE_ERRORS = (*CONNECTION_ERRORS, ResponseError, InvalidResponse)
+"""Why a node has no replies: also a refusal while the connection is set up, and bytes that are not the protocol's. The
+error reply to a command is no such error: it stands, as an exception, in the place of the reply."""
 
 
 class ErrorKind(Enum):

@@ -1,8 +1,9 @@
 """Route round trips to the shards of a Redis Cluster. Without I/O: used by producers and workers.
 
-A router's methods are routines (`drivers.py`). An action is the requests to send, one for each shard; its result is
-their replies in the same order. These requests are independent and may be sent at the same time. A command that a shard
-refuses as MOVED has not run there: the router reads the slot map again and sends the command to its new shard.
+A router's methods are routines, which `cluster.py` drives. An action is the requests to send, one for each shard; its
+result is their outcomes in the same order. These requests are independent and may be sent at the same time. A command
+that a shard refuses as MOVED has not run there: the router reads the slot map again and sends the command to its new
+shard. A node without replies (`NODE_ERRORS`) is asked last for the slot map, which is read again.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 from redis.exceptions import AskError, ClusterDownError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
+from sluice.producer.contract.transport.error_kinds import ErrorKind, classify
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS, SlotTable, slot_of
 from sluice.producer.contract.transport.urls import Address
@@ -32,14 +33,12 @@ class ShardRequest:
     places: tuple[int, ...] = (0,)
     """Where the commands stand in the round trip."""
 
-    @property
-    def reads_slots(self) -> bool:
-        """Whether it asks for the slot map."""
-        return self.commands == (CLUSTER_SLOTS,)
 
+Outcome: TypeAlias = Sequence[Reply] | Exception
+"""The replies to a request, or one of `NODE_ERRORS`: why there are none."""
 
-Routing: TypeAlias = Generator[Sequence[ShardRequest], Sequence[Sequence[Reply]], Result]
-"""Yields requests, is sent the replies to each, and returns a result."""
+Routing: TypeAlias = Generator[Sequence[ShardRequest], Sequence[Outcome], Result]
+"""Yields requests, is sent the outcome of each, and returns a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +130,12 @@ class Router:
 
     Args:
         seeds: The nodes to ask first.
-        unavailable: What a node raises when another is to be asked for the slot map.
     """
 
-    def __init__(self, seeds: Iterable[Address], unavailable: tuple[type[Exception], ...]) -> None:
+    def __init__(self, seeds: Iterable[Address]) -> None:
         self._seeds = tuple(seeds)
         self._primaries: tuple[Address, ...] = ()
         self._failed: tuple[Address, ...] = ()  # asked last for the slot map; replaced, since threads share a router
-        self._unavailable = unavailable
         self._table: SlotTable | None = None
         self.has_connected = False
         """Whether a node has returned the slot map."""
@@ -147,57 +144,67 @@ class Router:
         """Read the slot map again before the next request."""
         self._table = None
 
-    def failed(self, address: Address) -> None:
-        """Note that a node did not answer: it is asked last for the slot map, which is read again."""
-        self.forget()
-        self._failed = (*(node for node in self._failed if node != address), address)
-
     def shards(self) -> Routing[list[Address]]:
         """Find each shard's primary.
 
         Raises:
-            RedisError: no node returns the slot map.
+            RedisError, OSError: no node returns the slot map.
             NotACluster: the URL is not a Cluster's.
         """
         return (yield from self._slots()).addresses
 
-    def round_trip(self, commands: Sequence[Command]) -> Routing[list[Reply]]:
+    def round_trip(self, commands: Sequence[Command], *, is_partial: bool = False) -> Routing[list[Reply]]:
         """Send each command to its shard; return one reply for each.
 
+        Args:
+            commands: The commands.
+            is_partial: Where a shard does not answer, ClusterDownError is the reply to its commands, and the others
+                have theirs.
+
         Raises:
-            RedisError: no node returns the slot map, or slots keep moving.
+            RedisError, OSError: no node returns the slot map, slots keep moving, or, unless `is_partial`, a shard does
+                not answer.
             NotACluster: the URL is not a Cluster's.
         """
         trip = ShardedRoundTrip(commands)
         for _ in range(MAX_MOVES):
             requests = trip.requests((yield from self._slots()))
-            if requests:
-                for request, replies in zip(requests, (yield requests), strict=True):
-                    trip.receive(request, replies)
+            for request, outcome in zip(requests, (yield from self._ask(requests)), strict=True):
+                trip.receive(request, _replies(request, outcome, is_partial=is_partial))
             if trip.is_done:
                 return trip.replies()
             self.forget()
         raise _keeps_moving()
 
     def single(self, command: Command) -> Routing[Reply]:
-        """Send one command to its shard, or to any shard if it has no key; its error is thrown in, and raised.
+        """Send one command to its shard, or to any shard if it has no key, and return its reply.
 
         Raises:
-            RedisError: from the shard, or no shard serves its slot.
+            RedisError, OSError: from the shard, or no shard serves its slot.
             NotACluster: the URL is not a Cluster's.
         """
         for _ in range(MAX_MOVES):
             request = ShardRequest((yield from self._address_of(command)), (command,))
-            try:
-                [[reply]] = yield [request]
-            except MovedError:
-                self.forget()
-            except CONNECTION_ERRORS:
-                self.failed(request.address)
-                raise
-            else:
+            [outcome] = yield from self._ask([request])
+            [reply] = _replies(request, outcome)
+            if not isinstance(reply, Exception):
                 return reply
+            if not isinstance(reply, MovedError):
+                raise reply
+            self.forget()
         raise _keeps_moving()
+
+    def _ask(self, requests: Sequence[ShardRequest]) -> Routing[Sequence[Outcome]]:
+        """Make requests, and note which nodes have not answered."""
+        outcomes = (yield requests) if requests else ()
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                self._failed_at(request.address)
+        return outcomes
+
+    def _failed_at(self, address: Address) -> None:
+        self.forget()
+        self._failed = (*(node for node in self._failed if node != address), address)
 
     def _address_of(self, command: Command) -> Routing[Address]:
         slot, table = slot_of(command), (yield from self._slots())
@@ -218,25 +225,34 @@ class Router:
     def _read_slots(self) -> Routing[SlotTable]:
         problem: Exception = RedisConnectionError("CLUSTERDOWN no shard serves any slot")
         for address in self._nodes_to_ask():
-            try:
-                [[reply]] = yield [ShardRequest(address, (CLUSTER_SLOTS,))]
-                table = SlotTable.read(reply, address)
-            except self._unavailable as error:
-                problem = error
-                self.failed(address)
-            else:
-                if table.addresses:
-                    self._primaries = tuple(table.addresses)
-                    others = {*table.addresses, *self._seeds} - {address}
-                    self._failed = tuple(node for node in self._failed if node in others)
-                    self.has_connected = True
-                    return table
+            [outcome] = yield from self._ask([ShardRequest(address, (CLUSTER_SLOTS,))])
+            reply = outcome if isinstance(outcome, Exception) else outcome[0]
+            if isinstance(reply, Exception) and (reply is outcome or classify(reply) is not ErrorKind.OTHER):
+                problem = reply
+                continue
+            table = SlotTable.read(reply, address)
+            if table.addresses:
+                self._primaries = tuple(table.addresses)
+                others = {*table.addresses, *self._seeds} - {address}
+                self._failed = tuple(node for node in self._failed if node in others)
+                self.has_connected = True
+                return table
         raise problem
 
     def _nodes_to_ask(self) -> list[Address]:
         """Return the primaries of the newest slot map and the seeds, those that failed last."""
         known, failed = dict.fromkeys((*self._primaries, *self._seeds)), self._failed
         return [*(node for node in known if node not in failed), *(node for node in failed if node in known)]
+
+
+def _replies(request: ShardRequest, outcome: Outcome, *, is_partial: bool = False) -> Sequence[Reply]:
+    if not isinstance(outcome, Exception):
+        return outcome
+    if not is_partial:
+        raise outcome
+    host, port = request.address
+    down = ClusterDownError(f"CLUSTERDOWN the shard at {host}:{port} does not answer: {outcome}")
+    return [down] * len(request.commands)
 
 
 def slot_without_shard(slot: int) -> ClusterDownError:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from redis.crc import key_slot
-from redis.exceptions import NoPermissionError
 
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.urls import Address
@@ -38,10 +37,7 @@ class SlotTable:
 
         Raises:
             NotACluster: the reply is an error.
-            NoPermissionError: this user may not run CLUSTER SLOTS.
         """
-        if isinstance(reply, NoPermissionError):
-            raise reply
         if isinstance(reply, Exception):
             raise NotACluster(f"it is no Cluster's node: {reply}. Give a redis:// URL for a single server")
         rows = cast("list[list[Any]]", reply)  # redis's own reply: [start, end, [host, port, …], replicas …]
