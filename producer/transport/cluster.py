@@ -5,7 +5,7 @@ for one server, but for the whole round trip.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TypeVar, cast
 
@@ -62,15 +62,22 @@ class Cluster:
         return ClusterPipe(self)
 
     def _ask(self, ask: Ask) -> Routine[list[Reply]]:
+        return (yield from self._repeat(lambda: self._ask_once(ask), is_repeatable=ask.is_repeatable))
+
+    def _ask_once(self, ask: Ask) -> Routine[list[Reply]]:
+        round_trip = self._router.round_trip(ask.commands)
+        replies = yield from self._run(round_trip, is_repeatable=ask.is_repeatable)
+        return checked(ask, replies, self.settings.url)
+
+    def _repeat(self, attempt: Callable[[], Routine[Result]], *, is_repeatable: bool = True) -> Routine[Result]:
+        """Make attempts until one succeeds or there is no next one."""
         with Retries(self.settings, self._router.has_connected) as retries:
             while True:
                 try:
-                    round_trip = self._router.round_trip(ask.commands)
-                    replies = yield from self._run(round_trip, is_repeatable=ask.is_repeatable)
-                    return checked(ask, replies, self.settings.url)
+                    return (yield from attempt())
                 except NODE_ERRORS as error:
                     self._router.forget()
-                    yield Sleep(retries.next_delay_s(error, is_repeatable=ask.is_repeatable))
+                    yield Sleep(retries.next_delay_s(error, is_repeatable=is_repeatable))
 
     def _read(self, reads: Sequence[Command], wait_s: float) -> Routine[Reply]:
         """Repeat XREADs of several slots until one has entries; return their replies as one XREAD's."""
@@ -87,7 +94,7 @@ class Cluster:
         name, cursor, *rest = command
         shard, _, cursor_there = str(cursor, "ascii").rpartition(":") if isinstance(cursor, bytes) else ("", "", cursor)
         place = int(shard or 0)
-        addresses = yield from self._run(self._router.shards())
+        addresses = yield from self._repeat(lambda: self._run(self._router.shards()))
         [reply] = yield from self._driver.node(addresses[place]).ask(Ask(((name, cursor_there, *rest),)))
         next_cursor, names = cast("tuple[bytes, list[bytes]]", reply)
         if next_cursor != b"0":

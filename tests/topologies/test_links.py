@@ -9,6 +9,7 @@ import pytest
 
 from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.slot_table import CLUSTER_SLOTS
+from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.operation import Ask
 from sluice.producer.transport import links
 from sluice.producer.transport.links import Link
@@ -82,3 +83,12 @@ class TestGivenThreadsThatShareALink:
 
         assert replies == [[b"PONG"]] * NUM_THREADS
         assert [(pool.url, pool.in_use, pool.is_open) for pool in made] == [("redis://a:1/0", set(), False)]
+
+
+class TestGivenAClusterThatCannotBeReached:
+    @pytest.mark.parametrize("command", [("PING",), ("SCAN", 0)], ids=["any", "scan"])
+    def test_when_it_is_asked_then_it_is_unreachable(self, command: Command) -> None:
+        link = Link(LinkSettings("redis+cluster://127.0.0.1:1"))
+
+        with pytest.raises(QueueUnreachable, match="does not answer"):
+            link.ask(Ask((command,)))
