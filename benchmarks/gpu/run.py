@@ -181,10 +181,12 @@ def main(argv: list[str] | None = None) -> int:
     with cache.folder(arguments.cache) as compiled:
         program = (*PROGRAM, "--device", device, "--results", str(results))
         measurement = Measurement(Report(results), program, cache.environment(compiled, device))
-        for name, until_s in zip(names, deadlines_s(names, 60 * arguments.minutes), strict=True):
-            section = SECTIONS[name] if device == "cuda" else replace(SECTIONS[name], num_processes=1)
-            measurement.run(name, section, began_s + until_s)
-        cache.pack(compiled, arguments.out / "gpu-cache.tar.xz")
+        try:
+            for name, until_s in zip(names, deadlines_s(names, 60 * arguments.minutes), strict=True):
+                section = SECTIONS[name] if device == "cuda" else replace(SECTIONS[name], num_processes=1)
+                measurement.run(name, section, began_s + until_s)
+        finally:
+            cache.pack(compiled, arguments.out / "gpu-cache.tar.xz")
     report = Report.read(results)
     # A toy's figures are meaningless.
     report.lines["targets"] = list(verdicts(report if device == "cuda" else Report()))

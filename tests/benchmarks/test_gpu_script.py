@@ -54,6 +54,14 @@ def run(*arguments: str, environment: Mapping[str, str] | None = None) -> subpro
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+def command_of(process: Path) -> str:
+    """The command line of a process, a folder of /proc; empty if it has ended."""
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def on_cpu(*, is_toy: bool) -> Scale:
     """A scale without a card."""
     return Scale(
@@ -177,6 +185,20 @@ class TestGivenASectionThatFails:
         Measurement(report, ["sh", "-c", "echo no >&2; exit 3"], {}).run("roof", SECTIONS["roof"], float("inf"))
 
         assert report.broken == {"roof": ["at the start: exit code 3: no"]}
+
+    def test_when_it_is_ended_then_its_children_are_and_what_was_measured_is_kept(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu.run", "--device", "cpu", "--sections", "kernels", "--out"]
+        with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            process.terminate()
+            code = process.wait()
+
+        assert code == 1
+        assert first.startswith("kernels: paged_attention")
+        assert len(Report.read(tmp_path / "gpu.jsonl").lines["kernels"]) >= 1
+        assert (tmp_path / "gpu-cache.tar.xz").exists()
+        assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in command_of(pid)]
 
     def test_when_a_result_is_wrong_then_the_report_is_not_right(self, tmp_path: Path) -> None:
         found = drill(tmp_path, "one", "wrong", section=Section("", 60))
