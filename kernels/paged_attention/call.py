@@ -50,11 +50,9 @@ class AttentionCall:
         return self.context_lens.shape[0]
 
     def arguments(self) -> dict[str, Any]:  # of any type, as Triton's launch takes them
-        """Return the arguments that every kernel of attention has."""
+        """Return the arguments that every kernel of attention has, without the strides of the cache."""
         cache = self.kv_cache
         unused = self.context_lens.view(-1, 1, 1)
-        key_scales = unused if cache.key_scales is None else cache.key_scales
-        value_scales = unused if cache.value_scales is None else cache.value_scales
         return {
             "out_ptr": self.out,
             "query_ptr": self.query,
@@ -63,15 +61,18 @@ class AttentionCall:
             "block_tables_ptr": self.block_tables,
             "query_start_locs_ptr": self.query_start_locs,
             "context_lens_ptr": self.context_lens,
-            "key_scales_ptr": key_scales,
-            "value_scales_ptr": value_scales,
+            "key_scales_ptr": unused if cache.key_scales is None else cache.key_scales,
+            "value_scales_ptr": unused if cache.value_scales is None else cache.value_scales,
             "sinks_ptr": self.sinks,
             "score_scale": self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2_E,
             "T": self.num_tokens,
             "S": self.num_sequences,
             "window": self.sliding_window,
+            "out_stride_token": self.out.stride(0),
+            "out_stride_head": self.out.stride(1),
+            "query_stride_token": self.query.stride(0),
+            "query_stride_head": self.query.stride(1),
             "table_stride_sequence": self.block_tables.stride(0),
-            **self._strides(key_scales),
             "HAS_WINDOW": self.sliding_window > 0,
             "SOFT_CAP": float(self.soft_cap),
             "IS_FP8": cache.is_fp8,
@@ -82,20 +83,17 @@ class AttentionCall:
             "BLOCK_SIZE": cache.block_size,
         }
 
-    def _strides(self, scales: Tensor) -> dict[str, int]:
-        keys, values = self.kv_cache.keys, self.kv_cache.values
+    def cache_strides(self) -> dict[str, int]:
+        """Return the strides of the cache, as arguments of a kernel."""
+        keys, values, scales = self.kv_cache.keys, self.kv_cache.values, self.kv_cache.key_scales
         return {
-            "out_stride_token": self.out.stride(0),
-            "out_stride_head": self.out.stride(1),
-            "query_stride_token": self.query.stride(0),
-            "query_stride_head": self.query.stride(1),
             "key_stride_block": keys.stride(0),
             "key_stride_head": keys.stride(2),
             "key_stride_slot": keys.stride(1),
             "value_stride_block": values.stride(0),
             "value_stride_head": values.stride(2),
             "value_stride_slot": values.stride(1),
-            "scale_stride_block": scales.stride(0),
-            "scale_stride_head": scales.stride(2),
-            "scale_stride_slot": scales.stride(1),
+            "scale_stride_block": 0 if scales is None else scales.stride(0),
+            "scale_stride_head": 0 if scales is None else scales.stride(2),
+            "scale_stride_slot": 0 if scales is None else scales.stride(1),
         }

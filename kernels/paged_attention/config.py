@@ -67,3 +67,56 @@ def chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: i
         "is_fp8": kv_cache.is_fp8,
     }
     return chosen(query.device, "paged_attention", launch_key(**kind), attention_config(**kind))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Tiling of the launch for few new tokens. All but `programs_per_processor` determine the bits of the result."""
+
+    tile: int
+    """Keys per step of the inner loop."""
+
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+    """Programs that run on a processor at a time; there are no more."""
+
+
+def decode_rows(group: int) -> int:
+    """Return the rows (tokens times heads of a group) of a program for few new tokens: 16, or more to hold a group."""
+    return max(16, 1 << (group - 1).bit_length())
+
+
+def max_decode_tokens(group: int) -> int:
+    """Return the most new tokens of a sequence whose keys are split: those that fill 16 rows, or one."""
+    return max(1, 16 // group)
+
+
+def decode_config(*, element_bytes: int, head_size: int, group: int, is_fp8: bool = False) -> DecodeConfig:
+    """Choose the tiling for few new tokens from dtype, head size and heads per key-value head.
+
+    One warp holds the sums of 16 rows of 128 dimensions in its registers, and eight such programs fit a processor. The
+    ids of blocks are read two tiles before keys and values, those two tiles before their use: five stages. Tiles have
+    at least 4 KiB of keys, so that enough bytes are on their way.
+    """
+    if element_bytes == 4:
+        return DecodeConfig(tile=16, num_warps=8, num_stages=3, programs_per_processor=2)
+    num_warps = decode_rows(group) // 16 * (1 if head_size <= 128 else 2)
+    tile = 32 if is_fp8 or head_size <= 64 else 16
+    return DecodeConfig(tile, num_warps, num_stages=5, programs_per_processor=max(1, 8 // num_warps))
+
+
+def decode_key(*, element_bytes: int, head_size: int, group: int, is_fp8: bool = False) -> str:
+    """Return the table key of a configuration for few new tokens."""
+    return key_of(decode=1, bytes=element_bytes, head=head_size, group=group, fp8=int(is_fp8))
+
+
+def chosen_decode_config(query: Tensor, kv_cache: KVCache, group: int) -> DecodeConfig:
+    """Return the configuration measured on this GPU for few new tokens, or the rules' choice."""
+    kind = {
+        "element_bytes": query.element_size(),
+        "head_size": kv_cache.head_size,
+        "group": group,
+        "is_fp8": kv_cache.is_fp8,
+    }
+    return chosen(query.device, "paged_attention", decode_key(**kind), decode_config(**kind))

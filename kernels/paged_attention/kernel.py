@@ -3,8 +3,9 @@
 """Paged attention in Triton: allocation of its cache, and the launcher, which chooses the kernels.
 
 Queries of the heads that share a key-value head are rows of one product, and keys are walked in tiles of TILE tokens,
-looked up in the block table, with an online softmax in float32 (Dao, FlashAttention-2, 2023). Tiles that are fully
-visible to every row need no mask. See `prefill`, and `decode` for the split over keys.
+looked up in the block table, with an online softmax in float32 (Dao, FlashAttention-2, 2023). Sequences with few new
+tokens are split over their keys (`decode`), in a mixed batch too: the bits of a decode's row do not depend on whether
+prompts are computed in the same step. The others are not split (`prefill`).
 
 Nothing here reads a tensor on the host, so a launch can be captured in a CUDA graph.
 """
@@ -12,15 +13,16 @@ Nothing here reads a tensor on the host, so a launch can be captured in a CUDA g
 import torch
 from torch import Tensor
 
+from sluice.kernels.checks import check
 from sluice.kernels.paged_attention.call import AttentionCall
-from sluice.kernels.paged_attention.config import AttentionConfig, chosen_config
+from sluice.kernels.paged_attention.config import chosen_config, chosen_decode_config, max_decode_tokens
 from sluice.kernels.paged_attention.decode import attend_decodes
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 from sluice.kernels.paged_attention.prefill import attend_chunks
 
-SEGMENT_TOKENS = 512
-"""Keys per program of a split decode: a multiple of every tile."""
+SEGMENT_TOKENS = 64
+"""Keys of the shortest segment of a decode: a multiple of every tile."""
 
 
 def allocate_cuda(
@@ -31,6 +33,7 @@ def allocate_cuda(
     One head's keys of a block are contiguous, which is what one program reads; so is a whole block with keys and
     values, which is what a copy moves.
     """
+    check(dtype != FP8 or head_size % 2 == 0, "head size {} must be even for fp8", head_size)
     memory = torch.zeros((num_blocks, 2, num_kv_heads, block_size, head_size), dtype=dtype, device=device)
     keys, values = memory.transpose(2, 3).unbind(dim=1)  # [blocks, block_size, G, D] each
     key_scales = value_scales = None
@@ -64,9 +67,11 @@ def paged_attention_triton(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     out: Tensor,
-    config: AttentionConfig | None = None,
 ) -> None:
-    """Launch the kernel; `config` overrides the table's choice. See `kernels.paged_attention.paged_attention`."""
+    """Launch the kernels: one for sequences with few new tokens, one for the others. No sequence is computed by both.
+
+    See `kernels.paged_attention.paged_attention`.
+    """
     if query.shape[0] == 0:
         return
     if context_lens.shape[0] == 0:
@@ -86,9 +91,11 @@ def paged_attention_triton(
         sinks=sinks,
         out=out,
     )
-    if config is None:
+    max_tokens = max_decode_tokens(call.group)
+    has_chunks = max_query_len > max_tokens
+    if not has_chunks or call.num_sequences > 1:
+        decode_config = chosen_decode_config(query, kv_cache, call.group)
+        attend_decodes(call, decode_config, segment_tokens=SEGMENT_TOKENS, pads=not has_chunks)
+    if has_chunks:
         config = chosen_config(query, kv_cache, call.group, max_query_len)
-    if max_query_len <= config.block_rows // call.group:
-        attend_decodes(call, config, segment_tokens=SEGMENT_TOKENS)
-    else:
-        attend_chunks(call, config)
+        attend_chunks(call, config, min_query_len=max_tokens + 1)

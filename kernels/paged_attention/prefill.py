@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Paged attention of prefill chunks, and of the decodes in a batch with them, in Triton.
+"""Paged attention of prefill chunks in Triton.
 
 A program holds BLOCK_ROWS query rows of one key-value head: the heads that share it, of BLOCK_QUERIES consecutive
 tokens of one sequence (grouped-query attention packed into the rows, as in vLLM's Triton backend and FlashInfer). It
@@ -19,12 +19,14 @@ _LOG2_E = tl.constexpr(LOG2_E)
 _VALUE_UNITS = tl.constexpr(256.0)
 
 
-def attend_chunks(call: AttentionCall, config: AttentionConfig) -> None:
-    """Launch the kernel."""
+def attend_chunks(call: AttentionCall, config: AttentionConfig, *, min_query_len: int) -> None:
+    """Launch the kernel for all sequences with `min_query_len` new tokens or more."""
     block_queries = config.block_rows // call.group
     num_query_blocks = call.num_tokens // block_queries + call.num_sequences
     prefill_kernel[(call.kv_cache.num_kv_heads, num_query_blocks)](
         **call.arguments(),
+        **call.cache_strides(),
+        min_query_len=min_query_len,
         BLOCK_ROWS=config.block_rows,
         BLOCK_QUERIES=block_queries,
         TILE=config.tile,
@@ -61,7 +63,7 @@ def _block_ids(table_ptr, tile_start, first_key, end_key, BLOCK_SIZE: tl.constex
     return tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_key, other=0)
 
 
-@triton.jit(do_not_specialize=["T", "S", "window", "table_stride_sequence"])
+@triton.jit(do_not_specialize=["T", "S", "window", "min_query_len", "table_stride_sequence"])
 def prefill_kernel(
     out_ptr,  # [T, H, D]
     query_ptr,  # [T, H, D]
@@ -77,6 +79,7 @@ def prefill_kernel(
     T,
     S,
     window,  # unused unless HAS_WINDOW
+    min_query_len,
     out_stride_token,
     out_stride_head,
     query_stride_token,
@@ -122,7 +125,7 @@ def prefill_kernel(
     query_start = tl.load(query_start_locs_ptr + sequence)
     query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start
     first_query = (query_block - (query_start // BLOCK_QUERIES + sequence)) * BLOCK_QUERIES
-    if first_query >= query_len:
+    if (first_query >= query_len) | (query_len < min_query_len):
         return
     context_len = tl.load(context_lens_ptr + sequence)
 

@@ -50,6 +50,7 @@ class Compiled:
 
     shared_bytes: int
     ptx: str
+    grid: tuple[int, ...]
 
 
 class CompileInstead(AbstractContextManager[list[Compiled]]):
@@ -63,7 +64,7 @@ class CompileInstead(AbstractContextManager[list[Compiled]]):
         compiled = self._compiled
 
         def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # triton's own
-            compiled.append(_compile(kernel, args, options))
+            compiled.append(_compile(kernel, args, options, grid))
 
         JITFunction.run = cast("Callable[..., Any]", compile_launch)
         return compiled
@@ -74,7 +75,7 @@ class CompileInstead(AbstractContextManager[list[Compiled]]):
         JITFunction.run = self._run
 
 
-def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Compiled:  # triton's own types
+def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any], grid: Any) -> Compiled:  # triton's own types
     names = [parameter.name for parameter in kernel.params]
     values = dict(zip(names, args, strict=False)) | {name: v for name, v in named.items() if name in names}
     options = {name: v for name, v in named.items() if name not in names}
@@ -91,7 +92,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Compi
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
     built = triton.compile(source, target=HOPPER, options=options)
     registers, stack_bytes = _usage(built.asm["cubin"])
-    return Compiled(kernel.__name__, registers, stack_bytes, built.metadata.shared, built.asm["ptx"])
+    return Compiled(kernel.__name__, registers, stack_bytes, built.metadata.shared, built.asm["ptx"], tuple(grid))
 
 
 def _specialise(value: object, parameter: Any) -> tuple[str, bool]:  # triton's own type

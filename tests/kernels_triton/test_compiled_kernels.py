@@ -13,6 +13,8 @@ from benchmarks.kernels.cases import generator_on, make_options, make_penalties
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
+from sluice.kernels.paged_attention import decode
+from sluice.kernels.paged_attention.config import decode_config
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.penalties.kernel import apply_penalties_triton
@@ -54,15 +56,16 @@ def compile_attention(
     soft_cap: float = 0.0,
     has_sinks: bool = False,
     is_fp8: bool = False,
+    num_sequences: int = 1,
 ) -> list[Compiled]:
     cache = allocate_cuda(4, 16, 8, head_size, dtype=FP8 if is_fp8 else dtype, device=torch.device("cpu"))
     query = torch.zeros(64, 48, head_size, dtype=dtype)[:, :32]
-    lengths = torch.zeros(5, dtype=torch.int32)
+    lengths = torch.zeros(num_sequences + 1, dtype=torch.int32)
     with CompileInstead() as compiled:
         paged_attention_triton(
             query,
             cache,
-            torch.zeros(4, 32, dtype=torch.int32),
+            torch.zeros(num_sequences, 32, dtype=torch.int32),
             lengths,
             lengths[:-1],
             scale=0.1,
@@ -84,6 +87,38 @@ class TestGivenPagedAttention:
         check_fits(compiled)
         assert [one.name for one in compiled] == ["decode_kernel", "merge_kernel"]
         assert "cp.async" in compiled[0].ptx
+
+    def test_when_lengths_are_mixed_then_the_programs_are_one_wave_for_any_of_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A recorded step is laid out for the longest context; programs without a key would outnumber the others."""
+
+        def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
+            return 132 * programs_per_processor
+
+        monkeypatch.setattr(decode, "_num_programs", on_132_processors)
+
+        compiled = compile_attention(
+            torch.bfloat16, head_size=128, max_query_len=1, max_context_len=131_072, num_sequences=64
+        )
+
+        config = decode_config(element_bytes=2, head_size=128, group=4)
+        threads = 32 * config.num_warps * config.programs_per_processor
+        assert compiled[0].grid == (132 * config.programs_per_processor,)
+        assert threads * compiled[0].registers <= 65_536
+        assert compiled[0].shared_bytes * config.programs_per_processor <= SHARED_MEMORY_BYTES
+        assert compiled[1].grid == (64, 32)
+
+    def test_when_chunks_join_then_decodes_are_launched_as_without_them(self) -> None:
+        mixed, alone = (
+            compile_attention(
+                torch.bfloat16, head_size=128, max_query_len=longest, max_context_len=9000, num_sequences=2
+            )
+            for longest in (500, 1)
+        )
+
+        assert [one.name for one in mixed] == ["decode_kernel", "merge_kernel", "prefill_kernel"]
+        assert mixed[0].ptx == alone[0].ptx
 
     @pytest.mark.parametrize("sliding_window", [0, 4096])
     @pytest.mark.parametrize("head_size", fast_only([128], [64, 96, 256]))

@@ -53,8 +53,8 @@ def inputs_for(case: AttentionCase, device: str, dtype: torch.dtype) -> Attentio
     return make_attention(case, fp8_cache(case, device), dtype, generator_on(device))
 
 
-def attend(inputs: AttentionInputs, *, segment: int = 64) -> Tensor:
-    """The kernel's output into memory that was NaN; a decode is split from `segment` keys on."""
+def attend(inputs: AttentionInputs, *, segment: int = 32) -> Tensor:
+    """The kernel's output into memory that was NaN; the shortest segments have `segment` keys."""
     out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=inputs.query.device)
     usual = kernel.SEGMENT_TOKENS
     kernel.SEGMENT_TOKENS = segment

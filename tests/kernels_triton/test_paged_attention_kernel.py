@@ -1,7 +1,9 @@
 """Paged attention against dense attention in float64, with NaN wherever nothing may be read."""
 
-# torch's types are partial.
+# torch's types are partial; triton's language is not typable.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from itertools import product
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from benchmarks.kernels.cases import (
@@ -23,19 +27,20 @@ from benchmarks.kernels.cases import (
     sinks_of,
 )
 from sluice.kernels.paged_attention import kernel
-from sluice.kernels.paged_attention.config import attention_config
+from sluice.kernels.paged_attention.config import attention_config, decode_config, decode_rows, max_decode_tokens
+from sluice.kernels.paged_attention.decode import MAX_PARTS, _segments_of  # pyright: ignore[reportPrivateUsage]
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache, Layout
 from tests.grids import cross_section, fast_only
 from tests.kernels_triton.devices import DEVICES, ON_CPU, ONE_DTYPE
 
-SEGMENT = 64
-"""Keys of a segment in these tests: contexts that the interpreter can afford are split too."""
+SEGMENT = 32
+"""Keys of the shortest segment in these tests: contexts that the interpreter can afford are split too."""
 
 
 @contextmanager
 def short_segments(tokens: int = SEGMENT) -> Generator[None]:
-    """Let a decode be split from `tokens` keys on."""
+    """Let the shortest segments have `tokens` keys."""
     usual = kernel.SEGMENT_TOKENS
     kernel.SEGMENT_TOKENS = tokens
     try:
@@ -178,6 +183,18 @@ class TestGivenDecodes:
 
         assert attention_agreement(inputs, out).holds
 
+    @pytest.mark.parametrize("context_len", fast_only([16 * SEGMENT + 1], [64 * SEGMENT, 64 * SEGMENT + 1]))
+    def test_when_a_context_is_long_then_its_segments_are_too(
+        self, device: str, dtype: torch.dtype, context_len: int
+    ) -> None:
+        case = case_with([1, 2], [context_len, 3 * SEGMENT], num_heads=1, num_kv_heads=1)
+        inputs = inputs_for(case, device, dtype)
+
+        with short_segments():
+            out = attend(inputs)
+
+        assert attention_agreement(inputs, out).holds
+
     def test_when_it_is_split_then_unused_scratch_does_not_matter(self, device: str, dtype: torch.dtype) -> None:
         """The shorter sequence leaves most segments empty; fresh memory is full of NaN."""
         inputs = inputs_for(case_with([1, 1], [4 * SEGMENT + 1, SEGMENT], sliding_window=SEGMENT), device, dtype)
@@ -256,6 +273,24 @@ class TestGivenAMixedBatch:
         inputs = inputs_for(case_with([25, 1, 40], [100, 100, 40], sliding_window=window), device, dtype)
 
         assert attention_agreement(inputs, attend(inputs)).holds
+
+    def test_when_a_chunk_joins_decodes_then_their_rows_keep_their_bits(self, device: str, dtype: torch.dtype) -> None:
+        inputs = inputs_for(case_with([1, 1, 40], [150, 40, 70]), device, dtype)
+        rows, sequences = slice(0, 2), slice(0, 2)
+        decodes = replace(
+            inputs,
+            query=inputs.query[rows],
+            block_tables=inputs.block_tables[sequences],
+            query_start_locs=inputs.query_start_locs[:3],
+            context_lens=inputs.context_lens[sequences],
+            max_query_len=1,
+            max_context_len=150,
+        )
+
+        with short_segments():
+            mixed, alone = attend(inputs), attend(decodes)
+
+        assert same_bits(mixed[rows], alone)
 
     @pytest.mark.parametrize("query_lens", [[1, 1], [30, 1]])
     def test_when_rows_are_padding_then_they_become_zeros(
@@ -369,7 +404,7 @@ class TestGivenASoftCapOrSinks:
     def test_when_a_segment_is_of_the_usual_size_then_what_crosses_it_agrees(
         self, device: str, dtype: torch.dtype, soft_cap: float, has_sinks: bool
     ) -> None:
-        inputs = inputs_for(bent(case_with([1, 1, 1], [511, 512, 1025]), soft_cap, has_sinks), device, dtype)
+        inputs = inputs_for(bent(case_with([1, 1, 1], [63, 64, 129]), soft_cap, has_sinks), device, dtype)
 
         assert attention_agreement(inputs, attend(inputs)).holds
 
@@ -455,10 +490,8 @@ class TestGivenAPoolOfMoreThanTwoToThe31Elements:
 
 class TestGivenTheConfigurations:
     @pytest.mark.parametrize("element_bytes", [2, 4])
-    @pytest.mark.parametrize("max_query_len", [1, 2, 8, 40, 4096])
-    def test_when_one_is_chosen_then_it_holds_a_group_and_its_tiles_fill_a_segment(
-        self, element_bytes: int, max_query_len: int
-    ) -> None:
+    @pytest.mark.parametrize("max_query_len", [2, 8, 40, 4096])
+    def test_when_one_is_chosen_for_chunks_then_it_holds_a_group(self, element_bytes: int, max_query_len: int) -> None:
         for head_size, group in product([16, 64, 80, 96, 128, 256], [1, 2, 3, 5, 7, 8, 16, 24, 71]):
             config = attention_config(
                 element_bytes=element_bytes, head_size=head_size, group=group, max_query_len=max_query_len
@@ -466,7 +499,53 @@ class TestGivenTheConfigurations:
 
             assert config.block_rows >= max(16, group)
             assert config.block_rows & (config.block_rows - 1) == 0
+
+    @pytest.mark.parametrize("element_bytes", [2, 4])
+    @pytest.mark.parametrize("is_fp8", [False, True])
+    def test_when_one_is_chosen_for_decodes_then_it_holds_all_rows_and_fills_segments(
+        self, element_bytes: int, is_fp8: bool
+    ) -> None:
+        for head_size, group in product([16, 64, 80, 96, 128, 256], [1, 2, 3, 5, 7, 8, 16, 24, 71]):
+            config = decode_config(element_bytes=element_bytes, head_size=head_size, group=group, is_fp8=is_fp8)
+
+            assert decode_rows(group) >= max_decode_tokens(group) * group
             assert kernel.SEGMENT_TOKENS % config.tile == 0
+            assert config.programs_per_processor >= 1
+
+
+@triton.jit
+def _segments_kernel(
+    sizes_ptr,
+    counts_ptr,
+    query_lens_ptr,
+    contexts_ptr,
+    MAX_PARTS: tl.constexpr,  # noqa: N803 - as in kernels
+    BLOCK: tl.constexpr,  # noqa: N803 - as in kernels
+):
+    offsets = tl.arange(0, BLOCK)
+    sizes, counts = _segments_of(
+        tl.load(query_lens_ptr + offsets), tl.load(contexts_ptr + offsets), MAX_PARTS, BLOCK_QUERIES=4, SEGMENT=64
+    )
+    tl.store(sizes_ptr + offsets, sizes)
+    tl.store(counts_ptr + offsets, counts)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [DEVICES[0], DEVICES[2]])
+class TestGivenTheSplit:
+    def test_when_contexts_have_any_length_then_few_segments_cover_them(self, device: str, dtype: torch.dtype) -> None:
+        edges = torch.tensor([64, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072])
+        contexts = torch.cat([edges - 1, edges, edges + 1, torch.arange(1, 9)]).repeat(2).int().to(device)
+        query_lens = torch.tensor([1, 4]).repeat_interleave(32).int().to(device)
+        sizes, counts = torch.zeros_like(contexts), torch.zeros_like(contexts)
+
+        _segments_kernel[(1,)](sizes, counts, query_lens, contexts, MAX_PARTS=MAX_PARTS, BLOCK=64)
+
+        assert (sizes * counts >= contexts).all()
+        assert (sizes * (counts - 1) < contexts).all()
+        assert (counts * query_lens <= MAX_PARTS).all()
+        assert (sizes % 64 == 0).all()
+        # A program walks at most this many keys one after the other where the longest context is alone.
+        assert sizes[query_lens == 1].max() <= 131_072 // MAX_PARTS + 256
 
 
 class TestGivenTheLayout:
