@@ -22,6 +22,7 @@ from sluice.producer.cli.common import (
 )
 from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.history import delete, jobs
+from sluice.producer.cli.keys import keys
 from sluice.producer.cli.queues import queues, server
 from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
@@ -212,7 +213,7 @@ def _event_object(event: StreamEvent) -> Values:
     return {name: getattr(event, name) for name in names}
 
 
-for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, serve):
+for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, keys, serve):
     cli.add_command(command)
 
 

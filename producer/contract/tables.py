@@ -10,6 +10,7 @@ durations from times, so a row is correct in whatever order its parts arrive. Th
     results     the outputs of jobs, if the history keeps results
     batches     totals of jobs submitted under one name
     goodput_limits   limits of the view `hourly_goodput`; you may add rows
+    api_keys    the keys of the HTTP gateway, without their secrets; no part of the history, but in its database
 
 The views (`hourly_latency`, `hourly_goodput`, `job_times`, `timeline`, `batch_progress`) are declared for reading only.
 """
@@ -23,7 +24,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -172,6 +173,21 @@ goodput_limits = sa.Table(
     sa.Column("ttft_s", sa.Double, comment="a good job's first token came within this; none: any"),
     sa.Column("tpot_s", sa.Double, comment="and each further token took at most this on average; none: any"),
     sa.Column("e2e_s", sa.Double, comment="and it ended within this; none: any"),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True, comment="the part of the key that is no secret"),
+    sa.Column("digest", sa.Text, nullable=False, comment="SHA-256 of its secret, hex"),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("scopes", sa.Text, nullable=False, comment="some of submit, read, control and admin, with commas"),
+    sa.Column("rpm", Count, comment="most requests a minute; none: no limit"),
+    sa.Column("tpm", Count, comment="most tokens a minute; none: no limit"),
+    sa.Column("created_ms", Ms, nullable=False),
+    sa.Column("expires_ms", Ms),
+    sa.Column("revoked_ms", Ms),
+    sa.Column("last_used_ms", Ms, comment="a few seconds late"),
 )
 
 hourly_latency = sa.Table(

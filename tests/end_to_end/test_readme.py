@@ -232,6 +232,11 @@ def _runs_until_stopped(here: Place, command: str, _producer: Producer) -> None:
     assert process.wait(timeout=30) == 0, log.read_text()
 
 
+def _revokes_a_key(here: Place, command: str, _producer: Producer) -> None:
+    created = here.run("producer keys create --tenant acme --json")
+    _succeeds(here, command.replace("KEY_ID", json.loads(created.stdout)["id"]), _producer)
+
+
 def _wait_for_row(here: Place, job_id: str) -> None:
     engine = sa.create_engine(f"sqlite:///{here.folder / 'state' / 'history.db'}")
     deadline_s = time.monotonic() + 30
@@ -263,6 +268,7 @@ RUNNERS: dict[str, Runner] = {
     "producer ask": _answers,
     "producer queues pause": _pauses,
     "producer requeue JOB_ID": _requeues,
+    "producer keys revoke KEY_ID": _revokes_a_key,
     "producer ": _succeeds,
     "export ": _sets_a_variable,
 }
