@@ -1,15 +1,16 @@
 """`producer serve`: the HTTP gateway."""
 
+from typing import cast
+
 import click
 
-from sluice.producer.cli.common import connection_options, note
+from sluice.producer import config
+from sluice.producer.cli.common import Values, connection_options, database_option, note
 from sluice.producer.errors import InvalidSetting
 
 
 @click.command()
-@click.option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Loopback address to listen on."
-)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", metavar="PORT", type=int, default=8000, show_default=True, help="Port to listen on.")
 @click.option(
     "--request-limit",
@@ -20,11 +21,12 @@ from sluice.producer.errors import InvalidSetting
     show_default=True,
     help="Cancel the job of a request that takes longer.",
 )
+@database_option
 @connection_options
-def serve(
-    *, host: str, port: int, request_limit_s: float, url: str | None, queue: str, partitions: int, **_others: object
-) -> None:
-    """Serve OpenAI's API over HTTP, on this machine.
+def serve(*, url: str | None, queue: str, database_url: str | None, **values: object) -> None:
+    """Serve OpenAI's API over HTTP.
+
+    Requests need an API key of `producer keys create`. While there is none, it listens on this machine only.
 
     \b
     Example:
@@ -39,6 +41,10 @@ def serve(
             f"{error.name} is missing; install the gateway: pip install 'sluice-llm[gateway]'"
         ) from error
     settings = GatewaySettings(
-        redis_url=url, queue=queue, partitions=partitions, host=host, port=port, request_limit_s=request_limit_s
+        redis_url=url, queue=queue, database_url=config.database_url(database_url), **cast("Values", values)
     )
-    run(settings, lambda url: note(f"producer: serving queue {queue!r} on {url}"))
+
+    def report(url: str, has_keys: bool) -> None:
+        note(f"producer: serving queue {queue!r} {'with' if has_keys else 'without'} API keys on {url}")
+
+    run(settings, report)

@@ -1,6 +1,7 @@
 """The ASGI application: routes, and the clients of the queue that they share."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -14,11 +15,12 @@ from starlette.routing import Route
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint, RequestRefused
 from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.access import Access, Handler, needs
 from sluice.producer.gateway.errors import HttpError, error_of
 from sluice.producer.gateway.generation import GenerationRoutes
-from sluice.producer.gateway.guard import LoopbackGuard
+from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.models import Models
-from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
 SUBMIT_PATIENCE_S = 1.0
 """A request is answered with 503 when Redis does not answer for this long."""
@@ -26,10 +28,8 @@ SUBMIT_PATIENCE_S = 1.0
 FOLLOW_PATIENCE_S = 60.0
 """Streams of accepted jobs wait this long for Redis to return."""
 
-Handler = Callable[[Request], Awaitable[Response]]
 
-
-def create_app(settings: GatewaySettings) -> Starlette:
+def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     """Build the application. It connects when it starts.
 
     Raises:
@@ -42,9 +42,11 @@ def create_app(settings: GatewaySettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
+        keyring.start()
         async with submitting, following:
             yield
             await generation.close()
+        await asyncio.to_thread(keyring.close)
 
     async def list_models(_request: Request) -> Response:
         names = await models.names()
@@ -55,18 +57,19 @@ def create_app(settings: GatewaySettings) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def ready(_request: Request) -> Response:
+        keyring.check()
         await submitting.queue()
         return JSONResponse({"status": "ok"})
 
     routes = [
         Route("/livez", live),
         Route("/readyz", ready),
-        Route("/v1/models", list_models),
-        *(Route(endpoint, _generate(generation, endpoint), methods=["POST"]) for endpoint in ENDPOINTS),
+        Route("/v1/models", needs("read", list_models)),
+        *(Route(path, needs("submit", _generate(generation, path)), methods=["POST"]) for path in ENDPOINTS),
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(LoopbackGuard)],
+        middleware=[Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host))],
         exception_handlers=dict.fromkeys((HTTPException, HttpError, RequestRefused, ProducerError), _answer_with),
         lifespan=lifespan,
     )

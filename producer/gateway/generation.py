@@ -11,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sluice.producer.aio import AsyncProducer
+from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.models import Models
 from sluice.producer.gateway.requests import Generation, read_generation, read_json
@@ -49,7 +51,8 @@ class GenerationRoutes:
         asked = read_generation(endpoint, await read_json(request, self._settings.max_body_bytes))
         await self._models.check(asked.model)
         limit = timedelta(seconds=self._settings.request_limit_s)
-        receipt = await self._submitting.submit(asked.prompt, **{**asked.options, "deadline": limit})
+        own = Options(tenant=caller_of(request).tenant, deadline=limit)
+        receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
         if asked.is_stream:
             return StreamingResponse(self._stream(receipt.id, asked), media_type="text/event-stream")
         return await self._whole(receipt.id, asked, request)

@@ -8,34 +8,49 @@ import uvicorn
 
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.app import create_app
-from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.keyring import Keyring
+from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
 KEEP_ALIVE_S = 75
 MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 2048
 
 
-def serve(settings: GatewaySettings, report: Callable[[str], None]) -> None:
+def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> None:
     """Serve until SIGTERM or SIGINT, then let open streams end for up to `drain_s`.
 
-    `report` is called with the base URL once the port is open.
+    `report` is called with the base URL once the port is open, and with whether requests need an API key.
 
     Raises:
-        InvalidSetting: the Redis URL is wrong, or the address cannot be used.
+        InvalidSetting: the Redis URL is wrong, the address cannot be used, or it needs a key and there is none.
+        HistoryUnavailable: the database with the keys cannot be used.
     """
-    server = uvicorn.Server(_config(settings))
+    keyring = _read_keys(settings)
+    server = uvicorn.Server(_config(settings, keyring))
     with _listening(settings) as listening:
         # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
-        report(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        report(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.has_keys)
         server.run(sockets=[listening])
 
 
-def _config(settings: GatewaySettings) -> uvicorn.Config:
+def _read_keys(settings: GatewaySettings) -> Keyring:
+    keyring = Keyring(settings.database_url)
+    keyring.read()
+    if not is_loopback(settings.host) and not keyring.has_active_keys:
+        raise InvalidSetting(
+            f"--host {settings.host} needs API keys, because it is no loopback address, and there is none. "
+            "Create one: producer keys create --tenant NAME"
+        )
+    return keyring
+
+
+def _config(settings: GatewaySettings, keyring: Keyring) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings),
+        create_app(settings, keyring),
         http="h11",
+        ws="none",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=settings.max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -14,10 +14,13 @@ class GatewaySettings:
     """Where the gateway listens, and which queue it serves.
 
     Raises:
-        InvalidSetting: a value is out of its range, or the address is not on this machine.
+        InvalidSetting: a value is out of its range.
     """
 
     redis_url: str | None = None
+    database_url: str
+    """Database with the API keys."""
+
     queue: str = "default"
     partitions: int = 1
     host: str = "127.0.0.1"
@@ -39,9 +42,6 @@ class GatewaySettings:
             yield f"--port must be in [0, 65535], got {self.port}"
         if self.request_limit_s <= 0:
             yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
-        if not is_loopback(self.host):
-            # Without keys, everybody who can connect may submit and read.
-            yield f"--host must be a loopback address while the gateway has no keys, got {self.host!r}"
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Generator
 
 import pytest
 
+from sluice.producer.contract.database import open_database
+from sluice.worker.history.migrate import migrate
 from tests.end_to_end.processes import worker_pool
 from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.servers import RedisServer, redis_server
@@ -22,3 +24,13 @@ def gateway(queue_server: RedisServer) -> Generator[GatewayProcess]:
     """A gateway of that queue."""
     with gateway_process(queue_server.url) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def keys_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database for keys, which tests share."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('keys') / 'keys.db'}"
+    engine = open_database(url, is_writer=True)
+    migrate(engine)
+    engine.dispose()
+    return url

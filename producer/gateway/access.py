@@ -1,0 +1,104 @@
+"""Who may send a request: the bearer of an API key; on loopback without any keys, everybody on this machine."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.producer.api_keys.key import ApiKey
+from sluice.producer.gateway.errors import CALLER, HttpError
+from sluice.producer.gateway.guard import check_loopback
+from sluice.producer.gateway.keyring import Keyring
+
+PUBLIC = ("/livez", "/readyz")
+"""Paths that need no key."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    key: ApiKey | None = None
+    """None without keys."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant in whose name its jobs are submitted."""
+        return "default" if self.key is None else self.key.tenant
+
+    def check_scope(self, scope: str) -> None:
+        """Check that it may do something.
+
+        Raises:
+            HttpError: 403, its key lacks the scope.
+        """
+        if self.key is not None and scope not in self.key.scopes:
+            raise HttpError(403, CALLER, f"the API key lacks the scope {scope!r}", "missing_scope")
+
+
+class Access:
+    """Middleware that finds the caller of each request, or refuses it.
+
+    Args:
+        app: The application behind it.
+        keyring: The keys.
+        is_loopback: Whether everybody may call while there are no keys.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_loopback: bool) -> None:
+        self._app, self._keyring, self._is_loopback = app, keyring, is_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        answer: ASGIApp = self._app
+        if scope["type"] != "lifespan":
+            try:
+                scope.setdefault("state", {})["caller"] = self._caller(scope)
+            except HttpError as refusal:
+                answer = refusal.response
+        await answer(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        if self._is_loopback and not self._keyring.has_keys:
+            check_loopback(headers)
+            return Caller()
+        if scope["path"] in PUBLIC:
+            return Caller()
+        key = self._keyring.key_of(_bearer(headers))
+        if key is None:
+            # One message for all cases: it must not tell which keys there are.
+            raise _unauthorized("the API key is unknown, revoked or expired", "invalid_api_key")
+        return Caller(key)
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller that `Access` found."""
+    return request.state.caller
+
+
+def needs(scope: str, handler: Handler) -> Handler:
+    """Return a handler that refuses callers without a scope."""
+
+    async def checked(request: Request) -> Response:
+        caller_of(request).check_scope(scope)
+        return await handler(request)
+
+    return checked
+
+
+def _bearer(headers: Headers) -> str:
+    given = headers.getlist("authorization")
+    kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    if kind.lower() != "bearer" or not text.strip():
+        raise _unauthorized("give an API key: Authorization: Bearer KEY", "missing_api_key")
+    return text.strip()
+
+
+def _unauthorized(message: str, code: str) -> HttpError:
+    return HttpError(401, CALLER, message, code, headers={"www-authenticate": "Bearer"})

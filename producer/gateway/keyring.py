@@ -1,0 +1,131 @@
+"""The API keys that a gateway accepts: a copy of the table, read again twice a second on a thread of its own.
+
+Requests only look at the copy: neither a slow database nor many requests with wrong keys hold them up.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic
+
+from sluice.producer.api_keys.key import ApiKey, is_secret_of, split_key
+from sluice.producer.api_keys.store import KeyStore, NoKeyTable
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.errors import SERVER, HttpError
+
+READ_EVERY_S = 0.5
+"""A revoked key is refused after at most this time and that of one query."""
+
+MAX_AGE_S = 60.0
+"""Keys are accepted for this long while the database is away."""
+
+NOTE_EVERY_S = 5.0
+"""How often uses of keys are recorded."""
+
+CLOSE_S = 2.0
+NO_DIGEST = "0" * 64
+
+
+class Keyring:
+    """The keys of one database. Changes at each read; requests note the keys that they use.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://…`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = KeyStore(url)
+        self._keys: Mapping[str, ApiKey] = {}
+        self._read_s = float("-inf")
+        self._used_ms: dict[str, int] = {}
+        self._using = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keyring", daemon=True)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is a key, if only one that is revoked or expired."""
+        return bool(self._keys)
+
+    @property
+    def has_active_keys(self) -> bool:
+        """Whether a key is neither revoked nor expired."""
+        return any(key.is_active(_now_ms()) for key in self._keys.values())
+
+    def read(self) -> None:
+        """Read the keys.
+
+        Raises:
+            HistoryUnavailable: the database cannot be used.
+        """
+        began_s = monotonic()
+        try:
+            found = self._store.keys()
+        except NoKeyTable:
+            if self._keys:
+                raise
+            found = []
+        self._keys, self._read_s = {key.id: key for key in found}, began_s
+
+    def check(self) -> None:
+        """Check that the keys are known.
+
+        Raises:
+            HttpError: 503, the database has been away for too long.
+        """
+        if monotonic() - self._read_s > MAX_AGE_S:
+            raise HttpError(
+                503, SERVER, "the API keys cannot be read", "keys_unavailable", headers={"retry-after": "1"}
+            )
+
+    def key_of(self, text: str) -> ApiKey | None:
+        """Return the active key of this text, and note that it is used; None if there is none.
+
+        Raises:
+            HttpError: as `check`.
+        """
+        self.check()
+        key_id, secret = split_key(text)
+        key = self._keys.get(key_id)
+        # Also without such a key, so that the answer takes as long.
+        is_right = is_secret_of(secret, NO_DIGEST if key is None else key.digest)
+        now_ms = _now_ms()
+        if key is None or not is_right or not key.is_active(now_ms):
+            return None
+        with self._using:
+            self._used_ms[key.id] = now_ms
+        return key
+
+    # ------------------------------------------------------------ the thread
+
+    def start(self) -> None:
+        """Begin to read the keys again and again."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Record the last uses, and end."""
+        self._stopping.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        noted_s = monotonic()
+        with self._store:
+            while not self._stopping.wait(READ_EVERY_S):
+                with suppress(ProducerError):
+                    self.read()
+                    if monotonic() - noted_s > NOTE_EVERY_S:
+                        noted_s = monotonic()
+                        self._note_use()
+            with suppress(ProducerError):
+                self._note_use()
+
+    def _note_use(self) -> None:
+        with self._using:
+            used_ms, self._used_ms = self._used_ms, {}
+        if used_ms:
+            self._store.note_use(used_ms)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
