@@ -24,13 +24,14 @@ PHASES: Sequence[tuple[Sequence[int], Sequence[int]]] = (
     ((1, 1), (3, 1500)),
     ((1, 1), (700, 4000)),
     ((1, 1), (3, 9000)),
+    ((1,) * 40, tuple(range(1, 41))),
     *((lens, (lens[0], 300)) for lens in ((2, 1), (4, 1), (8, 3), (16, 1), (32, 1))),
     *((lens, (lens[0], 1500)) for lens in ((2, 1), (4, 1), (8, 3), (16, 1), (32, 1))),
     ((40, 1, 7), (40, 900, 600)),
     ((200, 1, 3), (200, 70, 700)),
     ((200, 130), (1200, 130)),
 )
-"""New tokens and contexts of sequences: decodes with contexts that are split or not, short and long chunks, mixed."""
+"""New tokens and contexts of sequences: decodes of few and many segments, many decodes, chunks, mixed."""
 
 
 def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCache:

@@ -270,6 +270,19 @@ class TestGivenACacheInFp8:
 
         assert attention_agreement(flat, attend(flat, segment=512)).holds
 
+    def test_when_queries_and_values_are_large_or_differ_widely_then_every_row_agrees(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        """Beyond float16, in which decodes are multiplied: queries of bfloat16, and values of 2**17 times a weight."""
+        sizes = {"num_heads": 2, "num_kv_heads": 1, "head_size": 16}
+        inputs = inputs_for(AttentionCase(query_lens=[1, 1], context_lens=[100, 33], **sizes), device, dtype)
+        cache = inputs.kv_cache
+        assert cache.value_scales is not None
+        cache.value_scales.mul_(torch.logspace(-18, 12, 16, base=2, device=device)[None, :, None])
+        inputs.query[0].mul_(1e4 if dtype == torch.float16 else 1e5)
+
+        assert attention_agreement(inputs, attend(inputs)).holds
+
     def test_when_one_sequence_has_a_broken_key_then_the_others_do_not_notice(
         self, device: str, dtype: torch.dtype
     ) -> None:
