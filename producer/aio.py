@@ -246,6 +246,10 @@ class AsyncProducer:
 
     # ------------------------------------------------------------ running
 
+    async def run(self, operation: Operation[Result]) -> Result:
+        """Run an operation of the steps of `sluice.producer.operations.operation` on the connections of this client."""
+        return await self._link.run(operation)
+
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Run an operation and yield its events."""
         try:

@@ -84,7 +84,7 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
     if isinstance(error, JobFailed) and error.code in CALLERS_CODES:
         return bad_request(error.reason, code=error.code or "invalid_request")
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
-    return HttpError(status, kind, str(error), _code_of(error) or code, headers=_retry_after(error))
+    return HttpError(status, kind, str(error), _code_of(error) or code, headers=_when_to_retry(error))
 
 
 def _code_of(error: ProducerError) -> str | None:
@@ -93,7 +93,20 @@ def _code_of(error: ProducerError) -> str | None:
     return error.code if isinstance(error, JobNotDone) else None
 
 
-def _retry_after(error: ProducerError) -> dict[str, str]:
+def _when_to_retry(error: ProducerError) -> dict[str, str]:
     if isinstance(error, QueueFull):
-        return {"retry-after": str(ceil(error.retry_after_s))}
+        return {"retry-after": str(ceil(error.retry_after_s)), **_room(error)}
     return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if isinstance(error, QueueUnreachable) else {}
+
+
+def _room(error: QueueFull) -> dict[str, str]:
+    """Return the room of a full queue in the headers that clients know from limits of keys."""
+    waiting = {"full_jobs": ("requests", error.waiting_jobs), "full_tokens": ("tokens", error.waiting_tokens)}
+    if error.reason not in waiting:
+        return {}
+    name, num_waiting = waiting[error.reason]
+    return {
+        f"x-ratelimit-limit-{name}": str(error.bound),
+        f"x-ratelimit-remaining-{name}": str(max(0, error.bound - num_waiting)),
+        f"x-ratelimit-reset-{name}": f"{ceil(error.retry_after_s)}s",
+    }

@@ -18,6 +18,7 @@ from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.models import Models
+from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.requests import Generation, read_generation, read_json
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.openai.bodies import Object, chat_body, completion_body
@@ -40,6 +41,7 @@ class GenerationRoutes:
     ) -> None:
         self._submitting, self._following = submitting, following
         self._models, self._settings = models, settings
+        self._rates = Rates(submitting, settings.queue)
         self._cancels: set[asyncio.Task[None]] = set()
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:
@@ -51,11 +53,15 @@ class GenerationRoutes:
         asked = read_generation(endpoint, await read_json(request, self._settings.max_body_bytes))
         await self._models.check(asked.model)
         limit = timedelta(seconds=self._settings.request_limit_s)
-        own = Options(tenant=caller_of(request).tenant, deadline=limit)
+        caller = caller_of(request)
+        rates = await self._rates.charge(caller.key, asked)
+        own = Options(tenant=caller.tenant, deadline=limit)
         receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
         if asked.is_stream:
-            return StreamingResponse(self._stream(receipt.id, asked), media_type="text/event-stream")
-        return await self._whole(receipt.id, asked, request)
+            return StreamingResponse(self._stream(receipt.id, asked), headers=rates, media_type="text/event-stream")
+        answer = await self._whole(receipt.id, asked, request)
+        answer.headers.update(rates)
+        return answer
 
     async def close(self) -> None:
         """Finish the cancellations that were begun."""

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Guarded:
     reader: str
     writer: str
     expired: str
+    slow: str
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def guarded(queue_server: RedisServer, keys_url: str) -> Generator[Guarded]:
         "reader": new_key(keys_url, "acme", scopes=("read",)),
         "writer": new_key(keys_url, "acme", scopes=("submit",)),
         "expired": new_key(keys_url, "acme", expires_ms=1),
+        "slow": new_key(keys_url, "acme", rpm=2, tpm=600),
     }
     with gateway_process(queue_server.url, database_url=keys_url) as made:
         yield Guarded(made, keys_url, **keys)
@@ -105,6 +107,32 @@ class TestGivenAKey:
 
             assert time_until(lambda: http.get(MODELS).status_code == 401) < 1.0
         assert guarded.gateway.get(MODELS, guarded.active).status_code == 200
+
+
+class TestGivenAKeyWithLimits:
+    def test_when_they_are_used_up_then_answers_say_what_is_left_until_429(self, guarded: Guarded) -> None:
+        client = guarded.gateway.client(guarded.slow)
+
+        whole = client.completions.with_raw_response.create(model="null", prompt="four", max_tokens=99)
+        with client.completions.with_streaming_response.create(
+            model="null", prompt="four", max_tokens=99, stream=True
+        ) as streamed:
+            streamed.read()
+        with pytest.raises(openai.RateLimitError) as raised:
+            client.completions.create(model="null", prompt="four", max_tokens=99)
+
+        assert [left_in(answer.headers) for answer in (whole, streamed, raised.value.response)] == [
+            ("2", "1", "500"), ("2", "0", "400"), ("2", "0", "400"),
+        ]  # fmt: skip
+        assert raised.value.code == "rate_limit_exceeded"
+        assert 1 <= int(raised.value.response.headers["retry-after"]) <= 30
+
+
+def left_in(headers: Mapping[str, str]) -> tuple[str, str, str]:
+    """The limit of requests, the requests that are left, and the tokens, rounded to hundreds since they come back."""
+    remaining = int(headers["x-ratelimit-remaining-tokens"])
+    names = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests")
+    return headers[names[0]], headers[names[1]], str(remaining // 100 * 100)
 
 
 class TestGivenAWrongKey:

@@ -83,6 +83,8 @@ class TestGivenAFullQueue:
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["code"] == "full_jobs"
+        assert answer.headers["x-ratelimit-limit-requests"] == "1"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 class TestGivenAServerThatIsAway:

@@ -1,0 +1,134 @@
+"""Limits of API keys: requests and tokens a minute, counted in Redis over all gateways of a queue.
+
+Each count is a leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and
+costs nothing. (Limits of tenants in the queue delay jobs instead.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import cast
+
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.api_keys.key import ApiKey
+from sluice.producer.contract import limits
+from sluice.producer.contract.jobs import template
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.gateway.errors import LIMIT, HttpError, bad_request
+from sluice.producer.gateway.requests import Generation
+from sluice.producer.operations.operation import Ask, Operation
+
+WINDOW_MS = 60_000
+
+SCRIPT = f"""
+-- KEYS[1]: hash of one key: requests and tokens in its buckets, and when (server's ms).
+-- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds.
+-- Reply: 1 if there is room for both, else 0; then for both what the bucket holds now, and ms until there is room.
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+local known = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
+local passed = math.max(0, now - (tonumber(known[1]) or now))
+local held, wait = {{}}, {{0, 0}}
+for i = 1, 2 do
+  local most, added = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
+  held[i] = math.max(0, (tonumber(known[i + 1]) or 0) - passed * most / {WINDOW_MS})
+  if most > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * {WINDOW_MS} / most)) end
+end
+local has_room = wait[1] == 0 and wait[2] == 0
+if has_room then
+  for i = 1, 2 do
+    if tonumber(ARGV[2 * i - 1]) > 0 then held[i] = held[i] + tonumber(ARGV[2 * i]) end
+  end
+  redis.call('HSET', KEYS[1], 'at', string.format('%d', now),
+    'requests', string.format('%.6f', held[1]), 'tokens', string.format('%.6f', held[2]))
+  redis.call('PEXPIRE', KEYS[1], {WINDOW_MS})
+end
+return {{has_room and 1 or 0, math.ceil(held[1]), math.ceil(held[2]), wait[1], wait[2]}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One limit of a key, after a request."""
+
+    name: str
+    """requests or tokens."""
+
+    most: int
+    held: int
+    wait_ms: int
+    """Time until the request has room; 0 if it has."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What it adds to a response, as OpenAI's API does."""
+        empty_ms = ceil(self.held * WINDOW_MS / self.most)
+        return {
+            f"x-ratelimit-limit-{self.name}": str(self.most),
+            f"x-ratelimit-remaining-{self.name}": str(max(0, self.most - self.held)),
+            f"x-ratelimit-reset-{self.name}": f"{empty_ms}ms" if empty_ms < 1000 else f"{empty_ms / 1000:g}s",
+        }
+
+
+class Rates:
+    """The counts of one queue.
+
+    Args:
+        producer: Its client.
+        queue: Its name.
+    """
+
+    def __init__(self, producer: AsyncProducer, queue: str) -> None:
+        self._producer, self._keys = producer, QueueKeys(queue)
+
+    async def charge(self, key: ApiKey | None, asked: Generation) -> Mapping[str, str]:
+        """Count a request against the limits of its key; return the headers that say what is left.
+
+        Raises:
+            HttpError: 429, a limit is reached; or 400, the request is larger than the limit.
+            InvalidJob: the request is invalid.
+            QueueUnreachable: the server does not answer.
+        """
+        if key is None or (key.rpm is None and key.tpm is None):
+            return {}
+        tokens = _tokens_of(asked)
+        if key.tpm is not None and tokens > key.tpm:
+            raise bad_request(
+                f"prompt and max_tokens are {tokens} tokens, and the API key's limit is {key.tpm} a minute",
+                code="request_too_large",
+                param="max_tokens",
+            )
+        has_room, *counts = await self._producer.run(_count(self._keys.key("rate", key.id), key, tokens))
+        held, waits_ms = counts[:2], counts[2:]
+        found = [
+            Bucket(name, most, held[i], waits_ms[i])
+            for i, (name, most) in enumerate((("requests", key.rpm), ("tokens", key.tpm)))
+            if most is not None
+        ]
+        headers = {name: value for bucket in found for name, value in bucket.headers.items()}
+        if not has_room:
+            raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
+        return headers
+
+
+def _count(name: str, key: ApiKey, tokens: int) -> Operation[list[int]]:
+    [reply] = yield Ask((("EVAL", SCRIPT, 1, name, key.rpm or 0, 1, key.tpm or 0, tokens),))
+    return cast("list[int]", reply)
+
+
+def _tokens_of(asked: Generation) -> int:
+    """Return the tokens that a request may take: an estimate for a prompt of text, and all that it may generate."""
+    job = template(asked.options).new_job(asked.prompt)
+    estimate = ceil(job.prompt_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
+    return (estimate if job.prompt_tokens is None else job.prompt_tokens) + job.choices * job.max_tokens
+
+
+def _limited(bucket: Bucket, headers: Mapping[str, str]) -> HttpError:
+    wait_s = max(1, ceil(bucket.wait_ms / 1000))
+    return HttpError(
+        429,
+        LIMIT,
+        f"the API key's limit of {bucket.most} {bucket.name} a minute is reached; try again in {wait_s} s",
+        "rate_limit_exceeded",
+        headers={**headers, "retry-after": str(wait_s)},
+    )
