@@ -14,6 +14,7 @@ settings.load_profile("fast")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures of servers where there is a client for them."""
-    if find_spec("redis") is not None:
-        config.pluginmanager.import_plugin("tests.server_fixtures")
+    """Load the fixtures of servers and histories where there are clients for them."""
+    for needed, plugin in (("redis", "tests.server_fixtures"), ("alembic", "tests.history_fixtures")):
+        if find_spec(needed) is not None:
+            config.pluginmanager.import_plugin(plugin)

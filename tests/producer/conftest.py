@@ -1,14 +1,13 @@
 """A client and a worker moved by hand, on a real server."""
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluice.producer import Producer
-from sluice.producer.contract.database import open_database
 from sluice.worker.history.migrate import migrate
+from tests.histories import opened_history
 from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
@@ -53,22 +52,6 @@ def history_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return url
 
 
-@pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("template") / "history.db"
-    _migrated(f"sqlite:///{path}")
-    return path.read_bytes()
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path, _sqlite_template: bytes) -> str:
-    """A migrated, empty history on SQLite."""
-    path = tmp_path / "own.db"
-    path.write_bytes(_sqlite_template)
-    return f"sqlite:///{path}"
-
-
 def _migrated(url: str) -> None:
-    engine = open_database(url, is_writer=True)
-    migrate(engine)
-    engine.dispose()
+    with opened_history(url) as engine:
+        migrate(engine)

@@ -8,13 +8,10 @@ import redis
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract import calls
-from sluice.producer.contract.database import open_database
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import attempts, jobs
 from sluice.producer.contract.wire import JobId, encode_prompt
-from sluice.worker.history.migrate import migrate
 from tests.contract.driving import SPEC, Queue, ending, new_job, short
 from tests.integration.jobs import wait_until
 from tests.security.acl import PASSWORD, QUEUE, set_users
@@ -42,23 +39,11 @@ def hostile(queue: Queue, valkey: RedisServer) -> Generator[Any]:  # Any: redis-
         yield client
 
 
-@pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Generator[Engine]:
-    """A migrated history, shared by all tests."""
-    engine = open_database(f"sqlite:///{tmp_path_factory.mktemp('history')}/history.db", is_writer=True)
-    migrate(engine)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
-def scene(queue: Queue, valkey: RedisServer, history: Engine) -> Scene:
+def scene(queue: Queue, valkey: RedisServer, sqlite_history: Engine) -> Scene:
     """The queue with an empty history, which keeps prompts."""
     queue.configure(keep_prompts="full")
-    with history.begin() as connection:
-        for table in (attempts, jobs):
-            connection.execute(table.delete())
-    return Scene(valkey, queue, history)
+    return Scene(valkey, queue, sqlite_history)
 
 
 def is_busy(client: Any) -> bool:  # Any: as above

@@ -1,8 +1,6 @@
-"""A migrated, empty history on each database, and the outbox of a real Valkey."""
+"""A migrated, empty history on each database, and a queue on a real Valkey."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -10,19 +8,13 @@ import structlog
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
-from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import SCHEMA_REVISION
 from sluice.worker.history.migrate import migrate
+from tests.contract.driving import Queue
+from tests.histories import opened_history
 from tests.postgres import HOW_TO_GET, PostgresServer, has_postgres, postgres_server
-
-
-@contextmanager
-def _opened(url: str) -> Generator[Engine]:
-    engine = open_database(url, is_writer=True)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
+from tests.servers import RedisServer
+from tests.worker.audit.audits import Scene
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +29,7 @@ def postgres() -> Generator[PostgresServer]:
 @pytest.fixture(scope="session")
 def _migrated_database(postgres: PostgresServer) -> str:
     url = postgres.url(postgres.create_database())
-    with _opened(url) as engine:
+    with opened_history(url) as engine:
         migrate(engine)
     return url
 
@@ -45,7 +37,7 @@ def _migrated_database(postgres: PostgresServer) -> str:
 @pytest.fixture
 def postgres_url(_migrated_database: str) -> str:
     """A migrated, empty history on PostgreSQL; one database, emptied before each test."""
-    with _opened(_migrated_database) as engine, engine.begin() as connection:
+    with opened_history(_migrated_database) as engine, engine.begin() as connection:
         connection.execute(sa.text("TRUNCATE jobs, attempts, results, batches"))
         connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{SCHEMA_REVISION}'"))
     return _migrated_database
@@ -59,34 +51,10 @@ def postgres_empty_url(postgres: PostgresServer) -> Generator[str]:
     postgres.drop_database(name)
 
 
-@pytest.fixture(scope="session")
-def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("history") / "template.db"
-    engine = open_database(f"sqlite:///{path}", is_writer=True)
-    migrate(engine)
-    engine.dispose()
-    return path.read_bytes()
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path, _migrated_file: bytes) -> str:
-    """A migrated, empty history on SQLite."""
-    path = tmp_path / "history.db"
-    path.write_bytes(_migrated_file)
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture
-def sqlite_history(sqlite_url: str) -> Generator[Engine]:
-    """The same, opened for writing."""
-    with _opened(sqlite_url) as engine:
-        yield engine
-
-
 @pytest.fixture
 def postgres_history(postgres_url: str) -> Generator[Engine]:
     """The same, opened for writing."""
-    with _opened(postgres_url) as engine:
+    with opened_history(postgres_url) as engine:
         yield engine
 
 
@@ -99,8 +67,28 @@ def history_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def history(history_url: str) -> Generator[Engine]:
     """The same, opened for writing."""
-    with _opened(history_url) as engine:
+    with opened_history(history_url) as engine:
         yield engine
+
+
+@pytest.fixture
+def scene(valkey: RedisServer, history: Engine) -> Generator[Scene]:
+    """An empty queue whose history keeps prompts, on each database."""
+    yield from _scene_on(valkey, history)
+
+
+@pytest.fixture
+def one_scene(valkey: RedisServer, sqlite_history: Engine) -> Generator[Scene]:
+    """The same, on SQLite alone."""
+    yield from _scene_on(valkey, sqlite_history)
+
+
+def _scene_on(server: RedisServer, history: Engine) -> Generator[Scene]:
+    with server.client() as client:
+        queue = Queue(client)
+        queue.stop_clock()
+        queue.configure(keep_prompts="full")
+        yield Scene(server, queue, history)
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract import scripts
-from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import attempts, batches, jobs, results
 from sluice.producer.contract.wire import JobId
-from sluice.worker.history.migrate import migrate
 from tests.contract.driving import Queue, ending
 from tests.contract.failing.commands import CALLS, run_failing, world_on
 from tests.servers import RedisServer
@@ -92,20 +90,11 @@ def try_one(scene: Scene, script: str, number: int) -> list[str]:
     return wrong(queue, known)
 
 
-@pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Generator[Engine]:
-    """A migrated history, shared by all tests."""
-    engine = open_database(f"sqlite:///{tmp_path_factory.mktemp('history')}/history.db", is_writer=True)
-    migrate(engine)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
-def scene(valkey: RedisServer, history: Engine) -> Generator[Scene]:
+def scene(valkey: RedisServer, sqlite_history: Engine) -> Generator[Scene]:
     """A queue and its history."""
     with valkey.client() as client:
-        yield Scene(valkey, Queue(client), history)
+        yield Scene(valkey, Queue(client), sqlite_history)
 
 
 class TestGivenACommandThatFails:

@@ -1,9 +1,6 @@
 """What a bulk run writes when results expire, and when lines are mended: real servers, real workers."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +17,10 @@ from sluice.producer.operations import submission
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.integration.workers import running_worker
+from tests.producer.commands import run_producer
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 from tests.worker.history.test_recorder import client_of
-
-
-def run_producer(server: RedisServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `producer` in a folder."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    environ |= {"SLUICE_STATE_DIR": str(folder / "state"), "SLUICE_REDIS_URL": server.url}
-    command = [sys.executable, "-P", "-m", "sluice.producer", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 def write_prompts(folder: Path, *prompts: str) -> None:

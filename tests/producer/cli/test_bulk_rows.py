@@ -1,13 +1,11 @@
 """The lines of a bulk file in the history, its export, the lists and webhooks: real commands on a real server."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.producer.cli.main import main
 from sluice.producer.contract.database import open_database
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.mover import Mover
@@ -16,33 +14,12 @@ from sluice.worker.connection.clients import connect
 from sluice.worker.history.export import export_batch
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
+from tests.producer.commands import Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
 CHAT = "/v1/chat/completions"
 HOOK = "https://example.org/hook"
-
-
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(
-    valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Run `producer` with these arguments; returns what it prints."""
-    monkeypatch.setenv("SLUICE_REDIS_URL", valkey.url)
-    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("SLUICE_DATABASE_URL", raising=False)
-
-    def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert not ended.value.code, captured.err
-        return captured.out
-
-    return run
 
 
 @pytest.fixture
@@ -51,7 +28,7 @@ def ended(run: Run, valkey: RedisServer, tmp_path: Path, sqlite_url: str) -> str
     body = {"messages": [{"role": "user", "content": "hi"}]}
     lines = [json.dumps({"custom_id": "first", "url": CHAT, "body": body}), "", '{"prompt": "second"}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    run("submit", str(tmp_path / "in.jsonl"), "--batch", "b", "--callback-url", HOOK)
+    run("submit", "in.jsonl", "--batch", "b", "--callback-url", HOOK).output()
     with valkey.client() as client:
         worker = HandWorker(client)
         for leased in worker.pull():
@@ -69,8 +46,8 @@ class TestGivenABulkFileThatHasRun:
     def test_when_its_jobs_are_listed_then_custom_ids_and_line_numbers_are_there(self, run: Run, ended: str) -> None:
         asked = ("jobs", "list", "--batch", "b", "--database-url", ended)
 
-        listed = json.loads(run(*asked, "--json"))
-        table = run(*asked)
+        listed = json.loads(run(*asked, "--json").output())
+        table = run(*asked).output()
 
         assert {(row["custom_id"], row["line"]) for row in listed} == {("first", 1), ("line-3", 3)}
         assert {tuple(line.split("\t")[-2:]) for line in table.splitlines()} == {
@@ -78,9 +55,9 @@ class TestGivenABulkFileThatHasRun:
         }  # fmt: skip
 
     def test_when_one_is_shown_without_a_history_then_the_queue_knows_its_line(self, run: Run, ended: str) -> None:
-        listed = json.loads(run("jobs", "list", "--database-url", ended, "--json"))
+        listed = json.loads(run("jobs", "list", "--database-url", ended, "--json").output())
 
-        shown = json.loads(run("jobs", "show", listed[0]["id"], "--json"))["queue"]
+        shown = json.loads(run("jobs", "show", listed[0]["id"], "--json").output())["queue"]
 
         assert (shown["custom_id"], shown["line"]) == (listed[0]["custom_id"], listed[0]["line"])
 

@@ -1,6 +1,5 @@
 """The `producer` command, run in this process against a real server, with a small worker on a thread."""
 
-import io
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,47 +15,15 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.cli.main import main
 from sluice.producer.contract.bulk.journal import journal_name
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
 from sluice.producer.contract.wire import decode_prompt
 from sluice.producer.operations import submission
+from tests.producer.commands import Ended, Run
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(
-    valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Run `producer` with these arguments."""
-    monkeypatch.setenv("SLUICE_REDIS_URL", valkey.url)
-    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("SLUICE_DATABASE_URL", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, stdin: bytes = b"") -> Ended:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run
 
 
 @contextmanager

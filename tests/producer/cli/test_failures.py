@@ -1,9 +1,6 @@
 """What `producer submit` says of lines and jobs that fail: real processes on a real server."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,18 +10,11 @@ from pathlib import Path
 import pytest
 
 from sluice.producer.contract.states import JobState
+from tests.producer.commands import run_producer
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent.parent
-
-
-def run(server: RedisServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `producer` in a folder."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    environ |= {"SLUICE_STATE_DIR": str(folder / "state"), "SLUICE_REDIS_URL": server.url}
-    command = [sys.executable, "-P", "-m", "sluice.producer", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextmanager
@@ -57,7 +47,7 @@ class TestGivenAFileWhoseJobsFail:
         (tmp_path / "in.jsonl").write_text("\n".join([*lines, "{nonsense"]) + "\n")
 
         with failing_worker(valkey):
-            done = run(valkey, tmp_path, "submit", "in.jsonl", "--wait", *["-o", "out.jsonl"] * has_output)
+            done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait", *["-o", "out.jsonl"] * has_output)
 
         assert done.returncode == 1
         said = done.stderr.splitlines()
@@ -71,7 +61,7 @@ class TestGivenAFileWhoseJobsFail:
     ) -> None:
         (tmp_path / "in.jsonl").write_text("{\n" * 11)
 
-        done = run(valkey, tmp_path, "submit", "in.jsonl")
+        done = run_producer(valkey, tmp_path, "submit", "in.jsonl")
 
         assert "and 1 more" in done.stderr.splitlines()
 
@@ -83,14 +73,14 @@ class TestGivenAFileThatCannotBeUsed:
     ) -> None:
         (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
 
-        done = run(valkey, tmp_path, "submit", "in.jsonl", "--wait", "-o", output)
+        done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait", "-o", output)
 
         assert done.returncode == 2
         assert "not a regular file" in done.stderr
         assert not (tmp_path / "-").exists()
 
     def test_when_the_input_is_missing_then_it_is_misuse(self, valkey: RedisServer, tmp_path: Path) -> None:
-        done = run(valkey, tmp_path, "submit", "missing.jsonl")
+        done = run_producer(valkey, tmp_path, "submit", "missing.jsonl")
 
         assert done.returncode == 2
         assert "there is no file 'missing.jsonl'" in done.stderr
@@ -100,12 +90,12 @@ class TestGivenNoCommand:
     def test_when_the_version_is_asked_then_it_is_that_of_the_distribution(
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
-        assert run(valkey, tmp_path, "--version").stdout == f"producer, version {version('sluice-llm')}\n"
+        assert run_producer(valkey, tmp_path, "--version").stdout == f"producer, version {version('sluice-llm')}\n"
 
 
 class TestGivenAnUnknownJob:
     def test_when_it_is_shown_then_another_command_is_recommended(self, valkey: RedisServer, tmp_path: Path) -> None:
-        done = run(valkey, tmp_path, "jobs", "show", "0.default.nobody")
+        done = run_producer(valkey, tmp_path, "jobs", "show", "0.default.nobody")
 
         assert done.returncode == 1
         assert "producer jobs list" in done.stderr

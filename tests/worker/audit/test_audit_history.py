@@ -1,14 +1,12 @@
 """Where queue, history and journal disagree: found, named, repaired where that can be, and gone at the second audit."""
 
 import json
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy.engine import Engine
 
 from sluice.producer import Producer
 from sluice.producer.bulk.run import BulkRun, BulkSettings
@@ -21,28 +19,7 @@ from sluice.producer.contract.wire import JobId, JobOptions, JobSpec, Message, P
 from sluice.worker.cli import main
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending, new_job, tokens
-from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
-
-
-@pytest.fixture
-def scene(valkey: RedisServer, history: Engine) -> Generator[Scene]:
-    """An empty queue whose history keeps prompts, on each database."""
-    with valkey.client() as client:
-        queue = Queue(client)
-        queue.stop_clock()
-        queue.configure(keep_prompts="full")
-        yield Scene(valkey, queue, history)
-
-
-@pytest.fixture
-def one_scene(valkey: RedisServer, sqlite_history: Engine) -> Generator[Scene]:
-    """The same, on SQLite alone."""
-    with valkey.client() as client:
-        queue = Queue(client)
-        queue.stop_clock()
-        queue.configure(keep_prompts="full")
-        yield Scene(valkey, queue, sqlite_history)
 
 
 def forget(queue: Queue, job_id: JobId) -> None:

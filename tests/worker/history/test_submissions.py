@@ -1,7 +1,7 @@
 """A job id that is used again after the queue has forgotten it: each submission has its own row, everywhere."""
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,22 +18,11 @@ from sluice.worker.callbacks.events import job_event
 from sluice.worker.history.export import export_batch
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending
-from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
 from tests.worker.history import events as e
 
 HOOK = encode_spec(JobSpec(callback_url="https://example.org/hook", batch="b"))
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-def scene(valkey: RedisServer, history: Engine) -> Generator[Scene]:
-    """An empty queue and its history, on each database."""
-    with valkey.client() as client:
-        queue = Queue(client)
-        queue.stop_clock()
-        queue.configure(keep_prompts="full")
-        yield Scene(valkey, queue, history)
 
 
 def expire(queue: Queue) -> None:
