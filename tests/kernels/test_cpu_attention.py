@@ -398,42 +398,46 @@ def one_query(keys: list[float], values: list[float], dtype: torch.dtype) -> tup
     return given, case
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lengths=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(0, 150)).map(lambda t: (t[0], t[0] + t[1])), min_size=1, max_size=5
-    ),
-    block_size=st.integers(1, 40),
-    group=st.integers(1, 9),
-    num_kv_heads=st.integers(1, 3),
-    window=st.one_of(st.just(0), st.integers(1, 60)),
-    soft_cap=st.one_of(st.just(0.0), st.floats(0.1, 60)),
-    has_sinks=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    seed=st.integers(0, 1000),
-)
-def test_attention_equals_its_reference_whatever_the_shapes(
-    lengths: list[tuple[int, int]],
-    block_size: int,
-    group: int,
-    num_kv_heads: int,
-    window: int,
-    soft_cap: float,
-    has_sinks: bool,
-    dtype: torch.dtype,
-    seed: int,
-) -> None:
-    case = Case(
-        lengths=tuple(lengths),
-        num_heads=group * num_kv_heads,
-        num_kv_heads=num_kv_heads,
-        block_size=block_size,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks_of(group * num_kv_heads) if has_sinks else None,
-        dtype=dtype,
+class TestGivenAnyShapes:
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        lengths=st.lists(
+            st.tuples(st.integers(1, 40), st.integers(0, 150)).map(lambda t: (t[0], t[0] + t[1])),
+            min_size=1,
+            max_size=5,
+        ),
+        block_size=st.integers(1, 40),
+        group=st.integers(1, 9),
+        num_kv_heads=st.integers(1, 3),
+        window=st.one_of(st.just(0), st.integers(1, 60)),
+        soft_cap=st.one_of(st.just(0.0), st.floats(0.1, 60)),
+        has_sinks=st.booleans(),
+        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+        seed=st.integers(0, 1000),
     )
-    check(case, seed)
+    def test_when_a_batch_is_attended_to_then_it_equals_the_reference(
+        self,
+        lengths: list[tuple[int, int]],
+        block_size: int,
+        group: int,
+        num_kv_heads: int,
+        window: int,
+        soft_cap: float,
+        has_sinks: bool,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        case = Case(
+            lengths=tuple(lengths),
+            num_heads=group * num_kv_heads,
+            num_kv_heads=num_kv_heads,
+            block_size=block_size,
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sinks_of(group * num_kv_heads) if has_sinks else None,
+            dtype=dtype,
+        )
+        check(case, seed)
 
 
 @pytest.mark.usefixtures("path")
@@ -478,10 +482,11 @@ class TestGivenANaNFilledCache:
         assert cache.values.isnan().all()
 
 
-def test_the_layout_follows_the_path(path: str) -> None:
-    cache = allocate_kv_cache(2, 16, 1, 8, dtype=torch.bfloat16, device=CPU)
+class TestGivenAPath:
+    def test_when_a_cache_is_allocated_then_its_layout_is_that_of_the_path(self, path: str) -> None:
+        cache = allocate_kv_cache(2, 16, 1, 8, dtype=torch.bfloat16, device=CPU)
 
-    assert cache.layout is (Layout.PLAIN if path == "torch" else Layout.PACKED)
+        assert cache.layout is (Layout.PLAIN if path == "torch" else Layout.PACKED)
 
 
 def attend_to_nothing(*, scale: float = 0.25, soft_cap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
@@ -501,31 +506,30 @@ def attend_to_nothing(*, scale: float = 0.25, soft_cap: float = 0.0, sinks: Tens
     )
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.125])
-def test_a_scale_that_is_not_above_zero_is_refused(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale must be above 0"):
-        attend_to_nothing(scale=scale)
+class TestGivenArgumentsOutOfRange:
+    @pytest.mark.parametrize("scale", [0.0, -0.125])
+    def test_when_the_scale_is_not_above_zero_then_it_is_refused(self, scale: float) -> None:
+        with pytest.raises(ValueError, match="scale must be above 0"):
+            attend_to_nothing(scale=scale)
 
+    @pytest.mark.parametrize("soft_cap", [-1.0, -1e-30, NAN, math.inf, -math.inf, 1e-21, 1e21])
+    def test_when_float32_cannot_compute_the_soft_cap_then_it_is_refused(self, soft_cap: float) -> None:
+        with pytest.raises(ValueError, match="soft_cap must be 0 or from"):
+            attend_to_nothing(soft_cap=soft_cap)
 
-@pytest.mark.parametrize("soft_cap", [-1.0, -1e-30, NAN, math.inf, -math.inf, 1e-21, 1e21])
-def test_a_soft_cap_that_float32_cannot_do_is_refused(soft_cap: float) -> None:
-    with pytest.raises(ValueError, match="soft_cap must be 0 or from"):
-        attend_to_nothing(soft_cap=soft_cap)
-
-
-@pytest.mark.parametrize(
-    ("sinks", "problem"),
-    [
-        (torch.zeros(1), r"sinks must be \[2\]"),
-        (torch.zeros(1, 2), r"sinks must be \[2\]"),
-        (torch.zeros(2, dtype=torch.bfloat16), "sinks must be float32"),
-        (torch.zeros(4)[::2], "contiguous"),
-        (torch.zeros(2, device="meta"), "sinks must be on cpu"),
-    ],
-)
-def test_sinks_that_are_not_a_number_for_each_head_are_refused(sinks: Tensor, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        attend_to_nothing(sinks=sinks)
+    @pytest.mark.parametrize(
+        ("sinks", "problem"),
+        [
+            (torch.zeros(1), r"sinks must be \[2\]"),
+            (torch.zeros(1, 2), r"sinks must be \[2\]"),
+            (torch.zeros(2, dtype=torch.bfloat16), "sinks must be float32"),
+            (torch.zeros(4)[::2], "contiguous"),
+            (torch.zeros(2, device="meta"), "sinks must be on cpu"),
+        ],
+    )
+    def test_when_sinks_are_not_a_number_for_each_head_then_they_are_refused(self, sinks: Tensor, problem: str) -> None:
+        with pytest.raises(ValueError, match=problem):
+            attend_to_nothing(sinks=sinks)
 
 
 class TestGivenACacheInFp8:

@@ -157,15 +157,18 @@ class TestGivenExtremes:
         assert gated.isnan().any(dim=1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (64, 64), (80, 32), (6, 0)])
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=str)
-def test_rope_equals_its_reference(head_size: int, rotary_size: int, dtype: torch.dtype, tolerance: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 3, head_size, generator=generator).to(dtype)
-    cos_sin = torch.randn(50, rotary_size, generator=generator)
-    positions = torch.randint(50, (9,), generator=generator)
+class TestGivenPositions:
+    @pytest.mark.parametrize(("head_size", "rotary_size"), [(8, 8), (64, 64), (80, 32), (6, 0)])
+    @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=str)
+    def test_when_heads_are_rotated_then_they_equal_the_reference(
+        self, head_size: int, rotary_size: int, dtype: torch.dtype, tolerance: float
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(9, 3, head_size, generator=generator).to(dtype)
+        cos_sin = torch.randn(50, rotary_size, generator=generator)
+        positions = torch.randint(50, (9,), generator=generator)
 
-    actual = rope(x, positions, cos_sin)
+        actual = rope(x, positions, cos_sin)
 
-    expected = rope_reference(x.double(), positions, cos_sin)
-    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+        expected = rope_reference(x.double(), positions, cos_sin)
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)

@@ -24,15 +24,16 @@ KNOWN_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
-def test_philox_gives_the_known_words(
-    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
-    c0, c1, c2, c3 = (torch.tensor(word) for word in counter)
+class TestGivenAKnownAnswer:
+    @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+    def test_when_philox_is_computed_then_its_words_are_those_known(
+        self, counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
+    ) -> None:
+        c0, c1, c2, c3 = (torch.tensor(word) for word in counter)
 
-    actual = philox4x32_reference((c0, c1, c2, c3), (torch.tensor(key[0]), torch.tensor(key[1])))
+        actual = philox4x32_reference((c0, c1, c2, c3), (torch.tensor(key[0]), torch.tensor(key[1])))
 
-    assert tuple(int(word) for word in actual) == words
+        assert tuple(int(word) for word in actual) == words
 
 
 class TestGivenAKey:

@@ -148,13 +148,14 @@ class TestGivenBadRows:
         assert sample(logits, options_of(FILTERS)).tolist() == [33] * len(FILTERS)
 
 
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("vocab_size", [3, 40])
-def test_greedy_takes_the_lowest_id_among_equals(vocab_size: int) -> None:
-    logits = torch.zeros(1, vocab_size)
-    logits[0, vocab_size - 2 :] = 1.0
+class TestGivenEqualLogits:
+    @pytest.mark.usefixtures("path")
+    @pytest.mark.parametrize("vocab_size", [3, 40])
+    def test_when_sampled_greedily_then_the_lowest_id_is_taken(self, vocab_size: int) -> None:
+        logits = torch.zeros(1, vocab_size)
+        logits[0, vocab_size - 2 :] = 1.0
 
-    assert int(sample(logits, options_of([Row(temperature=0.0)]))) == vocab_size - 2
+        assert int(sample(logits, options_of([Row(temperature=0.0)]))) == vocab_size - 2
 
 
 class TestGivenTiesAtTheEdge:
@@ -181,51 +182,53 @@ class TestGivenTiesAtTheEdge:
         assert kept_set_reference(self.z, min_p=0.9, top_p=0.5).tolist() == [1]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    logits=st.lists(st.integers(-60, 60).map(lambda n: n / 8), min_size=1, max_size=80),
-    top_k=st.integers(0, 90),
-    top_p=st.floats(0.01, 1.0),
-    min_p=st.floats(0.0, 1.0),
-    temperature=st.sampled_from([0.25, 1.0, 3.0]),
-    seed=st.integers(0, 2**64 - 1),
-)
-def test_tokens_equal_the_reference_whatever_the_filters(
-    logits: list[float], top_k: int, top_p: float, min_p: float, temperature: float, seed: int
-) -> None:
-    rows = [
-        Row(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature, seed=seed, position=i) for i in range(4)
-    ]
-    tensor = torch.tensor([logits] * 4)
-
-    assert sample(tensor, options_of(rows)).tolist() == sample_reference(tensor, options_of(rows)).tolist()
-
-
-@pytest.mark.parametrize("row", [Row(), Row(temperature=0.5), Row(top_p=0.8), Row(top_k=6), Row(min_p=0.05)])
-def test_tokens_follow_the_softmax_over_the_kept_set(row: Row) -> None:
-    """Chi-square over many positions of one row, with a fixed seed."""
-    num_draws = 20_000
-    logits = logits_of(1, 40, seed=5, spread=1.5)
-    options = options_of([row])
-    many = SampleOptions(
-        temperature=options.temperature.repeat(num_draws),
-        top_k=options.top_k.repeat(num_draws),
-        top_p=options.top_p.repeat(num_draws),
-        min_p=options.min_p.repeat(num_draws),
-        seed=options.seed.repeat(num_draws),
-        position=torch.arange(num_draws, dtype=torch.int32),
-        counter_2=options.counter_2.repeat(num_draws),
+class TestGivenAnyFilters:
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        logits=st.lists(st.integers(-60, 60).map(lambda n: n / 8), min_size=1, max_size=80),
+        top_k=st.integers(0, 90),
+        top_p=st.floats(0.01, 1.0),
+        min_p=st.floats(0.0, 1.0),
+        temperature=st.sampled_from([0.25, 1.0, 3.0]),
+        seed=st.integers(0, 2**64 - 1),
     )
+    def test_when_rows_are_sampled_then_tokens_equal_the_reference(
+        self, logits: list[float], top_k: int, top_p: float, min_p: float, temperature: float, seed: int
+    ) -> None:
+        rows = [
+            Row(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature, seed=seed, position=i) for i in range(4)
+        ]
+        tensor = torch.tensor([logits] * 4)
 
-    counts = sample(logits.expand(num_draws, -1), many).bincount(minlength=40).double()
+        assert sample(tensor, options_of(rows)).tolist() == sample_reference(tensor, options_of(rows)).tolist()
 
-    z = logits[0] / row.temperature
-    kept = kept_set_reference(z, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
-    expected = z[kept].double().softmax(0) * num_draws
-    assert int(counts.sum()) == int(counts[kept].sum()) == num_draws
-    is_common = expected >= 20
-    assert bool((counts[kept][~is_common] < 60).all())
-    chi_square = float(((counts[kept] - expected) ** 2 / expected)[is_common].sum())
-    degrees = int(is_common.sum()) - 1
-    # Mean and standard deviation of chi-square are d and sqrt(2 d); the draws never change.
-    assert chi_square < degrees + 4 * (2 * degrees) ** 0.5
+
+class TestGivenManyDraws:
+    @pytest.mark.parametrize("row", [Row(), Row(temperature=0.5), Row(top_p=0.8), Row(top_k=6), Row(min_p=0.05)])
+    def test_when_tokens_are_counted_then_they_follow_the_softmax_over_the_kept_set(self, row: Row) -> None:
+        """Chi-square over many positions of one row, with a fixed seed."""
+        num_draws = 20_000
+        logits = logits_of(1, 40, seed=5, spread=1.5)
+        options = options_of([row])
+        many = SampleOptions(
+            temperature=options.temperature.repeat(num_draws),
+            top_k=options.top_k.repeat(num_draws),
+            top_p=options.top_p.repeat(num_draws),
+            min_p=options.min_p.repeat(num_draws),
+            seed=options.seed.repeat(num_draws),
+            position=torch.arange(num_draws, dtype=torch.int32),
+            counter_2=options.counter_2.repeat(num_draws),
+        )
+
+        counts = sample(logits.expand(num_draws, -1), many).bincount(minlength=40).double()
+
+        z = logits[0] / row.temperature
+        kept = kept_set_reference(z, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
+        expected = z[kept].double().softmax(0) * num_draws
+        assert int(counts.sum()) == int(counts[kept].sum()) == num_draws
+        is_common = expected >= 20
+        assert bool((counts[kept][~is_common] < 60).all())
+        chi_square = float(((counts[kept] - expected) ** 2 / expected)[is_common].sum())
+        degrees = int(is_common.sum()) - 1
+        # Mean and standard deviation of chi-square are d and sqrt(2 d); the draws never change.
+        assert chi_square < degrees + 4 * (2 * degrees) ** 0.5

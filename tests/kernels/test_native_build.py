@@ -133,6 +133,7 @@ class TestGivenMoreThreadsThanATeamHolds:
         assert done.stdout.strip() == "[512.0]", done.stderr
 
 
-def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path: Path) -> None:
-    with pytest.raises(subprocess.SubprocessError, match="compiler failed"):
-        load_library("no-such-processor", tmp_path)
+class TestGivenACompilerThatFails:
+    def test_when_a_library_is_built_then_the_error_has_its_words(self, tmp_path: Path) -> None:
+        with pytest.raises(subprocess.SubprocessError, match="compiler failed"):
+            load_library("no-such-processor", tmp_path)

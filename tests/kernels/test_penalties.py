@@ -56,46 +56,49 @@ def some_logits(num_rows: int) -> torch.Tensor:
     return logits
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(ROW, min_size=1, max_size=4))
-def test_biases_and_penalties_equal_their_reference(rows: list[Row]) -> None:
-    logits = some_logits(len(rows))
-    actual = logits.clone()
+class TestGivenBiasesAndPenalties:
+    @settings(max_examples=60, deadline=None)
+    @given(rows=st.lists(ROW, min_size=1, max_size=4))
+    def test_when_they_are_applied_then_logits_equal_the_reference(self, rows: list[Row]) -> None:
+        logits = some_logits(len(rows))
+        actual = logits.clone()
 
-    apply_penalties(actual, entries_of(rows))
+        apply_penalties(actual, entries_of(rows))
 
-    for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows):
-        biased = bias_reference(logits[row], bias)
-        expected = penalties_reference(
-            biased, prompt, output, repetition=repetition, frequency=frequency, presence=presence
-        )
-        torch.testing.assert_close(actual[row].double(), expected, rtol=1e-5, atol=1e-5)
+        for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows):
+            biased = bias_reference(logits[row], bias)
+            expected = penalties_reference(
+                biased, prompt, output, repetition=repetition, frequency=frequency, presence=presence
+            )
+            torch.testing.assert_close(actual[row].double(), expected, rtol=1e-5, atol=1e-5)
+
+    @settings(max_examples=60, deadline=None)
+    @given(rows=st.lists(ROW, min_size=1, max_size=4))
+    def test_when_applied_at_once_then_bits_are_those_of_a_bias_and_then_a_penalty(self, rows: list[Row]) -> None:
+        logits, both = some_logits(len(rows)), entries_of(rows)
+        together, apart = logits.clone(), logits.clone()
+
+        apply_penalties(together, both)
+
+        neutral = torch.zeros_like(both.bias)
+        biases = replace(both, repetition=neutral + 1, counts=neutral, frequency=neutral, presence=neutral)
+        apply_penalties(apart, biases)
+        apply_penalties(apart, replace(both, bias=torch.full_like(both.bias, NO_BIAS)))
+        assert torch.equal(together.view(torch.int32), apart.view(torch.int32))
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(ROW, min_size=1, max_size=4))
-def test_both_at_once_have_the_bits_of_a_bias_and_then_a_penalty(rows: list[Row]) -> None:
-    logits, both = some_logits(len(rows)), entries_of(rows)
-    together, apart = logits.clone(), logits.clone()
+class TestGivenBiasesAlone:
+    @settings(max_examples=60, deadline=None)
+    @given(biases=BIASES)
+    def test_when_they_are_applied_then_they_are_added_and_no_bias_keeps_every_bit(
+        self, biases: dict[int, float]
+    ) -> None:
+        logits = some_logits(1)
+        expected = logits.clone()
+        at = torch.tensor(list(biases), dtype=torch.int64)
+        expected[0, at] += torch.tensor(list(biases.values()))
+        entries = entries_of([([], [], dict.fromkeys(range(VOCAB_SIZE), NO_BIAS) | biases, 1.3, 0.5, 0.5)])
 
-    apply_penalties(together, both)
+        apply_penalties(logits, entries)
 
-    neutral = torch.zeros_like(both.bias)
-    biases = replace(both, repetition=neutral + 1, counts=neutral, frequency=neutral, presence=neutral)
-    apply_penalties(apart, biases)
-    apply_penalties(apart, replace(both, bias=torch.full_like(both.bias, NO_BIAS)))
-    assert torch.equal(together.view(torch.int32), apart.view(torch.int32))
-
-
-@settings(max_examples=60, deadline=None)
-@given(biases=BIASES)
-def test_a_bias_alone_is_an_addition_and_no_bias_keeps_every_bit(biases: dict[int, float]) -> None:
-    logits = some_logits(1)
-    expected = logits.clone()
-    at = torch.tensor(list(biases), dtype=torch.int64)
-    expected[0, at] += torch.tensor(list(biases.values()))
-    entries = entries_of([([], [], dict.fromkeys(range(VOCAB_SIZE), NO_BIAS) | biases, 1.3, 0.5, 0.5)])
-
-    apply_penalties(logits, entries)
-
-    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+        assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))

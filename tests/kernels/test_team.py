@@ -27,38 +27,40 @@ def greedy(num_rows: int) -> SampleOptions:
     )
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 7, 40])
-def test_any_number_of_threads_does_all_of_the_work_once(num_threads: int) -> None:
-    logits = torch.randn(97, 1000, generator=torch.Generator().manual_seed(0))
-    expected = logits.argmax(dim=1)
-    before = torch.get_num_threads()
+class TestGivenAnyNumberOfThreads:
+    @pytest.mark.parametrize("num_threads", [1, 2, 3, 7, 40])
+    def test_when_rows_are_sampled_then_each_is_done_once(self, num_threads: int) -> None:
+        logits = torch.randn(97, 1000, generator=torch.Generator().manual_seed(0))
+        expected = logits.argmax(dim=1)
+        before = torch.get_num_threads()
 
-    torch.set_num_threads(num_threads)
-    try:
-        actual = [sample(logits, greedy(97)) for _ in range(20)]
-    finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
+        try:
+            actual = [sample(logits, greedy(97)) for _ in range(20)]
+        finally:
+            torch.set_num_threads(before)
 
-    assert all(torch.equal(tokens, expected) for tokens in actual)
+        assert all(torch.equal(tokens, expected) for tokens in actual)
 
 
-def test_two_callers_at_once_do_not_touch_each_other() -> None:
-    logits = torch.randn(16, 20_000, generator=torch.Generator().manual_seed(0))
-    options = replace(greedy(16), temperature=torch.ones(16), top_p=torch.full((16,), 0.9))
-    expected = sample(logits, options)
-    before = torch.get_num_threads()
+class TestGivenTwoCallers:
+    def test_when_they_sample_at_once_then_they_do_not_touch_each_other(self) -> None:
+        logits = torch.randn(16, 20_000, generator=torch.Generator().manual_seed(0))
+        options = replace(greedy(16), temperature=torch.ones(16), top_p=torch.full((16,), 0.9))
+        expected = sample(logits, options)
+        before = torch.get_num_threads()
 
-    def draw(_number: int) -> torch.Tensor:
-        return sample(logits, options)
+        def draw(_number: int) -> torch.Tensor:
+            return sample(logits, options)
 
-    torch.set_num_threads(2)
-    try:
-        with ThreadPoolExecutor(2) as callers:
-            actual = list(callers.map(draw, range(60)))
-    finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(2)
+        try:
+            with ThreadPoolExecutor(2) as callers:
+                actual = list(callers.map(draw, range(60)))
+        finally:
+            torch.set_num_threads(before)
 
-    assert all(torch.equal(tokens, expected) for tokens in actual)
+        assert all(torch.equal(tokens, expected) for tokens in actual)
 
 
 FORKED = """
@@ -76,7 +78,8 @@ print(is_same, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_process_has_threads_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+class TestGivenAForkedProcess:
+    def test_when_it_samples_then_it_has_threads_of_its_own(self) -> None:
+        done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
 
-    assert done.stdout.split() == ["True", "0"], done.stderr
+        assert done.stdout.split() == ["True", "0"], done.stderr

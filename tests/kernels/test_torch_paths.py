@@ -62,27 +62,32 @@ def cache_of_a_gpu(num_blocks: int) -> KVCache:
     return allocate_cuda(num_blocks, 16, 2, 32, dtype=torch.float32, device=CPU)
 
 
-@settings(max_examples=100, deadline=None)
-@given(sequences=st.lists(SEQUENCE, max_size=6), num_after=st.integers(0, 3), block_size=st.integers(1, 7))
-def test_a_step_is_prepared_as_the_loop_does_it(
-    sequences: list[tuple[list[int], int]], num_after: int, block_size: int
-) -> None:
-    lengths = [len(tokens) for tokens, _ in sequences]
-    max_blocks = max((before + length for length, (_, before) in zip(lengths, sequences, strict=True)), default=0) + 1
-    plan = StepPlan(
-        token_ids=torch.tensor([t for tokens, _ in sequences for t in tokens] + [-9] * num_after, dtype=torch.int32),
-        query_start_locs=torch.tensor([0, *lengths]).cumsum(0).int(),
-        context_lens=torch.tensor([len(tokens) + before for tokens, before in sequences], dtype=torch.int32),
-        block_tables=torch.arange(len(sequences) * max_blocks).view(len(sequences), max_blocks).int(),
-    )
-    drawn = torch.tensor([70, -1, 72, 73])
+class TestGivenAnyPlan:
+    @settings(max_examples=100, deadline=None)
+    @given(sequences=st.lists(SEQUENCE, max_size=6), num_after=st.integers(0, 3), block_size=st.integers(1, 7))
+    def test_when_it_is_prepared_then_it_is_as_the_loop_does_it(
+        self, sequences: list[tuple[list[int], int]], num_after: int, block_size: int
+    ) -> None:
+        lengths = [len(tokens) for tokens, _ in sequences]
+        max_blocks = (
+            max((before + length for length, (_, before) in zip(lengths, sequences, strict=True)), default=0) + 1
+        )
+        plan = StepPlan(
+            token_ids=torch.tensor(
+                [t for tokens, _ in sequences for t in tokens] + [-9] * num_after, dtype=torch.int32
+            ),
+            query_start_locs=torch.tensor([0, *lengths]).cumsum(0).int(),
+            context_lens=torch.tensor([len(tokens) + before for tokens, before in sequences], dtype=torch.int32),
+            block_tables=torch.arange(len(sequences) * max_blocks).view(len(sequences), max_blocks).int(),
+        )
+        drawn = torch.tensor([70, -1, 72, 73])
 
-    found = prepare_batch_torch(plan, drawn, block_size=block_size, spare_slot=5)
+        found = prepare_batch_torch(plan, drawn, block_size=block_size, spare_slot=5)
 
-    expected = prepare_batch_reference(plan, drawn, block_size=block_size, spare_slot=5)
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
-    assert found.positions.tolist() == expected.positions.tolist()
-    assert found.slot_mapping.tolist() == expected.slot_mapping.tolist()
+        expected = prepare_batch_reference(plan, drawn, block_size=block_size, spare_slot=5)
+        assert found.input_ids.tolist() == expected.input_ids.tolist()
+        assert found.positions.tolist() == expected.positions.tolist()
+        assert found.slot_mapping.tolist() == expected.slot_mapping.tolist()
 
 
 class TestGivenACacheInTheLayoutOfAGpu:

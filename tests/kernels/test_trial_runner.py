@@ -66,11 +66,12 @@ class TestGivenProcessesThatTryCases:
         assert (verdict.problems, set(verdict.untried), verdict.num_cases) == ({}, {"linear", "sample"}, 0)
 
 
-@pytest.mark.slow
-def test_a_real_process_answers_for_kernels_on_the_cpu() -> None:
-    """They are the CPU's there: what is tested is the process."""
-    tasks = [task for task in tasks_of(SIZES, "cpu") if task.operation in ("rms_norm", "prepare_batch")]
+class TestGivenARealProcess:
+    @pytest.mark.slow
+    def test_when_kernels_run_on_the_cpu_then_it_answers_for_them(self) -> None:
+        """They are the CPU's there: what is tested is the process."""
+        tasks = [task for task in tasks_of(SIZES, "cpu") if task.operation in ("rms_norm", "prepare_batch")]
 
-    verdict = Trial(SIZES, "cpu", tasks).run(1)
+        verdict = Trial(SIZES, "cpu", tasks).run(1)
 
-    assert (verdict.problems, verdict.untried, verdict.num_cases) == ({}, {}, 4)
+        assert (verdict.problems, verdict.untried, verdict.num_cases) == ({}, {}, 4)

@@ -25,21 +25,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("setting", ["together", "tiny blocks", "chunks of three", "overlapped"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_the_request_with_bad_logits_fails(folder: Path, setting: str, temperature: float) -> None:
-    def request(name: str, prompt: tuple[int, ...]) -> Request:
-        # The poison is banned from the output: it may come from prompts only.
-        params = SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, logit_bias={POISON: -100.0})
-        return Request(id=name, prompt_token_ids=prompt, sampling=params)
+class TestGivenARequestWithBadLogits:
+    @pytest.mark.parametrize("setting", ["together", "tiny blocks", "chunks of three", "overlapped"])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_when_it_runs_beside_others_then_only_it_fails(
+        self, folder: Path, setting: str, temperature: float
+    ) -> None:
+        def request(name: str, prompt: tuple[int, ...]) -> Request:
+            # The poison is banned from the output: it may come from prompts only.
+            params = SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, logit_bias={POISON: -100.0})
+            return Request(id=name, prompt_token_ids=prompt, sampling=params)
 
-    shared = tuple(range(2, 22))
-    healthy = [request("a", shared), request("b", (*shared, 5)), request("c", (9, 8))]
-    sick = request("sick", (*shared, POISON, 7))
-    alone = run(folder, healthy).token_ids
+        shared = tuple(range(2, 22))
+        healthy = [request("a", shared), request("b", (*shared, 5)), request("c", (9, 8))]
+        sick = request("sick", (*shared, POISON, 7))
+        alone = run(folder, healthy).token_ids
 
-    outcome = run(folder, [healthy[0], sick, *healthy[1:]], DISTURBED[setting])
+        outcome = run(folder, [healthy[0], sick, *healthy[1:]], DISTURBED[setting])
 
-    assert set(outcome.errors) == {("sick", 0)}
-    assert "not finite" in outcome.errors["sick", 0]
-    assert {key: tokens for key, tokens in outcome.token_ids.items() if tokens} == alone
+        assert set(outcome.errors) == {("sick", 0)}
+        assert "not finite" in outcome.errors["sick", 0]
+        assert {key: tokens for key, tokens in outcome.token_ids.items() if tokens} == alone

@@ -54,26 +54,26 @@ def alone(block_size: int) -> EngineRun:
     return outcome
 
 
-@pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
-def test_nothing_depends_on_the_batch(setting: Setting) -> None:
-    outcome = run(folder(), requests(), setting, dtype=DTYPE)
+class TestGivenWeightsInBfloat16:
+    @pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
+    def test_when_requests_run_in_any_batch_then_nothing_depends_on_it(self, setting: Setting) -> None:
+        outcome = run(folder(), requests(), setting, dtype=DTYPE)
 
-    expected = alone(setting.block_size)
-    assert outcome.token_ids == expected.token_ids
-    assert outcome.logprobs == expected.logprobs
+        expected = alone(setting.block_size)
+        assert outcome.token_ids == expected.token_ids
+        assert outcome.logprobs == expected.logprobs
 
+    @pytest.mark.parametrize("cut", [1, 7, 15])
+    def test_when_a_request_is_resumed_then_it_goes_on_to_the_bit(self, cut: int) -> None:
+        setting = DISTURBED["preemption"]
+        expected = alone(setting.block_size)
+        later = [resumed(request, expected, cut) for request in requests()]
 
-@pytest.mark.parametrize("cut", [1, 7, 15])
-def test_a_resumed_request_goes_on_to_the_bit(cut: int) -> None:
-    setting = DISTURBED["preemption"]
-    expected = alone(setting.block_size)
-    later = [resumed(request, expected, cut) for request in requests()]
+        outcome = run(folder(), later, setting, dtype=DTYPE)
 
-    outcome = run(folder(), later, setting, dtype=DTYPE)
-
-    for key, tokens in expected.token_ids.items():
-        assert outcome.token_ids.get(key, []) == tokens[cut:]
-        assert outcome.logprobs.get(key, []) == expected.logprobs[key][cut:]
+        for key, tokens in expected.token_ids.items():
+            assert outcome.token_ids.get(key, []) == tokens[cut:]
+            assert outcome.logprobs.get(key, []) == expected.logprobs[key][cut:]
 
 
 def resumed(request: Request, whole: EngineRun, cut: int) -> Request:

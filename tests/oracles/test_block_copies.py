@@ -74,11 +74,14 @@ def run(*, shares: bool, **options: Any) -> tuple[EngineRun, int]:
     return outcome, sum(len(call.args[1]) for call in copy.call_args_list)
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=list(SETTINGS))
-def test_tokens_are_those_of_an_engine_that_shares_nothing(options: dict[str, Any]) -> None:
-    outcome, num_copied = run(shares=True, **options)
+class TestGivenBlocksThatAreCopied:
+    @pytest.mark.parametrize("options", SETTINGS.values(), ids=list(SETTINGS))
+    def test_when_requests_run_then_tokens_are_those_of_an_engine_without_sharing(
+        self, options: dict[str, Any]
+    ) -> None:
+        outcome, num_copied = run(shares=True, **options)
 
-    alone, num_copied_alone = run(shares=False, **options)
-    assert num_copied >= 4
-    assert num_copied_alone == 0
-    assert outcome.token_ids == alone.token_ids
+        alone, num_copied_alone = run(shares=False, **options)
+        assert num_copied >= 4
+        assert num_copied_alone == 0
+        assert outcome.token_ids == alone.token_ids

@@ -83,51 +83,57 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
     return [torch.cat(chunks) for chunks in parts.values()]
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
-@pytest.mark.parametrize(("block_size", "chunk"), [(4, 16), (16, 100), (5, 3)])
-def test_logits_of_every_position_equal_those_of_transformers(
-    name: str, block_size: int, chunk: int, tmp_path: Path
-) -> None:
-    model = TINY_MODELS[name].save(tmp_path)
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-    # LongRoPE is chosen by the longest sequence here, and by the sequence's own length there.
-    prompts = [p for p in prompts if len(p) > 40] if name == "llama-longrope" else prompts
+class TestGivenATinyModel:
+    @pytest.mark.parametrize("name", TINY_MODELS)
+    @pytest.mark.parametrize(("block_size", "chunk"), [(4, 16), (16, 100), (5, 3)])
+    def test_when_prompts_are_computed_then_all_logits_equal_those_of_transformers(
+        self, name: str, block_size: int, chunk: int, tmp_path: Path
+    ) -> None:
+        model = TINY_MODELS[name].save(tmp_path)
+        generator = torch.Generator().manual_seed(3)
+        prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+        # LongRoPE is chosen by the longest sequence here, and by the sequence's own length there.
+        prompts = [p for p in prompts if len(p) > 40] if name == "llama-longrope" else prompts
 
-    actual = _logits(_load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
+        actual = _logits(_load(tmp_path, max_model_len=160), prompts, block_size=block_size, chunk=chunk)
 
-    for prompt, logits in zip(prompts, actual, strict=True):
-        expected = model(torch.tensor([prompt])).logits[0]
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_longrope_keeps_the_short_factors_where_no_sequence_is_longer(tmp_path: Path) -> None:
-    model = TINY_MODELS["llama-longrope"].save(tmp_path)
-    prompt = list(range(30))
-
-    (actual,) = _logits(_load(tmp_path, max_model_len=40), [prompt], block_size=4, chunk=50)
-
-    torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+        for prompt, logits in zip(prompts, actual, strict=True):
+            expected = model(torch.tensor([prompt])).logits[0]
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_dynamic_rope_stretches_to_the_longest_sequence_allowed(tmp_path: Path) -> None:
-    model = TINY_MODELS["llama-dynamic"].save(tmp_path)
-    prompt = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+class TestGivenLongRope:
+    def test_when_no_sequence_may_be_longer_then_it_keeps_the_short_factors(self, tmp_path: Path) -> None:
+        model = TINY_MODELS["llama-longrope"].save(tmp_path)
+        prompt = list(range(30))
 
-    (actual,) = _logits(_load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
+        (actual,) = _logits(_load(tmp_path, max_model_len=40), [prompt], block_size=4, chunk=50)
 
-    torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3"])
-def test_in_bfloat16_the_error_is_no_larger_than_that_of_transformers(name: str, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-    rounded = TINY_MODELS[name].save(tmp_path, torch.bfloat16)
+class TestGivenDynamicRope:
+    def test_when_a_sequence_is_long_then_it_stretches_to_the_longest_one_allowed(self, tmp_path: Path) -> None:
+        model = TINY_MODELS["llama-dynamic"].save(tmp_path)
+        prompt = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
 
-    actual = torch.cat(_logits(_load(tmp_path, 160, torch.bfloat16), prompts, block_size=16, chunk=50)).float()
+        (actual,) = _logits(_load(tmp_path, max_model_len=300), [prompt], block_size=16, chunk=100)
 
-    peer = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts]).float()
-    torch.nn.Module.to(rounded, torch.float32)
-    exact = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
-    assert float((actual - exact).square().mean()) < 1.5 * float((peer - exact).square().mean())
+        torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)
+
+
+class TestGivenWeightsInBfloat16:
+    @pytest.mark.parametrize("name", ["llama-llama3", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3"])
+    def test_when_prompts_are_computed_then_the_error_is_at_most_about_transformers(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        generator = torch.Generator().manual_seed(3)
+        prompts = [torch.randint(VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+        rounded = TINY_MODELS[name].save(tmp_path, torch.bfloat16)
+
+        actual = torch.cat(_logits(_load(tmp_path, 160, torch.bfloat16), prompts, block_size=16, chunk=50)).float()
+
+        peer = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts]).float()
+        torch.nn.Module.to(rounded, torch.float32)
+        exact = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
+        assert float((actual - exact).square().mean()) < 1.5 * float((peer - exact).square().mean())

@@ -107,148 +107,156 @@ def whole(sequence: Tokens) -> ScheduledSequence:
     return ScheduledSequence(sequence, 0, sequence.num_tokens, samples=True)
 
 
-def test_a_native_step_is_its_operations_to_the_bit(decoder: Decoder) -> None:
-    parts = [whole(sequence) for sequence in sequences()]
-    apart, together = caches_of(decoder), caches_of(decoder)
+class TestGivenADecoder:
+    def test_when_a_step_is_native_then_it_is_its_operations_to_the_bit(self, decoder: Decoder) -> None:
+        parts = [whole(sequence) for sequence in sequences()]
+        apart, together = caches_of(decoder), caches_of(decoder)
 
-    expected = forward(decoder, parts, apart, by_operations=True)
-    actual = forward(decoder, parts, together)
+        expected = forward(decoder, parts, apart, by_operations=True)
+        actual = forward(decoder, parts, together)
 
-    assert decoder.has_native_step
-    assert torch.equal(actual, expected)
-    for one, other in zip(apart, together, strict=True):
-        assert torch.equal(one.keys, other.keys)
-        assert torch.equal(one.values, other.values)
+        assert decoder.has_native_step
+        assert torch.equal(actual, expected)
+        for one, other in zip(apart, together, strict=True):
+            assert torch.equal(one.keys, other.keys)
+            assert torch.equal(one.values, other.values)
+
+    def test_when_the_cache_is_in_fp8_then_the_step_is_left_to_the_operations(self, decoder: Decoder) -> None:
+        """The native step would read it as its own layout."""
+        parts = [whole(sequence) for sequence in sequences()]
+        caches, others = (
+            make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=FP8, device=CPU)
+            for _ in range(2)
+        )
+
+        actual = forward(decoder, parts, caches)
+
+        assert torch.equal(actual, forward(decoder, parts, others, by_operations=True))
+        assert all(bool(cache.keys.view(torch.uint8).any()) for cache in caches)
+
+    def test_when_rows_want_no_logits_then_they_are_left_out_of_the_logits_only(self, decoder: Decoder) -> None:
+        parts = [whole(sequence)._replace(samples=i % 2 == 0) for i, sequence in enumerate(sequences())]
+
+        actual = forward(decoder, parts, caches_of(decoder))
+
+        expected = forward(decoder, [whole(sequence) for sequence in sequences()], caches_of(decoder))
+        assert torch.equal(actual, expected[::2])
+
+    def test_when_a_token_is_decoded_then_it_has_the_bits_of_a_prefill_in_chunks(self, decoder: Decoder) -> None:
+        """What a resumed job rests on: its tokens were decodes among neighbours, and are now part of one prefill."""
+        tokens = sequences()
+        expected = forward(decoder, [whole(sequence) for sequence in tokens], caches_of(decoder))
+
+        caches = caches_of(decoder)
+        for sequence in tokens:
+            for start in range(0, sequence.num_tokens - 1, 7):
+                size = min(7, sequence.num_tokens - 1 - start)
+                forward(decoder, [ScheduledSequence(sequence, start, size, samples=True)], caches)
+        last = [ScheduledSequence(sequence, sequence.num_tokens - 1, 1, samples=True) for sequence in tokens]
+        decoded = forward(decoder, last, caches)
+        alone = [forward(decoder, [part], caches) for part in last]
+
+        assert torch.equal(decoded, expected)
+        assert torch.equal(torch.cat(alone), expected)
+
+    def test_when_memory_is_reused_then_steps_equal_first_steps(self, decoder: Decoder) -> None:
+        """One layout serves all steps: a step may reuse its tensors with other numbers, or others of another size."""
+        _, first, second, *_ = sequences()
+        others = [caches_of(decoder) for _ in range(2)]
+        caches = caches_of(decoder)
+        for each in (caches, *others):
+            forward(decoder, [ScheduledSequence(one, 0, 20, samples=True) for one in (first, second)], each)
+        layout = BatchLayout(
+            max_num_seqs=2, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+        )
+        steps = [[(first, 20), (second, 20)], [(first, 21)], [(first, 22), (second, 21)], [(first, 23), (second, 22)]]
+
+        for step in steps:
+            parts = tuple(ScheduledSequence(sequence, start, 1, samples=True) for sequence, start in step)
+            tensors = layout.lay_out(Batch(parts))
+            actual = decoder.forward(tensors, caches).clone()
+
+            assert torch.equal(actual, decoder.forward_by_operations(tensors, others[0]))
+            fresh = Decoder(decoder.config, decoder.weights, max_tokens=256)
+            assert torch.equal(actual, fresh.forward(tensors, others[1]))
+
+    @pytest.mark.parametrize("model", [MODELS["qwen3, norms of heads"]], ids=["qwen3"])
+    def test_when_norms_of_heads_have_an_offset_and_epsilon_then_they_are_used(self, decoder: Decoder) -> None:
+        def other_norm(norm: HeadNorm | None, index: int) -> HeadNorm:
+            assert norm is not None
+            return replace(norm, eps=0.1 * (1 + index), weight_offset=1.0 + index)
+
+        layers = tuple(
+            replace(layer, head_norm=other_norm(layer.head_norm, index))
+            for index, layer in enumerate(decoder.weights.layers)
+        )
+        other = Decoder(decoder.config, replace(decoder.weights, layers=layers), max_tokens=256)
+        parts = [whole(sequence) for sequence in sequences()]
+
+        actual = forward(other, parts, caches_of(other))
+
+        assert torch.equal(actual, forward(other, parts, caches_of(other), by_operations=True))
+        assert not torch.equal(actual, forward(decoder, parts, caches_of(decoder)))
 
 
-def test_a_cache_in_fp8_is_left_to_the_operations(decoder: Decoder) -> None:
-    """The native step would read it as its own layout."""
-    parts = [whole(sequence) for sequence in sequences()]
-    caches, others = (
-        make_caches(decoder.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=FP8, device=CPU)
-        for _ in range(2)
+class TestGivenTwoDecoders:
+    def test_when_they_step_at_the_same_time_then_they_do_not_notice_each_other(self, tmp_path: Path) -> None:
+        MODELS["llama"].save(tmp_path, torch.bfloat16)
+        folder = open_model_folder(tmp_path)
+        form = WeightForm(torch.bfloat16, CPU)
+        decoders = [
+            load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
+            for _ in range(2)
+        ]
+        parts = [whole(sequence) for sequence in sequences()]
+        expected = forward(decoders[0], parts, caches_of(decoders[0]))
+
+        def logits(decoder: Decoder) -> list[torch.Tensor]:
+            with torch.inference_mode():
+                return [forward(decoder, parts, caches_of(decoder)) for _ in range(20)]
+
+        with ThreadPoolExecutor(2) as threads:
+            actual = [each for found in threads.map(logits, decoders) for each in found]
+
+        assert all(torch.equal(each, expected) for each in actual)
+
+
+class TestGivenABatchThatNativeCodeWouldMisread:
+    @pytest.mark.parametrize(
+        ("name", "wrong", "problem"),
+        [
+            ("input_ids", torch.zeros(257, dtype=torch.int64), "257 tokens, 5 rows of logits: there is room for 256"),
+            (
+                "logit_rows",
+                torch.zeros(210, dtype=torch.int64),
+                "209 tokens, 210 rows of logits: there is room for 256",
+            ),
+            ("positions", torch.zeros(208, dtype=torch.int64), r"positions must be \[209\] torch.int64"),
+            ("slot_mapping", torch.zeros(209, dtype=torch.int32), r"slot_mapping must be \[209\] torch.int64"),
+            ("query_start_locs", torch.zeros(5, dtype=torch.int32), r"query_start_locs must be \[6\] torch.int32"),
+            ("context_lens", torch.zeros(10, dtype=torch.int32)[::2], r"context_lens must be \[5\] .* contiguous"),
+            (
+                "block_tables",
+                torch.zeros(4, 20, dtype=torch.int32),
+                r"block_tables must be \[5, blocks\], got \(4, 20\)",
+            ),
+            ("block_tables", torch.zeros(5, 20, dtype=torch.int64), "block_tables must be int32"),
+            ("block_tables", torch.zeros(20, 5, dtype=torch.int32).T, "block_tables must be contiguous in its last"),
+        ],
     )
+    def test_when_it_is_computed_then_it_is_refused(
+        self, tmp_path: Path, name: str, wrong: torch.Tensor, problem: str
+    ) -> None:
+        MODELS["qwen2, biases"].save(tmp_path, torch.bfloat16)
+        folder = open_model_folder(tmp_path)
+        form = WeightForm(torch.bfloat16, CPU)
+        decoder = load_decoder(
+            parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256
+        )
+        layout = BatchLayout(
+            max_num_seqs=5, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+        )
+        tensors = layout.lay_out(Batch(tuple(whole(sequence) for sequence in sequences())))
 
-    actual = forward(decoder, parts, caches)
-
-    assert torch.equal(actual, forward(decoder, parts, others, by_operations=True))
-    assert all(bool(cache.keys.view(torch.uint8).any()) for cache in caches)
-
-
-def test_rows_without_wanted_logits_are_left_out_of_the_logits_only(decoder: Decoder) -> None:
-    parts = [whole(sequence)._replace(samples=i % 2 == 0) for i, sequence in enumerate(sequences())]
-
-    actual = forward(decoder, parts, caches_of(decoder))
-
-    expected = forward(decoder, [whole(sequence) for sequence in sequences()], caches_of(decoder))
-    assert torch.equal(actual, expected[::2])
-
-
-def test_a_token_has_the_same_bits_in_a_prefill_in_chunks_as_a_decode_and_alone(decoder: Decoder) -> None:
-    """What a resumed job rests on: its tokens were decodes among neighbours, and are now part of one prefill."""
-    tokens = sequences()
-    expected = forward(decoder, [whole(sequence) for sequence in tokens], caches_of(decoder))
-
-    caches = caches_of(decoder)
-    for sequence in tokens:
-        for start in range(0, sequence.num_tokens - 1, 7):
-            size = min(7, sequence.num_tokens - 1 - start)
-            forward(decoder, [ScheduledSequence(sequence, start, size, samples=True)], caches)
-    last = [ScheduledSequence(sequence, sequence.num_tokens - 1, 1, samples=True) for sequence in tokens]
-    decoded = forward(decoder, last, caches)
-    alone = [forward(decoder, [part], caches) for part in last]
-
-    assert torch.equal(decoded, expected)
-    assert torch.equal(torch.cat(alone), expected)
-
-
-def test_steps_in_reused_memory_equal_first_steps(decoder: Decoder) -> None:
-    """One layout serves all steps: a step may bring back its tensors with other numbers, or others of another size."""
-    _, first, second, *_ = sequences()
-    others = [caches_of(decoder) for _ in range(2)]
-    caches = caches_of(decoder)
-    for each in (caches, *others):
-        forward(decoder, [ScheduledSequence(one, 0, 20, samples=True) for one in (first, second)], each)
-    layout = BatchLayout(
-        max_num_seqs=2, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
-    )
-    steps = [[(first, 20), (second, 20)], [(first, 21)], [(first, 22), (second, 21)], [(first, 23), (second, 22)]]
-
-    for step in steps:
-        parts = tuple(ScheduledSequence(sequence, start, 1, samples=True) for sequence, start in step)
-        tensors = layout.lay_out(Batch(parts))
-        actual = decoder.forward(tensors, caches).clone()
-
-        assert torch.equal(actual, decoder.forward_by_operations(tensors, others[0]))
-        fresh = Decoder(decoder.config, decoder.weights, max_tokens=256)
-        assert torch.equal(actual, fresh.forward(tensors, others[1]))
-
-
-@pytest.mark.parametrize("model", [MODELS["qwen3, norms of heads"]], ids=["qwen3"])
-def test_the_norms_of_a_layers_heads_have_an_offset_and_an_epsilon_of_their_own(decoder: Decoder) -> None:
-    def other_norm(norm: HeadNorm | None, index: int) -> HeadNorm:
-        assert norm is not None
-        return replace(norm, eps=0.1 * (1 + index), weight_offset=1.0 + index)
-
-    layers = tuple(
-        replace(layer, head_norm=other_norm(layer.head_norm, index))
-        for index, layer in enumerate(decoder.weights.layers)
-    )
-    other = Decoder(decoder.config, replace(decoder.weights, layers=layers), max_tokens=256)
-    parts = [whole(sequence) for sequence in sequences()]
-
-    actual = forward(other, parts, caches_of(other))
-
-    assert torch.equal(actual, forward(other, parts, caches_of(other), by_operations=True))
-    assert not torch.equal(actual, forward(decoder, parts, caches_of(decoder)))
-
-
-def test_two_steps_at_the_same_time_do_not_notice_each_other(tmp_path: Path) -> None:
-    MODELS["llama"].save(tmp_path, torch.bfloat16)
-    folder = open_model_folder(tmp_path)
-    form = WeightForm(torch.bfloat16, CPU)
-    decoders = [
-        load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
-        for _ in range(2)
-    ]
-    parts = [whole(sequence) for sequence in sequences()]
-    expected = forward(decoders[0], parts, caches_of(decoders[0]))
-
-    def logits(decoder: Decoder) -> list[torch.Tensor]:
-        with torch.inference_mode():
-            return [forward(decoder, parts, caches_of(decoder)) for _ in range(20)]
-
-    with ThreadPoolExecutor(2) as threads:
-        actual = [each for found in threads.map(logits, decoders) for each in found]
-
-    assert all(torch.equal(each, expected) for each in actual)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "problem"),
-    [
-        ("input_ids", torch.zeros(257, dtype=torch.int64), "257 tokens, 5 rows of logits: there is room for 256"),
-        ("logit_rows", torch.zeros(210, dtype=torch.int64), "209 tokens, 210 rows of logits: there is room for 256"),
-        ("positions", torch.zeros(208, dtype=torch.int64), r"positions must be \[209\] torch.int64"),
-        ("slot_mapping", torch.zeros(209, dtype=torch.int32), r"slot_mapping must be \[209\] torch.int64"),
-        ("query_start_locs", torch.zeros(5, dtype=torch.int32), r"query_start_locs must be \[6\] torch.int32"),
-        ("context_lens", torch.zeros(10, dtype=torch.int32)[::2], r"context_lens must be \[5\] .* contiguous"),
-        ("block_tables", torch.zeros(4, 20, dtype=torch.int32), r"block_tables must be \[5, blocks\], got \(4, 20\)"),
-        ("block_tables", torch.zeros(5, 20, dtype=torch.int64), "block_tables must be int32"),
-        ("block_tables", torch.zeros(20, 5, dtype=torch.int32).T, "block_tables must be contiguous in its last"),
-    ],
-)
-def test_a_batch_that_native_code_would_misread_is_refused(
-    tmp_path: Path, name: str, wrong: torch.Tensor, problem: str
-) -> None:
-    MODELS["qwen2, biases"].save(tmp_path, torch.bfloat16)
-    folder = open_model_folder(tmp_path)
-    form = WeightForm(torch.bfloat16, CPU)
-    decoder = load_decoder(parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256)
-    layout = BatchLayout(
-        max_num_seqs=5, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
-    )
-    tensors = layout.lay_out(Batch(tuple(whole(sequence) for sequence in sequences())))
-
-    with pytest.raises(ValueError, match=problem):
-        decoder.forward(replace(tensors, **{name: wrong}), caches_of(decoder))
+        with pytest.raises(ValueError, match=problem):
+            decoder.forward(replace(tensors, **{name: wrong}), caches_of(decoder))

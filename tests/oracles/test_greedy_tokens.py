@@ -60,20 +60,23 @@ def folder_and_expected(name: str) -> tuple[Path, dict[str, list[int]]]:
     return folder, expected
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("setting", DISTURBED.values(), ids=DISTURBED.keys())
-def test_greedy_tokens_equal_those_of_transformers(name: str, setting: Setting) -> None:
-    folder, expected = folder_and_expected(name)
+class TestGivenATinyModel:
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("setting", DISTURBED.values(), ids=DISTURBED.keys())
+    def test_when_the_engine_is_disturbed_then_tokens_equal_those_of_transformers(
+        self, name: str, setting: Setting
+    ) -> None:
+        folder, expected = folder_and_expected(name)
 
-    outcome = run(folder, requests(), setting)
+        outcome = run(folder, requests(), setting)
 
-    for request in requests():
-        actual = outcome.token_ids.get((request.id, 0), [])
-        if request.id in setting.abort:
-            assert actual == expected[request.id][: len(actual)]
-        else:
-            assert actual == expected[request.id]
-    assert outcome.errors == {}
+        for request in requests():
+            actual = outcome.token_ids.get((request.id, 0), [])
+            if request.id in setting.abort:
+                assert actual == expected[request.id][: len(actual)]
+            else:
+                assert actual == expected[request.id]
+        assert outcome.errors == {}
 
 
 class TestGivenTheSettings:

@@ -65,14 +65,6 @@ def alone() -> EngineRun:
     return outcome
 
 
-@pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
-def test_tokens_are_the_same_in_any_batch(setting: Setting) -> None:
-    outcome = run(folder(), requests(), setting)
-
-    assert outcome.token_ids == alone().token_ids
-    check_logprobs(outcome)
-
-
 def check_logprobs(outcome: EngineRun, cut: int = 0) -> None:
     """From `cut` on they are those of an engine that did nothing else: of the drawn token, and of the likeliest."""
     asked = [key for key, entries in alone().logprobs.items() if entries]
@@ -86,44 +78,56 @@ def check_logprobs(outcome: EngineRun, cut: int = 0) -> None:
         ]
 
 
-@pytest.mark.parametrize("cut", [1, 7, 15])
-def test_tokens_resume_where_an_earlier_attempt_stopped(cut: int) -> None:
-    resumed = [
-        replace(
-            request,
-            progress=tuple(
-                ChoiceProgress(token_ids=tuple(alone().token_ids[request.id, choice][:cut]))
-                for choice in range(request.num_choices)
-            ),
+class TestGivenSeeds:
+    @pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
+    def test_when_requests_run_in_any_batch_then_tokens_are_the_same(self, setting: Setting) -> None:
+        outcome = run(folder(), requests(), setting)
+
+        assert outcome.token_ids == alone().token_ids
+        check_logprobs(outcome)
+
+    @pytest.mark.parametrize("cut", [1, 7, 15])
+    def test_when_an_earlier_attempt_stopped_then_tokens_resume_there(self, cut: int) -> None:
+        resumed = [
+            replace(
+                request,
+                progress=tuple(
+                    ChoiceProgress(token_ids=tuple(alone().token_ids[request.id, choice][:cut]))
+                    for choice in range(request.num_choices)
+                ),
+            )
+            for request in requests()
+        ]
+
+        outcome = run(folder(), resumed, DISTURBED["preemption"])
+
+        for key, tokens in alone().token_ids.items():
+            assert outcome.token_ids.get(key, []) == tokens[cut:]
+        check_logprobs(outcome, cut)
+
+    def test_when_choices_or_seeds_differ_then_so_do_their_tokens(self) -> None:
+        request = Request(
+            id="r", prompt_token_ids=(5, 6), sampling=SamplingParams(seed=1, max_tokens=16), num_choices=3
         )
-        for request in requests()
-    ]
+        other = replace(request, id="other", sampling=replace(request.sampling, seed=2), num_choices=1)
 
-    outcome = run(folder(), resumed, DISTURBED["preemption"])
+        tokens = run(folder(), [request, other]).token_ids
 
-    for key, tokens in alone().token_ids.items():
-        assert outcome.token_ids.get(key, []) == tokens[cut:]
-    check_logprobs(outcome, cut)
+        assert len({tuple(choice) for choice in tokens.values()}) == 4
 
 
-def test_choices_and_seeds_draw_different_tokens() -> None:
-    request = Request(id="r", prompt_token_ids=(5, 6), sampling=SamplingParams(seed=1, max_tokens=16), num_choices=3)
-    other = replace(request, id="other", sampling=replace(request.sampling, seed=2), num_choices=1)
+class TestGivenPenalties:
+    def test_when_they_are_high_then_more_different_tokens_are_drawn(self) -> None:
+        calm = Request(
+            id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        )
+        penalised = replace(
+            calm, id="p", sampling=replace(calm.sampling, frequency_penalty=2.0, repetition_penalty=2.0)
+        )
 
-    tokens = run(folder(), [request, other]).token_ids
+        tokens = run(folder(), [calm, penalised], CALM).token_ids
 
-    assert len({tuple(choice) for choice in tokens.values()}) == 4
-
-
-def test_penalties_change_what_is_drawn() -> None:
-    calm = Request(
-        id="r", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-    )
-    penalised = replace(calm, id="p", sampling=replace(calm.sampling, frequency_penalty=2.0, repetition_penalty=2.0))
-
-    tokens = run(folder(), [calm, penalised], CALM).token_ids
-
-    assert len(set(tokens["p", 0])) > len(set(tokens["r", 0]))
+        assert len(set(tokens["p", 0])) > len(set(tokens["r", 0]))
 
 
 class TestGivenLogprobs:

@@ -596,7 +596,7 @@ RESUME = (
                 "self.counts[at] += position >= sequence.num_prompt_tokens + sequence.num_resumed_tokens",
             ),
         ),
-        tests=(f"{SAMPLING}::test_tokens_resume_where_an_earlier_attempt_stopped",),
+        tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
     ),
     Guard(
         name="resume draws the noise of another position",
@@ -608,12 +608,12 @@ RESUME = (
                 "for s, start, num_tokens, _ in scheduled]",
             ),
         ),
-        tests=(f"{SAMPLING}::test_tokens_resume_where_an_earlier_attempt_stopped",),
+        tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
     ),
     Guard(
         name="choices share their noise",
         patches=(Patch("engine/execution/sampler.py", "counter_2(s.choice)", "counter_2(0)"),),
-        tests=(f"{SAMPLING}::test_choices_and_seeds_draw_different_tokens",),
+        tests=(f"{SAMPLING}::TestGivenSeeds::test_when_choices_or_seeds_differ_then_so_do_their_tokens",),
     ),
     Guard(
         name="resume restarts the count of min_tokens",
@@ -702,12 +702,15 @@ OVERLAP = (
                 "engine/scheduling/scheduler.py", "        if sequence.sampling.has_penalties:\n", "        if False:\n"
             ),
         ),
-        tests=(f"{SAMPLING}::test_tokens_are_the_same_in_any_batch",),
+        tests=(f"{SAMPLING}::TestGivenSeeds::test_when_requests_run_in_any_batch_then_tokens_are_the_same",),
     ),
     Guard(
         name="a token is fed from another sequence's batch row",
         patches=(Patch("engine/execution/layout.py", "-1 - drawn_rows[sequence.id]", "-1"),),
-        tests=("tests/engine/execution/test_layout.py", f"{SAMPLING}::test_tokens_are_the_same_in_any_batch"),
+        tests=(
+            "tests/engine/execution/test_layout.py",
+            f"{SAMPLING}::TestGivenSeeds::test_when_requests_run_in_any_batch_then_tokens_are_the_same",
+        ),
     ),
     Guard(
         name="a prompt in flight is recomputed by sequences that share it",
