@@ -414,7 +414,7 @@ class TestGivenASanitizer:
         return str(path)
 
     @pytest.mark.parametrize(
-        ("tool", "script", "is_right", "said"),
+        ("tool", "script", "is_right", "message"),
         [
             ("memcheck", 'echo "========= ERROR SUMMARY: 0 errors"', True, "ERROR SUMMARY: 0 errors"),
             ("memcheck", 'echo "========= ERROR SUMMARY: 3 errors"; exit 86', False, "ERROR SUMMARY: 3 errors"),
@@ -437,14 +437,14 @@ class TestGivenASanitizer:
         ],
     )
     def test_when_it_ends_or_does_not_then_the_line_says_what_is_known(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, script: str, is_right: bool, said: str
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, script: str, is_right: bool, message: str
     ) -> None:
         monkeypatch.setattr(gpu_sanitizer, "LIMIT_S", 0.2 if "sleep" in script else 30)
 
         line = gpu_sanitizer.line_under(self.stand_in(tmp_path, script), tool, ["true"])
 
         assert line.is_right is is_right
-        assert said in line.figures.values()
+        assert message in line.figures.values()
 
     @pytest.mark.parametrize(("is_right", "code"), [(True, 0), (False, gpu_sanitizer.WRONG)])
     def test_when_a_result_under_it_is_wrong_then_an_exit_code_of_its_own_says_so(

@@ -65,11 +65,11 @@ def _ask(dice: random.Random, max_tokens: int, temperatures: Sequence[float]) ->
 def write_reference(producer: Producer, asks: Sequence[Ask], path: Path) -> None:
     """Run the catalogue once without faults, and store its output."""
     receipts = list(producer.submit_many(ask.job() for ask in asks))
-    said = [_said(producer.result(str(receipt), timeout_s=300)) for receipt in receipts]
-    path.write_text(json.dumps(dict(enumerate(said))))
+    outputs = [_output(producer.result(str(receipt), timeout_s=300)) for receipt in receipts]
+    path.write_text(json.dumps(dict(enumerate(outputs))))
 
 
-def _said(result: JobResult) -> list[dict[str, object]]:
+def _output(result: JobResult) -> list[dict[str, object]]:
     return [
         {"ids": list(choice.token_ids), "text": choice.text, "finish": choice.finish_reason}
         for choice in result.choices

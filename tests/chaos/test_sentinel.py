@@ -43,7 +43,7 @@ class Listener:
     """A reader on a separate thread, through the Sentinel. Mutable."""
 
     def __init__(self, url: str, job_id: JobId) -> None:
-        self.said: tuple[list[int], str] = ([], "")
+        self.output: tuple[list[int], str] = ([], "")
         self._thread = threading.Thread(target=self._listen, args=(url, job_id), daemon=True)
         self._thread.start()
 
@@ -54,13 +54,13 @@ class Listener:
                 assert event.start == len(token_ids)
                 token_ids += event.token_ids
                 text += event.text
-                self.said = token_ids, text
+                self.output = token_ids, text
 
     def received(self) -> tuple[list[int], str]:
         """All that was said, once the job has ended."""
         self._thread.join(20)
         assert not self._thread.is_alive()
-        return self.said
+        return self.output
 
 
 def lose_the_primary(service: Watched, job_ids: list[JobId]) -> list[int]:
@@ -111,7 +111,7 @@ class TestGivenAReplicaThatIsBehind:
             with service.pair.primary.client() as primary:
                 job_ids = submit_all(primary, asks)
             kept = lose_the_primary(service, job_ids)
-            busiest = max(crowd, key=lambda worker: worker.said.count("job taken"))
+            busiest = max(crowd, key=lambda worker: worker.output.count("job taken"))
             busiest.kill()
             wait_for_ends(replica, job_ids)
 

@@ -279,11 +279,11 @@ class TestGivenTheLastEndsOfABatch:
 
         view = look(queue)
         assert (view.done, view.failed, view.cancelled, view.ended) == (1, 1, 1, 3)
-        said_to = {f[b"url"]: f for _, f in queue.entries(queue.keys.callbacks) if f[b"kind"] == b"batch"}
+        webhooks = {f[b"url"]: f for _, f in queue.entries(queue.keys.callbacks) if f[b"kind"] == b"batch"}
         # Where the cancel had closed and completed it before, that was said too: there may be an export without a URL.
-        assert len(said_to) == len(callbacks(queue)) <= 2
-        said = said_to[b"https://x/y"]
-        assert [int(said[name]) for name in (b"total", b"done", b"failed", b"cancelled")] == [3, 1, 1, 1]
+        assert len(webhooks) == len(callbacks(queue)) <= 2
+        fields = webhooks[b"https://x/y"]
+        assert [int(fields[name]) for name in (b"total", b"done", b"failed", b"cancelled")] == [3, 1, 1, 1]
         assert queue.names("members:*") == set()
         check(queue)
 

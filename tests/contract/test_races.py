@@ -128,16 +128,16 @@ class TestGivenACancelAndAnEnd:
         seen: set[tuple[str, JobState]] = set()
         for order in orders(("take", "say", "end"), ("cancel",)):
             queue = next(queues)
-            job_id, holder, said = queue.add("a"), Holder(queue.worker("A")), list[str]()
+            job_id, holder, states = queue.add("a"), Holder(queue.worker("A")), list[str]()
             steps: dict[str, Step] = {
                 "take": holder.take,
                 "say": holder.say,
                 "end": holder.end,
-                "cancel": lambda queue=queue, job_id=job_id, said=said: said.append(cancel_twice(queue, job_id)),
+                "cancel": lambda queue=queue, job_id=job_id, states=states: states.append(cancel_twice(queue, job_id)),
             }
             for name in order:
                 steps[name]()
-            seen.add((said[0], queue.state(job_id)))
+            seen.add((states[0], queue.state(job_id)))
             assert ends(queue, job_id) == [queue.state(job_id)]
             check(queue)
 
@@ -157,7 +157,7 @@ class TestGivenACancelOfAJobThatIsBeingTakenOver:
         num_orders, outcomes = 0, set[tuple[str, JobState]]()
         for order in orders(("A takes", "A ends"), ("death",), ("B takes", "B says"), ("cancel",)):
             queue = next(queues)
-            job_id, said = queue.add("a"), list[str]()
+            job_id, states = queue.add("a"), list[str]()
             a, b = Holder(queue.worker("A")), Holder(queue.worker("B"))
             steps: dict[str, Step] = {
                 "A takes": a.take,
@@ -165,18 +165,20 @@ class TestGivenACancelOfAJobThatIsBeingTakenOver:
                 "death": lambda queue=queue: queue.pass_time(5000),
                 "B takes": b.take,
                 "B says": b.say,
-                "cancel": lambda queue=queue, job_id=job_id, said=said: said.append(cancel_twice(queue, job_id)),
+                "cancel": lambda queue=queue, job_id=job_id, states=states: states.append(cancel_twice(queue, job_id)),
             }
             for name in order:
                 steps[name]()
             self.finish(queue, a, b)
 
             state = queue.state(job_id)
-            outcomes.add((said[0], state))
+            outcomes.add((states[0], state))
             num_orders += 1
             assert ends(queue, job_id) == [state], order
-            assert state is JobState.DONE if said[0] == "done" else state in (JobState.CANCELLED, JobState.DONE), order
-            if said[0] == "cancelled":
+            assert state is JobState.DONE if states[0] == "done" else state in (JobState.CANCELLED, JobState.DONE), (
+                order
+            )
+            if states[0] == "cancelled":
                 assert state is JobState.CANCELLED, order
             check(queue)
 

@@ -51,24 +51,24 @@ class WorkerProcess:
     def wait_for_line(self, words: str) -> None:
         """Until its log has these words."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while words not in self.said:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline_s, self.said
+        while words not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline_s, self.output
             time.sleep(0.005)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Its log so far."""
         return self.log.read_text()
 
     def outages(self) -> tuple[int, int]:
         """Number of outages of Redis that its log begins, and ends."""
-        return self.said.count("redis unreachable"), self.said.count("redis reachable again")
+        return self.output.count("redis unreachable"), self.output.count("redis reachable again")
 
     @property
     def incarnation(self) -> str:
         """The beginning of its incarnation, from its log."""
-        found = re.search(r'"worker_id": "(\w+)"', self.said)
+        found = re.search(r'"worker_id": "(\w+)"', self.output)
         assert found is not None
         return found[1]
 

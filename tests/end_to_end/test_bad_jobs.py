@@ -88,9 +88,9 @@ class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
         assert len(alone) >= 2
         assert alone[-1] == guilty.deaths[-1]
         assert len({death.incarnation for death in guilty.deaths}) == len(guilty.deaths)
-        num_said = sum(len(entry.token_ids) for entry in read_channel(client, guilty.id))
-        assert guilty.published == (num_said,)
-        assert 0 < num_said <= 10
+        num_published = sum(len(entry.token_ids) for entry in read_channel(client, guilty.id))
+        assert guilty.published == (num_published,)
+        assert 0 < num_published <= 10
         innocent = {job_id: ask for job_id, ask in zip(job_ids, asks, strict=True) if job_id != guilty.id}
         assert len(innocent) == 63
         check_every_token_once(client, innocent)

@@ -109,7 +109,7 @@ class TestGivenAWorkerAlone:
             worker.signal_worker(signal.SIGKILL)
 
             assert worker.wait() == 128 + signal.SIGKILL
-            assert "Traceback" not in worker.said
+            assert "Traceback" not in worker.output
 
     @pytest.mark.long
     def test_when_redis_stands_still_then_the_parent_waits_for_it_briefly(

@@ -53,7 +53,7 @@ class TestGivenAModelThatLosesItsDevice:
 
         assert worker.wait() == ExitCode.BROKEN
         assert {state_of(client, one) for one in job_ids} == {JobState.QUEUED}, "handed back at once"
-        assert '"event": "worker broken"' in worker.said
+        assert '"event": "worker broken"' in worker.output
         workers.start_all(1, MODEL=FAULTY)
         wait_for_ends(client, job_ids)
 
@@ -107,7 +107,7 @@ class TestGivenAStepThatHangs:
 
         check_every_token_once(client, {job_id: hanging})
         assert hung.wait() == ExitCode.BROKEN
-        assert "step outlasted its deadline" in hung.said
+        assert "step outlasted its deadline" in hung.output
         check_nothing_is_left(client)
 
     @pytest.mark.long
@@ -120,7 +120,7 @@ class TestGivenAStepThatHangs:
         hung.signal(signal.SIGTERM)
 
         assert hung.wait() == ExitCode.BROKEN
-        assert "shutdown outlasted its limit" in hung.said
+        assert "shutdown outlasted its limit" in hung.output
         workers.start_all(1, MODEL=FAULTY)
         wait_for_ends(client, [job_id])
         check_every_token_once(client, {job_id: hanging})
@@ -135,8 +135,8 @@ class TestGivenAnotherProgramsKey:
         worker = workers.start()
 
         assert worker.wait() == ExitCode.MISUSED
-        assert "outbox is a string and must be a stream" in worker.said
-        assert "Traceback" not in worker.said
+        assert "outbox is a string and must be a stream" in worker.output
+        assert "Traceback" not in worker.output
 
     def test_when_it_comes_while_serving_then_the_worker_gives_up_and_is_restarted(
         self, workers: WorkerPool, client: Any
@@ -146,4 +146,4 @@ class TestGivenAnotherProgramsKey:
         client.set(KEYS.key("bell"), "mine")
 
         assert worker.wait() == ExitCode.BROKEN
-        assert "Traceback" not in worker.said
+        assert "Traceback" not in worker.output

@@ -41,7 +41,7 @@ def fleets(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Worker
         yield made
 
 
-def said_by(log: str, name: str, event: str) -> list[dict[str, Any]]:
+def logged_by(log: str, name: str, event: str) -> list[dict[str, Any]]:
     """Return one worker's log lines of an event."""
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [line for line in lines if (line.get("name"), line["event"]) == (name, event)]
@@ -54,35 +54,35 @@ class TestGivenAFleetOfTwoOnTheCpu:
         self, fleets: WorkerPool, client: Any
     ) -> None:
         fleet = fleets.start(PROCESSES="2", MAX_NUM_SEQS="8", METRICS="true", METRICS_PORT="0")
-        wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
+        wait_until(lambda: fleet.output.count('"event": "worker started"') == 2, "both have started")
         asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=150), seed=i) for i in range(16)]
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 10 for one in job_ids), "all jobs speak")
-        (first,) = said_by(fleet.said, "cpu0", "worker process started")
-        (ready,) = said_by(fleet.said, "cpu0", "worker started")
+        (first,) = logged_by(fleet.output, "cpu0", "worker process started")
+        (ready,) = logged_by(fleet.output, "cpu0", "worker started")
         held = client.hlen(KEYS.key(f"held:{_incarnation(client, ready['worker_id'])}"))
 
         os.kill(first["pid"], signal.SIGKILL)
-        wait_until(lambda: len(said_by(fleet.said, "cpu0", "worker started")) == 2, "a new one has come")
+        wait_until(lambda: len(logged_by(fleet.output, "cpu0", "worker started")) == 2, "a new one has come")
         wait_for_ends(client, job_ids)
 
         assert held > 0, "it had jobs"
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         check_nothing_is_left(client)
         assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1, 2}, "only the dead one's moved"
-        assert said_by(fleet.said, "cpu0", "worker process died; restarting")[0]["exit_code"] == -signal.SIGKILL
-        ports = [said_by(fleet.said, name, "metrics served")[0]["port"] for name in ("cpu0", "cpu1")]
+        assert logged_by(fleet.output, "cpu0", "worker process died; restarting")[0]["exit_code"] == -signal.SIGKILL
+        ports = [logged_by(fleet.output, name, "metrics served")[0]["port"] for name in ("cpu0", "cpu1")]
         assert len(set(ports)) == 2
 
         fleet.signal(signal.SIGTERM)
-        assert fleet.wait() == 0, fleet.said
+        assert fleet.wait() == 0, fleet.output
         assert client.zcard(KEYS.key("alive")) == 0, "both deregistered"
 
     def test_when_the_parent_is_killed_then_the_workers_finish_what_they_have_and_go(
         self, fleets: WorkerPool, client: Any
     ) -> None:
         fleet = fleets.start(PROCESSES="2")
-        wait_until(lambda: fleet.said.count('"event": "worker started"') == 2, "both have started")
+        wait_until(lambda: fleet.output.count('"event": "worker started"') == 2, "both have started")
         asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=60), seed=i) for i in range(4)]
         job_ids = submit_all(client, asks)
         wait_until(lambda: all(num_on_channel(client, one) >= 5 for one in job_ids), "all jobs speak")
@@ -103,7 +103,7 @@ class TestGivenAFleetWhoseWorkersStillStart:
         durable_valkey.stop()
         with worker_pool(durable_valkey.url, tmp_path) as made:
             fleet = made.start(PROCESSES="2")
-            wait_until(lambda: fleet.said.count('"event": "waiting for redis"') == 2, "both wait")
+            wait_until(lambda: fleet.output.count('"event": "waiting for redis"') == 2, "both wait")
             yield fleet
 
     def test_when_it_is_quieted_meanwhile_then_both_begin_quiet_and_pull_once_continued(
@@ -114,11 +114,13 @@ class TestGivenAFleetWhoseWorkersStillStart:
 
         durable_valkey.start()
 
-        wait_until(lambda: starting.said.count('"event": "quiet: pulling no more"') == 2, "both have begun, and say so")
+        wait_until(
+            lambda: starting.output.count('"event": "quiet: pulling no more"') == 2, "both have begun, and say so"
+        )
         with durable_valkey.client() as client:
             (job_id,) = submit_all(client, [ask])
             starting.signal(signal.SIGUSR1)
-            wait_until(lambda: starting.said.count('"event": "sequences"') == 2, "both have had the time to pull")
+            wait_until(lambda: starting.output.count('"event": "sequences"') == 2, "both have had the time to pull")
             assert state_of(client, job_id) is JobState.QUEUED
             starting.signal(signal.SIGCONT)
             wait_for_ends(client, [job_id])
@@ -127,7 +129,7 @@ class TestGivenAFleetWhoseWorkersStillStart:
     def test_when_ctrl_c_comes_then_it_ends_as_asked(self, starting: WorkerProcess) -> None:
         starting.signal(signal.SIGINT)
 
-        assert starting.wait() == 0, starting.said
+        assert starting.wait() == 0, starting.output
 
 
 def _incarnation(client: Any, beginning: str) -> str:

@@ -36,7 +36,7 @@ class TestGivenARedisThatLoadsItsData:
             durable_valkey.start()
 
             worker.wait_until_started()
-            assert "Traceback" not in worker.said
+            assert "Traceback" not in worker.output
 
 
 class TestGivenAWorkerOnTheEmbeddedServer:

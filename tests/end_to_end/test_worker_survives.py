@@ -164,7 +164,7 @@ class TestGivenARedisThatGoesAwayForGood:
             worker.signal(signal.SIGTERM)
 
             assert worker.wait() == 0
-            assert "deregistration not answered" in worker.said
+            assert "deregistration not answered" in worker.output
 
 
 class TestGivenARedisThatRestarts:
@@ -188,6 +188,6 @@ class TestGivenARedisThatRestarts:
             check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
             check_nothing_is_left(client)
             assert {int(client.hget(KEYS.job(one), "attempt")) for one in job_ids} == {1}
-            assert "redis unreachable" in first.said + second.said
+            assert "redis unreachable" in first.output + second.output
             for worker in (first, second):
-                wait_until(lambda said=worker.outages: said()[0] == said()[1], "each outage that it noticed is over")
+                wait_until(lambda count=worker.outages: count()[0] == count()[1], "each outage that it noticed is over")

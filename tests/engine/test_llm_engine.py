@@ -23,12 +23,12 @@ from tests.engine.vocabularies import byte_level_backend
 
 def resumed(asked: Request, *, num_tokens: int) -> Request:
     """`asked`, as it is asked again when its first `num_tokens` were said before."""
-    said = undisturbed(asked)[asked.id, 0].token_ids[:num_tokens]
+    output = undisturbed(asked)[asked.id, 0].token_ids[:num_tokens]
     return Request(
         id=asked.id,
         prompt_token_ids=asked.prompt_token_ids,
         sampling=asked.sampling,
-        progress=(ChoiceProgress(token_ids=tuple(said)),),
+        progress=(ChoiceProgress(token_ids=tuple(output)),),
     )
 
 
@@ -119,26 +119,26 @@ class TestGivenAnEndOfSequence:
     """The model ends each sequence after three tokens or so."""
 
     def test_when_it_is_drawn_then_the_output_stops_and_it_has_no_text(self) -> None:
-        said = undisturbed(request("r", max_tokens=500), mean_output_tokens=5)["r", 0]
+        output = undisturbed(request("r", max_tokens=500), mean_output_tokens=5)["r", 0]
 
-        assert said.finish is not None
-        assert (said.finish.reason, said.finish.stop) == (FinishReason.STOP, None)
-        assert said.token_ids[-1] == END_OF_SEQUENCE
-        assert said.text == bytes(said.token_ids[:-1]).decode()
+        assert output.finish is not None
+        assert (output.finish.reason, output.finish.stop) == (FinishReason.STOP, None)
+        assert output.token_ids[-1] == END_OF_SEQUENCE
+        assert output.text == bytes(output.token_ids[:-1]).decode()
 
     def test_when_it_is_ignored_then_the_output_continues(self) -> None:
-        said = undisturbed(request("r", max_tokens=50, ignore_eos=True), mean_output_tokens=3)["r", 0]
+        output = undisturbed(request("r", max_tokens=50, ignore_eos=True), mean_output_tokens=3)["r", 0]
 
-        assert said.finish is not None
-        assert said.finish.reason is FinishReason.LENGTH
-        assert END_OF_SEQUENCE in said.token_ids[:-1]
+        assert output.finish is not None
+        assert output.finish.reason is FinishReason.LENGTH
+        assert END_OF_SEQUENCE in output.token_ids[:-1]
 
     def test_when_it_comes_before_min_tokens_then_it_is_not_taken(self) -> None:
-        said = undisturbed(request("r", max_tokens=200, min_tokens=30), mean_output_tokens=3)["r", 0]
+        output = undisturbed(request("r", max_tokens=200, min_tokens=30), mean_output_tokens=3)["r", 0]
 
-        assert len(said.token_ids) >= 30
-        assert said.finish is not None
-        assert said.finish.reason is FinishReason.STOP
+        assert len(output.token_ids) >= 30
+        assert output.finish is not None
+        assert output.finish.reason is FinishReason.STOP
 
 
 class TestGivenStops:
@@ -147,43 +147,43 @@ class TestGivenStops:
         stop = free.token_ids[10]
         first = free.token_ids.index(stop)
 
-        said = undisturbed(request("r", max_tokens=30, stop_token_ids=(stop,)))["r", 0]
+        output = undisturbed(request("r", max_tokens=30, stop_token_ids=(stop,)))["r", 0]
 
-        assert said.token_ids == free.token_ids[: first + 1]
-        assert said.text == free.text[:first]
-        assert said.finish is not None
-        assert (said.finish.reason, said.finish.stop) == (FinishReason.STOP, stop)
+        assert output.token_ids == free.token_ids[: first + 1]
+        assert output.text == free.text[:first]
+        assert output.finish is not None
+        assert (output.finish.reason, output.finish.stop) == (FinishReason.STOP, stop)
 
     def test_when_a_stop_string_is_complete_then_its_tokens_are_said_and_its_text_is_not(self) -> None:
         free = undisturbed(request("r", max_tokens=30))["r", 0]
         stop = free.text[10:13]
         begin = free.text.index(stop)
 
-        said = undisturbed(request("r", max_tokens=30, stop=("never", stop)))["r", 0]
+        output = undisturbed(request("r", max_tokens=30, stop=("never", stop)))["r", 0]
 
-        assert said.token_ids == free.token_ids[: begin + 3]
-        assert said.text == free.text[:begin]
-        assert said.finish is not None
-        assert (said.finish.reason, said.finish.stop) == (FinishReason.STOP, stop)
+        assert output.token_ids == free.token_ids[: begin + 3]
+        assert output.text == free.text[:begin]
+        assert output.finish is not None
+        assert (output.finish.reason, output.finish.stop) == (FinishReason.STOP, stop)
 
     def test_when_the_output_ends_within_what_could_be_a_stop_then_it_is_released(self) -> None:
         free = undisturbed(request("r", max_tokens=5))["r", 0]
 
-        said = undisturbed(request("r", max_tokens=5, stop=(free.text + "more",)))["r", 0]
+        output = undisturbed(request("r", max_tokens=5, stop=(free.text + "more",)))["r", 0]
 
-        assert [delta.text for delta in said.deltas] == ["", "", "", "", free.text]
+        assert [delta.text for delta in output.deltas] == ["", "", "", "", free.text]
 
     def test_when_max_tokens_are_drawn_then_it_ends_by_length(self) -> None:
-        said = undisturbed(request("r", max_tokens=7))["r", 0]
+        output = undisturbed(request("r", max_tokens=7))["r", 0]
 
-        assert said.finish is not None
-        assert (len(said.token_ids), said.finish.reason) == (7, FinishReason.LENGTH)
+        assert output.finish is not None
+        assert (len(output.token_ids), output.finish.reason) == (7, FinishReason.LENGTH)
 
     def test_when_the_model_can_read_no_more_then_it_ends_by_length(self) -> None:
-        said = undisturbed(request("r", b"p" * 10, max_tokens=100), max_model_len=16)["r", 0]
+        output = undisturbed(request("r", b"p" * 10, max_tokens=100), max_model_len=16)["r", 0]
 
-        assert said.finish is not None
-        assert (len(said.token_ids), said.finish.reason) == (6, FinishReason.LENGTH)
+        assert output.finish is not None
+        assert (len(output.token_ids), output.finish.reason) == (6, FinishReason.LENGTH)
 
 
 class TestGivenARequestThatWasRunningElsewhere:
@@ -194,7 +194,7 @@ class TestGivenARequestThatWasRunningElsewhere:
         engine = engine_over(model)
         engine.add([asked])
         whole = run(engine)["r", 0]
-        said_before = "".join(delta.text for delta in whole.deltas[:num_tokens])
+        resumed = "".join(delta.text for delta in whole.deltas[:num_tokens])
 
         engine.add(
             [
@@ -210,7 +210,7 @@ class TestGivenARequestThatWasRunningElsewhere:
 
         assert deltas[0].start == num_tokens
         assert [t for delta in deltas for t in delta.token_ids] == whole.token_ids[num_tokens:]
-        assert said_before + "".join(delta.text for delta in deltas) == whole.text
+        assert resumed + "".join(delta.text for delta in deltas) == whole.text
         assert deltas[0].stats.num_resumed_tokens == num_tokens
 
     def test_when_its_tokens_were_all_said_then_it_ends_without_a_step(self) -> None:

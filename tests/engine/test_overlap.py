@@ -42,13 +42,13 @@ def tokens(transcripts: Transcripts) -> dict[str, list[int]]:
 
 def step_until(engine: LLMEngine, holds: Callable[[list[TokenDelta]], bool]) -> list[TokenDelta]:
     """All that was said up to the step of which `holds` is true."""
-    said: list[TokenDelta] = []
+    output: list[TokenDelta] = []
     for _ in range(100):
         deltas = engine.step()
         engine.check_invariants()
-        said += deltas
+        output += deltas
         if holds(deltas):
-            return said
+            return output
     raise AssertionError("it never came")
 
 
@@ -74,9 +74,9 @@ class TestGivenADeviceThatLags:
         asked = request("r", max_tokens=3)
         engine.add([asked])
 
-        said = [[token for delta in engine.step() for token in delta.token_ids] for _ in range(4)]
+        output = [[token for delta in engine.step() for token in delta.token_ids] for _ in range(4)]
 
-        assert said == [[], *([token] for token in alone(asked))]
+        assert output == [[], *([token] for token in alone(asked))]
         assert engine.is_idle
 
     def test_when_all_end_by_length_then_as_many_tokens_are_computed_as_at_lag_0(self) -> None:
@@ -157,9 +157,9 @@ class TestGivenALateStop:
         engine = engine_over(lagging(model))
         engine.add([asked])
 
-        said = step_until(engine, finishes("r"))
+        output = step_until(engine, finishes("r"))
 
-        assert [token for delta in said for token in delta.token_ids] == alone(asked)
+        assert [token for delta in output for token in delta.token_ids] == alone(asked)
         assert engine.stats.num_running == 0
         assert engine.stats.kv_tokens_used > 0
         assert not engine.is_idle
@@ -211,15 +211,15 @@ class TestGivenAPreemptionInFlight:
 
     def test_when_one_gives_way_then_its_token_in_flight_counts_and_it_continues(self) -> None:
         engine, transcripts, expected = self.started()
-        num_said = 0
+        num_tokens = 0
 
         while engine.stats.num_preemptions == 0:
-            num_said = len(transcripts["second", 0].token_ids) if transcripts else 0
+            num_tokens = len(transcripts["second", 0].token_ids) if transcripts else 0
             note(transcripts, engine.step())
             engine.check_invariants()
 
         # The step that was in flight when it gave way is collected, with its row; and it waits now.
-        assert len(transcripts["second", 0].token_ids) == num_said + 1
+        assert len(transcripts["second", 0].token_ids) == num_tokens + 1
         assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
         run_the_rest(engine, transcripts)
         assert tokens(transcripts) == expected
@@ -237,8 +237,8 @@ class TestGivenAPreemptionInFlight:
         assert tokens(transcripts)["first"] == expected["first"]
 
     def test_when_its_row_in_flight_is_bad_then_its_blocks_are_not_found(self) -> None:
-        _, said = self.until_the_second_gives_way()
-        at = len(said["second", 0].token_ids) - 1
+        _, output = self.until_the_second_gives_way()
+        at = len(output["second", 0].token_ids) - 1
 
         engine, transcripts = self.until_the_second_gives_way(Fault(kind=FaultKind.NAN, at=at, request_id="second"))
 
@@ -512,9 +512,9 @@ class TestGivenAStepThatFailsInFlight:
         engine = engine_over(lagging(model))
         engine.add([request(f"r{n}", max_tokens=9) for n in range(3)])
 
-        said: list[TokenDelta] = []
+        output: list[TokenDelta] = []
         with pytest.raises(EngineBroken, match="injected failure"):
-            said += step_until(engine, finishes("r0"))
+            output += step_until(engine, finishes("r0"))
 
         engine.check_invariants()
         assert engine.stats.num_running == 3

@@ -93,13 +93,13 @@ def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tup
         cache_salt=ask.tenant,
     )
     engine.add([request])
-    said: list[TokenDelta] = []
+    deltas: list[TokenDelta] = []
     while not engine.is_idle:
-        said += engine.step()
+        deltas += engine.step()
     return [
         (
-            [one for delta in said if delta.choice == choice for one in delta.token_ids],
-            "".join(delta.text for delta in said if delta.choice == choice),
+            [one for delta in deltas if delta.choice == choice for one in delta.token_ids],
+            "".join(delta.text for delta in deltas if delta.choice == choice),
         )
         for choice in range(ask.options.n)
     ]

@@ -52,8 +52,8 @@ class TestGivenAWorkerAmidJobs:
     def test_when_its_device_is_lost_then_its_jobs_are_handed_back_and_resume_elsewhere(
         self, valkey: RedisServer
     ) -> None:
-        said = io.StringIO()
-        configure_logs(LogConfig(format="json"), stream=said)
+        output = io.StringIO()
+        configure_logs(LogConfig(format="json"), stream=output)
         try:
             with valkey.client() as client:
                 with running_worker(valkey.url, **MODEL):
@@ -76,7 +76,7 @@ class TestGivenAWorkerAmidJobs:
                     assert int(client.hget(KEYS.job(job_id), "attempt")) == 2
         finally:
             structlog.reset_defaults()
-        lines = [json.loads(line) for line in said.getvalue().splitlines()]
+        lines = [json.loads(line) for line in output.getvalue().splitlines()]
         (line,) = [line for line in lines if line["event"] == "worker broken"]
         assert line["error"].startswith("the device is lost: AcceleratorError: CUDA error: uncorrectable ECC error")
         assert "The GPU is faulty. Take it out of service" in line["error"]

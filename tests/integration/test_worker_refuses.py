@@ -194,12 +194,12 @@ class TestGivenAServerThatSyncsAtEachWrite:
         with durable_valkey.client() as client:
             client.config_set("appendfsync", "always")
 
-        said = doctor_says(durable_valkey, tmp_path)
+        result = doctor_says(durable_valkey, tmp_path)
 
-        assert "append-only file is on, appendfsync always, has WAITAOF" in said.output
-        assert "durability fsync: possible" in said.output
-        assert "durability replica:1: not possible: 0 of 1 replicas follow it" in said.output
-        assert said.exit_code == ExitCode.DONE
+        assert "append-only file is on, appendfsync always, has WAITAOF" in result.output
+        assert "durability fsync: possible" in result.output
+        assert "durability replica:1: not possible: 0 of 1 replicas follow it" in result.output
+        assert result.exit_code == ExitCode.DONE
 
     def test_when_the_queue_s_default_cannot_be_promised_then_the_doctor_minds(
         self, durable_valkey: RedisServer, tmp_path: Path
@@ -207,11 +207,11 @@ class TestGivenAServerThatSyncsAtEachWrite:
         with durable_valkey.client() as client:
             run(client, configure(QueueKeys("default"), QueueSettings(durability="fsync")))
 
-        said = doctor_says(durable_valkey, tmp_path)
+        result = doctor_says(durable_valkey, tmp_path)
 
-        assert "queue durability: fsync is not possible" in said.output
-        assert "Set `appendfsync always` there" in said.output
-        assert said.exit_code == ExitCode.BROKEN
+        assert "queue durability: fsync is not possible" in result.output
+        assert "Set `appendfsync always` there" in result.output
+        assert result.exit_code == ExitCode.BROKEN
 
 
 class TestGivenAQueueWhoseClockATestHasMoved:
@@ -221,10 +221,10 @@ class TestGivenAQueueWhoseClockATestHasMoved:
     ) -> None:
         with durable_valkey.client() as client:
             client.hset("{default:1}:config", name, 1000)
-            said = doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2")
-            assert f"{name} is 1000" in said.output
-            assert f"HDEL {{default:1}}:config {name}" in said.output
-            assert said.exit_code == ExitCode.BROKEN
+            result = doctor_says(durable_valkey, tmp_path, SLUICE_PARTITIONS="2")
+            assert f"{name} is 1000" in result.output
+            assert f"HDEL {{default:1}}:config {name}" in result.output
+            assert result.exit_code == ExitCode.BROKEN
 
             client.hdel("{default:1}:config", name)
 

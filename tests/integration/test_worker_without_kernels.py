@@ -34,7 +34,7 @@ class TestGivenNoKernels:
         finally:
             worker.kill()
 
-        (line,) = [json.loads(line) for line in worker.said.splitlines() if "no native kernels" in line]
+        (line,) = [json.loads(line) for line in worker.output.splitlines() if "no native kernels" in line]
         assert line["level"] == "warning"
         assert LOSS in line["event"]
 

@@ -78,5 +78,5 @@ class TestGivenWeightsInBfloat16:
 
 def resumed(request: Request, whole: EngineRun, cut: int) -> Request:
     """As it is after another worker has said `cut` tokens of each choice."""
-    said = (tuple(whole.token_ids[request.id, choice][:cut]) for choice in range(request.num_choices))
-    return replace(request, progress=tuple(ChoiceProgress(token_ids=token_ids) for token_ids in said))
+    published = (tuple(whole.token_ids[request.id, choice][:cut]) for choice in range(request.num_choices))
+    return replace(request, progress=tuple(ChoiceProgress(token_ids=token_ids) for token_ids in published))

@@ -31,17 +31,17 @@ def test_all_disciplines_give_the_tokens_of_a_request_that_has_the_engine_to_its
     ]
     engine = engine_over(checking_model(num_blocks=num_blocks), discipline=discipline, batch_window_s=0.0, **options)
 
-    said: Transcripts = {}
+    transcripts: Transcripts = {}
     coming: list[Request] = list(asked)
     for _ in range(5000):
         if coming and random.random() < 0.4:
             engine.add([coming.pop(0)])
-        note(said, engine.step())
+        note(transcripts, engine.step())
         engine.check_invariants()
         if not coming and engine.is_idle:
             break
 
-    assert {key: one.token_ids for key, one in said.items()} == {
+    assert {key: one.token_ids for key, one in transcripts.items()} == {
         key: one.token_ids for alone in asked for key, one in undisturbed(alone).items()
     }
     assert engine.stats.kv_tokens_used == 0

@@ -84,7 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_step_retries=1,
         )
         self.asked: dict[str, Request] = {}
-        self.said: Transcripts = {}
+        self.transcripts: Transcripts = {}
         self.expected: Transcripts = {}
         self.aborted: set[str] = set()
 
@@ -106,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
         for _ in range(count):
-            note(self.said, self.engine.step())
+            note(self.transcripts, self.engine.step())
             self.engine.check_invariants()
 
     @rule(num_failures=st.integers(1, 3), is_late=st.booleans())
@@ -131,10 +131,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if is_known:
             self.engine.drop([request_id])
-        said = [self.said.get((request_id, choice)) for choice in range(asked.num_choices)]
+        found = [self.transcripts.get((request_id, choice)) for choice in range(asked.num_choices)]
         progress = tuple(
             ChoiceProgress(token_ids=tuple(t.token_ids), is_finished=t.finish is not None) if t else ChoiceProgress()
-            for t in said
+            for t in found
         )
         self.engine.add(
             [
@@ -151,12 +151,12 @@ class EngineMachine(RuleBasedStateMachine):
         )
 
     def is_open(self, asked: Request) -> bool:
-        said = [self.said.get((asked.id, choice)) for choice in range(asked.num_choices)]
-        return any(transcript is None or transcript.finish is None for transcript in said)
+        found = [self.transcripts.get((asked.id, choice)) for choice in range(asked.num_choices)]
+        return any(transcript is None or transcript.finish is None for transcript in found)
 
     @invariant()
     def what_was_said_is_the_beginning_of_what_is_expected(self) -> None:
-        for key, transcript in getattr(self, "said", cast("Transcripts", {})).items():
+        for key, transcript in getattr(self, "transcripts", cast("Transcripts", {})).items():
             assert self.expected[key].token_ids[: len(transcript.token_ids)] == transcript.token_ids
 
     def teardown(self) -> None:
@@ -166,7 +166,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(3000):
             if self.engine.is_idle:
                 break
-            note(self.said, self.engine.step())
+            note(self.transcripts, self.engine.step())
             self.engine.check_invariants()
         assert self.engine.is_idle, "starved"
         assert self.engine.stats.kv_tokens_used == 0
@@ -175,13 +175,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_end(self, asked: Request) -> None:
         for choice in range(asked.num_choices):
-            said = self.said[asked.id, choice]
+            output = self.transcripts[asked.id, choice]
             whole = self.expected[asked.id, choice]
-            assert said.finish is not None
-            if said.finish.reason is FinishReason.ABORTED:
+            assert output.finish is not None
+            if output.finish.reason is FinishReason.ABORTED:
                 assert asked.id in self.aborted
                 continue
-            assert (said.token_ids, said.text, said.finish) == (whole.token_ids, whole.text, whole.finish)
+            assert (output.token_ids, output.text, output.finish) == (whole.token_ids, whole.text, whole.finish)
 
 
 EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -43,7 +43,7 @@ COMMANDS = [
 ]
 
 
-def said_by(command: tuple[str, ...], **settings: str) -> str:
+def output_of(command: tuple[str, ...], **settings: str) -> str:
     """All that a command prints, within a while."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     usual = {"SLUICE_MODEL": "null", "SLUICE_REDIS_PATIENCE_S": "0.2", "OMP_NUM_THREADS": "1"}
@@ -67,17 +67,17 @@ class TestGivenUrlsWithPasswords:
     def test_when_the_server_cannot_be_used_then_no_command_prints_them(
         self, command: tuple[str, ...], server: str, tmp_path: Path
     ) -> None:
-        said = said_by(command, SLUICE_REDIS_URL=server, SLUICE_DATABASE_URL=f"sqlite:///{tmp_path}/h.db")
+        output = output_of(command, SLUICE_REDIS_URL=server, SLUICE_DATABASE_URL=f"sqlite:///{tmp_path}/h.db")
 
-        assert PASSWORD not in said
+        assert PASSWORD not in output
 
     @pytest.mark.parametrize("database", DATABASES.values(), ids=DATABASES.keys())
     def test_when_the_database_cannot_be_used_then_no_command_prints_them(
         self, command: tuple[str, ...], database: str, valkey: RedisServer
     ) -> None:
-        said = said_by(command, SLUICE_REDIS_URL=valkey.url, SLUICE_DATABASE_URL=database)
+        output = output_of(command, SLUICE_REDIS_URL=valkey.url, SLUICE_DATABASE_URL=database)
 
-        assert PASSWORD not in said
+        assert PASSWORD not in output
 
 
 class TestGivenAServerWithAPassword:
@@ -99,7 +99,7 @@ class TestGivenAServerWithAPassword:
             lines = [" ".join(one.cmdline()) for one in (process, *process.children(recursive=True))]
 
             assert not any(PASSWORD in line for line in lines)
-            assert PASSWORD not in worker.said
+            assert PASSWORD not in worker.output
             assert PASSWORD.encode() not in _bytes_of(history)
             assert {oct(_mode(path)) for path in tmp_path.glob("history.db*")} == {"0o600"}
         with valkey.client() as client:

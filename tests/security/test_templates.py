@@ -62,7 +62,7 @@ def test_when_a_template_reaches_out_or_for_the_enormous_then_only_the_job_fails
     os.environ["SLUICE_TEST_SENTINEL"] = "do-not-tell"
     tracemalloc.start()
     try:
-        said = compile_template(template, {}).render(CHAT, now_ms=0)
+        text = compile_template(template, {}).render(CHAT, now_ms=0)
     except JobRejected:
         return
     finally:
@@ -71,13 +71,13 @@ def test_when_a_template_reaches_out_or_for_the_enormous_then_only_the_job_fails
         tracemalloc.stop()
         assert peak_bytes < MAX_BYTES
     # jinja2 renders what it forbids as nothing where that is all that is asked.
-    assert said == ""
+    assert text == ""
 
 
 def test_when_a_message_looks_like_a_template_then_it_is_text() -> None:
-    said = compile_template("{% for m in messages %}{{ m.content }}{% endfor %}", {}).render(CHAT, now_ms=0)
+    text = compile_template("{% for m in messages %}{{ m.content }}{% endfor %}", {}).render(CHAT, now_ms=0)
 
-    assert said == CHAT[0].content
+    assert text == CHAT[0].content
 
 
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, LookupError, IndexError])

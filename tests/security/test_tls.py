@@ -97,7 +97,7 @@ class TestGivenACertificateThatIsNot:
             worker = workers.start()
 
             assert worker.wait() == 2
-            assert "ssl_certfile" in worker.said
+            assert "ssl_certfile" in worker.output
 
 
 class TestGivenAUrlThatIsWrong:

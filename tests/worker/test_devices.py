@@ -41,7 +41,7 @@ class TestGivenNamesOfDevices:
 
 class TestGivenAHostWithoutGpus:
     @pytest.mark.parametrize(
-        ("said", "expected"),
+        ("output", "expected"),
         [
             ((0, "0 \n", ""), "there is no GPU (0 found; this torch is built without CUDA)"),
             ((0, "0 12.9\n", ""), "there is no GPU (0 found): run on --cpu"),
@@ -49,10 +49,10 @@ class TestGivenAHostWithoutGpus:
         ],
     )
     def test_when_all_are_asked_for_then_the_operator_learns_why_not(
-        self, monkeypatch: pytest.MonkeyPatch, said: tuple[int, str, str], expected: str
+        self, monkeypatch: pytest.MonkeyPatch, output: tuple[int, str, str], expected: str
     ) -> None:
         def answer(arguments: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:
-            return subprocess.CompletedProcess(arguments, *said)
+            return subprocess.CompletedProcess(arguments, *output)
 
         monkeypatch.setattr(devices.subprocess, "run", answer)
 

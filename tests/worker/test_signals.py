@@ -35,15 +35,15 @@ def printed(before: list[signal.Signals], after: list[signal.Signals]) -> list[s
     with child:
         assert child.stdin is not None
         assert child.stdout is not None
-        said = [child.stdout.readline().strip()]
+        lines = [child.stdout.readline().strip()]
         for numbers in (before, after):
             for number in numbers:
                 child.send_signal(number)
             child.stdin.write("\n")
             child.stdin.flush()
-            said.append(child.stdout.readline().strip())
+            lines.append(child.stdout.readline().strip())
     assert child.returncode == 0
-    return said
+    return lines
 
 
 class TestGivenAProcessThatWasStartedWithThemHeldBack:

@@ -66,8 +66,8 @@ class _Partition:
         settings = {k.decode(): v.decode() for k, v in self.client.hgetall(f"{self.prefix}:config").items()}
         known: list[tuple[Asked, str]] = []
         for asked, job in self._jobs():
-            said = self.reference[asked.ask]
-            self._add(asked.id, check_job(job, asked, said, settings))
+            reference = self.reference[asked.ask]
+            self._add(asked.id, check_job(job, asked, reference, settings))
             self._count(asked, job)
             if job.fields:
                 known.append((asked, job.state))

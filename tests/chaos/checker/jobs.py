@@ -12,7 +12,7 @@ EMPTY_CHANNEL_KEPT_MS = 60_000
 Settings = dict[str, str]
 
 
-def check_job(job: Job, asked: Asked, said: tuple[Expected, ...], settings: Settings) -> Iterator[str]:
+def check_job(job: Job, asked: Asked, reference: tuple[Expected, ...], settings: Settings) -> Iterator[str]:
     """Yield findings about one job of a drained queue."""
     if not job.fields:
         if asked.is_acknowledged:
@@ -26,16 +26,16 @@ def check_job(job: Job, asked: Asked, said: tuple[Expected, ...], settings: Sett
         yield f"ended otherwise: it is {job.state} ({why}) and should be {' or '.join(sorted(asked.ends))}"
     if job.has_lease:
         yield "lease left: it has ended and is still leased"
-    if job.number("choices") != len(said):
-        yield f"choices: it has {job.number('choices')} and was asked for {len(said)}"
+    if job.number("choices") != len(reference):
+        yield f"choices: it has {job.number('choices')} and was asked for {len(reference)}"
         return
-    for choice, expected in enumerate(said):
+    for choice, expected in enumerate(reference):
         yield from _check_choice(job, choice, expected)
-    yield from _check_result(job, said)
+    yield from _check_result(job, reference)
     yield from _check_kept(job, settings)
 
 
-def _check_choice(job: Job, choice: int, said: Expected) -> Iterator[str]:
+def _check_choice(job: Job, choice: int, expected: Expected) -> Iterator[str]:
     entries = job.channels[choice]
     if entries is None:
         if job.published[choice][0]:
@@ -48,7 +48,7 @@ def _check_choice(job: Job, choice: int, said: Expected) -> Iterator[str]:
     text = "".join(entry.text for entry in entries)
     if job.published[choice][0] != len(ids):
         yield f"published: {where} has {len(ids)} tokens on its channel and {job.published[choice][0]} in the job"
-    yield from _check_tokens(job, ids, text, said, where)
+    yield from _check_tokens(job, ids, text, expected, where)
 
 
 def _check_offsets(entries: tuple[Entry, ...], where: str) -> Iterator[str]:
@@ -80,28 +80,29 @@ def _check_ends(job: Job, entries: tuple[Entry, ...], choice: int) -> Iterator[s
         yield f"ends: choice {choice} says {state} and the job is {job.state}"
 
 
-def _check_tokens(job: Job, ids: tuple[int, ...], text: str, said: Expected, where: str) -> Iterator[str]:
-    """A done job has the output of the reference run; another job has a prefix of it."""
-    if job.state == "done" and (ids, text) == (said.ids, said.text):
+def _check_tokens(job: Job, ids: tuple[int, ...], text: str, expected: Expected, where: str) -> Iterator[str]:
+    """A done job has the output of the expected run; another job has a prefix of it."""
+    if job.state == "done" and (ids, text) == (expected.ids, expected.text):
         return
-    if ids != said.ids[: len(ids)]:
-        at = next((i for i, pair in enumerate(zip(ids, said.ids, strict=False)) if pair[0] != pair[1]), len(said.ids))
+    if ids != expected.ids[: len(ids)]:
+        pairs = enumerate(zip(ids, expected.ids, strict=False))
+        at = next((i for i, (one, other) in pairs if one != other), len(expected.ids))
         yield f"tokens: {where} differs from the undisturbed run at token {at}"
-    elif not said.text.startswith(text):
-        yield f"text: {where} says {text[-40:]!r} where the undisturbed run says {said.text[: len(text)][-40:]!r}"
+    elif not expected.text.startswith(text):
+        yield f"text: {where} says {text[-40:]!r} where the undisturbed run says {expected.text[: len(text)][-40:]!r}"
     elif job.state == "done":
-        yield f"tokens: {where} has {len(ids)} and {len(text)} letters, the undisturbed run {len(said.ids)}"
+        yield f"tokens: {where} has {len(ids)} and {len(text)} letters, the undisturbed run {len(expected.ids)}"
 
 
-def _check_result(job: Job, said: tuple[Expected, ...]) -> Iterator[str]:
+def _check_result(job: Job, reference: tuple[Expected, ...]) -> Iterator[str]:
     if job.result is None:
         if job.state == "done":
             yield "result: it is done and has none"
         return
-    if len(job.result) != len(said):
-        yield f"result: it has {len(job.result)} choices of {len(said)}"
+    if len(job.result) != len(reference):
+        yield f"result: it has {len(job.result)} choices of {len(reference)}"
         return
-    for choice, (kept, expected) in enumerate(zip(job.result, said, strict=True)):
+    for choice, (kept, expected) in enumerate(zip(job.result, reference, strict=True)):
         entries = job.channels[choice]
         if entries is not None and kept.ids != tuple(one for entry in entries for one in entry.ids):
             yield f"result: the tokens of choice {choice} are not those of its channel"

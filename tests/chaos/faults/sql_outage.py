@@ -132,7 +132,7 @@ class WithoutSql:
             "the worker grew": is_flat(self.away, MEMORY["worker"]),
             "the recorder grew while SQL was away": is_flat(self.away, MEMORY["recorder"]),
         }
-        return [said for said, is_kept in promises.items() if not is_kept]
+        return [promise for promise, is_kept in promises.items() if not is_kept]
 
     def _torn(self, rows: Mapping[str, tuple[object, ...]]) -> list[str]:
         return [f"{job_id} {row}" for job_id, row in rows.items() if row != _WHOLE][:5]

@@ -66,10 +66,10 @@ class TestGivenTheOutputOfTests:
     def test_when_it_does_not_show_a_missing_guard_then_it_does_not_count(
         self, code: int, output: str, why: str
     ) -> None:
-        is_caught, said = verdict_of(code, output)
+        is_caught, reason = verdict_of(code, output)
 
         assert not is_caught
-        assert why in said
+        assert why in reason
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ def asking_for(model: str | None) -> bytes:
 def beat(worker: Worker, model: str, *held: JobId) -> None:
     """A heartbeat of a worker that serves a model."""
     about = {"model": model}
-    said = calls.Beat(incarnation=worker.name, held=held, processed_pull=worker.number, expiry_ms=4000, about=about)
-    worker.queue.run(calls.beat(worker.queue.keys, said))
+    beat = calls.Beat(incarnation=worker.name, held=held, processed_pull=worker.number, expiry_ms=4000, about=about)
+    worker.queue.run(calls.beat(worker.queue.keys, beat))
 
 
 @pytest.fixture

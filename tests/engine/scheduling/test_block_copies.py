@@ -50,10 +50,10 @@ class Run:
     def __init__(self, lag: int, *, num_blocks: int = 200, block_size: int = BLOCK_SIZE, **options: Any) -> None:
         self.model = WatchingModel(NullModelConfig(num_blocks=num_blocks, block_size=block_size))
         self.engine = engine_over(lagging(self.model) if lag else self.model, **options)
-        self.said: Transcripts = {}
+        self.transcripts: Transcripts = {}
 
     def step(self) -> None:
-        note(self.said, self.engine.step())
+        note(self.transcripts, self.engine.step())
         self.engine.check_invariants()
 
     def fail_copying(self, num_failures: int, *, writes_first: bool = False, error: Exception | None = None) -> None:
@@ -73,7 +73,7 @@ class Run:
         self.to_the_end()
         for request_id, prompt in prompts:
             expected = undisturbed(request(request_id, prompt, max_tokens=6))
-            assert self.said[request_id, 0].token_ids == expected[request_id, 0].token_ids
+            assert self.transcripts[request_id, 0].token_ids == expected[request_id, 0].token_ids
 
 
 def with_first(lag: int, **options: Any) -> Run:
@@ -160,7 +160,7 @@ class TestGivenASequenceThatFillsItsBlock:
         started.engine.abort(["first"])
         started.to_the_end()
 
-        assert started.said["r", 0].deltas[0].stats.num_cached_tokens == len(SHARED) - 1
+        assert started.transcripts["r", 0].deltas[0].stats.num_cached_tokens == len(SHARED) - 1
         assert started.model.num_computed_tokens <= num_computed + 2
 
     def test_when_it_is_aborted_before_the_copy_is_made_then_the_copy_is_right(self, lag: int) -> None:

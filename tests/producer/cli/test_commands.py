@@ -69,15 +69,15 @@ def write_lines(path: Path, *lines: object) -> Path:
 class TestGivenAWorker:
     def test_when_asked_then_the_completion_is_on_stdout_and_nothing_else(self, run: Run, valkey: RedisServer) -> None:
         with working(valkey):
-            said = run("ask", "Name three rivers.", "--max-tokens", "3")
+            ended = run("ask", "Name three rivers.", "--max-tokens", "3")
 
-        assert said == Ended(0, "w0 w1 w2 \n", "")
+        assert ended == Ended(0, "w0 w1 w2 \n", "")
 
     def test_when_asked_for_json_then_ids_usage_and_reason_are_there(self, run: Run, valkey: RedisServer) -> None:
         with working(valkey):
-            said = run("ask", "-", "--json", "--chat", stdin="Grüße".encode())
+            ended = run("ask", "-", "--json", "--chat", stdin="Grüße".encode())
 
-        answer = json.loads(said.out)
+        answer = json.loads(ended.out)
         assert answer["choices"] == [{"text": "w0 w1 w2 ", "token_ids": [100, 101, 102], "finish_reason": "stop"}]
         assert answer["usage"]["output_tokens"] == 3
 
@@ -85,17 +85,17 @@ class TestGivenAWorker:
         self, run: Run, valkey: RedisServer
     ) -> None:
         with working(valkey, fails=lambda _prompt: True):
-            said = run("ask", "hello")
+            ended = run("ask", "hello")
 
-        assert said.code == 1
-        assert said.err.count("\n") == 1
-        assert "it broke" in said.err
+        assert ended.code == 1
+        assert ended.err.count("\n") == 1
+        assert "it broke" in ended.err
 
     def test_when_it_takes_too_long_then_the_job_is_cancelled(self, run: Run, producer: Producer) -> None:
-        said = run("ask", "hello", "--timeout", "0.2")
+        ended = run("ask", "hello", "--timeout", "0.2")
 
-        assert said.code == 1
-        assert "is cancelled" in said.err
+        assert ended.code == 1
+        assert "is cancelled" in ended.err
         assert producer.queue()[0].waiting_jobs == 0
 
     def test_when_a_job_is_streamed_then_it_can_be_read_from_any_place(
@@ -223,11 +223,11 @@ class TestGivenAFile:
         )
 
         with working(valkey, fails=lambda prompt: prompt == "please fail"):
-            said = run(
+            ended = run(
                 "submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--errors", "err.jsonl", "--ordered", "--stream"
             )
 
-        assert said.code == 1
+        assert ended.code == 1
         outputs = rows(tmp_path / "out.jsonl")
         assert [line["custom_id"] for line in outputs] == ["line-1", "chat", "ids"]
         assert [line["response"]["body"]["object"] for line in outputs] == [
@@ -244,8 +244,8 @@ class TestGivenAFile:
         assert errors["line-6"]["error"] == {"code": "broken", "message": "it broke"}
         for label in ("Successful requests:", "Benchmark duration (s):", "Total generated tokens:", "Mean TTFT (ms):",
                       "P99 TPOT (ms):", "Median ITL (ms):", "Mean E2EL (ms):", "Mean Queue (ms):"):  # fmt: skip
-            assert label in said.out
-        assert "n/a" not in said.out
+            assert label in ended.out
+        assert "n/a" not in ended.out
 
     def test_when_it_is_submitted_again_then_nothing_is_submitted_twice_by_default(
         self, run: Run, producer: Producer, tmp_path: Path
@@ -282,12 +282,12 @@ class TestGivenAFile:
         # Two whole lines, and one that was cut short by the interruption.
         (tmp_path / "out.jsonl").write_text("".join(kept[:2]) + kept[2][:20])
 
-        said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+        ended = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
 
-        assert said.code == 0
+        assert ended.code == 0
         assert sorted(line["custom_id"] for line in rows(tmp_path / "out.jsonl")) == [f"line-{i}" for i in range(1, 6)]
         assert (tmp_path / "out.jsonl").read_text().startswith("".join(kept[:2]))
-        assert "2 lines had been written before" in said.err
+        assert "2 lines had been written before" in ended.err
 
     def test_when_it_comes_by_stdin_with_a_batch_name_then_it_is_taken_once_too(self, run: Run) -> None:
         data = b'{"prompt": "hi"}\n'
@@ -301,10 +301,10 @@ class TestGivenAFile:
     ) -> None:
         write_lines(tmp_path / "in.jsonl", {"prompt": "good"}, {"prompt": ""}, "{")
 
-        said = run("submit", "in.jsonl", "--strict")
+        ended = run("submit", "in.jsonl", "--strict")
 
-        assert said.code == 1
-        assert "2 lines are bad and nothing was submitted" in said.err
+        assert ended.code == 1
+        assert "2 lines are bad and nothing was submitted" in ended.err
         assert producer.queue()[0].waiting_jobs == 0
 
     def test_when_the_queue_is_full_then_it_waits_and_continues(
@@ -315,9 +315,9 @@ class TestGivenAFile:
         write_lines(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(50)))
 
         with working(valkey):
-            said = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+            ended = run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
 
-        assert said.code == 0
+        assert ended.code == 0
         assert len(rows(tmp_path / "out.jsonl")) == 50
 
     def test_when_logprobs_are_asked_for_then_they_have_openais_shape(
@@ -360,12 +360,12 @@ class TestGivenAMisuse:
     ) -> None:
         write_lines(tmp_path / "in.jsonl", {"prompt": "hi"})
 
-        said = run(*arguments)
+        ended = run(*arguments)
 
-        assert said.code == 2
-        assert words in said.err
-        assert "Traceback" not in said.err
-        assert said.out == ""
+        assert ended.code == 2
+        assert words in ended.err
+        assert "Traceback" not in ended.err
+        assert ended.out == ""
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -380,12 +380,12 @@ class TestGivenAMisuse:
     def test_when_something_is_not_there_then_one_sentence_says_so_and_the_code_is_one(
         self, run: Run, arguments: list[str], words: str
     ) -> None:
-        said = run(*arguments)
+        ended = run(*arguments)
 
-        assert said.code == 1
-        assert words in said.err
-        assert "Traceback" not in said.err
-        assert "opensesame" not in said.err
+        assert ended.code == 1
+        assert words in ended.err
+        assert "Traceback" not in ended.err
+        assert "opensesame" not in ended.err
 
     def test_when_help_is_asked_for_then_commands_and_exit_codes_are_described(self, run: Run) -> None:
         commands = [[], ["ask"], ["submit"], ["stream"], ["result"], ["cancel"], ["requeue"], ["delete"], ["jobs"],
@@ -396,9 +396,9 @@ class TestGivenAMisuse:
 
         helps = {" ".join(command): run(*command, "--help") for command in commands}
 
-        assert {said.code for said in helps.values()} == {0}
+        assert {ended.code for ended in helps.values()} == {0}
         groups = ("", "jobs", "queues", "server", "batches")
-        assert [name for name, said in helps.items() if name not in groups and "Example" not in said.out] == []
+        assert [name for name, ended in helps.items() if name not in groups and "Example" not in ended.out] == []
         assert "130  interrupted" in helps[""].out
 
 
@@ -527,9 +527,9 @@ class TestGivenAHistory:
     def test_when_it_is_deleted_then_neither_queue_nor_history_has_its_data(
         self, run: Run, job_id: str, sqlite_url: str, producer: Producer
     ) -> None:
-        said = run("delete", job_id)
+        ended = run("delete", job_id)
 
-        assert said == Ended(0, f"{job_id}\tdeleted\n", "")
+        assert ended == Ended(0, f"{job_id}\tdeleted\n", "")
         assert producer.views([job_id]) == [None]
         engine = open_database(sqlite_url)
         with engine.connect() as connection:

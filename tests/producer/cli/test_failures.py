@@ -50,11 +50,11 @@ class TestGivenAFileWhoseJobsFail:
             done = run_producer(valkey, tmp_path, "submit", "in.jsonl", "--wait", *["-o", "out.jsonl"] * has_output)
 
         assert done.returncode == 1
-        said = done.stderr.splitlines()
-        assert any(line.startswith("5 x model_mismatch, for example line ") for line in said), said
-        assert any(line.startswith("1 x invalid_json, for example line 6: ") for line in said), said
-        assert ("Outputs: out.jsonl" in said, "Errors: out.jsonl.errors.jsonl" in said) == (has_output, has_output)
-        assert "--again" in said[-1]
+        lines = done.stderr.splitlines()
+        assert any(line.startswith("5 x model_mismatch, for example line ") for line in lines), lines
+        assert any(line.startswith("1 x invalid_json, for example line 6: ") for line in lines), lines
+        assert ("Outputs: out.jsonl" in lines, "Errors: out.jsonl.errors.jsonl" in lines) == (has_output, has_output)
+        assert "--again" in lines[-1]
 
     def test_when_more_lines_are_bad_than_are_shown_then_the_rest_is_counted(
         self, valkey: RedisServer, tmp_path: Path

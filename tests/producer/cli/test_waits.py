@@ -118,12 +118,12 @@ class TestGivenAQueueWithoutWorkers:
 
     def test_when_the_asker_gives_up_then_only_one_fate_of_the_job_is_told(self, valkey: RedisServer) -> None:
         with command(valkey.url, "ask", "hello", "--timeout", "3") as asked:
-            _, said = asked.end()
+            _, output = asked.end()
 
         assert asked.process.returncode == 1
-        assert "no worker serves" in said
-        assert "is cancelled" in said
-        assert "continues" not in said
+        assert "no worker serves" in output
+        assert "is cancelled" in output
+        assert "continues" not in output
 
     @pytest.mark.usefixtures("early")
     def test_when_a_worker_loads_its_model_then_that_is_what_is_waited_for(

@@ -56,9 +56,9 @@ def gateway_process(
 
 
 def _url_in(stderr: IO[str]) -> str:
-    said = stderr.readline()
-    assert " on http://" in said, said + stderr.read()
-    return said.rpartition(" ")[2].strip()
+    line = stderr.readline()
+    assert " on http://" in line, line + stderr.read()
+    return line.rpartition(" ")[2].strip()
 
 
 def data_lines(lines: Iterator[str]) -> list[str]:

@@ -351,24 +351,24 @@ class TestGivenTheCommand:
         one_scene.queue.add("one")
         one_scene.record()
 
-        code, said = self.run(one_scene)
+        code, output = self.run(one_scene)
 
         assert code == 0
-        assert "All sources agree" in said
+        assert "All sources agree" in output
 
     def test_when_something_disagrees_then_each_side_is_reported_and_it_exits_with_1(self, one_scene: Scene) -> None:
         job_id = one_scene.queue.add("one")
         one_scene.record()
         one_scene.forget_in_history(job_id)
 
-        code, said = self.run(one_scene)
+        code, output = self.run(one_scene)
         assert code == 1
-        assert "NOT IN HISTORY (1)" in said
-        assert f"{job_id}" in said
-        assert "queue: queued (version 1); history: no row" in said
+        assert "NOT IN HISTORY (1)" in output
+        assert f"{job_id}" in output
+        assert "queue: queued (version 1); history: no row" in output
 
-        code, said = self.run(one_scene, "--json", "--repair")
-        (found,) = json.loads(said)["disagreements"]
+        code, output = self.run(one_scene, "--json", "--repair")
+        (found,) = json.loads(output)["disagreements"]
         assert code == 1
         assert (found["job_id"], found["repair"]) == (job_id, "events republished")
 
@@ -384,10 +384,10 @@ class TestGivenTheCommand:
         assert self.run(one_scene, *more)[0] == 2
 
     def test_when_the_history_is_not_there_then_it_says_what_to_do(self, one_scene: Scene, tmp_path: Path) -> None:
-        code, said = self.run(one_scene, "--database-url", f"sqlite:///{tmp_path}/none.db")
+        code, output = self.run(one_scene, "--database-url", f"sqlite:///{tmp_path}/none.db")
 
         assert code == 2
-        assert "--no-history" in said
+        assert "--no-history" in output
 
 
 def test_when_options_are_written_to_a_journal_then_the_same_jobs_are_drawn() -> None:

@@ -36,7 +36,7 @@ from tests.postgres import HOW_TO_GET, has_postgres, postgres_server
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
 from tests.worker.history import events as e
-from tests.worker.history.test_recorder import client_of, said, until
+from tests.worker.history.test_recorder import client_of, num_logged, until
 
 CALLBACKS = e.KEYS.callbacks
 SECRET = "correct horse"
@@ -200,7 +200,7 @@ class TestGivenAJobThatWantsAWebhook:
         assert len(failed) == 1
         job: Any = rq_queue(WEBHOOKS_QUEUE, client).fetch_job(failed[0])
         assert "not public" in job.latest_result().exc_string
-        assert said(log, "webhook refused") == 1
+        assert num_logged(log, "webhook refused") == 1
 
     def test_when_enqueued_then_the_secret_is_not_in_redis(self, valkey: RedisServer, hook: Receiver) -> None:
         client = client_of(valkey)
@@ -378,7 +378,7 @@ class TestGivenTwoPartitionsOfWhichOneFails:
             thread.join(timeout=20)
 
         assert [entry["key"] for entry in log.entries if entry["event"] == "redis unreachable"] == [ill]
-        assert said(log, "redis reachable again") == 0
+        assert num_logged(log, "redis reachable again") == 0
 
 
 class TestGivenRetention:

@@ -135,11 +135,11 @@ class TestGivenADatabaseWithoutTables:
             check(empty)
 
     def test_when_the_worker_migrates_then_it_says_so(self, empty_url: str) -> None:
-        said: list[str] = []
+        messages: list[str] = []
 
-        assert main(empty_url, say=said.append) == ExitCode.DONE
-        assert main(empty_url, say=said.append) == ExitCode.DONE
-        assert said == [
+        assert main(empty_url, say=messages.append) == ExitCode.DONE
+        assert main(empty_url, say=messages.append) == ExitCode.DONE
+        assert messages == [
             f"The history is at schema {SCHEMA_REVISION}, was at none.",
             f"The history is at schema {SCHEMA_REVISION}.",
         ]
@@ -227,13 +227,13 @@ class TestGivenADatabaseThatIsAway:
     """Not there, or not ours."""
 
     def test_when_postgres_does_not_answer_then_the_error_has_no_password(self, tmp_path: Path) -> None:
-        said: list[str] = []
+        messages: list[str] = []
 
-        code = main(f"postgresql://me:s3cret@/db?host={tmp_path}", say=said.append)
+        code = main(f"postgresql://me:s3cret@/db?host={tmp_path}", say=messages.append)
 
         assert code == ExitCode.NOT_READY
-        assert len(said) == 1
-        assert "s3cret" not in said[0]
+        assert len(messages) == 1
+        assert "s3cret" not in messages[0]
 
     @pytest.mark.parametrize("use", [prepare, check_writable])
     def test_when_the_sqlite_folder_is_missing_then_it_is_refused(
@@ -317,7 +317,7 @@ class TestGivenAPostgresThatRefuses:
             check_writable(open_database(url, is_writer=True))
 
     @pytest.mark.parametrize(
-        ("said", "kind"),
+        ("message", "kind"),
         [
             ('FATAL:  password authentication failed for user "bob"', HistoryRefused),
             ('FATAL:  permission denied for database "d1"', HistoryRefused),
@@ -328,9 +328,9 @@ class TestGivenAPostgresThatRefuses:
             ("Connection refused", HistoryUnreachable),
         ],
     )
-    def test_when_it_answers_then_the_answer_decides(self, said: str, kind: type[HistoryError]) -> None:
+    def test_when_it_answers_then_the_answer_decides(self, message: str, kind: type[HistoryError]) -> None:
         # As psycopg raises it: without an SQLSTATE.
-        cause = psycopg.OperationalError(f"connection failed: connection to server failed: {said}")
+        cause = psycopg.OperationalError(f"connection failed: connection to server failed: {message}")
 
         assert type(failure_of(OperationalError(None, None, cause), make_url("postgresql://db/x"))) is kind
 

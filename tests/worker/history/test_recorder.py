@@ -374,14 +374,15 @@ class TestGivenADatabaseThatGoesAway:
             postgres.kill()
             try:
                 add(client, [e.submitted("0.a.2")])
-                until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
+                until(lambda: num_logged(log, "history database unreachable") == 1, "the recorder notices")
                 add(client, [e.ended("0.a.2")])
             finally:
                 postgres.start()
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
 
         assert states(postgres_history) == {"0.a.1": "queued", "0.a.2": "done"}
-        assert said(log, "history database unreachable") == said(log, "history database reachable again") == 1
+        events = ("history database unreachable", "history database reachable again")
+        assert [num_logged(log, event) for event in events] == [1, 1]
 
     def test_when_sqlite_is_full_then_rows_wait_until_there_is_room(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
@@ -392,7 +393,7 @@ class TestGivenADatabaseThatGoesAway:
         bound_pages(sqlite_history, spare=5)
 
         with running(first):
-            until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
+            until(lambda: num_logged(log, "history database unreachable") == 1, "the recorder notices")
             assert client.xlen(OUTBOX) == 1
             bound_pages(sqlite_history, spare=100_000)
             until(lambda: client.xlen(OUTBOX) == 0, "the outbox is empty")
@@ -414,11 +415,11 @@ class TestGivenADatabaseThatGoesAway:
         path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
 
         with running(first):
-            until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
+            until(lambda: num_logged(log, "history database unreachable") == 1, "the recorder notices")
         sqlite_history.dispose()
 
         assert client.xlen(OUTBOX) == 20
-        assert said(log, "row cleaned") == 0
+        assert num_logged(log, "row cleaned") == 0
         assert "malformed" in next(x["error"] for x in log.entries if x["event"] == "history database unreachable")
         for leftover in path.parent.glob(f"{path.name}-*"):
             leftover.unlink()
@@ -435,7 +436,7 @@ class TestGivenADatabaseThatGoesAway:
         try:
             add(client, [e.submitted("0.a.1"), e.submitted("0.a.2")])
             with running(recorder(valkey, history)):
-                until(lambda: said(log, "history database unreachable") == 1, "the recorder notices")
+                until(lambda: num_logged(log, "history database unreachable") == 1, "the recorder notices")
             assert client.xlen(OUTBOX) == 1
         finally:
             with history.begin() as connection:
@@ -471,11 +472,11 @@ class TestGivenARedisThatGoesAway:
         with running(recorder(durable_valkey, sqlite_history)):
             until(lambda: client_of(durable_valkey).exists(OUTBOX) == 1, "the group is there")
             durable_valkey.restart()
-            until(lambda: said(log, "redis reachable again") == 1, "the recorder is back")
+            until(lambda: num_logged(log, "redis reachable again") == 1, "the recorder is back")
             add(client_of(durable_valkey), [e.submitted("0.a.1")])
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
 
-        assert said(log, "redis unreachable") == 1
+        assert num_logged(log, "redis unreachable") == 1
 
     def test_when_a_socket_raises_an_os_error_then_it_is_an_outage_that_ends(
         self, valkey: RedisServer, sqlite_history: Engine, log: LogCapture
@@ -489,7 +490,7 @@ class TestGivenARedisThatGoesAway:
         with running(Recorder(broken, HistoryWriter(sqlite_history), settings)):
             until(lambda: states(sqlite_history) == {"0.a.1": "queued"}, "the row")
 
-        assert [said(log, event) for event in ("redis unreachable", "redis reachable again")] == [1, 1]
+        assert [num_logged(log, event) for event in ("redis unreachable", "redis reachable again")] == [1, 1]
 
     def test_when_it_was_emptied_then_the_group_is_made_again(
         self, valkey: RedisServer, sqlite_history: Engine
@@ -517,10 +518,10 @@ class TestGivenTwoPartitionsOfWhichOneFails:
                 add(client, [e.submitted(f"0.a.{number}")])
                 until(lambda: client.xlen(OUTBOX) == 0, "the well one is recorded")
             assert [entry["key"] for entry in log.entries if entry["event"] == "redis unreachable"] == [ill]
-            assert said(log, "redis reachable again") == 0
+            assert num_logged(log, "redis reachable again") == 0
             client.delete(ill)
             client.xadd(ill, {"e": e.pack([e.submitted("1.a.1")])})
-            until(lambda: said(log, "redis reachable again") == 1, "the ill one is back")
+            until(lambda: num_logged(log, "redis reachable again") == 1, "the ill one is back")
             until(lambda: client.xlen(ill) == 0, "and is recorded")
 
         assert len(states(sqlite_history)) == 21
@@ -666,7 +667,7 @@ class TestGivenAJobWhoseDataWasDeleted:
             assert connection.execute(sa.text("SELECT count(*) FROM results")).scalar_one() == 0
 
 
-def said(log: LogCapture, event: str) -> int:
+def num_logged(log: LogCapture, event: str) -> int:
     """How often a line was logged."""
     return sum(entry["event"] == event for entry in log.entries)
 

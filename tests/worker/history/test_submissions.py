@@ -98,9 +98,9 @@ class TestGivenAnIdThatIsUsedAgain:
         with pytest.raises(SystemExit):
             main(("jobs", "show", job_id, "--queue", "q", "--database-url", url))
 
-        said = capsys.readouterr()
-        assert "submitted 2 times; this is the newest submission" in said.err
-        assert "state\tfailed" in said.out
+        captured = capsys.readouterr()
+        assert "submitted 2 times; this is the newest submission" in captured.err
+        assert "state\tfailed" in captured.out
 
     def test_when_its_batch_is_exported_then_the_newest_is_written(self, scene: Scene, tmp_path: Path) -> None:
         job_id = run_twice(scene)

@@ -47,11 +47,11 @@ def choice(num_tokens: int, *, ends: JobState | None = None) -> ChannelOutput:
 
 class TestGivenAJobThatEndsWithItsLastStep:
     def test_when_published_then_tokens_and_end_are_in_one_progress_update(self) -> None:
-        (said,) = pending_updates(job_of(choice(3, ends=JobState.DONE)), ORIGIN, now_s=0.0)
+        (update,) = pending_updates(job_of(choice(3, ends=JobState.DONE)), ORIGIN, now_s=0.0)
 
-        assert said.num_tokens == 3
-        assert decode_entry(said.entry).token_ids == (0, 1, 2)
-        assert said.end is not None
+        assert update.num_tokens == 3
+        assert decode_entry(update.entry).token_ids == (0, 1, 2)
+        assert update.end is not None
 
 
 class TestGivenAJobWithChoices:
@@ -63,21 +63,21 @@ class TestGivenAJobWithChoices:
         assert second.end is None
 
     def test_when_one_is_done_and_another_expired_then_the_record_has_no_finish_reason(self) -> None:
-        said = list(
+        updates = list(
             pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.EXPIRED)), ORIGIN, now_s=0.0)
         )
 
-        for one in said:
+        for one in updates:
             assert one.end is not None
             assert (one.end.state, one.end.reason) == ("expired", None)
             assert decode_record(one.end.record or b"").finish_reason is None
 
     def test_when_all_have_ended_then_each_end_carries_the_whole_result(self) -> None:
-        said = list(
+        updates = list(
             pending_updates(job_of(choice(3, ends=JobState.DONE), choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0)
         )
 
-        for one in said:
+        for one in updates:
             assert one.end is not None
             assert one.end.result is not None
             result = decode_result(one.end.result)
@@ -89,9 +89,9 @@ class TestGivenAJobWithChoices:
         failed = choice(1)
         failed.finish(End(state=JobState.FAILED, error="no", error_code="engine_error"), now_ms=5)
 
-        said = list(pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0))
+        updates = list(pending_updates(job_of(failed, choice(2, ends=JobState.DONE)), ORIGIN, now_s=0.0))
 
-        ends = [one.end for one in said if one.end]
+        ends = [one.end for one in updates if one.end]
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
         own = [decode_entry(end.entry).end for end in ends]
         assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
@@ -116,11 +116,11 @@ class TestGivenAResultAtItsBound:
         monkeypatch.setattr(limits, "MAX_RESULT_BYTES", 5)
 
         job = job_of(choice(10, ends=state))
-        (said,) = pending_updates(job, ORIGIN, now_s=0.0)
+        (update,) = pending_updates(job, ORIGIN, now_s=0.0)
 
-        assert said.end is not None
-        assert (said.end.state, said.end.result) == (state, None)
-        assert move_large_results([(job, said)]) == ([(job, said)], [])
+        assert update.end is not None
+        assert (update.end.state, update.end.result) == (state, None)
+        assert move_large_results([(job, update)]) == ([(job, update)], [])
 
 
 class TestGivenMoreNewsThanACallTakes:

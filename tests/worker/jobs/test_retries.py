@@ -42,31 +42,31 @@ FINAL = frozenset(
 """Every code that is not retried."""
 
 
-def codes_that_can_be_said() -> set[str]:
+def codes_of_errors() -> set[str]:
     """Every error code that an engine, a worker or a script can give a job."""
     rejections = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestRejected)
     ]
     worker = "\n".join(path.read_text() for path in (ROOT / "worker").rglob("*.py"))
     scripts = "\n".join(path.read_text() for path in (ROOT / "producer/contract/scripts").glob("*.lua"))
-    said = re.findall(r'JobRejected\(\s*"([a-z_]+)"', worker) + re.findall(r'error_code="([a-z_]+)"', worker)
+    codes = re.findall(r'JobRejected\(\s*"([a-z_]+)"', worker) + re.findall(r'error_code="([a-z_]+)"', worker)
     return {
         *map(str, FailureKind),
         PREPARATION_FAILED,
         *(code_of(kind("")) for kind in rejections),
-        *said,
+        *codes,
         *re.findall(r"error_code = '([a-z_]+)'", scripts),
     }
 
 
 class TestGivenTheTable:
     def test_when_a_code_can_be_said_then_it_is_either_tried_again_or_final(self) -> None:
-        said = codes_that_can_be_said()
+        codes = codes_of_errors()
 
-        assert {"engine_error", "invalid_request", "killed_its_worker", "result_too_large"} <= said
-        assert said - (RETRIES.keys() | FINAL) == set()
+        assert {"engine_error", "invalid_request", "killed_its_worker", "result_too_large"} <= codes
+        assert codes - (RETRIES.keys() | FINAL) == set()
         assert RETRIES.keys() & FINAL == set()
-        assert (RETRIES.keys() | FINAL) - said == set(), "no code raises these any more"
+        assert (RETRIES.keys() | FINAL) - codes == set(), "no code raises these any more"
 
     def test_when_the_errors_page_lists_codes_then_it_says_the_same(self) -> None:
         table = ERRORS.split("| code | who must act | retried |")[1].split("\n\n")[0]

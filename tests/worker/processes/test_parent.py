@@ -122,10 +122,12 @@ class Parent:
 
     def wait_for(self, word: str, number: int | str = 0, *, times: int = 1) -> None:
         """Until a spec's children have said a word so often."""
-        wait_until(lambda: self.words(number).count(word) >= times, f"{number} says {word} {times} times: {self.said}")
+        wait_until(
+            lambda: self.words(number).count(word) >= times, f"{number} says {word} {times} times: {self.output}"
+        )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The parent's log."""
         return (self._folder / "log").read_text()
 
@@ -183,7 +185,7 @@ class TestGivenChildrenThatStay:
 
         assert len(parent.pids(0)) == 2
         assert parent.words(1) == ["stays"]
-        assert '"exit_code": -9' in parent.said
+        assert '"exit_code": -9' in parent.output
         assert len(set(parent.incarnations(0))) == 2, "each process is another incarnation"
         assert parent.reported == parent.incarnations(0)[:1], "the old one is reported, not the new one"
 
@@ -217,9 +219,9 @@ class TestGivenChildrenThatStay:
         parent.wait_for("SIGTSTP", 1)
 
         os.kill(parent.pids(0)[0], signal.SIGKILL)
-        wait_until(lambda: "; restarting" in parent.said, "its death is logged")
+        wait_until(lambda: "; restarting" in parent.output, "its death is logged")
         os.kill(parent.pids(1)[0], signal.SIGKILL)
-        wait_until(lambda: parent.said.count("; restarting") == 2, "so is the other's, and none has come")
+        wait_until(lambda: parent.output.count("; restarting") == 2, "so is the other's, and none has come")
         assert [len(parent.pids(number)) for number in (0, 1)] == [1, 1]
         parent.signal(signal.SIGCONT)
 
@@ -270,7 +272,7 @@ class TestGivenOneWorkerAndItsSidecar:
 
         assert parent.wait() == code
         assert parent.reported == parent.incarnations(0)
-        assert '"warning"' not in parent.said, "the worker has said why"
+        assert '"warning"' not in parent.output, "the worker has said why"
         assert parent.words("recorder") == [], "it is started for a worker that is ready"
 
     def test_when_its_sidecar_is_killed_then_it_is_restarted_and_nothing_is_reported(self, parents: Parents) -> None:
@@ -329,12 +331,12 @@ class TestGivenChildrenThatDieAtOnce:
         parent.signal(signal.SIGTERM)
 
         parent.wait()
-        assert [f'"retry_in_s": {delay_s}' in parent.said for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
+        assert [f'"retry_in_s": {delay_s}' in parent.output for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
 
     def test_when_stopped_while_a_restart_is_due_then_none_starts_and_the_parent_ends(self, parents: Parents) -> None:
         parent = parents.of(f"{SAYS}\nsay('dies')\nsys.exit(1)")
         parent.wait_for("dies", times=6)
-        wait_until(lambda: parent.said.count("; restarting") == 6, "the seventh is due in 0.32 s")
+        wait_until(lambda: parent.output.count("; restarting") == 6, "the seventh is due in 0.32 s")
 
         parent.signal(signal.SIGTERM)
 
@@ -390,7 +392,7 @@ class TestGivenAProgramThatCannotBeStartedForNow:
     def test_when_it_can_be_then_it_comes_as_after_a_death(self, parents: Parents, tmp_path: Path) -> None:
         program = tmp_path / "program"
         parent = parents.of(STAYS, program=str(program))
-        wait_until(lambda: parent.said.count("cannot be started; retrying") >= 3, "it has been tried thrice")
+        wait_until(lambda: parent.output.count("cannot be started; retrying") >= 3, "it has been tried thrice")
 
         script = tmp_path / "script"
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -398,7 +400,7 @@ class TestGivenAProgramThatCannotBeStartedForNow:
         script.rename(program)
 
         parent.wait_for("stays")
-        assert [f'"retry_in_s": {delay_s}' in parent.said for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
+        assert [f'"retry_in_s": {delay_s}' in parent.output for delay_s in (0.01, 0.02, 0.04)] == [True] * 3
         parent.signal(signal.SIGTERM)
         assert parent.wait() == ExitCode.DONE
 
@@ -430,7 +432,7 @@ class TestGivenAChildThatDoesNotLeaveAsItShould:
         parent.wait_for("up", 1)
         parent.signal(signal.SIGTERM)
         parent.wait_for("drains", 1)
-        wait_until(lambda: '"exit_code": 7' in parent.said, "the first one's end is logged")
+        wait_until(lambda: '"exit_code": 7' in parent.output, "the first one's end is logged")
 
         parent.signal(signal.SIGTERM)
 
@@ -443,7 +445,7 @@ class TestGivenAChildWhoseSettingsAreWrong:
 
         assert parent.wait() == ExitCode.MISUSED
         assert parent.words(0) == ["refuses"]
-        assert "it will not be restarted" in parent.said
+        assert "it will not be restarted" in parent.output
 
 
 class TestGivenAConfiguration:
