@@ -35,7 +35,7 @@ def grid(*axes: Sequence[Any], fast: Collection[tuple[Any, ...]]) -> list[Parame
 
 
 def _diagonal(axes: Sequence[Sequence[Any]], row: int) -> tuple[int, ...]:
-    """Return a place of the diagonal. An axis shifts with each round, so that short axes do not stay in step."""
+    """Return a position of the diagonal. An axis shifts with each round, so that short axes do not stay in step."""
     return tuple((row + number * (row // len(axis))) % len(axis) for number, axis in enumerate(axes))
 
 

@@ -55,7 +55,7 @@ def one_every_50_ms(size: float) -> CaseResult:
             Claim(what=f"mean TTFT, {count} requests", published=published, predicted=predicted, measured=measured)
         )
     return CaseResult(
-        name="arrivals", setting="a step takes 35 ms whatever is in it; 8 places", rows=rows, claims=claims
+        name="arrivals", setting="a step takes 35 ms whatever is in it; 8 slots", rows=rows, claims=claims
     )
 
 
@@ -82,7 +82,7 @@ def poisson_50(size: float) -> CaseResult:
         ),
     ]
     return CaseResult(
-        name="poisson", setting="8B-like card, 64 places, prompts 16-256, outputs mean 512", rows=rows, claims=claims
+        name="poisson", setting="8B-like card, 64 slots, prompts 16-256, outputs mean 512", rows=rows, claims=claims
     )
 
 
@@ -169,7 +169,7 @@ def equal_memory(size: float) -> CaseResult:
             f"{times(ours.output_tokens_per_s, alone.output_tokens_per_s)}",
         ),
     ]
-    rows.insert(1, row("static, 8 places", simulated("static", small, arrivals)))
+    rows.insert(1, row("static, 8 slots", simulated("static", small, arrivals)))
     return CaseResult(
         name="memory",
         setting="8B-like card, 32,768 tokens of cache, prompts 50-450, outputs mean 200 of at most 1,500",
@@ -185,13 +185,13 @@ def utilisation(size: float) -> CaseResult:
     rows = [row(name, simulated(name, machine, arrivals)) for name in ORDER]
     static, ours = rows[0].figures, rows[-1].figures
     claim = Claim(
-        what="places of the batch that work",
+        what="slots of the batch that work",
         published="25 % -> 85-95 %",
         predicted="25 % (1/H(32)) -> 95 %",
         measured=f"{static.utilisation:.0%} -> {ours.utilisation:.0%}",
     )
     return CaseResult(
-        name="utilisation", setting="8B-like card, 32 places, a burst, outputs mean 128", rows=rows, claims=[claim]
+        name="utilisation", setting="8B-like card, 32 slots, a burst, outputs mean 128", rows=rows, claims=[claim]
     )
 
 
@@ -217,7 +217,7 @@ def capacity(size: float) -> CaseResult:
     rest = {name: rate for name, rate in found.items() if name != "continuous"}
     return CaseResult(
         name="capacity",
-        setting="8B-like card, 64 places, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",
+        setting="8B-like card, 64 slots, prompts mean 800, outputs mean 150 of at most 1,000; budget 512",
         claims=[
             Claim(
                 what=f"largest rate, {name} -> continuous",

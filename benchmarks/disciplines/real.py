@@ -37,7 +37,7 @@ def on_this_cpu(size: float) -> CaseResult:
     misses = [abs(rows[i + 1].figures.e2e_mean_s / rows[i].figures.e2e_mean_s - 1) for i in range(0, len(rows), 2)]
     return CaseResult(
         name="real",
-        setting="125 M Llama, bf16, on this CPU; 4 requests/s, prompts 16-384, outputs mean 64; 16 places, budget 256",
+        setting="125 M Llama, bf16, on this CPU; 4 requests/s, prompts 16-384, outputs mean 64; 16 slots, budget 256",
         rows=rows,
         claims=[
             Claim(

@@ -21,8 +21,8 @@ The token budget of a step holds for all disciplines, padding included, since an
 prompt is computed whole if the budget holds it; only a longer one is split.
 
 No discipline starves a sequence. Sequences join in the policy's order, and running ones advance in every step. The
-exception is `prefill-first`, whose decodes pause while prompts join; each prompt takes a place, and decodes resume once
-no place or no block is left.
+exception is `prefill-first`, whose decodes pause while prompts join; each prompt takes a slot, and decodes resume once
+no slot or no block is left.
 """
 
 from collections.abc import Callable, Iterable

@@ -62,7 +62,7 @@ class WaitingQueue:
         return self._heap[0][1]
 
     def push(self, sequence: Sequence) -> None:
-        """Insert `sequence` at its place."""
+        """Insert `sequence` at its position."""
         heappush(self._heap, (self.policy.order(sequence), sequence))
 
     def pop(self) -> Sequence:

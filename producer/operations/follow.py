@@ -66,7 +66,7 @@ def cursor_at(place: Place) -> Cursor:
     is_end = len(parts) > 1 and parts[-1] == "end"
     numbers = parts[: len(parts) - is_end]
     if not 1 <= len(numbers) <= 2 or not all(map(_NUMBER.fullmatch, numbers)):
-        raise BadOffset(f"not a place in a stream: {place!r}. Give a number of tokens, or the cursor of an event.")
+        raise BadOffset(f"not a position in a stream: {place!r}. Give a number of tokens, or the cursor of an event.")
     tokens = int(numbers[0])
     chars = int(numbers[1]) if len(numbers) == 2 else 0 if tokens == 0 else None
     return _checked(Cursor(tokens, chars, is_end), place)
@@ -80,7 +80,7 @@ def _checked(cursor: Cursor, place: object) -> Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEvent(ChannelEntry):
-    """An entry of a channel, with its job and its place: output that one or more steps added to one choice."""
+    """An entry of a channel, with its job and its position: output that one or more steps added to one choice."""
 
     job_id: JobId
     choice: int

@@ -139,7 +139,7 @@ class Hub:
         return [waiter for waiter in waiters if not waiter.future.done()]
 
     def _ask(self, waiters: Sequence[_Waiter]) -> Ask:
-        # Several readers of one channel share a read from the first of their places.
+        # Several readers of one channel share a read from the first of their positions.
         cursors: dict[str, str] = {}
         for waiter in waiters:
             before = cursors.get(waiter.channel)

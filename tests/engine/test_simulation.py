@@ -129,7 +129,7 @@ class TestGivenArrivalsInVirtualTime:
 
 
 class TestGivenAReplay:
-    """Two of four places are taken, in steps of one second; one of the two is late."""
+    """Two of four slots are taken, in steps of one second; one of the two is late."""
 
     figures = summarise(
         simulate(

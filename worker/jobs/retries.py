@@ -24,7 +24,7 @@ class RetryDelay:
     most_s: float
 
     def delay_s(self, failures: int, share: float) -> float:
-        """Return the delay after `failures` earlier ones; `share` in [0, 1) is the place in the upper half of it."""
+        """Return the delay after `failures` earlier ones; `share` in [0, 1) is the position in the upper half of it."""
         whole_s = min(self.most_s, self.first_s * 2 ** min(failures, 30))
         return whole_s * (0.5 + share / 2)
 

@@ -121,7 +121,7 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
 
 def _progress_row(one: Progress) -> tuple[object, ...]:
     """Build a row in the order of `advance` in advance.lua. Trailing fields that most steps lack are left out."""
-    # By place: job to entry, the five extras, the end.
+    # By position: job to entry, the five extras, the end.
     row, extras = one[:6], one[6:11]
     has_extras = extras != _NO_EXTRAS
     if one.end is None:

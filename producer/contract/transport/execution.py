@@ -73,7 +73,7 @@ class Resend:
 
 
 def unknown_scripts(replies: Sequence[Reply]) -> list[int]:
-    """Return the places of calls whose script the server does not have."""
+    """Return the positions of calls whose script the server does not have."""
     return [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
 
 
