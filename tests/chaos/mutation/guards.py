@@ -612,7 +612,7 @@ RESUME = (
     ),
     Guard(
         name="choices share their noise",
-        patches=(Patch("engine/execution/sampler.py", "counter_2(s.choice)", "counter_2(0)"),),
+        patches=(Patch("engine/execution/row_options.py", "counter_2(sequence.choice)", "counter_2(0)"),),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_choices_or_seeds_differ_then_so_do_their_tokens",),
     ),
     Guard(
