@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.backoff import Backoff
+from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.worker.connection.availability import RedisHealth, RetryPolicy
 from sluice.worker.connection.clients import Client
 
@@ -94,7 +93,7 @@ class UnavailablePartitions:
             self._clients[keys] = self._open_client()
         try:
             self._clients[keys].execute_command("EXISTS", keys.notifications)
-        except (RedisConnectionError, RedisTimeoutError, OSError):
+        except CONNECTION_ERRORS:
             return False
         except RedisError:
             return True  # the server answers; the caller handles the error
