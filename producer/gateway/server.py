@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 import uvicorn
@@ -22,17 +23,32 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> Non
     `report` is called with the base URL once the port is open, and with whether requests need an API key.
 
     Raises:
-        InvalidSetting: the Redis URL is wrong, the address cannot be used, or it needs a key and there is none.
+        InvalidSetting: the Redis URL is wrong, the address cannot be used, it needs a key and there is none, or the
+            certificate cannot be used.
         HistoryUnavailable: the database with the keys cannot be used.
     """
+    _check_certificate(settings)
     keyring = _read_keys(settings)
     server = uvicorn.Server(_config(settings, keyring))
     with _listening(settings) as listening:
         # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
-        report(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.has_keys)
+        scheme = "http" if settings.tls_cert is None else "https"
+        report(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.has_keys)
         server.run(sockets=[listening])
+
+
+def _check_certificate(settings: GatewaySettings) -> None:
+    if settings.tls_cert is None:
+        return
+    try:
+        # Without a password, OpenSSL would ask for that of the key on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except OSError as error:
+        raise InvalidSetting(
+            f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} cannot be used: {error.strerror or error}"
+        ) from error
 
 
 def _read_keys(settings: GatewaySettings) -> Keyring:
@@ -57,6 +73,8 @@ def _config(settings: GatewaySettings, keyring: Keyring) -> uvicorn.Config:
         timeout_graceful_shutdown=round(settings.drain_s),
         log_config=None,
         server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
 
 

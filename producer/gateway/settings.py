@@ -25,6 +25,10 @@ class GatewaySettings:
     partitions: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
+    tls_cert: str | None = None
+    """File of the certificate chain, and in `tls_key` of its key; None serves plain HTTP."""
+
+    tls_key: str | None = None
     request_limit_s: float = 600.0
     """Deadline of a job whose client waits for it."""
 
@@ -42,6 +46,8 @@ class GatewaySettings:
             yield f"--port must be in [0, 65535], got {self.port}"
         if self.request_limit_s <= 0:
             yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield "give both of --tls-cert and --tls-key, or neither"
 
 
 def is_loopback(host: str) -> bool:

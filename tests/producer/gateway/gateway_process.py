@@ -57,7 +57,7 @@ def gateway_process(
 
 def _url_in(stderr: IO[str]) -> str:
     line = stderr.readline()
-    assert " on http://" in line, line + stderr.read()
+    assert " on http" in line, line + stderr.read()
     return line.rpartition(" ")[2].strip()
 
 

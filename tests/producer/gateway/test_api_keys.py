@@ -135,6 +135,18 @@ def left_in(headers: Mapping[str, str]) -> tuple[str, str, str]:
     return headers[names[0]], headers[names[1]], str(remaining // 100 * 100)
 
 
+class TestGivenAPageOfAnotherSite:
+    def test_when_a_page_of_another_site_asks_then_it_may_not_read_the_answer(self, guarded: Guarded) -> None:
+        page = {"origin": "https://evil.example"}
+        asking = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+        with guarded.gateway.http() as http:
+            answers = [http.options(CHAT, headers=asking), guarded.gateway.get(MODELS, guarded.active, **page)]
+
+        assert [answer.status_code for answer in answers] == [401, 200]
+        assert not any(name.startswith("access-control") for answer in answers for name in answer.headers)
+
+
 class TestGivenAWrongKey:
     def test_when_it_is_unknown_expired_or_forged_then_the_answers_are_the_same(self, guarded: Guarded) -> None:
         active = guarded.active
