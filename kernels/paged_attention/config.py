@@ -3,7 +3,9 @@
 """Configurations of paged attention: a pure function of dtype, shape and phase, never of the number of sequences."""
 
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 import triton
 from torch import Tensor
 
@@ -120,3 +122,11 @@ def chosen_decode_config(query: Tensor, kv_cache: KVCache, group: int) -> Decode
         "is_fp8": kv_cache.is_fp8,
     }
     return chosen(query.device, "paged_attention", decode_key(**kind), decode_config(**kind))
+
+
+@cache
+def has_hopper_kernel(device: torch.device) -> bool:
+    """Whether a device is a Hopper GPU and this Triton the one that the kernel in `hopper` was measured with."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return triton.__version__.startswith("3.6.")

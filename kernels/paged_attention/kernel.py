@@ -15,7 +15,12 @@ from torch import Tensor
 
 from sluice.kernels.checks import check
 from sluice.kernels.paged_attention.call import AttentionCall
-from sluice.kernels.paged_attention.config import chosen_config, chosen_decode_config, max_decode_tokens
+from sluice.kernels.paged_attention.config import (
+    chosen_config,
+    chosen_decode_config,
+    has_hopper_kernel,
+    max_decode_tokens,
+)
 from sluice.kernels.paged_attention.decode import attend_decodes
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.layout import KVCache, Layout
@@ -96,6 +101,19 @@ def paged_attention_triton(
     if not has_chunks or call.num_sequences > 1:
         decode_config = chosen_decode_config(query, kv_cache, call.group)
         attend_decodes(call, decode_config, segment_tokens=SEGMENT_TOKENS, pads=not has_chunks)
-    if has_chunks:
+    if has_chunks and not _attended_on_hopper(call, min_query_len=max_tokens + 1):
         config = chosen_config(query, kv_cache, call.group, max_query_len)
         attend_chunks(call, config, min_query_len=max_tokens + 1)
+
+
+def _attended_on_hopper(call: AttentionCall, *, min_query_len: int) -> bool:
+    """Launch the kernel for Hopper if there is one for this call."""
+    if not has_hopper_kernel(call.query.device):
+        return False
+    # Not imported elsewhere: Gluon differs between versions of Triton.
+    from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves
+
+    if not serves(call):
+        return False
+    attend_chunks_on_hopper(call, min_query_len=min_query_len)
+    return True

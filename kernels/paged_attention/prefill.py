@@ -37,7 +37,7 @@ def attend_chunks(call: AttentionCall, config: AttentionConfig, *, min_query_len
 
 
 @triton.jit
-def _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.constexpr):
+def find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES: tl.constexpr):
     """Find the last sequence whose first block is at or before `query_block`, by bisection.
 
     Sequence i owns blocks from `query_start_locs[i] // BLOCK_QUERIES + i`: an upper bound of the blocks before it that
@@ -121,7 +121,7 @@ def prefill_kernel(
 
     # The last blocks of a prompt see the most keys, so they start first: those of all heads.
     query_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence = _find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES)
+    sequence = find_sequence(query_start_locs_ptr, query_block, S, BLOCK_QUERIES)
     query_start = tl.load(query_start_locs_ptr + sequence)
     query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start
     first_query = (query_block - (query_start // BLOCK_QUERIES + sequence)) * BLOCK_QUERIES

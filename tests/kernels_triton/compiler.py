@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -89,7 +90,8 @@ def _compile(kernel: Any, args: tuple[Any, ...], named: dict[str, Any], grid: An
             constants[(index,)] = values[parameter.name]
         if is_divisible:
             hints[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make_source(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
     built = triton.compile(source, target=HOPPER, options=options)
     registers, stack_bytes = _usage(built.asm["cubin"])
     return Compiled(kernel.__name__, registers, stack_bytes, built.metadata.shared, built.asm["ptx"], tuple(grid))

@@ -14,8 +14,10 @@ from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention import decode
+from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import decode_config
 from sluice.kernels.paged_attention.fp8 import FP8
+from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
@@ -137,6 +139,31 @@ class TestGivenPagedAttention:
         assert "wgmma.mma_async" in compiled[0].ptx
         # Keys and values of the next tile are in flight while one is waited for.
         assert re.search(r"cp\.async\.wait_group\s+2;", compiled[0].ptx)
+
+    @pytest.mark.parametrize("group", fast_only([4], [1, 2, 8, 64]))
+    def test_when_the_prefill_for_hopper_is_compiled_then_it_fits_and_moves_registers(self, group: int) -> None:
+        cache = allocate_cuda(4, 16, 2, 128, dtype=torch.bfloat16, device=torch.device("cpu"))
+        query, lengths = torch.zeros(64, 2 * group, 128, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int32)
+        call = AttentionCall(
+            query=query,
+            kv_cache=cache,
+            block_tables=torch.zeros(4, 32, dtype=torch.int32),
+            query_start_locs=lengths,
+            context_lens=lengths[:-1],
+            scale=0.1,
+            max_query_len=500,
+            max_context_len=9000,
+            sliding_window=0,
+            soft_cap=0.0,
+            sinks=None,
+            out=query,
+        )
+
+        with CompileInstead() as compiled:
+            attend_chunks_on_hopper(call, min_query_len=5)
+
+        check_fits(compiled)
+        assert "setmaxnreg.inc" in compiled[0].ptx
 
     def test_when_drafts_are_compiled_then_they_fit_and_use_the_large_matrix_unit(self) -> None:
         compiled = compile_attention(torch.bfloat16, head_size=128, max_query_len=16, max_context_len=9000)

@@ -48,7 +48,7 @@ def _name(path: Path) -> str:
 def _is_exempt(path: Path) -> bool:
     """A kernel is one function by nature; a migration is a list of columns."""
     names = (
-        {"kernel.py", "decode.py", "prefill.py", "tile.py"}
+        {"kernel.py", "decode.py", "hopper.py", "prefill.py", "tile.py"}
         if path.parent.name == "paged_attention"
         else {"kernel.py", "few_rows.py"}
     )
