@@ -193,7 +193,7 @@ class Used:
     key: ApiKey
     began_ms: float
     answers: list[httpx.Response]
-    said: str
+    output: str
     folder: Path
 
 
@@ -206,17 +206,17 @@ def used(queue_server: RedisServer, keys_url: str) -> Used:
             answers = [http.post(CHAT, json=HELLO), http.post(CHAT, json=[]), http.get(f"/v1/no?api_key={key}")]
         answers.append(gateway.get(MODELS, f"{key}x"))
         gateway.process.send_signal(signal.SIGTERM)
-        _, said = gateway.process.communicate(timeout=20)
+        _, output = gateway.process.communicate(timeout=20)
     with KeyStore(keys_url) as store:
         [kept] = store.keys(tenant="initech")
     folder = Path(keys_url.removeprefix("sqlite:///")).parent
-    return Used(key.split("_", 2)[2], kept, began_ms, answers, said, folder)
+    return Used(key.split("_", 2)[2], kept, began_ms, answers, output, folder)
 
 
 class TestGivenAGatewayThatHasServedAKey:
     def test_when_its_answers_and_messages_are_read_then_the_key_is_not_there(self, used: Used) -> None:
         assert [answer.status_code for answer in used.answers] == [200, 400, 404, 401]
-        assert used.secret not in used.said + "".join(answer.text + str(answer.headers) for answer in used.answers)
+        assert used.secret not in used.output + "".join(answer.text + str(answer.headers) for answer in used.answers)
 
     def test_when_its_stores_are_read_then_the_key_is_not_there(self, used: Used, queue_server: RedisServer) -> None:
         secret = used.secret.encode()
