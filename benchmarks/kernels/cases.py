@@ -476,6 +476,7 @@ def make_options(rows: Sequence[dict[str, float]], device: torch.device | str, p
         seed=torch.tensor([int(row.get("seed", i)) for i, row in enumerate(rows)], dtype=torch.int64, device=device),
         position=torch.full((len(rows),), position, dtype=torch.int32, device=device),
         counter_2=torch.zeros(len(rows), dtype=torch.int32, device=device),
+        has_filters=any(row.keys() & {"top_k", "top_p", "min_p"} for row in rows),
     )
 
 

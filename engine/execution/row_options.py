@@ -91,8 +91,8 @@ class RowOptions:
         num_rows = logits.shape[0]
         sample(logits, self.first(num_rows), out=self.drawn[:num_rows])
 
-    def first(self, num_rows: int) -> SampleOptions:
-        """Return the device's options of the first rows."""
+    def first(self, num_rows: int, *, has_filters: bool = True) -> SampleOptions:
+        """Return the device's options of the first rows; `has_filters` as in `SampleOptions`."""
         options = self._options
         return SampleOptions(
             temperature=options.temperature[:num_rows],
@@ -102,6 +102,7 @@ class RowOptions:
             seed=options.seed[:num_rows],
             position=options.position[:num_rows],
             counter_2=options.counter_2[:num_rows],
+            has_filters=has_filters,
         )
 
 

@@ -196,10 +196,11 @@ class Sampler:
 
     def _make_rows(self, ids: tuple[int, ...], sequences: Items[Sequence]) -> _Rows:
         params = [sequence.sampling for sequence in sequences]
+        has_filters = any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params)
         return _Rows(
             sequence_ids=ids,
             positions=self.options.fill(sequences),
-            draw=draws_with(self.options.first(len(ids))),
+            draw=draws_with(self.options.first(len(ids), has_filters=has_filters)),
             may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
             has_logprobs=any(p.logprobs is not None for p in params),
         )

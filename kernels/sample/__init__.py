@@ -55,6 +55,9 @@ class SampleOptions:
     counter_2: Tensor
     """int64: choice and stream, from `sluice.kernels.philox.counter_2`."""
 
+    has_filters: bool = True
+    """Whether any row has top-k, top-p or min-p. If not, a GPU does not search for kept sets."""
+
 
 def sample(logits: Tensor, options: SampleOptions, *, out: Tensor | None = None) -> Tensor:
     """Choose one token per row.

@@ -3,7 +3,7 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ def sample_torch(logits: Tensor, options: SampleOptions, *, out: Tensor) -> None
     num_rows = max(1, _CHUNK_LOGITS // logits.shape[1])
     for first in range(0, logits.shape[0], num_rows):
         rows = slice(first, first + num_rows)
-        some = SampleOptions(**{field.name: getattr(options, field.name)[rows] for field in fields(options)})
+        tensors = {field.name: getattr(options, field.name) for field in fields(options) if field.type is Tensor}
+        some = replace(options, **{name: tensor[rows] for name, tensor in tensors.items()})
         out[rows] = _sampled(logits[rows].float(), some)
 
 

@@ -284,14 +284,17 @@ class TestGivenTheOtherKernels:
         assert "div.full" not in compiled[0].ptx
         assert "approx" not in compiled[0].ptx
 
-    def test_when_sampling_is_compiled_then_it_fits(self) -> None:
-        options = make_options([{}] * 4, "cpu")
+    @pytest.mark.parametrize("dtype", fast_only([torch.bfloat16], [torch.float32]))
+    @pytest.mark.parametrize("vocab_size", fast_only([128_256], [151_936, 262_144]))
+    def test_when_sampling_is_compiled_then_it_fits(self, vocab_size: int, dtype: torch.dtype) -> None:
+        options = make_options([{"top_p": 0.9}] * 4, "cpu")
 
         with CompileInstead() as compiled:
-            sample_triton(torch.zeros(4, 128256, dtype=torch.bfloat16), options, out=torch.zeros(4, dtype=torch.int64))
+            sample_triton(torch.zeros(4, vocab_size, dtype=dtype), options, out=torch.zeros(4, dtype=torch.int64))
 
         check_fits(compiled)
-        assert [one.name for one in compiled] == ["_kept_set_kernel", "_draw_kernel", "_choose_kernel"]
+        search = ["maxima_kernel", "masses_kernel", "candidates_kernel", "cut_kernel"]
+        assert [one.name for one in compiled] == [*search, "draw_kernel", "choose_kernel"]
 
     @pytest.mark.parametrize(("out_size", "in_size"), [(28_672, 4096), (4096, 14_336), (3072, 896)])
     @pytest.mark.parametrize("num_tokens", fast_only([16], [8, 64]))

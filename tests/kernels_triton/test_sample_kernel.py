@@ -1,18 +1,28 @@
 """Sampling against the reference: the same kept set, the same token."""
 
-# torch's types are partial.
+# torch's types are partial; triton's language is not typable.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportMissingTypeStubs=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUntypedFunctionDecorator=false, reportIndexIssue=false
+
+from collections.abc import Callable
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from benchmarks.kernels.cases import generator_on, kept_set_differs, make_options, random_tensor
 from sluice.kernels.sample import SampleOptions
 from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
+from sluice.kernels.sample.row import scale_plain
 from tests.grids import fast_only
-from tests.kernels_triton.devices import DEVICES
+from tests.kernels_triton.devices import DEVICES, ONE_DTYPE
 
 FILTERS: list[dict[str, float]] = [
     {},
@@ -27,6 +37,35 @@ FILTERS: list[dict[str, float]] = [
     {"top_k": 20, "top_p": 0.7, "min_p": 0.01},
     {"top_k": 3, "top_p": 0.9, "temperature": 5.0},
 ]
+
+HARD_FILTERS: list[dict[str, float]] = [
+    {"top_p": 0.9, "temperature": 0.7},
+    {"top_k": 30, "top_p": 0.8, "min_p": 1e-4},
+    {"top_p": 1 - 2**-24, "temperature": 3.0},
+    {"top_k": 700, "top_p": 0.5},
+    {"top_p": 1e-6, "min_p": 1e-9},
+]
+HARD_ROWS: list[Callable[[Tensor], Tensor]] = [
+    torch.zeros_like,
+    lambda x: (x > 3).to(x.dtype) * 2,
+    lambda x: x.round(),
+    lambda x: torch.where(x > 2, x, -float("inf")),
+    lambda x: x.sort(descending=True).values,
+    lambda x: x.sort().values / 8 + 300,
+    lambda x: torch.where(x == x.min(), x, -float("inf")),
+    # Neither can be divided with the reciprocal of the temperature.
+    lambda x: x * (torch.finfo(x.dtype).max / 32),
+    lambda x: x * torch.finfo(x.dtype).tiny,
+]
+
+
+@triton.jit
+def _scale_kernel(out_ptr, logits_ptr, temperature_ptr, num_logits, BLOCK: tl.constexpr):  # noqa: N803 - as in kernels
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    temperature = tl.load(temperature_ptr + tl.program_id(1))
+    logits = tl.load(logits_ptr + offsets, mask=offsets < num_logits, other=0.0)
+    scaled = scale_plain(logits, temperature, tl.div_rn(1.0, temperature))
+    tl.store(out_ptr + tl.program_id(1) * num_logits + offsets, scaled, mask=offsets < num_logits)
 
 
 def draw(logits: Tensor, options: SampleOptions) -> Tensor:
@@ -135,6 +174,66 @@ class TestGivenLogits:
         assert tokens[2:8].tolist() == [-1] * 6
         assert tokens[:2].tolist() == undisturbed[:2].tolist()
         assert tokens.tolist() == sample_reference(logits, whole).tolist()
+
+
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+class TestGivenABatch:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("first", fast_only([0], [1, 2, 3, 4]))
+    def test_when_rows_are_hard_to_search_then_kept_sets_and_tokens_equal_the_reference(
+        self, device: str, dtype: torch.dtype, first: int
+    ) -> None:
+        rows = random_tensor(len(HARD_ROWS), 1030, dtype=dtype, generator=generator_on(device), spread=3)
+        logits = torch.stack([make(row) for make, row in zip(HARD_ROWS, rows, strict=True)])
+        filters = [HARD_FILTERS[(first + row) % len(HARD_FILTERS)] for row in range(len(rows))]
+        options = make_options(filters, device)
+
+        kept, tokens = kept_rows(logits, options), draw(logits, options)
+
+        assert [d for row in range(len(rows)) if (d := kept_set_differs(logits, options, row, kept[row]))] == []
+        assert tokens.tolist() == sample_reference(logits, options).tolist()
+
+    def test_when_rows_are_divided_among_more_programs_then_their_cuts_stay(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = random_tensor(4, 2051, dtype=dtype, generator=generator_on(device), spread=3)
+        options = make_options([{"top_p": 0.9}, {"top_p": 0.6, "temperature": 1.3}, {"top_k": 11}, {}], device)
+
+        with patch("sluice.kernels.sample.kernel._NUM_PROGRAMS", 1):
+            alone = find_kept_sets(logits, options)
+        with patch("sluice.kernels.sample.kernel._NUM_PROGRAMS", 10**6):
+            divided = find_kept_sets(logits, options)
+
+        assert torch.equal(alone[0], divided[0])
+        assert torch.equal(alone[1], divided[1])
+
+    def test_when_no_row_has_a_filter_then_the_search_for_one_changes_nothing(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        logits = random_tensor(5, 1500, dtype=dtype, generator=generator_on(device), spread=3)
+        options = make_options([{"temperature": 0.5 * row} for row in range(5)], device)
+
+        tokens, searched = draw(logits, options), draw(logits, replace(options, has_filters=True))
+
+        assert not options.has_filters
+        assert tokens.tolist() == searched.tolist() == sample_reference(logits, options).tolist()
+
+    def test_when_plain_logits_are_scaled_then_quotients_are_correctly_rounded(
+        self, device: str, dtype: torch.dtype
+    ) -> None:
+        generator = generator_on(device)
+        numbers = random_tensor(2**16, dtype=dtype, generator=generator, spread=5).float()
+        logits = torch.cat([numbers, numbers * 2.0**80, numbers * 2.0**-80, torch.tensor([-float("inf")]).to(numbers)])
+        temperatures = torch.cat([
+            torch.tensor([1e-5, 0.3, 0.7, 1.0, 1.3, 1 - 2**-24, 1 + 2**-23, 2 - 2**-22, 1e5]).to(numbers),
+            torch.rand(7, generator=generator, device=device) + 0.1,
+        ])  # fmt: skip
+        out = torch.empty(len(temperatures), len(logits), device=device)
+
+        grid = (triton.cdiv(len(logits), 8192), len(temperatures))
+        _scale_kernel[grid](out, logits, temperatures, len(logits), BLOCK=8192)
+
+        assert torch.equal(out, logits / temperatures[:, None])
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES[:1] + DEVICES[2:3])

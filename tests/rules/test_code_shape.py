@@ -47,12 +47,12 @@ def _name(path: Path) -> str:
 
 def _is_exempt(path: Path) -> bool:
     """A kernel is one function by nature; a migration is a list of columns."""
-    names = (
-        {"kernel.py", "decode.py", "hopper.py", "prefill.py", "tile.py"}
-        if path.parent.name == "paged_attention"
-        else {"kernel.py", "few_rows.py"}
-    )
-    return path.name in names or path.parent.name == "versions"
+    names = {
+        "paged_attention": {"decode.py", "hopper.py", "prefill.py", "tile.py"},
+        "linear": {"few_rows.py"},
+        "sample": {"candidates.py", "cut.py", "draw.py", "row.py", "whole_row.py"},
+    }
+    return path.name in names.get(path.parent.name, set()) | {"kernel.py"} or path.parent.name == "versions"
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
