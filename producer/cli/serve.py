@@ -15,6 +15,13 @@ from sluice.producer.errors import InvalidSetting
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, in PEM. Default: plain HTTP.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate, in PEM, without a password.")
 @click.option(
+    "--cors-origin",
+    "cors_origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Let pages of this origin read answers. May be repeated. Default: none.",
+)
+@click.option(
     "--request-limit",
     "request_limit_s",
     metavar="SECONDS",

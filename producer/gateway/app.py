@@ -1,13 +1,14 @@
 """The ASGI application: routes, and the clients of the queue that they share."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from typing import cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,6 +21,7 @@ from sluice.producer.gateway.errors import HttpError, error_of
 from sluice.producer.gateway.generation import GenerationRoutes
 from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.models import Models
+from sluice.producer.gateway.rates import RATE_HEADERS
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
 SUBMIT_PATIENCE_S = 1.0
@@ -57,7 +59,8 @@ def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def ready(_request: Request) -> Response:
-        keyring.check()
+        if keyring.has_keys:
+            keyring.check()
         await submitting.queue()
         return JSONResponse({"status": "ok"})
 
@@ -69,10 +72,22 @@ def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host))],
+        middleware=[*_cors(settings), Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host))],
         exception_handlers=dict.fromkeys((HTTPException, HttpError, RequestRefused, ProducerError), _answer_with),
         lifespan=lifespan,
     )
+
+
+def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
+    """Yield the middleware that lets pages of other sites read answers, if it is asked for. They need a key as well."""
+    if settings.cors_origins:
+        yield Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", *RATE_HEADERS),
+        )
 
 
 def _client(settings: GatewaySettings, patience_s: float) -> AsyncProducer:

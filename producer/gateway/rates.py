@@ -19,6 +19,9 @@ from sluice.producer.gateway.requests import Generation
 from sluice.producer.operations.operation import Ask, Operation
 
 WINDOW_MS = 60_000
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{name}" for what in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+)
 
 SCRIPT = f"""
 -- KEYS[1]: hash of one key: requests and tokens in its buckets, and when (server's ms).

@@ -1,11 +1,13 @@
 """Settings of the gateway."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
 from sluice.producer.errors import InvalidSetting
 
+ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -29,6 +31,9 @@ class GatewaySettings:
     """File of the certificate chain, and in `tls_key` of its key; None serves plain HTTP."""
 
     tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may read answers."""
+
     request_limit_s: float = 600.0
     """Deadline of a job whose client waits for it."""
 
@@ -48,6 +53,9 @@ class GatewaySettings:
             yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
         if (self.tls_cert is None) != (self.tls_key is None):
             yield "give both of --tls-cert and --tls-key, or neither"
+        for origin in self.cors_origins:
+            if not ORIGIN.fullmatch(origin):
+                yield f"--cors-origin must be as https://chat.example.com, got {origin!r}"
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,7 @@ from tests.servers import RedisServer
 
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
+FRIEND = "https://chat.example.com"
 HELLO: dict[str, Any] = {"model": "null", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def guarded(queue_server: RedisServer, keys_url: str) -> Generator[Guarded]:
         "expired": new_key(keys_url, "acme", expires_ms=1),
         "slow": new_key(keys_url, "acme", rpm=2, tpm=600),
     }
-    with gateway_process(queue_server.url, database_url=keys_url) as made:
+    with gateway_process(queue_server.url, "--cors-origin", FRIEND, database_url=keys_url) as made:
         yield Guarded(made, keys_url, **keys)
 
 
@@ -137,14 +138,35 @@ def left_in(headers: Mapping[str, str]) -> tuple[str, str, str]:
 
 class TestGivenAPageOfAnotherSite:
     def test_when_a_page_of_another_site_asks_then_it_may_not_read_the_answer(self, guarded: Guarded) -> None:
-        page = {"origin": "https://evil.example"}
-        asking = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        preflight, answer = self.asked_by("https://evil.example", guarded)
 
+        assert (preflight.status_code, answer.status_code) == (400, 200)
+        assert "access-control-allow-origin" not in {**preflight.headers, **answer.headers}
+
+    def test_when_its_origin_is_allowed_then_it_may_but_needs_a_key(self, guarded: Guarded) -> None:
+        preflight, answer = self.asked_by(FRIEND, guarded)
+        refused = guarded.gateway.get(MODELS, origin=FRIEND)
+
+        assert (preflight.status_code, answer.status_code, refused.status_code) == (200, 200, 401)
+        assert {found.headers["access-control-allow-origin"] for found in (preflight, answer, refused)} == {FRIEND}
+        assert "x-ratelimit-remaining-tokens" in answer.headers["access-control-expose-headers"]
+
+    @pytest.mark.parametrize("origin", ["*", "chat.example.com", "https://chat.example.com/"])
+    def test_when_an_origin_is_not_exact_then_the_gateway_refuses_to_start(
+        self, origin: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--port", "0", "--cors-origin", origin])
+
+        assert ended.value.code == 2
+        assert "--cors-origin must be" in capsys.readouterr().err
+
+    def asked_by(self, origin: str, guarded: Guarded) -> tuple[httpx.Response, httpx.Response]:
+        """The answers to a browser that asks whether it may send a key, and that sends it."""
+        asking = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
         with guarded.gateway.http() as http:
-            answers = [http.options(CHAT, headers=asking), guarded.gateway.get(MODELS, guarded.active, **page)]
-
-        assert [answer.status_code for answer in answers] == [401, 200]
-        assert not any(name.startswith("access-control") for answer in answers for name in answer.headers)
+            preflight = http.options(CHAT, headers={"origin": origin, **asking})
+        return preflight, guarded.gateway.get(MODELS, guarded.active, origin=origin)
 
 
 class TestGivenAWrongKey:
