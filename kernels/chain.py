@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 OPERATIONS: Mapping[str, bool] = {
     "copy_blocks": True,
     "gated_activation": True,
+    "hopper_prefill": True,
     "linear": True,
     "paged_attention": False,
     "penalties": True,
@@ -26,8 +27,10 @@ OPERATIONS: Mapping[str, bool] = {
 """Operations with a Triton kernel; whether a step can still be recorded with torch's operators in its place.
 
 Those of attention read the lengths of sequences on the host. `linear` is the product in int8, and in 16
-bits of very few rows.
+bits of very few rows. `hopper_prefill` is attention's kernel for Hopper, below which is its kernel for any GPU.
 """
+
+HOPPER_PREFILL = "hopper_prefill"
 
 
 class Path(Enum):

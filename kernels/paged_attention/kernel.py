@@ -13,6 +13,7 @@ Nothing here reads a tensor on the host, so a launch can be captured in a CUDA g
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import HOPPER_PREFILL, Path, path_of
 from sluice.kernels.checks import check
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import (
@@ -108,7 +109,7 @@ def paged_attention_triton(
 
 def _attended_on_hopper(call: AttentionCall, *, min_query_len: int) -> bool:
     """Launch the kernel for Hopper if there is one for this call."""
-    if not has_hopper_kernel(call.query.device):
+    if not has_hopper_kernel(call.query.device) or path_of(HOPPER_PREFILL, call.query) is not Path.TRITON:
         return False
     # Not imported elsewhere: Gluon differs between versions of Triton.
     from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper, serves

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import HOPPER_PREFILL, step_down, stepped_down
 from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
 from sluice.kernels.paged_attention.fp8 import from_fp8, to_fp8
 from sluice.kernels.paged_attention.reference import paged_attention_reference
@@ -48,13 +49,43 @@ def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCa
 
 def attention_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Callable[[], None]]:
     """Yield attention in each phase, for layers with each sliding window."""
+    for phase, window in _phases(sizes):
+        yield partial(_without_hopper, partial(_attend, sizes, device, *phase, window))
+
+
+def hopper_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Yield attention of prompts where the kernel for Hopper computes it; nothing on another device."""
+    if device.type != "cuda":
+        return
+    # It imports Triton, which a machine without a GPU may lack.
+    from sluice.kernels.paged_attention.config import has_hopper_kernel, max_decode_tokens
+
+    if not has_hopper_kernel(device):
+        return
+    for phase, window in _phases(sizes):
+        if max(phase[0]) > max_decode_tokens(sizes.num_heads // sizes.num_kv_heads):
+            yield partial(_attend, sizes, device, *phase, window)
+
+
+def _without_hopper(case: Callable[[], None]) -> None:
+    """Run a case with the kernel for any GPU, which computes what that for Hopper does not."""
+    before = stepped_down()
+    step_down({**before, HOPPER_PREFILL: "another kernel is tried"})
+    try:
+        case()
+    finally:
+        step_down(before)
+
+
+def _phases(sizes: ModelSizes) -> Iterator[tuple[tuple[Sequence[int], Sequence[int]], int]]:
+    """Yield the phases that a model's contexts allow, each once, with each sliding window."""
     seen: set[tuple[Sequence[int], Sequence[int]]] = set()
     for lens, contexts in PHASES:
         # A model of short contexts has no long ones.
         limited = tuple(min(n, sizes.max_model_len) for n in lens), tuple(min(n, sizes.max_model_len) for n in contexts)
         if limited not in seen:
             seen.add(limited)
-            yield from (partial(_attend, sizes, device, *limited, window) for window in sizes.sliding_windows)
+            yield from ((limited, window) for window in sizes.sliding_windows)
 
 
 def _attend(

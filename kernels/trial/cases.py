@@ -31,7 +31,7 @@ from sluice.kernels.sample import SampleOptions, sample
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap import soft_cap
 from sluice.kernels.soft_cap.reference import soft_cap_reference
-from sluice.kernels.trial.cache_cases import attention_cases, make_cache, write_cases
+from sluice.kernels.trial.cache_cases import attention_cases, hopper_cases, make_cache, write_cases
 from sluice.kernels.trial.compare import require_close, require_equal
 from sluice.kernels.trial.sizes import ModelSizes
 
@@ -59,6 +59,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
     makers: Mapping[str, Callable[[], Iterator[Case]]] = {
         "copy_blocks": partial(_copy_cases, sizes, device),
         "gated_activation": partial(_gate_cases, _Given(sizes, device)),
+        "hopper_prefill": partial(hopper_cases, sizes, device),
         "linear": partial(_product_cases, _Given(sizes, device)),
         "paged_attention": partial(attention_cases, sizes, device),
         "penalties": partial(_penalty_cases, _Given(sizes, device)),

@@ -130,7 +130,10 @@ def step_down_if_it_fails(compute: Callable[[], object], wanted: Wanted) -> None
 
 def operation_of(error: Exception) -> str | None:
     """Return the operation whose code raised `error`; None if none did."""
-    folders = (Path(frame.filename).parent for frame in reversed(traceback.extract_tb(error.__traceback__)))
+    files = [Path(frame.filename) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    if any(file.parts[-2:] == ("paged_attention", "hopper.py") for file in files):
+        return chain.HOPPER_PREFILL
+    folders = (file.parent for file in files)
     return next((f.name for f in folders if f.name in chain.OPERATIONS and f.parent.name == "kernels"), None)
 
 

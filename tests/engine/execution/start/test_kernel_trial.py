@@ -31,9 +31,9 @@ def whole_chain() -> Generator[None]:
     chain.step_down({})
 
 
-def failing_in(operation: str, error: str) -> Callable[[], str]:
+def failing_in(operation: str, error: str, *, file: str = "") -> Callable[[], str]:
     """A step that raises in the code of `operation`, until that has stepped down."""
-    code = compile(f"def launch(): raise {error}", f"/anywhere/kernels/{operation}/kernel.py", "exec")
+    code = compile(f"def launch(): raise {error}", f"/anywhere/kernels/{file or f'{operation}/kernel.py'}", "exec")
     names: dict[str, Callable[[], None]] = {}
     exec(code, {"OutOfMemory": OutOfMemory}, names)
 
@@ -78,6 +78,14 @@ class TestGivenAKernelThatFailsInAStep:
 
         assert chain.stepped_down() == {"write_kv": "RuntimeError: out of resource: shared memory"}
 
+    def test_when_it_is_that_for_hopper_then_attention_has_its_kernel_for_any_gpu(self) -> None:
+        failing = failing_in("hopper_prefill", "RuntimeError('no')", file="paged_attention/hopper.py")
+
+        step_down_if_it_fails(failing, "auto")
+
+        assert chain.stepped_down() == {"hopper_prefill": "RuntimeError: no"}
+        assert chain.can_record()
+
     def test_when_the_device_is_lost_then_nothing_is_repeated(self) -> None:
         with pytest.raises(RuntimeError, match="illegal"):
             step_down_if_it_fails(failing_in("write_kv", "RuntimeError('an illegal memory access')"), "auto")
@@ -95,7 +103,9 @@ class TestGivenAKernelThatFailsInAStep:
 class TestGivenADevice:
     PLAN = plan_load(ModelOptions(path=FOLDER))
 
-    @pytest.mark.parametrize(("device", "wanted", "expected"), [("cpu", "torch", 0), ("cuda:0", "torch", 10)])
+    @pytest.mark.parametrize(
+        ("device", "wanted", "expected"), [("cpu", "torch", 0), ("cuda:0", "torch", len(chain.OPERATIONS))]
+    )
     def test_when_torch_is_asked_for_then_every_operation_of_a_gpu_is_torch_s(
         self, device: str, wanted: str, expected: int
     ) -> None:
