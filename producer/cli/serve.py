@@ -30,6 +30,15 @@ from sluice.producer.errors import InvalidSetting
     show_default=True,
     help="Cancel the job of a request that takes longer.",
 )
+@click.option(
+    "--return-limit",
+    "return_limit_s",
+    metavar="SECONDS",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Cancel the job of a request with an Idempotency-Key this long after its last client has left.",
+)
 @database_option
 @connection_options
 def serve(*, url: str | None, queue: str, database_url: str | None, **values: object) -> None:

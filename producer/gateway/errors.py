@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import (
+    IdempotencyConflict,
     InvalidJob,
     JobCancelled,
     JobExpired,
@@ -25,6 +26,7 @@ CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_err
 KINDS: dict[type, tuple[int, str, str | None]] = {
     JobTooLarge: (400, CALLER, "context_length_exceeded"),
     InvalidJob: (400, CALLER, "invalid_request"),
+    IdempotencyConflict: (422, CALLER, "idempotency_conflict"),
     QueueFull: (429, LIMIT, None),
     QueueUnreachable: (503, SERVER, "queue_unreachable"),
     JobExpired: (504, SERVER, "timeout"),

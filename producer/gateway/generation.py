@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,17 +17,17 @@ from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.models import Models
 from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.requests import Generation, read_generation, read_json
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.openai.bodies import Object, chat_body, completion_body
 from sluice.producer.openai.chunks import Chunks
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_LEFT = "its client left"
 
 
 class GenerationRoutes:
-    """The routes of generation requests. A job of a client that leaves is cancelled.
+    """The routes of generation requests. A job whose clients have left is cancelled.
 
     Args:
         submitting: A client that gives up soon while Redis is away.
@@ -42,7 +40,7 @@ class GenerationRoutes:
         self._submitting, self._following = submitting, following
         self._models, self._settings = models, settings
         self._rates = Rates(submitting, settings.queue)
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._readers = Readers(submitting, settings)
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:
         """Submit the job of a request, and answer with its output.
@@ -50,13 +48,16 @@ class GenerationRoutes:
         Raises:
             HttpError, RequestRefused, ProducerError: the request is refused, or its job ended badly.
         """
-        asked = read_generation(endpoint, await read_json(request, self._settings.max_body_bytes))
+        body = await read_json(request, self._settings.max_body_bytes)
+        asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
         await self._models.check(asked.model)
         limit = timedelta(seconds=self._settings.request_limit_s)
         caller = caller_of(request)
         rates = await self._rates.charge(caller.key, asked)
         own = Options(tenant=caller.tenant, deadline=limit)
         receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
+        if asked.is_shared:
+            await self._readers.join(receipt.id)
         if asked.is_stream:
             return StreamingResponse(self._stream(receipt.id, asked), headers=rates, media_type="text/event-stream")
         answer = await self._whole(receipt.id, asked, request)
@@ -65,7 +66,7 @@ class GenerationRoutes:
 
     async def close(self) -> None:
         """Finish the cancellations that were begun."""
-        await asyncio.gather(*self._cancels)
+        await self._readers.close()
 
     # ------------------------------------------------------------ whole answers
 
@@ -78,7 +79,7 @@ class GenerationRoutes:
             leaving.cancel()
             if not waiting.done():
                 waiting.cancel()
-                self._cancel_soon(job_id)
+                self._readers.leave(job_id, is_shared=asked.is_shared)
         if not waiting.done() or waiting.cancelled():
             return Response(status_code=499)  # nobody reads it
         result = waiting.result()
@@ -105,26 +106,13 @@ class GenerationRoutes:
             yield _event(error_of(error).body)
         finally:
             if not is_over:
-                self._cancel_soon(job_id)
-
-    # ------------------------------------------------------------ clients that leave
-
-    def _cancel_soon(self, job_id: JobId) -> None:
-        """Cancel a job in a task of its own, because that of its request is being cancelled."""
-        task = asyncio.create_task(_quietly(self._submitting.cancel(job_id, reason=CLIENT_LEFT)))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+                self._readers.leave(job_id, is_shared=asked.is_shared)
 
 
 async def _client_left(request: Request) -> None:
     # Its body has been read: the next message is that it left.
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _quietly(cancel: Coroutine[Any, Any, str]) -> None:  # Any: what asyncio sends
-    with suppress(ProducerError):  # the job's deadline ends it
-        await cancel
 
 
 def _event(value: Object) -> bytes:

@@ -28,6 +28,11 @@ class Generation:
         return self.options.get("model")
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other requests may read the same job: they have its idempotency key."""
+        return self.options.get("idempotency_key") is not None
+
+    @property
     def num_choices(self) -> int:
         """The number of outputs."""
         return self.options.get("n", 1)
@@ -53,8 +58,13 @@ async def read_json(request: Request, max_bytes: int) -> object:
     return found
 
 
-def read_generation(endpoint: Endpoint, body: object) -> Generation:
+def read_generation(endpoint: Endpoint, body: object, idempotency_key: str | None = None) -> Generation:
     """Check a request.
+
+    Args:
+        endpoint: Its path.
+        body: Its JSON.
+        idempotency_key: A second request with the same key reads the job of the first.
 
     Raises:
         RequestRefused: a parameter is unknown, not supported or of the wrong type.
@@ -67,7 +77,8 @@ def read_generation(endpoint: Endpoint, body: object) -> Generation:
     if extra is not None and (not is_stream or not isinstance(extra, dict)):
         raise bad_request("stream_options must be an object, in a request with stream: true", param="stream_options")
     has_usage = _flag(cast("dict[str, object]", extra or {}), "include_usage")
-    return Generation(endpoint, prompt, cast("Options", {**options, "stream": is_stream}), is_stream, has_usage)
+    options = {**options, "stream": is_stream, "idempotency_key": idempotency_key}
+    return Generation(endpoint, prompt, cast("Options", options), is_stream, has_usage)
 
 
 def _flag(fields: dict[str, object], name: str) -> bool:

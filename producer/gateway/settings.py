@@ -37,6 +37,9 @@ class GatewaySettings:
     request_limit_s: float = 600.0
     """Deadline of a job whose client waits for it."""
 
+    return_limit_s: float = 30.0
+    """How long a job with an idempotency key outlives its last reader, who may come back."""
+
     max_body_bytes: int = 8 * 1024 * 1024
     max_connections: int = 10_000
     drain_s: float = 30.0
@@ -51,6 +54,8 @@ class GatewaySettings:
             yield f"--port must be in [0, 65535], got {self.port}"
         if self.request_limit_s <= 0:
             yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
+        if self.return_limit_s < 0:
+            yield f"--return-limit must be 0 s or more, got {self.return_limit_s:g}"
         if (self.tls_cert is None) != (self.tls_key is None):
             yield "give both of --tls-cert and --tls-key, or neither"
         for origin in self.cors_origins:

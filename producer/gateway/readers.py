@@ -1,0 +1,79 @@
+"""What becomes of a job whose reader leaves: it is cancelled, at once or, if it may be retried, after a while.
+
+Requests with an Idempotency-Key share a job, at any gateway. So Redis has how many read it, and who left last: that
+gateway waits, and cancels the job if nobody has come back. If it is killed meanwhile, the job's deadline ends it.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any, cast
+
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.operations.operation import Ask, Operation, Reply
+from sluice.producer.operations.queue import Queue
+
+CLIENT_LEFT = "its client left"
+COUNT_SPARE_S = 60.0
+"""How long a count outlives the deadline of its job and the wait for its readers."""
+
+
+class Readers:
+    """The readers of jobs at one gateway. Changes as clients leave."""
+
+    def __init__(self, producer: AsyncProducer, settings: GatewaySettings) -> None:
+        self._producer, self._queue = producer, Queue(settings.queue, settings.partitions)
+        self._return_limit_s = settings.return_limit_s
+        self._life_ms = round((settings.request_limit_s + settings.return_limit_s + COUNT_SPARE_S) * 1000)
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def join(self, job_id: JobId) -> None:
+        """Count a reader of a job that others may read too."""
+        name = self._name(job_id)
+        await self._producer.run(_ask(("HINCRBY", name, "readers", 1), ("PEXPIRE", name, self._life_ms)))
+
+    def leave(self, job_id: JobId, *, is_shared: bool) -> None:
+        """End a job without readers, in a task of its own because that of its request is being cancelled."""
+        task = asyncio.create_task(_quietly(self._leave_shared(job_id) if is_shared else self._cancel(job_id)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Finish the cancellations that were begun; wait no longer for clients to come back."""
+        self._closing.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _leave_shared(self, job_id: JobId) -> None:
+        name, own = self._name(job_id), token_hex(8)
+        # Sent once: if it counted twice, the job would end under another reader.
+        left = _ask(("HINCRBY", name, "readers", -1), ("HSET", name, "last", own), is_repeatable=False)
+        await self._producer.run(left)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._return_limit_s):
+                await self._closing.wait()
+                return
+        [found] = await self._producer.run(_ask(("HMGET", name, "readers", "last")))
+        num_readers, last = cast("list[bytes | None]", found)
+        if num_readers is not None and int(num_readers) <= 0 and last == own.encode():
+            await self._cancel(job_id)
+
+    async def _cancel(self, job_id: JobId) -> None:
+        await self._producer.cancel(job_id, reason=CLIENT_LEFT)
+
+    def _name(self, job_id: JobId) -> str:
+        return self._queue.keys_of(job_id).key("readers", *split_job_id(job_id)[1:])
+
+
+def _ask(*commands: tuple[str | int, ...], is_repeatable: bool = True) -> Operation[list[Reply]]:
+    return (yield Ask(commands, is_repeatable))
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:  # Any: what asyncio sends
+    with suppress(ProducerError):  # the job's deadline ends it
+        await work
