@@ -1,5 +1,6 @@
 """The gateway's copy of the keys while their database is away."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.gateway import keyring as module
 from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.keyring import Keyring
-from tests.producer.gateway.gateway_process import new_key
+from tests.producer.gateway.gateway_process import new_key, revoke
+
+NEW: dict[str, dict[str, int]] = {"revoked": {}, "expiring": {"expires_ms": 1}, "kept": {"expires_ms": 2**52}}
 
 
 class TestGivenADatabaseThatGoesAway:
@@ -46,6 +49,28 @@ class TestGivenADatabaseThatGoesAway:
             with pytest.raises(HttpError) as raised:
                 keyring.key_of(text)
             assert (raised.value.status, raised.value.code) == (503, "keys_unavailable")
+
+
+class TestGivenEitherDatabase:
+    @pytest.fixture
+    def keyring(self, history_url: str) -> Generator[Keyring]:
+        """Its keys; the thread records their use at the end, and disconnects."""
+        made = Keyring(history_url)
+        yield made
+        made.start()
+        made.close()
+
+    def test_when_a_key_is_revoked_or_expires_then_the_next_read_refuses_it(
+        self, keyring: Keyring, history_url: str
+    ) -> None:
+        revoked, expiring, kept = (new_key(history_url, f"ring-{name}", **fields) for name, fields in NEW.items())
+        keyring.read()
+        assert keyring.key_of(revoked) is not None
+
+        revoke(history_url, revoked)
+        keyring.read()
+
+        assert [keyring.key_of(text) is not None for text in (revoked, expiring, kept)] == [False, False, True]
 
 
 class TestGivenNoDatabase:
