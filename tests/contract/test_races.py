@@ -304,7 +304,8 @@ class TestGivenTheSameJobSubmittedAgain:
 class TestGivenAnIdempotencyKeyAndARestartOfRedis:
     @pytest.mark.parametrize("is_crash", [False, True])
     def test_when_it_starts_again_from_its_file_then_no_key_has_forgotten(self, *, is_crash: bool) -> None:
-        with redis_server(is_durable=True) as server:
+        # Every second, a busy disk would postpone the last writes, and a killed server would take them with it.
+        with redis_server(is_durable=True, extra=("--appendfsync", "always")) as server:
             client: Any = server.client()
             queue = Queue(client)
             queue.stop_clock()
