@@ -12,6 +12,13 @@ from sluice.producer.errors import InvalidSetting
 @click.command()
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", metavar="PORT", type=int, default=8000, show_default=True, help="Port to listen on.")
+@click.option(
+    "--require-keys",
+    "is_key_required",
+    is_flag=True,
+    help="Do not start without an active API key, and serve no request without one. Default: on loopback addresses, "
+    "requests need a key as soon as there is one.",
+)
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, in PEM. Default: plain HTTP.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate, in PEM, without a password.")
 @click.option(

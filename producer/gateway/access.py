@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.producer.api_keys.key import ApiKey
+from sluice.producer.api_keys.key import PREFIX, ApiKey
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.guard import check_loopback
 from sluice.producer.gateway.keyring import Keyring
@@ -47,7 +47,7 @@ class Access:
     Args:
         app: The application behind it.
         keyring: The keys.
-        is_loopback: Whether everybody may call while there are no keys.
+        is_loopback: Whether everybody may call until the first key is found.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, *, is_loopback: bool) -> None:
@@ -65,15 +65,18 @@ class Access:
 
     def _caller(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)
-        if self._is_loopback and not self._keyring.has_keys:
+        is_open = self._is_loopback and not self._keyring.is_required
+        if is_open:
             check_loopback(headers)
-            return Caller()
         if scope["path"] in PUBLIC:
+            return Caller()
+        if is_open:
+            if _has_our_key(headers):
+                raise _invalid()  # the database with its key may be lost
             return Caller()
         key = self._keyring.key_of(_bearer(headers))
         if key is None:
-            # One message for all cases: it must not tell which keys there are.
-            raise _unauthorized("the API key is unknown, revoked or expired", "invalid_api_key")
+            raise _invalid()
         return Caller(key)
 
 
@@ -98,6 +101,16 @@ def _bearer(headers: Headers) -> str:
     if kind.lower() != "bearer" or not text.strip():
         raise _unauthorized("give an API key: Authorization: Bearer KEY", "missing_api_key")
     return text.strip()
+
+
+def _has_our_key(headers: Headers) -> bool:
+    texts = (value.partition(" ")[2].strip() for value in headers.getlist("authorization"))
+    return any(text.startswith(f"{PREFIX}_") for text in texts)
+
+
+def _invalid() -> HttpError:
+    # One message for all cases: it must not tell which keys there are.
+    return _unauthorized("the API key is unknown, revoked or expired", "invalid_api_key")
 
 
 def _unauthorized(message: str, code: str) -> HttpError:

@@ -59,7 +59,7 @@ def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def ready(_request: Request) -> Response:
-        if keyring.has_keys:
+        if keyring.is_required:
             keyring.check()
         await submitting.queue()
         return JSONResponse({"status": "ok"})

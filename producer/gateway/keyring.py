@@ -32,10 +32,12 @@ class Keyring:
 
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
+        is_required: Whether requests need a key even while there is none.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_required: bool = False) -> None:
         self._store = KeyStore(url)
+        self._is_required = is_required
         self._keys: Mapping[str, ApiKey] = {}
         self._read_s = float("-inf")
         self._used_ms: dict[str, int] = {}
@@ -44,9 +46,9 @@ class Keyring:
         self._thread = threading.Thread(target=self._run, name="keyring", daemon=True)
 
     @property
-    def has_keys(self) -> bool:
-        """Whether there is a key, if only one that is revoked or expired."""
-        return bool(self._keys)
+    def is_required(self) -> bool:
+        """Whether requests need a key: once one was found, they do until the process ends."""
+        return self._is_required
 
     @property
     def has_active_keys(self) -> bool:
@@ -66,6 +68,8 @@ class Keyring:
             if self._keys:
                 raise
             found = []
+        # Before the keys: a request in between must not find neither.
+        self._is_required = self._is_required or bool(found)
         self._keys, self._read_s = {key.id: key for key in found}, began_s
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> Non
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
-        report(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.has_keys)
+        report(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1", keyring.is_required)
         server.run(sockets=[listening])
 
 
@@ -52,12 +52,15 @@ def _check_certificate(settings: GatewaySettings) -> None:
 
 
 def _read_keys(settings: GatewaySettings) -> Keyring:
-    keyring = Keyring(settings.database_url)
+    keyring = Keyring(settings.database_url, is_required=settings.is_key_required)
     keyring.read()
-    if not is_loopback(settings.host) and not keyring.has_active_keys:
+    why = "--require-keys" if settings.is_key_required else ""
+    if not is_loopback(settings.host):
+        why = f"--host {settings.host}, which is no loopback address,"
+    if why and not keyring.has_active_keys:
         raise InvalidSetting(
-            f"--host {settings.host} needs API keys, because it is no loopback address, and there is none. "
-            "Create one: producer keys create --tenant NAME"
+            f"{why} needs API keys, and the database has no active one. "
+            "Create one: producer keys create --tenant NAME. Or check --database-url."
         )
     return keyring
 

@@ -23,6 +23,9 @@ class GatewaySettings:
     database_url: str
     """Database with the API keys."""
 
+    is_key_required: bool = False
+    """Whether requests need an API key even while the database has none."""
+
     queue: str = "default"
     partitions: int = 1
     host: str = "127.0.0.1"

@@ -14,6 +14,8 @@ import openai
 
 from sluice.producer.api_keys.key import ApiKey, new_secret, split_key
 from sluice.producer.api_keys.store import KeyStore
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.tables import api_keys
 from tests.end_to_end.processes import ROOT
 
 
@@ -73,6 +75,14 @@ def new_key(database_url: str, tenant: str, **fields: Any) -> str:  # Any: a key
     with KeyStore(database_url, is_writer=True) as store:
         store.add(ApiKey(id=key_id, digest=digest, tenant=tenant, **fields))
     return text
+
+
+def delete_all(database_url: str) -> None:
+    """Empty the table of keys."""
+    engine = open_database(database_url, is_writer=True)
+    with engine.begin() as connection:
+        connection.execute(api_keys.delete())
+    engine.dispose()
 
 
 def revoke(database_url: str, text: str) -> None:

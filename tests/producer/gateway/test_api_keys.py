@@ -16,7 +16,7 @@ from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.api_keys.store import KeyStore
 from sluice.producer.cli.main import main
 from sluice.producer.contract.job_ids import split_job_id
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key, revoke
+from tests.producer.gateway.gateway_process import GatewayProcess, delete_all, gateway_process, new_key, revoke
 from tests.servers import RedisServer
 
 CHAT = "/v1/chat/completions"
@@ -268,6 +268,40 @@ class TestGivenNoKeys:
             time_until(lambda: gateway.get(MODELS, key).status_code == 401)
 
             assert http.get(MODELS).status_code == 401
+
+    def test_when_a_request_has_a_key_of_ours_then_it_is_401(self, gateway: GatewayProcess) -> None:
+        answers = [gateway.get(MODELS, key) for key in (f"sluice_{'0' * 12}_x", "sluice_", "none", None)]
+
+        assert [answer.status_code for answer in answers] == [401, 401, 200, 200]
+        assert answers[0].json()["error"]["code"] == "invalid_api_key"
+        assert gateway.get("/readyz", "sluice_").status_code == 200
+
+    @pytest.mark.parametrize("url", ["sqlite:////nowhere/keys.db", "of a database without keys"])
+    def test_when_keys_are_required_then_it_refuses_to_start(
+        self, url: str, sqlite_url: str, valkey: RedisServer, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        url = url if ":" in url else sqlite_url
+        options = ["--redis-url", valkey.url, "--database-url", url]
+
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--require-keys", "--port", "0", *options])
+
+        assert ended.value.code == 2
+        assert "--require-keys needs API keys" in capsys.readouterr().err
+
+
+class TestGivenKeysThatAreLost:
+    def test_when_the_table_is_emptied_then_loopback_still_needs_one(
+        self, queue_server: RedisServer, sqlite_url: str
+    ) -> None:
+        key = new_key(sqlite_url, "acme")
+        with gateway_process(queue_server.url, database_url=sqlite_url) as gateway:
+            assert gateway.get(MODELS, key).status_code == 200
+
+            delete_all(sqlite_url)
+            time_until(lambda: gateway.get(MODELS, key).status_code == 401)
+
+            assert gateway.get(MODELS).status_code == 401
 
 
 class TestGivenAnAddressThatIsNotLoopback:

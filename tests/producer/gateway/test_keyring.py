@@ -9,7 +9,7 @@ from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.gateway import keyring as module
 from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.keyring import Keyring
-from tests.producer.gateway.gateway_process import new_key, revoke
+from tests.producer.gateway.gateway_process import delete_all, new_key, revoke
 
 NEW: dict[str, dict[str, int]] = {"revoked": {}, "expiring": {"expires_ms": 1}, "kept": {"expires_ms": 2**52}}
 
@@ -79,5 +79,26 @@ class TestGivenNoDatabase:
 
         keyring.read()
 
-        assert not keyring.has_keys
+        assert not keyring.is_required
         assert list(tmp_path.iterdir()) == []
+
+    def test_when_keys_are_required_then_they_are_without_any(self, tmp_path: Path) -> None:
+        keyring = Keyring(f"sqlite:///{tmp_path}/none.db", is_required=True)
+
+        keyring.read()
+
+        assert keyring.is_required
+        assert keyring.key_of("none") is None
+
+
+class TestGivenAKeyThatWasFound:
+    def test_when_the_table_is_emptied_then_keys_are_still_required(self, sqlite_url: str) -> None:
+        key = new_key(sqlite_url, "acme")
+        keyring = Keyring(sqlite_url)
+        keyring.read()
+
+        delete_all(sqlite_url)
+        keyring.read()
+
+        assert keyring.is_required
+        assert keyring.key_of(key) is None
