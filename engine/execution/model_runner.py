@@ -172,9 +172,9 @@ class ModelRunner:
         if is_due or self._graphs.has(bucket):
             tensors = self.lay_out(pad(batch, bucket))
             if not is_due or self._graphs.record(bucket, tensors):
-                logits, drawn = self._graphs.forward(tensors, bucket), self._sampler.options.drawn
-                # The next step overwrites them. On a GPU their copy to the host comes first; on the CPU there is none.
-                return logits, drawn.clone() if self._device.type == "cpu" else drawn
+                logits = self._graphs.forward(tensors, bucket)
+                # The next step reads them, after it may have recorded another step, which draws to the same place.
+                return logits, self._sampler.options.drawn.clone()
         return self.forward(self.lay_out(batch)), None
 
     def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -47,7 +48,14 @@ ASKED = [
 ]
 
 
-def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu", max_num_seqs: int = 9) -> ModelRunner:
+def load(
+    *,
+    graphs: bool,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    max_num_seqs: int = 9,
+    lag: Literal[0, 1] | None = None,
+) -> ModelRunner:
     options = ModelOptions(
         path=FOLDER,
         device=device,
@@ -57,6 +65,7 @@ def load(*, graphs: bool, dtype: str = "bfloat16", device: str = "cpu", max_num_
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
         graphs=graphs,
+        lag=lag,
     )
     return load_model_runner(options)
 
@@ -216,6 +225,38 @@ class FailingGraphRecorder(EagerGraphRecorder):
     def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
         self.num_asked += 1
         raise self._error
+
+
+class LateFailingGraphRecorder(EagerGraphRecorder):
+    """Computes once, as a capture does first, and then fails: from the second size of decodes on."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+
+    def record(self, compute: Callable[[], Tensor]) -> EagerRecording:
+        recording = super().record(compute)
+        if recording.replay().shape[0] not in (1, 9):
+            self.num_failures += 1
+            raise RuntimeError("CUDA error: out of memory")
+        return recording
+
+
+class TestGivenStepsAheadOfTheirResults:
+    def test_when_recording_fails_amid_them_then_each_reads_its_own_tokens(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failing = LateFailingGraphRecorder()
+        monkeypatch.setattr("sluice.engine.execution.model_runner.EagerGraphRecorder", lambda: failing)
+        monkeypatch.setattr("sluice.engine.execution.cuda_graphs.PATIENCE", 2)
+        runner = load(graphs=True, dtype="float32", lag=1)
+        num_before = failing.num_failures
+
+        tokens = run(runner, ASKED)
+
+        assert failing.num_failures > num_before
+        assert runner.graphs is not None
+        assert runner.graphs.num_replays > 0
+        assert tokens == run(load(graphs=False, dtype="float32"), ASKED)
 
 
 class TestGivenADeviceThatCannotRecord:
