@@ -29,7 +29,7 @@ Kind = tuple[str, str]
 """An operation and the key of a launch."""
 
 _tried: dict[Kind, Any] = {}  # configurations of any operation
-_heard: list[dict[Kind, Any]] = []
+_requests: list[dict[Kind, Any]] = []
 
 
 def key_of(**sizes: int) -> str:
@@ -39,8 +39,8 @@ def key_of(**sizes: int) -> str:
 
 def chosen(device: torch.device, operation: str, key: str, rule: Config) -> Config:
     """Return the configuration measured for a kind of launch on the GPU in `device`, or `rule`, that of the rules."""
-    if _heard:
-        _heard[-1][operation, key] = rule
+    if _requests:
+        _requests[-1][operation, key] = rule
     if (operation, key) in _tried:
         return _tried[operation, key]
     measured = _table(card_name(device)).get(operation, {}).get(key)
@@ -48,13 +48,13 @@ def chosen(device: torch.device, operation: str, key: str, rule: Config) -> Conf
 
 
 @contextmanager
-def listening() -> Generator[dict[Kind, Any]]:
+def recording_requests() -> Generator[dict[Kind, Any]]:
     """Collect the kinds of launches that ask for a configuration, with the rules' choice for each (to tune them)."""
-    _heard.append({})
+    _requests.append({})
     try:
-        yield _heard[-1]
+        yield _requests[-1]
     finally:
-        _heard.pop()
+        _requests.pop()
 
 
 @contextmanager

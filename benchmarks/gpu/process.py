@@ -37,10 +37,10 @@ class Child:
     """A program that prints records. It and all that it started are ended when its context exits."""
 
     def __init__(self, program: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the context
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the context
         environment = {**os.environ, **(environment or {})}
         self._process = subprocess.Popen(
-            program, stdout=subprocess.PIPE, stderr=self._complaints, env=environment, start_new_session=True
+            program, stdout=subprocess.PIPE, stderr=self._stderr, env=environment, start_new_session=True
         )
         self._output = cast("IO[bytes]", self._process.stdout)
 
@@ -52,7 +52,7 @@ class Child:
     ) -> None:
         self.kill()
         self._process.wait()
-        for file in (self._output, self._complaints):
+        for file in (self._output, self._stderr):
             file.close()
 
     def kill(self) -> None:
@@ -90,11 +90,11 @@ class Child:
         code = self._process.wait()
         if code == 0:
             return
-        self._complaints.seek(0)
-        complaints = self._complaints.read().decode(errors="replace").strip().splitlines()
-        print("\n".join(complaints[-40:]), file=sys.stderr, flush=True)
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        print("\n".join(lines[-40:]), file=sys.stderr, flush=True)
         how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
-        raise ChildFailed(f"{how}: {complaints[-1] if complaints else 'nothing was said'}")
+        raise ChildFailed(f"{how}: {lines[-1] if lines else 'no output on stderr'}")
 
 
 def child_main(groups_of: Callable[[argparse.Namespace], Groups]) -> int:

@@ -150,12 +150,12 @@ def tune(scale: "Scale", given: Sequence[Workload]) -> "Iterator[tuple[Workload,
 
 def kinds_of(scale: "Scale", workload: Workload) -> "Mapping[Kind, Any]":
     """Launch once; return the kinds of launches that ask for a configuration, with the rules' choices."""
-    from sluice.kernels.tuned import listening
+    from sluice.kernels.tuned import recording_requests
 
     launch = workload.launch(scale)
-    with listening() as heard:
+    with recording_requests() as requests:
         launch()
-    return heard
+    return requests
 
 
 def _with(kind: "Kind", launch: "Callable[[], Tensor]") -> "Callable[[Any], Tensor]":

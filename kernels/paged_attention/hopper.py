@@ -195,7 +195,9 @@ def _compute(
     acc = gl.full([_ROWS, _D], 0.0, gl.float32, _PRODUCT)
     no_scores = gl.full([_ROWS, _TILE], 0.0, gl.float32, _PRODUCT)
 
+    # Copies of the copying warps are writes of another proxy than the products' reads.
     mbarrier.wait(key_full.index(0), 0)
+    fence_async_shared()
     scores = warpgroup_mma(query_tile, key_tiles.index(0).permute((1, 0)), no_scores, use_acc=False)
     mbarrier.arrive(key_empty.index(0), count=1)
     weights, rescale, row_max, row_sum = _weigh(
@@ -206,10 +208,12 @@ def _compute(
         stage = tile % _STAGES
         before = (tile - 1) % _STAGES
         mbarrier.wait(key_full.index(stage), (tile // _STAGES) & 1)
+        fence_async_shared()
         coming = warpgroup_mma(
             query_tile, key_tiles.index(stage).permute((1, 0)), no_scores, use_acc=False, is_async=True
         )
         mbarrier.wait(value_full.index(before), ((tile - 1) // _STAGES) & 1)
+        fence_async_shared()
         adding = warpgroup_mma(weights, value_tiles.index(before), acc, is_async=True)
         # The sum of the tile before goes on during this tile's softmax.
         scores = warpgroup_mma_wait(1, deps=(coming,))
@@ -223,6 +227,7 @@ def _compute(
         weights = gl.convert_layout(coming_weights.to(query_tile.dtype), _WEIGHTS)
     last = num_tiles - 1
     mbarrier.wait(value_full.index(last % _STAGES), (last // _STAGES) & 1)
+    fence_async_shared()
     acc = warpgroup_mma(weights, value_tiles.index(last % _STAGES), acc)
 
     # A row without a visible key (padding) has sum 0 and becomes 0.

@@ -159,7 +159,7 @@ class TestGivenASectionThatFails:
         "exits": "exit code 3: said by a library",
     }
 
-    @pytest.mark.parametrize("num_processes", [1, 3])
+    @pytest.mark.parametrize("num_processes", fast_only([3], [1]))
     def test_when_groups_fail_in_every_way_then_all_other_lines_are_in_the_file(
         self, tmp_path: Path, num_processes: int
     ) -> None:

@@ -67,11 +67,11 @@ class TestGivenATable:
     def test_when_a_configuration_is_tried_then_only_its_kind_of_launch_uses_it(self, path: Path) -> None:
         device = torch.device("cpu")
 
-        with table.listening() as heard, table.trying(("paged_attention", "rows=16"), OTHER):
+        with table.recording_requests() as requests, table.trying(("paged_attention", "rows=16"), OTHER):
             found = [table.chosen(device, "paged_attention", key, RULE) for key in ("rows=16", "rows=32")]
 
         assert found == [OTHER, RULE]
-        assert heard == {("paged_attention", "rows=16"): RULE, ("paged_attention", "rows=32"): RULE}
+        assert requests == {("paged_attention", "rows=16"): RULE, ("paged_attention", "rows=32"): RULE}
         assert table.chosen(device, "paged_attention", "rows=16", RULE) == RULE
 
 

@@ -164,6 +164,8 @@ class TestGivenPagedAttention:
 
         check_fits(compiled)
         assert "setmaxnreg.inc" in compiled[0].ptx
+        # After the queries, and after each wait for keys or values, in both groups.
+        assert compiled[0].ptx.count("fence.proxy.async") >= 2 * 5
 
     def test_when_drafts_are_compiled_then_they_fit_and_use_the_large_matrix_unit(self) -> None:
         compiled = compile_attention(torch.bfloat16, head_size=128, max_query_len=16, max_context_len=9000)

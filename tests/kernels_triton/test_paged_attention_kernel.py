@@ -126,7 +126,7 @@ def second_alone(inputs: AttentionInputs, context_len: int) -> AttentionInputs:
     )
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenDecodes:
     """One new token per sequence."""
 
@@ -235,7 +235,7 @@ class TestGivenDecodes:
         assert same_bits(first[order], second)
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenAMixedBatch:
     """Chunks of prompts, with and without context before them, and decodes, in one launch."""
 

@@ -84,7 +84,7 @@ def kept_rows(logits: Tensor, options: SampleOptions) -> Tensor:
     return (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenLogits:
     @pytest.mark.slow
     @pytest.mark.parametrize("vocab_size", fast_only([1100], [33, 5003]))
