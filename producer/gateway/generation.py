@@ -57,7 +57,7 @@ class GenerationRoutes:
         own = Options(tenant=caller.tenant, deadline=limit)
         receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
         if asked.is_shared:
-            await self._readers.join(receipt.id)
+            await self._readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
             return StreamingResponse(self._stream(receipt.id, asked), headers=rates, media_type="text/event-stream")
         answer = await self._whole(receipt.id, asked, request)

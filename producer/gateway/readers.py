@@ -1,7 +1,9 @@
 """What becomes of a job whose reader leaves: it is cancelled, at once or, if it may be retried, after a while.
 
-Requests with an Idempotency-Key share a job, at any gateway. So Redis has how many read it, and who left last: that
-gateway waits, and cancels the job if nobody has come back. If it is killed meanwhile, the job's deadline ends it.
+Requests with an Idempotency-Key share a job, at any gateway. So Redis has how many read it, who left last, and whether
+a gateway submitted it: the one that was left last waits, and cancels the job if nobody has come back. If it is killed
+meanwhile, the job's deadline ends it. A job that another client of the queue submitted is never cancelled: its owner
+may not read it yet.
 """
 
 import asyncio
@@ -33,10 +35,11 @@ class Readers:
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def join(self, job_id: JobId) -> None:
-        """Count a reader of a job that others may read too."""
+    async def join(self, job_id: JobId, *, is_submitter: bool) -> None:
+        """Count a reader of a job that others may read too; `is_submitter`: its request submitted the job."""
         name = self._name(job_id)
-        await self._producer.run(_ask(("HINCRBY", name, "readers", 1), ("PEXPIRE", name, self._life_ms)))
+        mark = (("HSET", name, "submitted", 1),) if is_submitter else ()
+        await self._producer.run(_ask(("HINCRBY", name, "readers", 1), *mark, ("PEXPIRE", name, self._life_ms)))
 
     def leave(self, job_id: JobId, *, is_shared: bool) -> None:
         """End a job without readers, in a task of its own because that of its request is being cancelled."""
@@ -52,15 +55,16 @@ class Readers:
     async def _leave_shared(self, job_id: JobId) -> None:
         name, own = self._name(job_id), token_hex(8)
         # Sent once: if it counted twice, the job would end under another reader.
-        left = _ask(("HINCRBY", name, "readers", -1), ("HSET", name, "last", own), is_repeatable=False)
-        await self._producer.run(left)
+        left = (("HINCRBY", name, "readers", -1), ("HSET", name, "last", own), ("PEXPIRE", name, self._life_ms))
+        await self._producer.run(_ask(*left, is_repeatable=False))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._return_limit_s):
                 await self._closing.wait()
                 return
-        [found] = await self._producer.run(_ask(("HMGET", name, "readers", "last")))
-        num_readers, last = cast("list[bytes | None]", found)
-        if num_readers is not None and int(num_readers) <= 0 and last == own.encode():
+        [found] = await self._producer.run(_ask(("HMGET", name, "readers", "last", "submitted")))
+        num_readers, last, submitted = cast("list[bytes | None]", found)
+        is_last = num_readers is not None and int(num_readers) <= 0 and last == own.encode()
+        if is_last and submitted is not None:
             await self._cancel(job_id)
 
     async def _cancel(self, job_id: JobId) -> None:

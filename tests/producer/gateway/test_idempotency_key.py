@@ -114,6 +114,17 @@ class TestGivenAReaderThatLeaves:
         with Producer(queue_server.url) as producer:
             wait_for(lambda: producer.status(job_of(left)).state == "cancelled")
 
+    def test_when_another_client_submitted_the_job_then_it_goes_on(
+        self, impatient: GatewayProcess, queue_server: RedisServer
+    ) -> None:
+        key = uuid4().hex
+        with Producer(queue_server.url) as producer:
+            submitted = producer.submit("once", model="null", max_tokens=150, idempotency_key=key)
+            with streamed(impatient, key, max_tokens=150) as stream:
+                assert job_of(next(iter(stream)).id) == submitted.id
+
+            assert producer.result(submitted).choices[0].finish_reason == "length"
+
     def test_when_another_reader_stays_then_the_job_goes_on(self, impatient: GatewayProcess) -> None:
         key = uuid4().hex
         with streamed(impatient, key, max_tokens=200) as staying, streamed(impatient, key, max_tokens=200) as leaving:
