@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
-from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.access import Caller, caller_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.models import Models
 from sluice.producer.gateway.rates import Rates
@@ -22,6 +22,7 @@ from sluice.producer.gateway.requests import Generation, read_generation, read_j
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.openai.bodies import Object, chat_body, completion_body
 from sluice.producer.openai.chunks import Chunks
+from sluice.producer.operations.submission import Receipt
 
 DONE = b"data: [DONE]\n\n"
 
@@ -51,11 +52,7 @@ class GenerationRoutes:
         body = await read_json(request, self._settings.max_body_bytes)
         asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
         await self._models.check(asked.model)
-        limit = timedelta(seconds=self._settings.request_limit_s)
-        caller = caller_of(request)
-        rates = await self._rates.charge(caller.key, asked)
-        own = Options(tenant=caller.tenant, deadline=limit)
-        receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
+        receipt, rates = await self._submit(caller_of(request), asked)
         if asked.is_shared:
             await self._readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
@@ -67,6 +64,19 @@ class GenerationRoutes:
     async def close(self) -> None:
         """Finish the cancellations that were begun."""
         await self._readers.close()
+
+    async def _submit(self, caller: Caller, asked: Generation) -> tuple[Receipt, Mapping[str, str]]:
+        """Submit a job, and return with it what its key has left. A request that adds no job costs nothing."""
+        rates = await self._rates.charge(caller.key, asked)
+        own = Options(tenant=caller.tenant, deadline=timedelta(seconds=self._settings.request_limit_s))
+        try:
+            receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
+        except ProducerError:
+            await self._rates.give_back(caller.key, asked)
+            raise
+        if receipt.is_duplicate:
+            rates = await self._rates.give_back(caller.key, asked) or rates
+        return receipt, rates
 
     # ------------------------------------------------------------ whole answers
 

@@ -1,10 +1,11 @@
 """Limits of API keys: requests and tokens a minute, counted in Redis over all gateways of a queue.
 
 Each count is a leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and
-costs nothing. (Limits of tenants in the queue delay jobs instead.)
+costs nothing; one that adds no job to the queue is given back. (Limits of tenants in the queue delay jobs instead.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import cast
@@ -14,6 +15,7 @@ from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.contract import limits
 from sluice.producer.contract.jobs import template
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.errors import LIMIT, HttpError, bad_request
 from sluice.producer.gateway.requests import Generation
 from sluice.producer.operations.operation import Ask, Operation
@@ -25,7 +27,7 @@ RATE_HEADERS = tuple(
 
 SCRIPT = f"""
 -- KEYS[1]: hash of one key: requests and tokens in its buckets, and when (server's ms).
--- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds.
+-- ARGV: for requests, then for tokens: most in the bucket (0: no limit), and what this request adds, or gives back.
 -- Reply: 1 if there is room for both, else 0; then for both what the bucket holds now, and ms until there is room.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -35,12 +37,12 @@ local held, wait = {{}}, {{0, 0}}
 for i = 1, 2 do
   local most, added = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
   held[i] = math.max(0, (tonumber(known[i + 1]) or 0) - passed * most / {WINDOW_MS})
-  if most > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * {WINDOW_MS} / most)) end
+  if most > 0 and added > 0 then wait[i] = math.max(0, math.ceil((held[i] + added - most) * {WINDOW_MS} / most)) end
 end
 local has_room = wait[1] == 0 and wait[2] == 0
 if has_room then
   for i = 1, 2 do
-    if tonumber(ARGV[2 * i - 1]) > 0 then held[i] = held[i] + tonumber(ARGV[2 * i]) end
+    if tonumber(ARGV[2 * i - 1]) > 0 then held[i] = math.max(0, held[i] + tonumber(ARGV[2 * i])) end
   end
   redis.call('HSET', KEYS[1], 'at', string.format('%d', now),
     'requests', string.format('%.6f', held[1]), 'tokens', string.format('%.6f', held[2]))
@@ -101,22 +103,44 @@ class Rates:
                 code="request_too_large",
                 param="max_tokens",
             )
-        has_room, *counts = await self._producer.run(_count(self._keys.key("rate", key.id), key, tokens))
-        held, waits_ms = counts[:2], counts[2:]
-        found = [
-            Bucket(name, most, held[i], waits_ms[i])
-            for i, (name, most) in enumerate((("requests", key.rpm), ("tokens", key.tpm)))
-            if most is not None
-        ]
-        headers = {name: value for bucket in found for name, value in bucket.headers.items()}
+        has_room, found = await self._count(key, 1, tokens)
+        headers = _headers(found)
         if not has_room:
             raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
         return headers
 
+    async def give_back(self, key: ApiKey | None, asked: Generation) -> Mapping[str, str]:
+        """Undo `charge`, for a request that added no job; return the headers that say what is left.
 
-def _count(name: str, key: ApiKey, tokens: int) -> Operation[list[int]]:
-    [reply] = yield Ask((("EVAL", SCRIPT, 1, name, key.rpm or 0, 1, key.tpm or 0, tokens),))
+        While the server is away, the request stays counted, for up to a minute, and there are no headers.
+        """
+        if key is None or (key.rpm is None and key.tpm is None):
+            return {}
+        with suppress(ProducerError):
+            return _headers((await self._count(key, -1, -_tokens_of(asked)))[1])
+        return {}
+
+    async def _count(self, key: ApiKey, requests: int, tokens: int) -> tuple[bool, list[Bucket]]:
+        name = self._keys.key("rate", key.id)
+        has_room, *counts = await self._producer.run(_script(name, key, requests, tokens))
+        held, waits_ms = counts[:2], counts[2:]
+        buckets = [
+            Bucket(name, most, held[i], waits_ms[i])
+            for i, (name, most) in enumerate((("requests", key.rpm), ("tokens", key.tpm)))
+            if most is not None
+        ]
+        return bool(has_room), buckets
+
+
+def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[list[int]]:
+    call = ("EVAL", SCRIPT, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens)
+    # Given back once: twice would give the room of another request.
+    [reply] = yield Ask((call,), is_repeatable=requests > 0)
     return cast("list[int]", reply)
+
+
+def _headers(buckets: Iterable[Bucket]) -> Mapping[str, str]:
+    return {name: value for bucket in buckets for name, value in bucket.headers.items()}
 
 
 def _tokens_of(asked: Generation) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import openai
@@ -127,6 +128,22 @@ class TestGivenAKeyWithLimits:
         ]  # fmt: skip
         assert raised.value.code == "rate_limit_exceeded"
         assert 1 <= int(raised.value.response.headers["retry-after"]) <= 30
+
+    def test_when_a_request_adds_no_job_then_it_costs_nothing(self, guarded: Guarded) -> None:
+        key, once = new_key(guarded.url, "acme", rpm=2, tpm=60_000), {"Idempotency-Key": uuid4().hex}
+        time_until(lambda: guarded.gateway.get(MODELS, key).status_code == 200)
+
+        with guarded.gateway.http(key) as http:
+            answers = [
+                http.post("/v1/completions", json={"prompt": "four", "max_tokens": max_tokens}, headers=once)
+                for max_tokens in (9, 9, 20_000, 9)
+            ]
+
+        assert [answer.status_code for answer in answers] == [200, 200, 422, 200]
+        left = [answer.headers for answer in answers if answer.status_code == 200]
+        assert [headers["x-ratelimit-remaining-requests"] for headers in left] == ["1"] * 3
+        tokens = [int(headers["x-ratelimit-remaining-tokens"]) for headers in left]
+        assert tokens == sorted(tokens)
 
 
 def left_in(headers: Mapping[str, str]) -> tuple[str, str, str]:

@@ -125,6 +125,34 @@ class TestGivenALimitOfTokens:
             assert (await refusal(rates, key)).headers["x-ratelimit-remaining-requests"] == "1"
 
 
+class TestGivenARequestThatIsGivenBack:
+    async def test_when_the_next_is_counted_then_it_is_as_the_first(self, rates: Rates, valkey: RedisServer) -> None:
+        key, asked = key_of("m", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+        first = await rates.charge(key, asked)
+
+        back = await rates.give_back(key, asked)
+
+        assert remaining(back) == ("3", "1000")
+        assert remaining(await rates.charge(key, asked)) == remaining(first) == ("2", "990")
+
+    async def test_when_the_count_is_gone_then_there_is_no_more_room_than_the_limit(self, rates: Rates) -> None:
+        key, asked = key_of("n", rpm=3, tpm=1000), read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+
+        assert remaining(await rates.give_back(key, asked)) == ("3", "1000")
+        assert remaining(await rates.charge(key, asked)) == ("2", "990")
+
+    async def test_when_the_server_is_away_then_nothing_is_raised(self) -> None:
+        asked = read_generation(COMPLETIONS, {"prompt": "four", "max_tokens": 9})
+
+        async with AsyncProducer("redis://127.0.0.1:1", patience_s=0.1) as client:
+            assert await Rates(client, "default").give_back(key_of("o", rpm=3), asked) == {}
+
+
+def remaining(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The requests and the tokens that are left."""
+    return headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]
+
+
 class TestGivenNoLimit:
     async def test_when_requests_are_counted_then_redis_has_no_count(self, rates: Rates, valkey: RedisServer) -> None:
         assert await charge(rates, None) == await charge(rates, key_of("j")) == {}
