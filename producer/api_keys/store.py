@@ -1,5 +1,6 @@
 """The table of API keys, in the database of the history."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +21,9 @@ from sluice.producer.contract.database import (
     why,
 )
 from sluice.producer.contract.tables import api_keys
-from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.errors import HistoryUnavailable, ProducerError
+
+LOG = logging.getLogger(__name__)
 
 
 class NoKeyTable(HistoryUnavailable):
@@ -43,6 +46,7 @@ class KeyStore:
         with _explained():
             self._engine = open_database(url, is_writer=is_writer)
         self._is_checked = False
+        self._unreadable: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -52,18 +56,27 @@ class KeyStore:
     ) -> None:
         self._engine.dispose()
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether the last `keys` skipped a row."""
+        return bool(self._unreadable)
+
     def add(self, key: ApiKey) -> None:
         """Add a new key."""
         with self._connection() as connection:
             connection.execute(api_keys.insert().values(**_row(key)))
 
     def keys(self, *, tenant: str | None = None) -> list[ApiKey]:
-        """Return all keys, oldest first, also those that are revoked or expired."""
+        """Return all keys, oldest first, also those that are revoked or expired.
+
+        A row that is no key is skipped and, the first time, logged.
+        """
         query = sa.select(*api_keys.columns).order_by(api_keys.c.created_ms, api_keys.c.id)
         if tenant is not None:
             query = query.where(api_keys.c.tenant == tenant)
         with self._connection() as connection:
-            return [_key(dict(row)) for row in connection.execute(query).mappings()]
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+        return self._keys_in(rows)
 
     def revoke(self, key_ids: Sequence[str], now_ms: int) -> set[str]:
         """Revoke keys, and return those that exist. A key that was revoked before keeps its time."""
@@ -81,6 +94,20 @@ class KeyStore:
         update = api_keys.update().where(api_keys.c.id == sa.bindparam("key"), is_later)
         with self._connection() as connection:
             connection.execute(update.values(last_used_ms=sa.bindparam("at")), changes)
+
+    def _keys_in(self, rows: Sequence[Mapping[str, Any]]) -> list[ApiKey]:  # Any: as in `_key`
+        found: list[ApiKey] = []
+        unreadable: set[str] = set()
+        for row in rows:
+            try:
+                found.append(_key(row))
+            except (ProducerError, TypeError, ValueError) as error:
+                key_id = str(row["id"])
+                unreadable.add(key_id)
+                if key_id not in self._unreadable:
+                    LOG.warning("An API key in the database is not valid and is ignored: key %s: %s", key_id, error)
+        self._unreadable = frozenset(unreadable)
+        return found
 
     @contextmanager
     def _connection(self) -> Generator[sa.Connection]:

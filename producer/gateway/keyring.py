@@ -3,10 +3,11 @@
 Requests only look at the copy: neither a slow database nor many requests with wrong keys hold them up.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 
 from sluice.producer.api_keys.key import ApiKey, is_secret_of, split_key
@@ -25,6 +26,7 @@ NOTE_EVERY_S = 5.0
 
 CLOSE_S = 2.0
 NO_DIGEST = "0" * 64
+LOG = logging.getLogger(__name__)
 
 
 class Keyring:
@@ -42,6 +44,7 @@ class Keyring:
         self._read_s = float("-inf")
         self._used_ms: dict[str, int] = {}
         self._using = threading.Lock()
+        self._failing: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keyring", daemon=True)
 
@@ -69,7 +72,7 @@ class Keyring:
                 raise
             found = []
         # Before the keys: a request in between must not find neither.
-        self._is_required = self._is_required or bool(found)
+        self._is_required = self._is_required or bool(found) or self._store.has_unreadable
         self._keys, self._read_s = {key.id: key for key in found}, began_s
 
     def check(self) -> None:
@@ -116,18 +119,33 @@ class Keyring:
         noted_s = monotonic()
         with self._store:
             while not self._stopping.wait(READ_EVERY_S):
-                with suppress(ProducerError):
+                with self._logged("The API keys", "be read"):
                     self.read()
-                    if monotonic() - noted_s > NOTE_EVERY_S:
-                        noted_s = monotonic()
-                        self._note_use()
-            with suppress(ProducerError):
-                self._note_use()
+                if monotonic() - noted_s > NOTE_EVERY_S:
+                    noted_s = monotonic()
+                    self._note_use()
+            self._note_use()
+
+    @contextmanager
+    def _logged(self, what: str, task: str) -> Generator[None]:
+        """Log when something begins to fail, and when it works again."""
+        try:
+            yield
+        except ProducerError as error:
+            if what not in self._failing:
+                LOG.warning("%s cannot %s: %s", what, task, error)
+                self._failing.add(what)
+        else:
+            if what in self._failing:
+                LOG.warning("%s can %s again.", what, task)
+                self._failing.remove(what)
 
     def _note_use(self) -> None:
         with self._using:
             used_ms, self._used_ms = self._used_ms, {}
-        if used_ms:
+        if not used_ms:
+            return
+        with self._logged("The last uses of API keys", "be recorded"):
             self._store.note_use(used_ms)
 
 

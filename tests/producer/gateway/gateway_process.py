@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import httpx
 import openai
+import sqlalchemy as sa
 
 from sluice.producer.api_keys.key import ApiKey, new_secret, split_key
 from sluice.producer.api_keys.store import KeyStore
@@ -79,9 +80,14 @@ def new_key(database_url: str, tenant: str, **fields: Any) -> str:  # Any: a key
 
 def delete_all(database_url: str) -> None:
     """Empty the table of keys."""
+    write(database_url, api_keys.delete())
+
+
+def write(database_url: str, statement: sa.Executable) -> None:
+    """Change the table of keys as no client does."""
     engine = open_database(database_url, is_writer=True)
     with engine.begin() as connection:
-        connection.execute(api_keys.delete())
+        connection.execute(statement)
     engine.dispose()
 
 

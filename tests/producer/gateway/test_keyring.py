@@ -1,17 +1,21 @@
-"""The gateway's copy of the keys while their database is away."""
+"""The gateway's copy of the keys, also while their database is away or damaged."""
 
-from collections.abc import Generator
+import logging
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
+from sluice.producer.api_keys.key import split_key
+from sluice.producer.contract.tables import api_keys
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.gateway import keyring as module
 from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.keyring import Keyring
-from tests.producer.gateway.gateway_process import delete_all, new_key, revoke
+from tests.producer.gateway.gateway_process import delete_all, new_key, revoke, write
 
-NEW: dict[str, dict[str, int]] = {"revoked": {}, "expiring": {"expires_ms": 1}, "kept": {"expires_ms": 2**52}}
+NEW: dict[str, dict[str, int]] = {"revoked": {}, "expiring": {"expires_ms": 1}, "kept": {"expires_ms": 2**42}}
 
 
 class TestGivenADatabaseThatGoesAway:
@@ -102,3 +106,64 @@ class TestGivenAKeyThatWasFound:
 
         assert keyring.is_required
         assert keyring.key_of(key) is None
+
+
+class TestGivenARowThatIsNoKey:
+    @pytest.fixture
+    def bad(self, sqlite_url: str) -> str:
+        """A key with a scope of a newer version."""
+        key = new_key(sqlite_url, "acme")
+        write(sqlite_url, api_keys.update().values(scopes="submit,future"))
+        return key
+
+    def test_when_keys_are_read_then_the_others_are_accepted_and_it_is_logged_once(
+        self, bad: str, sqlite_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        good, keyring = new_key(sqlite_url, "acme"), Keyring(sqlite_url)
+
+        keyring.read()
+        keyring.read()
+
+        assert keyring.key_of(good) is not None
+        assert keyring.key_of(bad) is None
+        [line] = caplog.messages
+        assert split_key(bad)[0] in line
+        assert "unknown scope 'future'" in line
+
+    def test_when_it_is_the_only_one_then_keys_are_required(self, bad: str, sqlite_url: str) -> None:
+        keyring = Keyring(sqlite_url)
+
+        keyring.read()
+
+        assert keyring.is_required
+        assert keyring.key_of(bad) is None
+
+
+class TestGivenAThreadWhoseDatabaseGoesAway:
+    def test_when_it_comes_back_then_both_are_logged_once(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(module, "READ_EVERY_S", 0.01)
+        caplog.set_level(logging.INFO)
+        new_key(sqlite_url, "acme")
+        keyring, path = Keyring(sqlite_url), Path(sqlite_url.removeprefix("sqlite:///"))
+        keyring.read()
+        keyring.start()
+
+        path.rename(path.with_suffix(".away"))
+        wait_for(lambda: len(caplog.messages) == 1)
+        path.with_suffix(".away").rename(path)
+        wait_for(lambda: len(caplog.messages) == 2)
+        keyring.close()
+
+        failed, again = caplog.messages
+        assert failed.startswith("The API keys cannot be read: there is no database at")
+        assert again == "The API keys can be read again."
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
