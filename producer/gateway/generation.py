@@ -12,7 +12,7 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import LessDurable, ProducerError
 from sluice.producer.gateway.access import Caller, caller_of
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.models import Models
@@ -71,6 +71,8 @@ class GenerationRoutes:
         own = Options(tenant=caller.tenant, deadline=timedelta(seconds=self._settings.request_limit_s))
         try:
             receipt = await self._submitting.submit(asked.prompt, **{**asked.options, **own})
+        except LessDurable:
+            raise  # the queue has the job
         except ProducerError:
             await self._rates.give_back(caller.key, asked)
             raise
