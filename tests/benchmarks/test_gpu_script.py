@@ -72,7 +72,8 @@ def on_cpu(*, is_toy: bool) -> Scale:
 class TestGivenNoCard:
     @pytest.mark.slow
     @pytest.mark.timeout(900)
-    @pytest.mark.parametrize("call", fast_only([2], [1, 3]))
+    @pytest.mark.long
+    @pytest.mark.parametrize("call", [1, 2, 3])
     def test_when_it_runs_at_toy_sizes_then_every_section_ends_and_all_is_right(
         self, call: int, tmp_path: Path
     ) -> None:
