@@ -74,6 +74,13 @@ def can_record() -> bool:
     return all(OPERATIONS[operation] for operation in _on_torch)
 
 
+def successor_of(operation: str) -> str:
+    """Name what computes an operation that has stepped down."""
+    return "attention's other kernels" if operation == HOPPER_PREFILL else "torch's operators"
+
+
 def description() -> str:
     """Name the choice for fingerprints: results of other kernels may differ in the last bits."""
-    return f"triton, torch for {' '.join(_on_torch)}" if _on_torch else "triton"
+    on_torch = " ".join(operation for operation in _on_torch if operation != HOPPER_PREFILL)
+    without = f", without {HOPPER_PREFILL}" if HOPPER_PREFILL in _on_torch else ""
+    return "triton" + without + (f", torch for {on_torch}" if on_torch else "")

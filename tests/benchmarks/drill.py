@@ -27,7 +27,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 def _lines(name: str) -> Iterator[Line]:
     # It is no record.
-    os.write(1, b"said by a library\n")
+    os.write(1, b"printed by a library\n")
     if name in FAULTS:
         yield Line(f"first of {name}", {"us": 1.0})
         FAULTS[name]()

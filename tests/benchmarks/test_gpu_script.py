@@ -155,9 +155,9 @@ class TestGivenASectionThatFails:
     FAULTS: ClassVar[dict[str, str]] = {
         "raises": "exit code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
         "hangs": "no line for 2 s",
-        "aborts": "ended by SIGABRT: said by a library",
-        "is killed": "ended by SIGKILL: said by a library",
-        "exits": "exit code 3: said by a library",
+        "aborts": "ended by SIGABRT: printed by a library",
+        "is killed": "ended by SIGKILL: printed by a library",
+        "exits": "exit code 3: printed by a library",
     }
 
     @pytest.mark.parametrize("num_processes", fast_only([3], [1]))

@@ -138,9 +138,11 @@ def operation_of(error: Exception) -> str | None:
 
 
 def _step_down(operation: str, reason: str, wanted: Wanted) -> None:
-    if wanted == "triton":
+    # Below the kernel for Hopper is another one in Triton.
+    if wanted == "triton" and operation != chain.HOPPER_PREFILL:
         raise KernelsUnavailable(
             f"the Triton kernel of {operation} does not work on this machine: {reason}. Allow kernels=auto, or torch."
         )
-    log.warning("a kernel does not work here, and torch's operators replace it: %s: %s", operation, reason)
+    successor = chain.successor_of(operation)
+    log.warning("a kernel does not work here, and %s replace it: %s: %s", successor, operation, reason)
     chain.step_down(chain.stepped_down() | {operation: reason})

@@ -62,6 +62,15 @@ class TestGivenATrialThatFoundFaults:
         with pytest.raises(KernelsUnavailable, match="kernel of rms_norm does not work on this machine: its process"):
             choose(WRONG, "triton")
 
+    def test_when_it_is_that_for_hopper_then_other_triton_kernels_replace_it(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING):
+            choose(Verdict(problems={chain.HOPPER_PREFILL: "differs"}), "triton")
+
+        assert chain.description() == "triton, without hopper_prefill"
+        assert "attention's other kernels replace it: hopper_prefill: differs" in caplog.text
+
     def test_when_a_kernel_could_not_be_tried_then_it_stays_and_it_is_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
