@@ -1,13 +1,17 @@
-"""The preparation of any step on the CPU against a loop over its tokens."""
+"""The preparation of any step against a loop over its tokens: the CPU's, and that of torch's operators for a GPU."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
+from sluice.kernels.prepare_batch import PADDING, PreparedTokens, StepPlan, prepare_batch
+from sluice.kernels.prepare_batch.cpu import prepare_batch_torch
 from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 
 NUM_DRAWN = 4
@@ -16,11 +20,16 @@ SEQUENCE = st.tuples(st.lists(TOKEN, max_size=9), st.integers(0, 20))
 """Its tokens of the step, and how many came before."""
 
 
+@pytest.mark.parametrize("prepare", [prepare_batch, prepare_batch_torch])
 class TestGivenAnyPlan:
     @settings(max_examples=150, deadline=None)
     @given(sequences=st.lists(SEQUENCE, max_size=6), num_after=st.integers(0, 3), block_size=st.integers(1, 7))
     def test_when_it_is_prepared_then_it_is_as_the_loop_does_it(
-        self, sequences: list[tuple[list[int], int]], num_after: int, block_size: int
+        self,
+        prepare: Callable[..., PreparedTokens],
+        sequences: list[tuple[list[int], int]],
+        num_after: int,
+        block_size: int,
     ) -> None:
         lengths = [len(tokens) for tokens, _ in sequences]
         max_blocks = (
@@ -37,7 +46,7 @@ class TestGivenAnyPlan:
         )
         drawn = torch.tensor([70, -1, 72, 73])
 
-        found = prepare_batch(plan, drawn, block_size=block_size, spare_slot=5)
+        found = prepare(plan, drawn, block_size=block_size, spare_slot=5)
 
         expected = prepare_batch_reference(plan, drawn, block_size=block_size, spare_slot=5)
         assert found.input_ids.tolist() == expected.input_ids.tolist()

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.kernels.cases import (
     AttentionCase,
@@ -30,9 +28,6 @@ from sluice.kernels.linear.cuda import Int8Linear
 from sluice.kernels.paged_attention.cpu import paged_attention_torch
 from sluice.kernels.paged_attention.kernel import allocate_cuda
 from sluice.kernels.paged_attention.layout import KVCache
-from sluice.kernels.prepare_batch import PADDING, StepPlan
-from sluice.kernels.prepare_batch.cpu import prepare_batch_torch
-from sluice.kernels.prepare_batch.reference import prepare_batch_reference
 from sluice.kernels.rms_norm.cpu import add_rms_norm_torch
 from sluice.kernels.sample.plain import sample_torch
 from sluice.kernels.sample.reference import sample_reference
@@ -52,42 +47,10 @@ FILTERS: list[dict[str, float]] = [
     {"top_k": 10**6, "min_p": 1.0},
 ]
 ROWS = [row | {"seed": -(2**63) + 12345 * n} for n, row in enumerate(FILTERS * 6)]
-NUM_DRAWN = 4
-TOKEN = st.one_of(st.integers(0, 99), st.integers(-NUM_DRAWN, -1), st.just(PADDING))
-SEQUENCE = st.tuples(st.lists(TOKEN, max_size=9), st.integers(0, 20))
-"""Its tokens of the step, and how many came before."""
 
 
 def cache_of_a_gpu(num_blocks: int) -> KVCache:
     return allocate_cuda(num_blocks, 16, 2, 32, dtype=torch.float32, device=CPU)
-
-
-class TestGivenAnyPlan:
-    @settings(max_examples=100, deadline=None)
-    @given(sequences=st.lists(SEQUENCE, max_size=6), num_after=st.integers(0, 3), block_size=st.integers(1, 7))
-    def test_when_it_is_prepared_then_it_is_as_the_loop_does_it(
-        self, sequences: list[tuple[list[int], int]], num_after: int, block_size: int
-    ) -> None:
-        lengths = [len(tokens) for tokens, _ in sequences]
-        max_blocks = (
-            max((before + length for length, (_, before) in zip(lengths, sequences, strict=True)), default=0) + 1
-        )
-        plan = StepPlan(
-            token_ids=torch.tensor(
-                [t for tokens, _ in sequences for t in tokens] + [-9] * num_after, dtype=torch.int32
-            ),
-            query_start_locs=torch.tensor([0, *lengths]).cumsum(0).int(),
-            context_lens=torch.tensor([len(tokens) + before for tokens, before in sequences], dtype=torch.int32),
-            block_tables=torch.arange(len(sequences) * max_blocks).view(len(sequences), max_blocks).int(),
-        )
-        drawn = torch.tensor([70, -1, 72, 73])
-
-        found = prepare_batch_torch(plan, drawn, block_size=block_size, spare_slot=5)
-
-        expected = prepare_batch_reference(plan, drawn, block_size=block_size, spare_slot=5)
-        assert found.input_ids.tolist() == expected.input_ids.tolist()
-        assert found.positions.tolist() == expected.positions.tolist()
-        assert found.slot_mapping.tolist() == expected.slot_mapping.tolist()
 
 
 class TestGivenACacheInTheLayoutOfAGpu:
