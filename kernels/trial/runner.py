@@ -97,6 +97,10 @@ class _Process:
         code = self._process.wait()
         raise _Died(f"no answer within {limit_s:g} s" if has_expired else f"its process ended with code {code}")
 
+    def kill(self) -> None:
+        """End the process; an answer that is waited for does not come."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process, and wait until its memory is free."""
         self._process.kill()
@@ -115,6 +119,19 @@ class Trial:
         self._command = command
         self._lock = Lock()
         self._verdict = Verdict()
+        self._alive: set[_Process] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Cases that no process has begun."""
+        return len(self._tasks)
+
+    def stop(self) -> None:
+        """Let `run` return soon: end its processes, and try nothing more. For another thread."""
+        with self._lock:
+            self._tasks.clear()
+            for process in self._alive:
+                process.kill()
 
     def run(self, num_processes: int) -> Verdict:
         """Try all cases in up to `num_processes` processes, which have ended when this returns."""
@@ -133,9 +150,13 @@ class Trial:
             except (_Died, OSError):
                 # Another thread's may work; what nobody tries is reported.
                 return
+            with self._lock:
+                self._alive.add(process)
             try:
                 self._try_until_one_dies(process)
             finally:
+                with self._lock:
+                    self._alive.remove(process)
                 process.close()
 
     def _try_until_one_dies(self, process: _Process) -> None:

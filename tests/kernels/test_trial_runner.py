@@ -1,6 +1,8 @@
 """The parent's side of a trial, with processes that answer, err, die or hang instead of running kernels."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,6 +56,19 @@ class TestGivenProcessesThatTryCases:
         verdict = tried(("write_kv", 0), ("linear", 0), num_processes=1)
 
         assert (verdict.problems, verdict.num_cases) == ({"write_kv": "no answer within 0.3 s"}, 1)
+
+    def test_when_it_is_stopped_then_a_case_that_runs_is_not_waited_for(self) -> None:
+        command = (sys.executable, "-c", CHILD, "open")
+        trial = Trial(SIZES, "cpu", [Task("linear", 0), Task("write_kv", 0), Task("linear", 1)], command=command)
+        with ThreadPoolExecutor(1) as thread:
+            began_s, running = time.monotonic(), thread.submit(trial.run, 1)
+            while trial.num_waiting > 1:
+                time.sleep(0.01)
+            trial.stop()
+            verdict = running.result()
+
+        assert time.monotonic() - began_s < 30, "the case takes a minute"
+        assert verdict.num_cases == 1
 
     def test_when_memory_is_lacking_then_no_kernel_is_blamed(self) -> None:
         verdict = tried(("penalties", 0), ("linear", 0))

@@ -90,8 +90,14 @@ def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="trial") as background:
-        verdict = background.submit(lambda: Trial(sizes, device, tasks_of(sizes, device)).run(processes))
-        yield
+        trial = Trial(sizes, device, tasks_of(sizes, device))
+        verdict = background.submit(trial.run, processes)
+        try:
+            yield
+        except BaseException:
+            # Loading has failed: its error must not wait for kernels that are being compiled.
+            trial.stop()
+            raise
         choose(verdict.result(), wanted)
 
 

@@ -1,6 +1,7 @@
 """The choice of a GPU's kernels: what a trial found, and what fails at its first use in a step."""
 
 import logging
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from sluice import worker
 from sluice.engine.errors import KernelsUnavailable, OutOfMemory
 from sluice.engine.execution.model_runner import ModelOptions, plan_load
+from sluice.engine.execution.start import kernel_trial
 from sluice.engine.execution.start.kernel_trial import (
     choose,
     kernels_tried,
@@ -105,6 +107,32 @@ class TestGivenAKernelThatFailsInAStep:
     def test_when_no_kernel_is_at_fault_then_none_steps_down(self, error: str) -> None:
         with pytest.raises((OutOfMemory, ValueError)):
             step_down_if_it_fails(failing_in("no_operation", error), "auto")
+
+        assert chain.stepped_down() == {}
+
+
+class WaitingTrial:
+    """A trial that ends once it is stopped."""
+
+    def __init__(self, *_: object) -> None:
+        self._stopped = threading.Event()
+
+    def run(self, _num_processes: int) -> Verdict:
+        assert self._stopped.wait(60), "it was not stopped"
+        return Verdict()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+class TestGivenALoadThatFails:
+    def test_when_its_error_is_raised_then_the_trial_is_stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_trial, "Trial", WaitingTrial)
+        plan = plan_load(ModelOptions(path=FOLDER))
+        sizes = sizes_of(plan.config, plan.dtype, plan.options, plan.max_model_len)
+
+        with pytest.raises(ValueError, match="corrupt"), kernels_tried(sizes, "cuda:0", "auto", 1):
+            raise ValueError("corrupt weights")
 
         assert chain.stepped_down() == {}
 
