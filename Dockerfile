@@ -1,4 +1,4 @@
-# One image for worker, recorder and callbacks. The CUDA build of torch comes with the wheel.
+# One image for worker, recorder, callbacks and gateway. The CUDA build of torch comes with the wheel.
 FROM python:3.12-slim
 
 # A C compiler for the CPU kernels, which are compiled into the wheel, and for Triton's launchers at first use.
@@ -12,11 +12,11 @@ COPY kernels kernels
 COPY migrations migrations
 COPY producer producer
 COPY worker worker
-RUN pip install --no-cache-dir --constraint constraints.txt '.[worker]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[worker,gateway]'
 
 RUN useradd --create-home sluice
 USER sluice
-# A volume that is mounted here takes over the folder's owner.
-RUN mkdir --parents ~/.cache/huggingface
+# Volumes that are mounted here take over the folders' owner.
+RUN mkdir --parents ~/.cache/huggingface ~/files
 STOPSIGNAL SIGTERM
 CMD ["worker", "start", "--gpu", "0"]

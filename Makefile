@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo pictures profile test test-long bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures profile test test-long test-clients bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -17,15 +17,21 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup ## A bulk file, a killed worker whose jobs another one completes, and the latency table.
 	@$(BIN)/python -m tools.demo
 
+demo-web: setup ## Serve OpenAI's API with the small model until Ctrl-C; prints how to call it.
+	@$(BIN)/python -m tools.demo_web
+
 pictures: setup ## Record the demo and draw the comparison for the README; run it on a quiet machine.
 	@$(BIN)/python -m tools.pictures
 
 test: setup ## The fast suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu"
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu" --timeout 1800
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/contract/test_wire.py
+
+test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients
 
 bench-check: setup ## Has anything become slower? Ratios inside one run, so that a busy machine may run it. Some minutes.
 	@$(BIN)/python -m benchmarks gate
@@ -78,4 +84,4 @@ rules: setup
 	$(BIN)/python -m pytest -q -n 0 -m "not slow and not long" tests/rules
 
 clean:
-	rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .demo .demo-web .pytest_cache .ruff_cache .hypothesis .import_linter_cache

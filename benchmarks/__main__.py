@@ -11,6 +11,7 @@ BENCHMARKS = {
     "engine": ("engine.bare", "the bare engine compared with its bound, on this CPU"),
     "gate": ("gate", "compare with the recorded figures; fails if something became slower"),
     "gpu": ("gpu.run", "all GPU measurements"),
+    "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
     "growth": ("growth.run", "how cost grows with queue, streams, context and history"),
     "history": ("queue.history", "queries on a large history"),
     "profile": ("engine.profile", "time per operation of a step, compared with its bound"),

@@ -8,12 +8,15 @@ in any batch. Tokens are bytes, so every prompt can be encoded and every output 
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import log
 
 from sluice.engine.batch import Batch, Sampled, ScheduledSequence
 from sluice.engine.executor import Computed, ModelLimits
+from sluice.engine.request import TokenLogprobs
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import ByteDetokenizer
 
@@ -27,8 +30,11 @@ _PIECES: Mapping[int, str | bytes] = {
     END_OF_SEQUENCE: "",
 }
 # 32 entries: the top five bits of a hash choose one.
-_ROWS = tuple(Sampled((letter,)) for letter in b"etaoin shrdlu cmfwyp vbgkjqxz .\n")
+_LETTERS = b"etaoin shrdlu cmfwyp vbgkjqxz .\n"
+_ROWS = tuple(Sampled((letter,)) for letter in _LETTERS)
 _END_ROW = Sampled((END_OF_SEQUENCE,))
+_LIKELIEST = tuple((letter, log(count / len(_LETTERS))) for letter, count in Counter(_LETTERS).most_common())
+_LOGPROBS = dict(_LIKELIEST)
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -68,6 +74,10 @@ class NullTokenizer:
     def stream(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
         """Begin the text of a choice."""
         return ByteDetokenizer(_PIECES)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the byte that a token is; None for the end of a sequence, which has no text."""
+        return bytes([token_id]) if token_id < END_OF_SEQUENCE else None
 
 
 class NullModel:
@@ -116,7 +126,17 @@ class NullModel:
         bits = (key ^ (start + num_tokens)) * _MULTIPLIER & _MASK
         bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK
         mean = self.config.mean_output_tokens
-        return _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
+        row = _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
+        num_asked = sequence.sampling.logprobs
+        return row if num_asked is None else self._with_logprobs(row, num_asked)
+
+    def _with_logprobs(self, row: Sampled, num_asked: int) -> Sampled:
+        """Add log-probabilities: those of letters are given that the sequence does not end."""
+        [token_id] = row.token_ids
+        chosen = _LOGPROBS.get(token_id)
+        if chosen is None:
+            chosen = -log(self.config.mean_output_tokens)
+        return row._replace(logprobs=(TokenLogprobs(chosen=chosen, top=_LIKELIEST[:num_asked]),))
 
 
 def _key(sequence: Sequence) -> int:

@@ -179,6 +179,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
     """(token id, log-probability), most likely first."""
 
+    token: bytes | None = None
+    """Bytes of the chosen token; None if it has none, or before `text.logprobs` has added them."""
+
+    top_tokens: tuple[bytes | None, ...] = ()
+    """Bytes of the tokens in `top`."""
+
+    offset: int | None = None
+    """Characters of the choice's text before the token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:

@@ -72,6 +72,9 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_overtaken: int = 0
+    """Sequences that joined before it while it was held back for a prefix that another one computes."""
+
     first_scheduled_s: float | None = None
 
     @property

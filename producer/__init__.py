@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sluice.producer.errors import (
         AccessDenied,
         BadOffset,
+        BatchClosed,
         BatchNotFound,
         CertificateRefused,
         ChannelExpired,
@@ -58,6 +59,7 @@ __all__ = [
     "BadOffset",
     "BadSignature",
     "BatchCancelled",
+    "BatchClosed",
     "BatchNotFound",
     "BatchView",
     "CertificateRefused",

@@ -20,12 +20,13 @@ from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, Qu
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
+from sluice.producer.errors import ProducerError
 from sluice.producer.operations import batches, control, dead, results, submission, views
 from sluice.producer.operations import follow as following
 from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_within
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
-from sluice.producer.operations.follow import Place, Reader, StreamEvent
+from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, outcomes
@@ -146,10 +147,17 @@ class AsyncProducer:
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
         return self._events(following.stream(self._queue, [reader], timeout_s, waits=self.waits))
 
-    def stream_choices(self, job: AnyJob, num_choices: int) -> AsyncIterator[StreamEvent]:
+    def stream_choices(
+        self, job: AnyJob, num_choices: int, places: Sequence[Place] | None = None
+    ) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream_choices`."""
-        readers = [Reader(self._queue, JobId(str(job)), 0, choice) for choice in range(num_choices)]
+        readers = choice_readers(self._queue, JobId(str(job)), num_choices, places)
         return self._events(following.stream(self._queue, readers, waits=self.waits))
+
+    def stream_groups(self, job: AnyJob, num_choices: int) -> AsyncIterator[Sequence[StreamEvent]]:
+        """Yield what `stream_choices` yields, in groups of what arrived at once."""
+        readers = choice_readers(self._queue, JobId(str(job)), num_choices)
+        return self._groups(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> AsyncIterator[StreamEvent]:
         """Do as `Producer.stream_many`."""
@@ -224,9 +232,9 @@ class AsyncProducer:
         """Do as `Producer.cancel_batch`."""
         return await self._link.run(batches.cancel_batch(self._queue, name, reason))
 
-    async def expire_batch(self, name: str, deadline: Moment) -> BatchView:
+    async def expire_batch(self, name: str, deadline: Moment, *, is_new: bool = False) -> BatchView:
         """Do as `Producer.expire_batch`."""
-        return await self._link.run(batches.expire_batch(self._queue, name, deadline))
+        return await self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
 
     async def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
         """Do as `Producer.dead`."""
@@ -262,6 +270,29 @@ class AsyncProducer:
                     step = operation.send([])
         except StopIteration:
             return
+
+    async def _groups(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Sequence[Result]]:
+        """Run an operation, and yield its events between two steps together."""
+        group: list[Result] = []
+        try:
+            step = next(operation)
+            while True:
+                if isinstance(step, STEPS):
+                    if group:
+                        yield group
+                        group = []
+                    step = operation.send(await self._link.perform(step))
+                else:
+                    group.append(step)
+                    step = operation.send([])
+        except StopIteration:
+            pass
+        except ProducerError:
+            if group:
+                yield group
+            raise
+        if group:
+            yield group
 
 
 async def _each(jobs: Iterable[PromptLike | Job] | AsyncIterable[PromptLike | Job]) -> AsyncIterator[PromptLike | Job]:

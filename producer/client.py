@@ -27,7 +27,7 @@ from sluice.producer.operations.backpressure import RetryAfterEstimator, submit_
 from sluice.producer.operations.batches import BatchCancelled
 from sluice.producer.operations.dead import DeadFilter
 from sluice.producer.operations.durability import TIMEOUT_S, DurabilityPolicy
-from sluice.producer.operations.follow import Place, Reader, StreamEvent
+from sluice.producer.operations.follow import Place, Reader, StreamEvent, choice_readers
 from sluice.producer.operations.operation import STEPS, Operation, Reply, Step, first_ask
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome, ended, outcomes
@@ -201,18 +201,21 @@ class Producer:
         reader = Reader(self._queue, JobId(str(job)), offset, choice)
         return self._events(following.stream(self._queue, [reader], timeout_s, waits=self.waits))
 
-    def stream_choices(self, job: AnyJob, num_choices: int) -> Iterator[StreamEvent]:
+    def stream_choices(
+        self, job: AnyJob, num_choices: int, places: Sequence[Place] | None = None
+    ) -> Iterator[StreamEvent]:
         """Yield the output of all choices of a job in the order of arrival, over one connection.
 
         Args:
             job: The job.
             num_choices: The `n` that it was submitted with.
+            places: Where to begin in each choice. Default: at the first token.
 
         Raises:
             JobFailed, JobCancelled, JobExpired: the job ended so; raised after the last event.
             JobNotFound, ResultExpired, ChannelExpired, QueueUnreachable: as in `stream`.
         """
-        readers = [Reader(self._queue, JobId(str(job)), 0, choice) for choice in range(num_choices)]
+        readers = choice_readers(self._queue, JobId(str(job)), num_choices, places)
         return self._events(following.stream(self._queue, readers, waits=self.waits))
 
     def stream_many(self, jobs: Iterable[AnyJob | tuple[AnyJob, Place]]) -> Iterator[StreamEvent]:
@@ -331,13 +334,18 @@ class Producer:
         """
         return self._link.run(batches.cancel_batch(self._queue, name, reason))
 
-    def expire_batch(self, name: str, deadline: Moment) -> BatchView:
+    def expire_batch(self, name: str, deadline: Moment, *, is_new: bool = False) -> BatchView:
         """Set the deadline of a batch. When it passes, the batch is closed and its unfinished jobs expire.
 
+        Args:
+            name: The batch.
+            deadline: When it expires.
+            is_new: Whether it may have no jobs yet: set before the first one, the deadline holds for all.
+
         Raises:
-            BatchNotFound: the batch has no jobs.
+            BatchNotFound: the batch has no jobs, and is not new.
         """
-        return self._link.run(batches.expire_batch(self._queue, name, deadline))
+        return self._link.run(batches.expire_batch(self._queue, name, deadline, is_new=is_new))
 
     def dead(self, wanted: DeadFilter | None = None) -> list[JobView]:
         """Return the jobs of the dead set, oldest failure first."""
@@ -358,6 +366,10 @@ class Producer:
         return newest_jobs(self._database_url, queue=self._queue.name, batch=batch, state=state, limit=limit)
 
     # ------------------------------------------------------------ running
+
+    def run(self, operation: Operation[Result]) -> Result:
+        """Run an operation of the steps of `sluice.producer.operations.operation` on the connections of this client."""
+        return self._link.run(operation)
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""

@@ -8,6 +8,7 @@ ProducerError
 ├── IdempotencyConflict          caller: the key or id belongs to another job
 ├── QueueFull                    temporary: the queue is at a limit; try again after `retry_after_s`
 ├── QueueRefused                 operator: the queue does not accept jobs in its present configuration
+│   ├── BatchClosed              the batch of the job accepts no more jobs
 │   └── DurabilityRefused        the server cannot guarantee the requested durability; nothing was submitted
 ├── LessDurable                  the queue has the job, but the server did not confirm the durability; see `receipt`
 ├── JobNotFound                  the id is unknown, or its data has expired
@@ -77,6 +78,10 @@ class QueueFull(ProducerError):
 
 class QueueRefused(ProducerError):
     """The queue does not accept this job in its present configuration."""
+
+
+class BatchClosed(QueueRefused):
+    """The batch of the job accepts no more jobs: it was closed or cancelled, or its deadline has passed."""
 
 
 class DurabilityRefused(QueueRefused):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
-from sluice.producer.contract.host.state_folder import history_path, state_dir
+from sluice.producer.contract.host.state_folder import files_url, history_path, state_dir
 from sluice.producer.contract.keys import QueueKeys
 from sluice.worker.config import WorkerConfig
 from sluice.worker.errors import ConfigError
@@ -60,6 +60,18 @@ def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     except OSError as error:
         raise ConfigError([f"SLUICE_STATE_DIR: the state folder cannot be created: {error}"]) from error
     return f"sqlite:///{path}"
+
+
+def files_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
+    """Return the configured URL of the HTTP gateway's files, or that of a folder in the state folder.
+
+    Raises:
+        ConfigError: no URL is given, and there is no folder for it.
+    """
+    try:
+        return files_url(config.callbacks.files_url, environ)
+    except InvalidSetting as error:
+        raise ConfigError([str(error)]) from error
 
 
 def _embedded_use(environ: Mapping[str, str]) -> "Use":

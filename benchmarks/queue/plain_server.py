@@ -50,12 +50,12 @@ def _binary() -> str:
 
 
 @contextmanager
-def plain_server() -> Generator[PlainServer]:
-    """Run a server for the duration of the context."""
+def plain_server(port: int = 0) -> Generator[PlainServer]:
+    """Run a server for the duration of the context; with a port, it listens there too."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name:
         folder = Path(name)
         command = [
-            _binary(), "--port", "0", "--unixsocket", str(folder / "redis.sock"), "--dir", name, "--save", "",
+            _binary(), "--port", str(port), "--unixsocket", str(folder / "redis.sock"), "--dir", name, "--save", "",
             "--appendonly", "yes", "--appendfsync", "everysec",
         ]  # fmt: skip
         with (folder / "server.log").open("wb") as log:

@@ -344,15 +344,20 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         num_blocks=_num_blocks(decoder, plan),
         block_size=options.block_size,
     )
-    fingerprint = plan.folder.fingerprint(
-        plan.dtype,
-        is_int8=is_int8,
-        has_fp8_cache=options.kv_cache_dtype == "fp8",
-        kernels=chain.description() if device.type == "cuda" else "",
-    )
-    runner = ModelRunner(decoder, options, limits, fingerprint)
+    runner = ModelRunner(decoder, options, limits, _fingerprint(plan))
     runner.prepare_first()
     return runner
+
+
+def _fingerprint(plan: LoadPlan) -> str:
+    options, is_cuda = plan.options, torch.device(plan.options.device).type == "cuda"
+    return plan.folder.fingerprint(
+        plan.dtype,
+        is_int8=options.quantization == "int8",
+        has_fp8_cache=options.kv_cache_dtype == "fp8",
+        kernels=chain.description() if is_cuda else "",
+        angles_for=plan.max_model_len if plan.config.rope.depends_on_length else None,
+    )
 
 
 def _dtype(folder: ModelFolder, options: ModelOptions) -> torch.dtype:
@@ -381,7 +386,7 @@ def _cache_dtype(options: ModelOptions, dtype: torch.dtype) -> torch.dtype:
 
 
 def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
-    longest = config.max_position_embeddings
+    longest = config.rope.longest_context
     if config.rope.type == "dynamic":
         # This embedding extends to any requested length.
         return options.max_model_len or longest

@@ -37,6 +37,19 @@ class RopeConfig:
     original_max_position_embeddings: int
     """Context length of the pretraining, before the embedding was extended."""
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the angles depend on the longest sequence that a worker allows."""
+        return self.type in ("dynamic", "longrope")
+
+    @property
+    def longest_context(self) -> int:
+        """The longest context: the config's, or longer if YaRN was enabled as model cards describe it."""
+        factor, original = (self.parameters.get(name) for name in ("factor", "original_max_position_embeddings"))
+        if self.type != "yarn" or not isinstance(factor, int | float) or not isinstance(original, int):
+            return self.max_position_embeddings
+        return max(self.max_position_embeddings, int(original * factor))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
@@ -222,11 +235,22 @@ FAMILIES: dict[str, Family] = {
         scales_embedding=True,
         has_local_rope=True,
         activation_name="hidden_activation",
-        defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131_072},
+        defaults=_GEMMA_DEFAULTS
+        | {"max_position_embeddings": 131_072, "num_attention_heads": 8, "vocab_size": 262_208},
         # Its configs contain an attention soft cap, but transformers does not apply it.
         refused=("use_bidirectional_attention", "attn_logit_softcapping"),
     ),
 }
+
+
+_TEXT_PARTS = {"gemma3": "gemma3_text"}
+"""Models of text and images, and the family of their text part."""
+
+
+def text_part(config: Json) -> Json:
+    """Return the config of a model's text part: of most models, the config itself."""
+    family = _TEXT_PARTS.get(str(config.get("model_type")))
+    return config if family is None else {**config, **_object(config.get("text_config")), "model_type": family}
 
 
 def parse_config(config: Json) -> DecoderConfig:
@@ -281,7 +305,8 @@ def _family_of(config: Json) -> Family:
     name = str(config.get("model_type"))
     family = FAMILIES.get(name)
     if family is None:
-        raise ModelFolderError(f"config.json: model_type {name!r} is not one of {', '.join(sorted(FAMILIES))}.")
+        known = ", ".join(sorted({*FAMILIES, *_TEXT_PARTS}))
+        raise ModelFolderError(f"config.json: model_type {name!r} is not one of {known}.")
     if config.get("quantization_config"):
         raise ModelFolderError("config.json: quantized weights are not supported; use a bf16, fp16 or fp32 folder.")
     for switch in family.refused:

@@ -7,6 +7,7 @@ Weights are memory-mapped: a tensor's bytes are read from the file when they are
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,10 +19,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice.engine.errors import ModelFolderError
-from sluice.engine.models.config import Json
+from sluice.engine.models.config import Json, text_part
 from sluice.kernels.philox import NOISE_VERSION
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
+"""What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
+
 _FULLY_HASHED_BYTES = 256 * 2**20
 _SAMPLE_BYTES = 64 * 2**10
 _NUM_SAMPLES = 256
@@ -38,16 +42,16 @@ _HASHED_FILES = (
 
 
 class Weights:
-    """Tensors by name, over all files of a folder.
+    """Tensors by name, over all files of a folder. The text part of a larger model has the names of a model by itself.
 
     Each tensor is a separate mapping of its file: its pages leave memory with the tensor.
     """
 
     def __init__(self, folder: Path) -> None:
         self._files = _weight_files(folder)
-        self._tensors: dict[str, Path] = {}
+        self._tensors: dict[str, tuple[Path, str]] = {}
         for path in self._files:
-            self._tensors |= dict.fromkeys(_open(path).keys(), path)
+            self._tensors |= {_TEXT_PREFIX.sub("", name): (path, name) for name in _open(path).keys()}  # noqa: SIM118 - not a dict
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -66,7 +70,8 @@ class Weights:
         if name not in self._tensors:
             raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
         try:
-            tensor = cast("Tensor", _open(self._tensors[name]).get_tensor(name))
+            path, stored_name = self._tensors[name]
+            tensor = cast("Tensor", _open(path).get_tensor(stored_name))
         except (SafetensorError, OSError) as error:
             raise ModelFolderError(f"tensor {name!r} cannot be read: {error}.") from error
         if tuple(tensor.shape) != shape:
@@ -81,7 +86,8 @@ class Weights:
         """Return the dtype in which `name` is stored."""
         if name not in self._tensors:
             raise ModelFolderError(f"the weights have no tensor {name!r}: they do not belong to this config.json.")
-        return cast("torch.dtype", _open(self._tensors[name]).get_slice(name)[:1].dtype)
+        path, stored_name = self._tensors[name]
+        return cast("torch.dtype", _open(path).get_slice(stored_name)[:1].dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +96,8 @@ class ModelFolder:
 
     path: Path
     config: Json
+    """That of the text part."""
+
     generation_config: Json
     weights: Weights
 
@@ -115,17 +123,25 @@ class ModelFolder:
         return _DTYPES[wanted]
 
     def fingerprint(
-        self, dtype: torch.dtype, *, is_int8: bool = False, has_fp8_cache: bool = False, kernels: str = ""
+        self,
+        dtype: torch.dtype,
+        *,
+        is_int8: bool = False,
+        has_fp8_cache: bool = False,
+        kernels: str = "",
+        angles_for: int | None = None,
     ) -> str:
         """Hash everything tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
 
         Weights rounded to int8 differ from the folder's, and keys and values in fp8 from the model's. `kernels` names
-        those of a GPU (`kernels/chain.py`): others may round differently.
+        those of a GPU (`kernels/chain.py`): others may round differently. `angles_for` is the longest sequence, if the
+        rotary angles depend on it.
 
         Small weights are hashed completely; for large ones the headers, the sizes and 256 samples of 64 KiB per file.
         """
         kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
         kept += f" kernels {kernels}" if kernels else ""
+        kept += f" angles for {angles_for}" if angles_for is not None else ""
         digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION}".encode())
         for name in _HASHED_FILES:
             path = self.path / name
@@ -144,7 +160,7 @@ def open_model_folder(path: Path) -> ModelFolder:
     """
     if not path.is_dir():
         raise ModelFolderError(f"{path} is not a folder: give the path of a folder with config.json and *.safetensors.")
-    config = _read_json(path / "config.json")
+    config = text_part(_read_json(path / "config.json"))
     generation_path = path / "generation_config.json"
     generation_config = _read_json(generation_path) if generation_path.is_file() else {}
     return ModelFolder(path=path, config=config, generation_config=generation_config, weights=Weights(path))

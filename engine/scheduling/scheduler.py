@@ -45,6 +45,12 @@ from sluice.engine.sequence import Sequence, SequenceStatus
 _LEAST_SHARED_TOKENS = 32
 """Sharing fewer tokens is not worth a step of waiting."""
 
+_MOST_HELD_BACK = 16
+"""Sequences that one step skips because another computes their prefix. Each costs a look into the prefix index."""
+
+_MOST_OVERTAKEN = 64
+"""Sequences that may join past one that is held back."""
+
 
 @dataclass(slots=True, eq=False)
 class WaitingQueue:
@@ -366,23 +372,29 @@ class Scheduler:
         self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None
     ) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
+        held_back: list[Sequence] = []
         # Every running sequence must find a token in each step's budget, even if this step has none for it.
         most = min(self._config.max_num_seqs, self.max_tokens)
-        while self.waiting and tokens_left > 0 and len(self.running) < most:
+        while self.waiting and tokens_left > 0 and len(self.running) < most and _may_overtake(held_back):
             sequence = self.waiting.head
             if coming is not None and self._is_better_held_back(sequence, coming):
-                break
+                held_back.append(self.waiting.pop())
+                continue
             num_owed = sequence.num_tokens - self.blocks.num_known_tokens(sequence)
             # If no sequence runs, waiting does not free more budget.
             num_tokens = cut(num_owed, tokens_left) or (0 if self.running else min(num_owed, tokens_left))
             if num_tokens == 0 or not self._hold(sequence):
-                break  # keep the order: no sequence overtakes the head
+                break  # keep the order: no sequence overtakes one that only lacks room
             num_cached = sequence.num_tokens - num_owed
             self._join(sequence, num_cached)
             if coming is not None:
                 coming |= self._coming([sequence])
             scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
+            for other in held_back:
+                other.num_overtaken += 1
+        for sequence in held_back:
+            self.waiting.push(sequence)
         return scheduled
 
     def _hold(self, sequence: Sequence) -> bool:
@@ -449,3 +461,8 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.status = SequenceStatus.WAITING
         self.waiting.push(victim)
+
+
+def _may_overtake(held_back: list[Sequence]) -> bool:
+    """Return whether one more sequence may join past those that are held back."""
+    return len(held_back) <= _MOST_HELD_BACK and all(other.num_overtaken < _MOST_OVERTAKEN for other in held_back)

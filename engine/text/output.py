@@ -10,6 +10,7 @@ from sluice.engine.executor import ModelLimits, TextDecoder
 from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import Detokenizer, stream_opener
+from sluice.engine.text.logprobs import PlacedDetokenizer, bytes_reader
 from sluice.engine.text.stopping import StopMatcher, StopStrings
 
 
@@ -25,6 +26,7 @@ class ChoiceOutput:
         "_matcher",
         "_max_tokens",
         "_min_tokens",
+        "_places",
         "_stats",
         "_stop_ids",
         "choice",
@@ -42,6 +44,7 @@ class ChoiceOutput:
         self.num_tokens = 0
         self.finish: Finish | None = None
         self._detokenizer = detokenizer
+        self._places = detokenizer if isinstance(detokenizer, PlacedDetokenizer) else None
         self._matcher = StopMatcher(StopStrings(sampling.stop)) if sampling.stop else None
         self._known_ids = range(limits.vocab_size)
         self._stop_ids = _stop_ids(request, limits)
@@ -73,6 +76,8 @@ class ChoiceOutput:
                 token_ids = token_ids[: self.num_tokens - start]
                 logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
                 break
+        if logprobs is not None and self._places is not None:
+            logprobs = self._places.describe(start, token_ids, logprobs)
         # Positional arguments take half the time of keywords.
         return TokenDelta(self.request_id, self.choice, start, token_ids, text, self.stats, logprobs, self.finish)
 
@@ -129,6 +134,7 @@ class Outputs:
 
     def __init__(self, decoder: TextDecoder, limits: ModelLimits) -> None:
         self._open_stream = stream_opener(decoder)
+        self._token_bytes = bytes_reader(decoder)
         self._limits = limits
         self._by_sequence: dict[int, ChoiceOutput] = {}
         self._by_request: dict[str, list[ChoiceOutput]] = {}
@@ -136,6 +142,8 @@ class Outputs:
     def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
         """Begin the output of a choice, replaying what an earlier attempt published."""
         detokenizer = self._open_stream(request.sampling.skip_special_tokens)
+        if request.sampling.logprobs is not None:
+            detokenizer = PlacedDetokenizer(detokenizer, self._token_bytes)
         output = ChoiceOutput(request, sequence, detokenizer, self._limits)
         output.replay(sequence.token_ids[sequence.num_prompt_tokens :])
         return output

@@ -46,6 +46,7 @@ class Tokenizer:
         self._backend = backend
         self.facts = facts
         self._open_stream = _stream_of(backend)
+        self._bytes = _TokenBytes(backend)
         self.max_token_bytes = max_token_bytes(backend)
         """Most bytes of text that one token can stand for; None if the tokenizer does not bound them."""
 
@@ -73,6 +74,10 @@ class Tokenizer:
         if self._open_stream is None:
             return WindowDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return self._open_stream(skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token adds to a text, or the text of a special token; None for an unknown id."""
+        return self._bytes[token_id]
 
     def token_id(self, token: str) -> int | None:
         """Return the id of `token`, if it is one."""
@@ -241,6 +246,35 @@ class _SentencePieces(dict[int, "str | int"]):
         return piece
 
 
+class _TokenBytes(dict[int, "bytes | None"]):
+    """Bytes of each token, special ones included. Filled on demand."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self._backend = backend
+        self._special = {n: token.content for n, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._pieces = _pieces_of(backend, skips_special=False)
+
+    def __missing__(self, token_id: int) -> bytes | None:
+        found = self[token_id] = self._read(token_id)
+        return found
+
+    def _read(self, token_id: int) -> bytes | None:
+        if self._backend.id_to_token(token_id) is None:
+            return None
+        if token_id in self._special:
+            return self._special[token_id].encode()
+        if self._pieces is None:
+            return self._backend.decode([token_id], skip_special_tokens=False).encode()
+        match self._pieces[token_id]:
+            case str(text):
+                return text.encode()
+            case int(byte):
+                return bytes([byte])
+            case bytes(content):
+                return content
+
+
 def _characters_of_bytes() -> dict[str, int]:
     """Map bytes to their characters in byte-level vocabularies: printable Latin-1 to itself, others from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -254,13 +288,21 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 def _stream_of(backend: Backend) -> Callable[[bool], Detokenizer] | None:
     """Return how tokens become text one at a time; None if only the decoder itself can tell."""
-    decoder = backend.decoder
-    if isinstance(decoder, decoders.ByteLevel):
-        byte_pieces = [_BytePieces(_Pieces(backend, skips_special=skips)) for skips in (False, True)]
-        return lambda skips: ByteDetokenizer(byte_pieces[skips])
-    if _is_sentence_piece(decoder):
-        pieces = [_SentencePieces(_Pieces(backend, skips_special=skips)) for skips in (False, True)]
-        return lambda skips: PieceDetokenizer(pieces[skips])
+    match [_pieces_of(backend, skips_special=skips) for skips in (False, True)]:
+        case [_BytePieces() as shown, _BytePieces() as skipped]:
+            return lambda skips: ByteDetokenizer(skipped if skips else shown)
+        case [_SentencePieces() as shown, _SentencePieces() as skipped]:
+            return lambda skips: PieceDetokenizer(skipped if skips else shown)
+        case _:
+            return None
+
+
+def _pieces_of(backend: Backend, *, skips_special: bool) -> _BytePieces | _SentencePieces | None:
+    """Return what each token stands for; None if that depends on the tokens around it."""
+    if isinstance(backend.decoder, decoders.ByteLevel):
+        return _BytePieces(_Pieces(backend, skips_special=skips_special))
+    if _is_sentence_piece(backend.decoder):
+        return _SentencePieces(_Pieces(backend, skips_special=skips_special))
     return None
 
 

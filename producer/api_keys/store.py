@@ -36,17 +36,20 @@ class KeyStore:
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
         is_writer: Commits reach the disk.
+        patience_s: As of `open_database`.
 
     Raises:
         HistoryUnavailable: the URL names no supported database. Every method raises it while the database cannot be
             used, and `NoKeyTable` while it has no table of keys.
     """
 
-    def __init__(self, url: str, *, is_writer: bool = False) -> None:
+    def __init__(self, url: str, *, is_writer: bool = False, patience_s: float | None = None) -> None:
         with _explained():
-            self._engine = open_database(url, is_writer=is_writer)
+            self._engine = open_database(url, is_writer=is_writer, patience_s=patience_s)
         self._is_checked = False
         self._unreadable: frozenset[str] = frozenset()
+        self._known: dict[str, tuple[Mapping[str, Any], ApiKey]] = {}
+        """Rows and their keys, so that only a row that has changed is read again."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,15 +101,19 @@ class KeyStore:
     def _keys_in(self, rows: Sequence[Mapping[str, Any]]) -> list[ApiKey]:  # Any: as in `_key`
         found: list[ApiKey] = []
         unreadable: set[str] = set()
+        known: dict[str, tuple[Mapping[str, Any], ApiKey]] = {}
         for row in rows:
             try:
-                found.append(_key(row))
+                before = self._known.get(str(row["id"]))
+                key = before[1] if before is not None and before[0] == row else _key(row)
+                found.append(key)
+                known[key.id] = (row, key)
             except (ProducerError, TypeError, ValueError) as error:
                 key_id = str(row["id"])
                 unreadable.add(key_id)
                 if key_id not in self._unreadable:
                     LOG.warning("An API key in the database is not valid and is ignored: key %s: %s", key_id, error)
-        self._unreadable = frozenset(unreadable)
+        self._unreadable, self._known = frozenset(unreadable), known
         return found
 
     @contextmanager

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from sluice.producer.contract.openai.logprobs import logprobs_from_json
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import ChoiceResult, JobId, JobResult, TokenLogprobs, Usage
+from sluice.producer.contract.wire import ChoiceResult, JobId, JobResult, Usage
 from sluice.producer.errors import ENDS_BADLY, HistoryUnavailable
 from sluice.producer.operations.results import Outcome
 
@@ -42,13 +43,10 @@ class RecordedOutcomes:
         if self._url is None or self.problem is not None:
             return None
         try:
-            history = self._open(self._url)
-            row = history.job(job_id)
-            found = history.result(job_id) if row is not None and row.state == JobState.DONE else None
+            return recorded_outcome(self._open(self._url), job_id)
         except HistoryUnavailable as error:
             self.problem = str(error)
             return None
-        return None if row is None else _outcome(job_id, row, found)
 
     def _open(self, url: str) -> "History":
         from sluice.producer.history.queries import History
@@ -56,6 +54,17 @@ class RecordedOutcomes:
         if self._history is None:
             self._history = self._opened.enter_context(History(url))
         return self._history
+
+
+def recorded_outcome(history: "History", job_id: JobId) -> Outcome | None:
+    """Return the outcome of a job that the history has, as `RecordedOutcomes.find` does.
+
+    Raises:
+        HistoryUnavailable: the history cannot be read.
+    """
+    row = history.job(job_id)
+    found = history.result(job_id) if row is not None and row.state == JobState.DONE else None
+    return None if row is None else _outcome(job_id, row, found)
 
 
 def _outcome(job_id: JobId, row: "JobRow", found: Mapping[str, Any] | None) -> Outcome | None:  # Any: JSON
@@ -72,14 +81,9 @@ def _outcome(job_id: JobId, row: "JobRow", found: Mapping[str, Any] | None) -> O
 
 
 def _choice(written: Mapping[str, Any]) -> ChoiceResult:  # Any: JSON
-    logprobs = written.get("logprobs")
     return ChoiceResult(
         text=written["text"],
         token_ids=tuple(written["token_ids"]),
         finish_reason=written.get("finish_reason"),
-        logprobs=None if logprobs is None else tuple(_logprobs(at) for at in logprobs),
+        logprobs=logprobs_from_json(written.get("logprobs")),
     )
-
-
-def _logprobs(written: Mapping[str, Any]) -> TokenLogprobs:  # Any: JSON
-    return TokenLogprobs(chosen=written["chosen"], top=tuple((token, value) for token, value in written["top"]))

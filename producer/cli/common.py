@@ -34,22 +34,27 @@ Exit codes:
 
 def connection_options(command: Command) -> Command:
     """Add the options that locate the queue."""
-    for option in (
-        click.option(
-            "--partitions", metavar="COUNT", type=click.IntRange(1), default=1, show_default=True,
-            envvar="SLUICE_PARTITIONS", show_envvar=True, help="Number of partitions of the queue.",
-        ),
-        click.option(
-            "--queue", metavar="NAME", default="default", show_default=True, envvar="SLUICE_QUEUE", show_envvar=True,
-            help="Name of the queue.",
-        ),
-        click.option(
-            "--redis-url", "url", metavar="URL", envvar="SLUICE_REDIS_URL", show_envvar=True,
-            help="Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded server.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    queue = click.option(
+        "--queue", metavar="NAME", default="default", show_default=True, envvar="SLUICE_QUEUE", show_envvar=True,
+        help="Name of the queue.",
+    )  # fmt: skip
+    return server_option(queue(partitions_option(command)))
+
+
+def partitions_option(command: Command) -> Command:
+    """Add the option of a queue's number of partitions."""
+    return click.option(
+        "--partitions", metavar="COUNT", type=click.IntRange(1), default=1, show_default=True,
+        envvar="SLUICE_PARTITIONS", show_envvar=True, help="Number of partitions of the queue.",
+    )(command)  # fmt: skip
+
+
+def server_option(command: Command) -> Command:
+    """Add the option that locates the server of the queues."""
+    return click.option(
+        "--redis-url", "url", metavar="URL", envvar="SLUICE_REDIS_URL", show_envvar=True,
+        help="Server: redis, rediss, unix, redis+sentinel or redis+cluster URL. Default: the embedded server.",
+    )(command)  # fmt: skip
 
 
 def database_option(command: Command) -> Command:

@@ -35,9 +35,12 @@ def keys() -> None:
 @click.option("--rpm", metavar="COUNT", type=int, help="Refuse more requests a minute. Default: no limit.")
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
 @click.option("--expires", metavar="TIME", help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")
+@click.option("--if-none", is_flag=True, help="Create none if there is a key, of any tenant, also a revoked one.")
 @json_option
 @database_option
-def create(*, scopes: str, expires: str | None, as_json: bool, database_url: str | None, **values: object) -> None:
+def create(
+    *, scopes: str, expires: str | None, if_none: bool, as_json: bool, database_url: str | None, **values: object
+) -> None:
     """Create a key and print it. It is shown only this once: the database keeps its hash.
 
     \b
@@ -57,6 +60,9 @@ def create(*, scopes: str, expires: str | None, as_json: bool, database_url: str
         **cast("Values", values),
     )
     with _store(database_url) as store:
+        if if_none and store.keys():
+            note("there is a key already; none is created")
+            return
         store.add(key)
     if as_json:
         show_json({**_facts(key, now_ms), "key": text})

@@ -27,7 +27,8 @@ from sluice.producer.cli.queues import queues, server
 from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.wire import JobResult
+from sluice.producer.contract.openai.logprobs import logprobs_to_json
+from sluice.producer.contract.wire import JobResult, TokenLogprobs
 from sluice.producer.errors import (
     BadOffset,
     InvalidJob,
@@ -202,15 +203,19 @@ def result(job: str, *, timeout_s: float | None, as_json: bool, **values: object
 
 def _result_object(job_id: str, found: JobResult) -> Values:
     choices = [
-        {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
-        for choice in found.choices
+        {"text": one.text, "token_ids": one.token_ids, "finish_reason": one.finish_reason, **_logprobs(one.logprobs)}
+        for one in found.choices
     ]
     return {"id": job_id, "model": found.model, "choices": choices, "usage": found.usage}
 
 
 def _event_object(event: StreamEvent) -> Values:
     names = ("job_id", "choice", "start", "token_ids", "text", "time_ms", "end", "cursor")
-    return {name: getattr(event, name) for name in names}
+    return {name: getattr(event, name) for name in names} | _logprobs(event.logprobs)
+
+
+def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
+    return {} if found is None else {"logprobs": logprobs_to_json(found)}
 
 
 for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, keys, serve):

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -23,8 +24,8 @@ from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.contract.keys import RETURNED
 from sluice.producer.contract.transport import embedded
+from sluice.producer.operations.totals import queue_totals
 
 HEADERS = ("queue", "waiting", "tokens", "running", "oldest_s", "dead", "workers", "paused")
 
@@ -86,23 +87,9 @@ def _workers(view: QueueView) -> list[tuple[str, str]]:
 
 
 def _totals(name: str, views: Sequence[QueueView]) -> Values:
-    oldest = min((view.oldest_ms for view in views if view.oldest_ms is not None), default=None)
-    now_ms = max(view.server_ms for view in views)
-    return {
-        "queue": name,
-        "waiting": sum(view.waiting_jobs for view in views),
-        "tokens": sum(view.waiting_tokens for view in views),
-        "running": sum(view.running_jobs for view in views),
-        "oldest_s": None if oldest is None else round((now_ms - oldest) / 1000, 1),
-        "oldest": when(oldest),
-        "dead": sum(view.dead for view in views),
-        "suspects": sum(view.suspects for view in views),
-        "returned": sum(jobs for view in views for kind, _, jobs, _ in view.lanes if kind == RETURNED),
-        "outbox": sum(view.outbox_entries for view in views),
-        "workers": len({name for view in views for name in view.workers}),
-        "worker_deaths": sum(view.worker_deaths for view in views),
-        "paused": any(view.is_paused for view in views),
-    }
+    found: Values = asdict(queue_totals(name, views))
+    oldest = when(found.pop("oldest_ms"))
+    return {**found, "oldest": oldest}
 
 
 @queues.command()

@@ -5,7 +5,8 @@ from typing import cast
 import click
 
 from sluice.producer import config
-from sluice.producer.cli.common import Values, connection_options, database_option, note
+from sluice.producer.cli.common import Values, database_option, note, partitions_option, server_option
+from sluice.producer.contract.host.state_folder import files_url as find_files_url
 from sluice.producer.errors import InvalidSetting
 
 
@@ -38,6 +39,14 @@ from sluice.producer.errors import InvalidSetting
     help="Cancel the job of a request that takes longer.",
 )
 @click.option(
+    "--response-days",
+    metavar="DAYS",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Keep responses of /v1/responses for so long.",
+)
+@click.option(
     "--return-limit",
     "return_limit_s",
     metavar="SECONDS",
@@ -46,9 +55,95 @@ from sluice.producer.errors import InvalidSetting
     show_default=True,
     help="Cancel the job of a request with an Idempotency-Key this long after its last client has left.",
 )
+@click.option(
+    "--read-limit",
+    "read_limit_s",
+    metavar="SECONDS",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Abort the connection of a client that reads nothing of what waits for it for this long.",
+)
+@click.option(
+    "--arrival-limit",
+    "arrival_limit_s",
+    metavar="SECONDS",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Close the connection of a request that takes longer to arrive. Each 16 KiB add a second.",
+)
+@click.option(
+    "--max-connections",
+    metavar="COUNT",
+    type=int,
+    default=10_000,
+    show_default=True,
+    help="Answer 503 to further connections, or close them.",
+)
+@click.option(
+    "--drain-limit",
+    "drain_s",
+    metavar="SECONDS",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Let open answers end for this long after SIGTERM; then they end with an error.",
+)
+@click.option(
+    "--files-url",
+    metavar="URL",
+    envvar="SLUICE_FILES_URL",
+    show_envvar=True,
+    help="Where to keep files: file:///FOLDER, or s3://BUCKET for several hosts. Default: in the state folder.",
+)
+@click.option(
+    "--max-file-mib", metavar="MIB", type=int, default=512, show_default=True, help="Refuse uploads of larger files."
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="MODEL=QUEUE",
+    multiple=True,
+    help="Send requests for this model to this queue also before a worker serves it. May be repeated.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    envvar="SLUICE_LOG_LEVEL",
+    show_envvar=True,
+    help="Each request is logged at info.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["auto", "plain", "json"]), default="auto", show_default=True,
+    envvar="SLUICE_LOG_FORMAT", show_envvar=True, help="Format of the log; auto: plain on a terminal, JSON elsewhere.",
+)  # fmt: skip
 @database_option
-@connection_options
-def serve(*, url: str | None, queue: str, database_url: str | None, **values: object) -> None:
+@partitions_option
+@click.option(
+    "--queue",
+    "queues",
+    metavar="NAME",
+    multiple=True,
+    default=("default",),
+    show_default=True,
+    envvar="SLUICE_QUEUE",
+    show_envvar=True,
+    help="Queue to serve. May be repeated: a request goes to the one whose workers serve its model.",
+)
+@server_option
+def serve(
+    *,
+    url: str | None,
+    queues: tuple[str, ...],
+    partitions: int,
+    models: tuple[str, ...],
+    database_url: str | None,
+    files_url: str | None,
+    **values: object,
+) -> None:
     """Serve OpenAI's API over HTTP.
 
     Requests need an API key of `producer keys create`. While there is none, it listens on this machine only.
@@ -60,16 +155,30 @@ def serve(*, url: str | None, queue: str, database_url: str | None, **values: ob
     """
     try:
         from sluice.producer.gateway.server import serve as run
-        from sluice.producer.gateway.settings import GatewaySettings
+        from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
     except ModuleNotFoundError as error:
         raise InvalidSetting(
             f"{error.name} is missing; install the gateway: pip install 'sluice-llm[gateway]'"
         ) from error
     settings = GatewaySettings(
-        redis_url=url, queue=queue, database_url=config.database_url(database_url), **cast("Values", values)
+        redis_url=url,
+        queues=tuple(ServedQueue(name, partitions) for name in queues),
+        model_queues=tuple(_model_queue(text) for text in models),
+        database_url=config.database_url(database_url),
+        files_url=find_files_url(files_url),
+        **cast("Values", values),
     )
 
     def report(url: str, has_keys: bool) -> None:
-        note(f"producer: serving queue {queue!r} {'with' if has_keys else 'without'} API keys on {url}")
+        names = ", ".join(repr(name) for name in queues)
+        what = f"queue {names}" if len(queues) == 1 else f"queues {names}"
+        note(f"producer: serving {what} {'with' if has_keys else 'without'} API keys on {url}")
 
     run(settings, report)
+
+
+def _model_queue(text: str) -> tuple[str, str]:
+    model, _, queue = text.rpartition("=")  # a model's name may have one too
+    if not model or not queue:
+        raise InvalidSetting(f"--model must be as MODEL=QUEUE, got {text!r}")
+    return model, queue

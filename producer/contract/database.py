@@ -14,7 +14,9 @@ import os
 import re
 import sqlite3
 import time
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -27,6 +29,9 @@ BUSY_TIMEOUT_MS = 10_000
 """How long a connection to SQLite waits for another writer."""
 
 SWITCH_POLL_S = 0.005
+
+READ_ONLY = "sluice_is_read_only"
+"""Execution option: the transaction only reads, so it does not take the write lock of SQLite."""
 
 # Compact JSON without NaN. One shared encoder: creating one costs more than encoding.
 _compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -88,13 +93,16 @@ def database_url(text: str) -> URL:
     return url.set(drivername=driver)
 
 
-def open_database(text: str, *, is_writer: bool = False) -> Engine:
+def open_database(text: str, *, is_writer: bool = False, patience_s: float | None = None) -> Engine:
     """Open a database by URL; connects at the first use.
 
     Args:
         text: `sqlite:///FILE` or `postgresql://…`.
         is_writer: On SQLite, each transaction takes the write lock at its beginning, so that it waits for other
-            writers (up to `BUSY_TIMEOUT_MS`) instead of failing in the middle; and commits reach the disk.
+            writers (up to `BUSY_TIMEOUT_MS`) instead of failing in the middle; and commits reach the disk. A connection
+            with the execution option `READ_ONLY` does not take it.
+        patience_s: On PostgreSQL, how long a connection, a statement and a network that is silent may take; None waits
+            10 s for a connection, and without a limit for others.
 
     Raises:
         BadDatabaseUrl: see `database_url`.
@@ -102,11 +110,8 @@ def open_database(text: str, *, is_writer: bool = False) -> Engine:
     url = database_url(text)
     if url.get_backend_name() == "sqlite":
         return _open_sqlite(url, is_writer=is_writer)
-    connect_args = {"connect_timeout": 10, "application_name": "sluice"}
     try:
-        return sa.create_engine(
-            url, pool_pre_ping=True, pool_recycle=1800, connect_args=connect_args, json_serializer=_compact_json
-        )
+        return _open_postgres(url, patience_s)
     except ImportError as error:
         raise BadDatabaseUrl(f"PostgreSQL needs its driver ({error}): pip install 'psycopg[binary]'") from error
 
@@ -179,6 +184,37 @@ def check_schema(connection: Connection, *, is_migrated_at_start: bool = False) 
     return found
 
 
+def _open_postgres(url: URL, patience_s: float | None) -> Engine:
+    limits = {"connect_timeout": 10}
+    if patience_s is not None:
+        whole_s = ceil(patience_s)
+        limits = {
+            "connect_timeout": whole_s,
+            "tcp_user_timeout": whole_s * 1000,
+            "keepalives_idle": whole_s,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+        }
+    engine = sa.create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        pool_timeout=30 if patience_s is None else patience_s,
+        connect_args={"application_name": "sluice", **limits},
+        json_serializer=_compact_json,
+    )
+
+    def limit(connection: Any, _record: object) -> None:  # noqa: ANN401  # the driver may be missing
+        # Not as an option of the connection: poolers refuse those.
+        connection.autocommit = True
+        connection.execute(f"SET statement_timeout = {ceil(patience_s or 0) * 1000}")
+        connection.autocommit = False
+
+    if patience_s is not None:
+        listen(engine, "connect", limit)
+    return engine
+
+
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, json_serializer=_compact_json)
 
@@ -189,7 +225,8 @@ def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_writer else 'NORMAL'}")
 
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
+        is_reading = not is_writer or connection.get_execution_options().get(READ_ONLY)
+        connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
     listen(engine, "connect", configure)
     listen(engine, "begin", begin)

@@ -357,6 +357,8 @@ def moment_ms(name: str, moment: object) -> int | FromNow | None:
         case timedelta():
             return FromNow(round(moment.total_seconds() * 1000))
         case datetime() if moment.tzinfo is not None:
+            if moment.timestamp() < 0:
+                raise InvalidJob(f"{name} must be after 1970, got {moment.isoformat()}")
             return round(moment.timestamp() * 1000)
         case _:
             raise InvalidJob(f"{name} must be a datetime with its time zone, or a timedelta from now, got {moment!r}")

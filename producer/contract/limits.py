@@ -3,6 +3,9 @@
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Encoded prompt of one job."""
 
+MAX_MESSAGES = 10_000
+"""Messages of a chat in a request of OpenAI's format."""
+
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64

@@ -270,10 +270,26 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely."""
+    """Log-probabilities at one position: that of the chosen token, and (id, log-probability) of the most likely.
+
+    Older workers send no bytes and no offsets.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
+    token: bytes | None = None
+    """Bytes of the chosen token, maybe a part of a character; of a special token its text."""
+
+    top_tokens: tuple[bytes | None, ...] = ()
+    """Bytes of the tokens in `top`; empty if none is known."""
+
+    offset: int | None = None
+    """Characters of the choice's text before the token. Tokens that share a character have the same."""
+
+    @property
+    def text(self) -> str | None:
+        """Text of the chosen token; parts of characters are U+FFFD."""
+        return None if self.token is None else self.token.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

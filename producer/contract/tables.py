@@ -11,6 +11,9 @@ durations from times, so a row is correct in whatever order its parts arrive. Th
     batches     totals of jobs submitted under one name
     goodput_limits   limits of the view `hourly_goodput`; you may add rows
     api_keys    the keys of the HTTP gateway, without their secrets; no part of the history, but in its database
+    files       the files of the gateway's clients and batches, without their contents; likewise
+    gateway_batches   the batches of the gateway, and how far each is; likewise
+    responses   what the HTTP gateway keeps for /v1/responses; likewise
 
 The views (`hourly_latency`, `hourly_goodput`, `job_times`, `timeline`, `batch_progress`) are declared for reading only.
 """
@@ -24,7 +27,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0010"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -188,6 +191,91 @@ api_keys = sa.Table(
     sa.Column("expires_ms", Ms),
     sa.Column("revoked_ms", Ms),
     sa.Column("last_used_ms", Ms, comment="a few seconds late"),
+)
+
+files = sa.Table(
+    "files",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False, comment="batch or batch_output"),
+    sa.Column("filename", sa.Text, nullable=False, comment="as its client named it"),
+    sa.Column("bytes", Count, nullable=False),
+    sa.Column("created_ms", Ms, nullable=False),
+    sa.Column(
+        "objects", Json, nullable=False, comment="[key, bytes, lines] of each object that its content is made of"
+    ),
+    sa.Index("files_by_tenant", "tenant", "created_ms", "id"),
+)
+
+gateway_batches = sa.Table(
+    "gateway_batches",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True, comment="also the name of its jobs' batch in the queue"),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("partitions", sa.Integer, nullable=False, comment="of the queue"),
+    sa.Column("endpoint", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, comment="that its lines name"),
+    sa.Column("input_file", sa.Text, nullable=False),
+    sa.Column("window", sa.Text, nullable=False, comment="completion_window"),
+    sa.Column("metadata", Json),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("created_ms", Ms, nullable=False),
+    sa.Column("expires_ms", Ms, nullable=False),
+    sa.Column("times", Json, nullable=False, comment="when it reached each status, in ms"),
+    sa.Column("errors", Json, comment="{code, line, message, param} of the first bad lines"),
+    sa.Column("total", Count, nullable=False, comment="lines; 0 until all are checked"),
+    sa.Column("completed", Count, nullable=False, comment="lines, a few seconds late"),
+    sa.Column("failed", Count, nullable=False, comment="likewise, with those cancelled or expired"),
+    sa.Column("output_file", sa.Text),
+    sa.Column("error_file", sa.Text),
+    # What its task needs to go on.
+    sa.Column("names", sa.Text, comment="key of the object with the custom ids"),
+    sa.Column("submitted", Count, nullable=False, comment="lines that the queue has, or has refused"),
+    sa.Column("file_offset", Count, nullable=False, server_default="0", comment="bytes of the file with them"),
+    sa.Column("refused", Count, nullable=False, comment="lines that the queue has refused"),
+    sa.Column("expired", Count, nullable=False, comment="lines that the deadline ended"),
+    sa.Column("collected", sa.LargeBinary, comment="a bit for each line whose outcome is in a part"),
+    sa.Column("looked_at", Count, nullable=False, server_default="0", comment="place where the next look begins"),
+    sa.Column("parts", Json, nullable=False, comment="{output, error}: [key, bytes, lines] of each object"),
+    sa.Column("written_ms", Ms, comment="when the last part was written"),
+    sa.Column("epoch", sa.BigInteger, nullable=False, comment="fencing number of the task that has it"),
+    sa.Column("due_ms", Ms, nullable=False, comment="a task has it until then"),
+    sa.Index("gateway_batches_by_tenant", "tenant", "created_ms", "id"),
+    sa.Index("gateway_batches_by_status", "status", "due_ms"),
+)
+
+VerbatimJson = sa.JSON(none_as_null=True)
+"""JSON that the database keeps as it is: JSONB refuses the character NUL."""
+
+IS_OPEN = sa.text("status = 'open'")
+
+responses = sa.Table(
+    "responses",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True, comment="made of the job's"),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("job_id", sa.Text, nullable=False),
+    sa.Column("created_ms", Ms, nullable=False),
+    sa.Column("expires_ms", Ms, nullable=False, comment="when the row is deleted"),
+    sa.Column("previous_id", sa.Text, comment="the response that its conversation continues"),
+    sa.Column("depth", sa.Integer, nullable=False, comment="responses before it in its conversation"),
+    sa.Column("is_background", sa.Boolean, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("options", VerbatimJson, nullable=False, comment="parameters of the request that the response repeats"),
+    sa.Column("input", VerbatimJson, nullable=False, comment="[{role, content}] in order"),
+    sa.Column("idempotency_key", sa.Text),
+    sa.Column("digest", sa.Text, nullable=False, comment="SHA-256 of the request, hex"),
+    sa.Column("status", sa.Text, nullable=False, comment="open, lost, completed, incomplete, failed or cancelled"),
+    sa.Column("ended_ms", Ms, comment="when its end was stored here"),
+    sa.Column("output", VerbatimJson, comment="all of its text, once it has ended"),
+    sa.Column("usage", VerbatimJson),
+    sa.Column("error", VerbatimJson),
+    sa.Index("responses_by_key", "tenant", "idempotency_key", unique=True),
+    sa.Index("responses_by_expiry", "expires_ms"),
+    sa.Index("responses_open", "id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
 )
 
 hourly_latency = sa.Table(

@@ -31,7 +31,18 @@ from sluice.producer.contract.messages import (
     Usage,
     check_prompt,
 )
-from sluice.producer.contract.packing import pack, unpack, unpack_from_script
+from sluice.producer.contract.packing import (
+    as_bytes,
+    as_float,
+    as_int,
+    as_ints,
+    as_list,
+    as_str,
+    as_str_or_none,
+    pack,
+    unpack,
+    unpack_from_script,
+)
 from sluice.producer.contract.states import JobState
 
 if TYPE_CHECKING:
@@ -114,7 +125,7 @@ def decode_prompt(data: bytes) -> Prompt:
 def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked yet; check_prompt does it
     match kind:
         case "text":
-            return _str(value)
+            return as_str(value)
         case "chat":
             return tuple(Message(role=m[0], content=m[1], name=m[2] if len(m) > 2 else None) for m in value)
         case "ids":
@@ -176,9 +187,11 @@ def encode_entry(
     Raises:
         WireError: it is too large.
     """
-    packed_logprobs = False if logprobs is None else [_logprobs_parts(one) for one in logprobs]
     packed_end = False if end is None else _end_parts(end)
-    message = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
+    packed_logprobs = False if logprobs is None else [_logprobs_parts(one) for one in logprobs]
+    message: tuple[object, ...] = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
+    if logprobs:
+        message += _token_parts(token_ids, logprobs)
     return _bounded(_packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
 
 
@@ -190,13 +203,13 @@ def decode_entry(data: bytes) -> ChannelEntry:
     """
     message = _open(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
     with _Reading("channel entry"):
-        _, start, token_ids, text, time_ms, logprobs, end, *_ = message
+        _, start, token_ids, text, time_ms, logprobs, end, *rest = message
         return ChannelEntry(
-            start=_int(start),
-            token_ids=_ints(token_ids),
-            text=_str(text),
-            time_ms=_int(time_ms),
-            logprobs=_read_logprobs(logprobs),
+            start=as_int(start),
+            token_ids=as_ints(token_ids),
+            text=as_str(text),
+            time_ms=as_int(time_ms),
+            logprobs=_read_logprobs(logprobs, token_ids, rest),
             end=_read_end(end) if end else None,
         )
 
@@ -210,9 +223,9 @@ def _read_end(parts: Mapping[str, Any]) -> End:  # Any: not checked yet; each va
     usage = parts.get("usage")
     return End(
         state=JobState(parts["state"]),
-        finish_reason=_text_or_none(parts.get("finish_reason")),
-        error=_text_or_none(parts.get("error")),
-        error_code=_text_or_none(parts.get("error_code")),
+        finish_reason=as_str_or_none(parts.get("finish_reason")),
+        error=as_str_or_none(parts.get("error")),
+        error_code=as_str_or_none(parts.get("error_code")),
         usage=None if usage is None else _read_usage(usage),
     )
 
@@ -222,7 +235,7 @@ def _usage_parts(usage: Usage) -> list[int]:
 
 
 def _read_usage(parts: Sequence[object]) -> Usage:
-    return Usage(prompt_tokens=_int(parts[0]), output_tokens=_int(parts[1]), cached_tokens=_int(parts[2]))
+    return Usage(prompt_tokens=as_int(parts[0]), output_tokens=as_int(parts[1]), cached_tokens=as_int(parts[2]))
 
 
 def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
@@ -230,14 +243,54 @@ def _logprobs_parts(logprobs: TokenLogprobs) -> list[float]:
     return [logprobs.chosen, *(number for pair in logprobs.top for number in pair)]
 
 
-def _read_logprobs(parts: object) -> tuple[TokenLogprobs, ...] | None:
-    return tuple(map(_read_token_logprobs, _list(parts))) if parts is not False else None
+def _token_parts(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[list[object], ...]:
+    """Return `([steps from offset to offset], [id, bytes, id, bytes …])`, each id once; nothing if nothing is known."""
+    steps: list[int | None] = []
+    known: dict[int, bytes | None] = {}
+    last = 0
+    for token_id, one in zip(token_ids, logprobs, strict=False):
+        steps.append(None if one.offset is None else one.offset - last)
+        last = last if one.offset is None else one.offset
+        known[token_id] = one.token
+        known.update(zip([other for other, _ in one.top], one.top_tokens, strict=False))
+    pairs: list[object] = [part for pair in known.items() if pair[1] is not None for part in pair]
+    return ([*steps], pairs) if pairs or any(step is not None for step in steps) else ()
+
+
+def _read_logprobs(
+    parts: object, token_ids: Sequence[int], tokens: Sequence[object]
+) -> tuple[TokenLogprobs, ...] | None:
+    if parts is False:
+        return None
+    found = tuple(map(_read_token_logprobs, as_list(parts)))
+    return _described(found, token_ids, as_list(tokens[0]), as_list(tokens[1])) if len(tokens) > 1 else found
+
+
+def _described(
+    logprobs: Sequence[TokenLogprobs], token_ids: Sequence[int], steps: list[object], pairs: list[object]
+) -> tuple[TokenLogprobs, ...]:
+    known = dict(zip(map(as_int, pairs[::2]), map(as_bytes, pairs[1::2]), strict=True))
+    described: list[TokenLogprobs] = []
+    last = 0
+    for token_id, one, step in zip(token_ids, logprobs, steps, strict=True):
+        last += 0 if step is None else as_int(step)
+        top_tokens = tuple(known.get(other) for other, _ in one.top)
+        described.append(
+            TokenLogprobs(
+                chosen=one.chosen,
+                top=one.top,
+                token=known.get(token_id),
+                top_tokens=top_tokens if any(data is not None for data in top_tokens) else (),
+                offset=None if step is None else last,
+            )
+        )
+    return tuple(described)
 
 
 def _read_token_logprobs(parts: object) -> TokenLogprobs:
-    chosen, *rest = _list(parts)
+    chosen, *rest = as_list(parts)
     pairs = zip(rest[::2], rest[1::2], strict=True)
-    return TokenLogprobs(chosen=_float(chosen), top=tuple((_int(token), _float(value)) for token, value in pairs))
+    return TokenLogprobs(chosen=as_float(chosen), top=tuple((as_int(token), as_float(value)) for token, value in pairs))
 
 
 # ---------------------------------------------------------------- result and record
@@ -255,6 +308,7 @@ def encode_result(result: JobResult) -> bytes:
             choice.token_ids,
             choice.finish_reason,
             False if choice.logprobs is None else [_logprobs_parts(one) for one in choice.logprobs],
+            *(_token_parts(choice.token_ids, choice.logprobs) if choice.logprobs else ()),
         ]
         for choice in result.choices
     ]
@@ -274,15 +328,15 @@ def decode_result(data: bytes) -> JobResult:
         return JobResult(
             choices=tuple(
                 ChoiceResult(
-                    text=_str(text),
-                    token_ids=_ints(token_ids),
-                    finish_reason=_text_or_none(reason),
-                    logprobs=_read_logprobs(logprobs),
+                    text=as_str(text),
+                    token_ids=as_ints(token_ids),
+                    finish_reason=as_str_or_none(reason),
+                    logprobs=_read_logprobs(logprobs, token_ids, rest),
                 )
-                for text, token_ids, reason, logprobs, *_ in choices
+                for text, token_ids, reason, logprobs, *rest in choices
             ),
             usage=_read_usage(usage),
-            model=_text_or_none(model),
+            model=as_str_or_none(model),
         )
 
 
@@ -318,7 +372,7 @@ def decode_events(data: bytes) -> list[OutboxEvent]:
         raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")
     with _Reading("list of events"):
         # Any: each part is checked when it is read.
-        events = cast("list[list[Any]]", _list(unpack_from_script(data)))
+        events = cast("list[list[Any]]", as_list(unpack_from_script(data)))
         return [_read_event(*event[:5]) for event in events]
 
 
@@ -328,8 +382,8 @@ def _read_event(
     return OutboxEvent(
         kind=_KINDS[kind],
         job_id=JobId(job_id.decode()),
-        version=_int(version),
-        at_ms=_int(at_ms),
+        version=as_int(version),
+        at_ms=as_int(at_ms),
         fields={name.decode(): value for name, value in values.items()},
     )
 
@@ -387,40 +441,8 @@ def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]
     return items
 
 
-def _int(value: object) -> int:
-    if type(value) is not int:
-        raise WireError(f"expected a whole number, got {value!r}")
-    return value
-
-
-def _float(value: object) -> float:
-    if type(value) is not float and type(value) is not int:
-        raise WireError(f"expected a number, got {value!r}")
-    return float(value)
-
-
-def _str(value: object) -> str:
-    if type(value) is not str:
-        raise WireError(f"expected text, got {type(value).__name__}")
-    return value
-
-
-def _ints(value: object) -> tuple[int, ...]:
-    return tuple(map(_int, _list(value)))
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise WireError(f"expected a list, got {type(value).__name__}")
-    return cast("list[object]", value)
-
-
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else _str(value)
-
-
-_READERS: Mapping[object, Callable[[object], object]] = {str | None: _str, float | None: _float}
-_RECORD = {field.name: _READERS.get(field.type, _int) for field in fields(JobRecord)}
+_READERS: Mapping[object, Callable[[object], object]] = {str | None: as_str, float | None: as_float}
+_RECORD = {field.name: _READERS.get(field.type, as_int) for field in fields(JobRecord)}
 """The reader of each measurement, by its type."""
 
 

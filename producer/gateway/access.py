@@ -31,6 +31,11 @@ class Caller:
         """The tenant in whose name its jobs are submitted."""
         return "default" if self.key is None else self.key.tenant
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the log says of it."""
+        return {} if self.key is None else {"tenant": self.key.tenant, "key_id": self.key.id}
+
     def check_scope(self, scope: str) -> None:
         """Check that it may do something.
 
@@ -58,7 +63,8 @@ class Access:
         answer: ASGIApp = self._app
         if scope["type"] != "lifespan":
             try:
-                scope.setdefault("state", {})["caller"] = self._caller(scope)
+                caller = self._caller(scope)
+                scope.setdefault("state", {}).update(caller=caller, **caller.facts)
             except HttpError as refusal:
                 answer = refusal.response
         await answer(scope, receive, send)

@@ -1,57 +1,112 @@
-"""The ASGI application: routes, and the clients of the queue that they share."""
+"""The ASGI application: its routes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from sluice.producer.aio import AsyncProducer
-from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint, RequestRefused
+from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
 from sluice.producer.errors import ProducerError
-from sluice.producer.gateway.access import Access, Handler, needs
-from sluice.producer.gateway.errors import HttpError, error_of
+from sluice.producer.gateway.access import Access
+from sluice.producer.gateway.arrival.requests import Arrival
+from sluice.producer.gateway.batches.routes import BatchRoutes
+from sluice.producer.gateway.batches.store import BatchStore
+from sluice.producer.gateway.connections.drain import Drain, Draining
+from sluice.producer.gateway.errors import SERVER, HttpError, error_of
+from sluice.producer.gateway.files.hosts import StorageMarks
+from sluice.producer.gateway.files.routes import FileRoutes
+from sluice.producer.gateway.files.storage import Storage
+from sluice.producer.gateway.files.store import FileStore
 from sluice.producer.gateway.generation import GenerationRoutes
 from sluice.producer.gateway.keyring import Keyring
-from sluice.producer.gateway.models import Models
-from sluice.producer.gateway.rates import RATE_HEADERS
+from sluice.producer.gateway.log.requests import REQUEST_ID, RequestLog
+from sluice.producer.gateway.native.records import Records
+from sluice.producer.gateway.native.routes import native_routes
+from sluice.producer.gateway.openapi.document import document_route
+from sluice.producer.gateway.openapi.openai_docs import LIVE, MODELS, READY, generation_doc
+from sluice.producer.gateway.openapi.routes import ApiRoute
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.rates import RATE_HEADERS, Rates
+from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
 
-SUBMIT_PATIENCE_S = 1.0
-"""A request is answered with 503 when Redis does not answer for this long."""
-
-FOLLOW_PATIENCE_S = 60.0
-"""Streams of accepted jobs wait this long for Redis to return."""
+ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
+"""Errors that clients read."""
 
 
-def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
+def create_app(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> ASGIApp:
     """Build the application. It connects when it starts.
 
     Raises:
-        InvalidSetting: the Redis URL is wrong.
+        InvalidSetting: the Redis URL or the name of a queue is wrong.
     """
-    submitting = _client(settings, SUBMIT_PATIENCE_S)
-    following = _client(settings, FOLLOW_PATIENCE_S)
-    models = Models(submitting)
-    generation = GenerationRoutes(submitting, following, models, settings)
+    # The log is outside of everything, so that answers to refused and failed requests have an id too.
+    return RequestLog(Draining(create_router(settings, keyring), drain))
+
+
+def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
+    """Build the routes, and what surrounds all of them but the log.
+
+    Raises:
+        InvalidSetting: as `create_app`.
+    """
+    queues, storage = Queues(settings), Storage(settings.files_url)
+    database = Database(settings.database_url, patience_s=SQL_LIMIT_S)
+    marks = StorageMarks(queues, storage)
+    rates, records = Rates(queues.first.submitting, queues.first.name), Records(settings.database_url)
+    generation = GenerationRoutes(queues, rates, settings)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
         keyring.start()
-        async with submitting, following:
+        async with queues:
+            marks.start()
             yield
-            await generation.close()
+            await marks.stop()
+        database.close()
         await asyncio.to_thread(keyring.close)
+        await asyncio.to_thread(records.close)
+
+    routes = [
+        document_route(),
+        *_looks(keyring, queues, marks),
+        *_stored(settings, queues, storage, database),
+        *response_routes(queues, rates, settings, database),
+        *native_routes(queues, rates, records, settings),
+        *_generate(generation),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Arrival, max_held_bytes=settings.max_held_bytes),
+            *_cors(settings),
+            Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host)),
+        ],
+        exception_handlers={
+            **dict.fromkeys(ANSWERED, _answer_with),
+            ClientDisconnect: _answer_nobody,
+            Exception: _answer_broken,
+        },
+        lifespan=lifespan,
+    )
+
+
+def _looks(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[ApiRoute]:
+    """Yield the routes that say whether the gateway works, and what it serves."""
 
     async def list_models(_request: Request) -> Response:
-        names = await models.names()
+        names = await queues.models()
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "sluice"} for name in names]
         return JSONResponse({"object": "list", "data": data})
 
@@ -61,21 +116,20 @@ def create_app(settings: GatewaySettings, keyring: Keyring) -> Starlette:
     async def ready(_request: Request) -> Response:
         if keyring.is_required:
             keyring.check()
-        await submitting.queue()
+        await queues.look()
+        await marks.check()
         return JSONResponse({"status": "ok"})
 
-    routes = [
-        Route("/livez", live),
-        Route("/readyz", ready),
-        Route("/v1/models", needs("read", list_models)),
-        *(Route(path, needs("submit", _generate(generation, path)), methods=["POST"]) for path in ENDPOINTS),
-    ]
-    return Starlette(
-        routes=routes,
-        middleware=[*_cors(settings), Middleware(Access, keyring=keyring, is_loopback=is_loopback(settings.host))],
-        exception_handlers=dict.fromkeys((HTTPException, HttpError, RequestRefused, ProducerError), _answer_with),
-        lifespan=lifespan,
-    )
+    yield ApiRoute("GET", "/livez", live, LIVE, scope=None)
+    yield ApiRoute("GET", "/readyz", ready, READY, scope=None)
+    yield ApiRoute("GET", "/v1/models", list_models, MODELS, scope="read")
+
+
+def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, database: Database) -> Iterator[ApiRoute]:
+    """Yield the routes of what is kept in SQL and in files."""
+    files = FileStore(database)
+    yield from FileRoutes(files, storage, settings.max_file_mib * 1024 * 1024).routes()
+    yield from BatchRoutes(BatchStore(database), files, storage, queues, settings).routes()
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
@@ -84,26 +138,29 @@ def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
         yield Middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("retry-after", *RATE_HEADERS),
+            expose_headers=("retry-after", REQUEST_ID, *RATE_HEADERS),
         )
 
 
-def _client(settings: GatewaySettings, patience_s: float) -> AsyncProducer:
-    return AsyncProducer(
-        settings.redis_url, queue=settings.queue, partitions=settings.partitions, patience_s=patience_s
-    )
-
-
-def _generate(generation: GenerationRoutes, endpoint: Endpoint) -> Handler:
-    async def answer(request: Request) -> Response:
-        return await generation.answer(endpoint, request)
-
-    return answer
+def _generate(generation: GenerationRoutes) -> Iterator[ApiRoute]:
+    """Yield the routes that generate text."""
+    for endpoint in ENDPOINTS:
+        handler = partial(generation.answer, endpoint)
+        yield ApiRoute("POST", endpoint, handler, generation_doc(endpoint), scope="submit")
 
 
 async def _answer_with(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HttpError):
         error = error_of(cast("ProducerError | RequestRefused | HTTPException", error))
     return error.response
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # its client left before the end of the body
+
+
+async def _answer_broken(_request: Request, _error: Exception) -> Response:
+    # The server logs the error, which it gets as well.
+    return HttpError(500, SERVER, "the gateway failed; its log has the cause", "internal_error").response

@@ -1,5 +1,6 @@
 """Errors as OpenAI's clients read them: an HTTP status, and an object with `message`, `type`, `param` and `code`."""
 
+import logging
 from collections.abc import Mapping
 from math import ceil
 
@@ -8,17 +9,23 @@ from starlette.responses import JSONResponse
 
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import (
+    ChannelExpired,
+    HistoryUnavailable,
     IdempotencyConflict,
     InvalidJob,
     JobCancelled,
     JobExpired,
     JobFailed,
     JobNotDone,
+    JobNotFound,
     JobTooLarge,
     ProducerError,
     QueueFull,
+    QueueRefused,
     QueueUnreachable,
+    ResultExpired,
 )
+from sluice.producer.gateway.files.faults import FileInUse, StorageUnavailable
 from sluice.producer.openai.bodies import CALLERS_CODES, Object
 
 CALLER, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
@@ -28,14 +35,31 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     InvalidJob: (400, CALLER, "invalid_request"),
     IdempotencyConflict: (422, CALLER, "idempotency_conflict"),
     QueueFull: (429, LIMIT, None),
+    HistoryUnavailable: (503, SERVER, "database_unavailable"),
+    StorageUnavailable: (503, SERVER, "storage_unavailable"),
+    FileInUse: (409, CALLER, "file_in_use"),
     QueueUnreachable: (503, SERVER, "queue_unreachable"),
     JobExpired: (504, SERVER, "timeout"),
     JobCancelled: (409, CALLER, "cancelled"),
+    JobNotFound: (404, CALLER, "job_not_found"),
+    ResultExpired: (410, CALLER, "result_expired"),
+    ChannelExpired: (410, CALLER, "output_expired"),
     ProducerError: (500, SERVER, None),
 }
 """Status, type and code of the client's errors; the nearest base class counts."""
 
+PRIVATE: dict[type, str] = {
+    QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
+    QueueUnreachable: "the queue's server does not answer now; try again",
+    HistoryUnavailable: "the database does not answer now; try again",
+    StorageUnavailable: "the storage of files does not answer now; try again",
+}
+"""What clients read in place of texts that may name addresses of servers."""
+
+LOG = logging.getLogger(__name__)
+
 UNREACHABLE_RETRY_S = 1.0
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 100
 
 
 class HttpError(Exception):
@@ -55,6 +79,8 @@ class HttpError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # It may quote the request.
+        message, param = message[:MAX_MESSAGE_CHARS], None if param is None else param[:MAX_PARAM_CHARS]
         super().__init__(message)
         self.status, self.kind, self.message, self.code, self.param = status, kind, message, code, param
         self.headers = dict(headers or {})
@@ -86,7 +112,12 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
     if isinstance(error, JobFailed) and error.code in CALLERS_CODES:
         return bad_request(error.reason, code=error.code or "invalid_request")
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
-    return HttpError(status, kind, str(error), _code_of(error) or code, headers=_when_to_retry(error))
+    is_late = isinstance(error, JobExpired)
+    message = f"job {error.job_id} has not ended within the time limit of its request" if is_late else str(error)
+    if (public := next((PRIVATE[base] for base in type(error).__mro__ if base in PRIVATE), None)) is not None:
+        LOG.warning("A request failed: %s", error)
+        message = public
+    return HttpError(status, kind, message, _code_of(error) or code, headers=_when_to_retry(error))
 
 
 def _code_of(error: ProducerError) -> str | None:
@@ -98,7 +129,8 @@ def _code_of(error: ProducerError) -> str | None:
 def _when_to_retry(error: ProducerError) -> dict[str, str]:
     if isinstance(error, QueueFull):
         return {"retry-after": str(ceil(error.retry_after_s)), **_room(error)}
-    return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if isinstance(error, QueueUnreachable) else {}
+    is_away = isinstance(error, (QueueUnreachable, HistoryUnavailable, StorageUnavailable))
+    return {"retry-after": str(ceil(UNREACHABLE_RETRY_S))} if is_away else {}
 
 
 def _room(error: QueueFull) -> dict[str, str]:

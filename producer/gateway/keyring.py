@@ -14,6 +14,7 @@ from sluice.producer.api_keys.key import ApiKey, is_secret_of, split_key
 from sluice.producer.api_keys.store import KeyStore, NoKeyTable
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.errors import SERVER, HttpError
+from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
 
 READ_EVERY_S = 0.5
 """A revoked key is refused after at most this time and that of one query."""
@@ -24,7 +25,7 @@ MAX_AGE_S = 60.0
 NOTE_EVERY_S = 5.0
 """How often uses of keys are recorded."""
 
-CLOSE_S = 2.0
+CLOSE_S = 1.0
 NO_DIGEST = "0" * 64
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Keyring:
     """
 
     def __init__(self, url: str, *, is_required: bool = False) -> None:
-        self._store = KeyStore(url)
+        self._store = KeyStore(url, patience_s=SQL_LIMIT_S)
         self._is_required = is_required
         self._keys: Mapping[str, ApiKey] = {}
         self._read_s = float("-inf")

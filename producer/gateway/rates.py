@@ -1,24 +1,28 @@
-"""Limits of API keys: requests and tokens a minute, counted in Redis over all gateways of a queue.
+"""Limits of API keys: requests and tokens a minute, counted in Redis over all gateways.
 
-Each count is a leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and
-costs nothing; one that adds no job to the queue is given back. (Limits of tenants in the queue delay jobs instead.)
+They are kept with the keys of the gateway's first queue: gateways with the same first queue share them. Each count is a
+leaky bucket: it holds at most the limit, and a minute empties it. A request over a limit is refused and costs nothing;
+one that adds no job to the queue is given back. (Limits of tenants in the queue delay jobs instead.)
 """
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import cast
+from typing import Protocol, cast
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.api_keys.key import ApiKey
 from sluice.producer.contract import limits
-from sluice.producer.contract.jobs import template
+from sluice.producer.contract.jobs import Options, PromptLike, encoded_prompt, template
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.errors import ProducerError
+from sluice.producer.contract.scripts import register
+from sluice.producer.errors import LessDurable, ProducerError
+from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import LIMIT, HttpError, bad_request
-from sluice.producer.gateway.requests import Generation
+from sluice.producer.gateway.queues import QueueClients
 from sluice.producer.operations.operation import Ask, Operation
+from sluice.producer.operations.submission import Receipt
 
 WINDOW_MS = 60_000
 RATE_HEADERS = tuple(
@@ -50,6 +54,7 @@ if has_room then
 end
 return {{has_room and 1 or 0, math.ceil(held[1]), math.ceil(held[2]), wait[1], wait[2]}}
 """
+SCRIPT_SHA1 = register(SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +80,60 @@ class Bucket:
         }
 
 
+class Asked(Protocol):
+    """A job that a request asks for."""
+
+    @property
+    def prompt(self) -> PromptLike:
+        """Its prompt."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """Its options, without those that the gateway adds."""
+        ...
+
+
 class Rates:
-    """The counts of one queue.
+    """The counts of all requests.
 
     Args:
-        producer: Its client.
-        queue: Its name.
+        producer: A client of the queue whose keys they are kept with.
+        queue: The name of that queue.
     """
 
     def __init__(self, producer: AsyncProducer, queue: str) -> None:
         self._producer, self._keys = producer, QueueKeys(queue)
 
-    async def charge(self, key: ApiKey | None, asked: Generation) -> Mapping[str, str]:
+    async def submit(
+        self, queue: QueueClients, caller: Caller, asked: Asked, own: Options | None = None
+    ) -> tuple[Receipt, Mapping[str, str]]:
+        """Submit a job for a caller, and return with it what its key has left. What adds no job costs nothing.
+
+        Args:
+            queue: Its queue.
+            caller: Its tenant owns the job.
+            asked: What the request asks for.
+            own: Options that the route adds.
+
+        Raises:
+            HttpError: as `charge`.
+            ProducerError: as `AsyncProducer.submit`.
+        """
+        rates = await self.charge(caller.key, asked)
+        options: Options = {**asked.options, **(own or {}), "tenant": caller.tenant}
+        try:
+            receipt = await queue.submitting.submit(asked.prompt, **options)
+        except LessDurable:
+            raise  # the queue has the job
+        except ProducerError:
+            await self.give_back(caller.key, asked)
+            raise
+        if receipt.is_duplicate:
+            rates = await self.give_back(caller.key, asked) or rates
+        return receipt, rates
+
+    async def charge(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
         """Count a request against the limits of its key; return the headers that say what is left.
 
         Raises:
@@ -109,7 +156,7 @@ class Rates:
             raise _limited(max(found, key=lambda bucket: bucket.wait_ms), headers)
         return headers
 
-    async def give_back(self, key: ApiKey | None, asked: Generation) -> Mapping[str, str]:
+    async def give_back(self, key: ApiKey | None, asked: Asked) -> Mapping[str, str]:
         """Undo `charge`, for a request that added no job; return the headers that say what is left.
 
         While the server is away, the request stays counted, for up to a minute, and there are no headers.
@@ -133,7 +180,7 @@ class Rates:
 
 
 def _script(name: str, key: ApiKey, requests: int, tokens: int) -> Operation[list[int]]:
-    call = ("EVAL", SCRIPT, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens)
+    call = ("EVALSHA", SCRIPT_SHA1, 1, name, key.rpm or 0, requests, key.tpm or 0, tokens)
     # Given back once: twice would give the room of another request.
     [reply] = yield Ask((call,), is_repeatable=requests > 0)
     return cast("list[int]", reply)
@@ -143,11 +190,12 @@ def _headers(buckets: Iterable[Bucket]) -> Mapping[str, str]:
     return {name: value for bucket in buckets for name, value in bucket.headers.items()}
 
 
-def _tokens_of(asked: Generation) -> int:
+def _tokens_of(asked: Asked) -> int:
     """Return the tokens that a request may take: an estimate for a prompt of text, and all that it may generate."""
-    job = template(asked.options).new_job(asked.prompt)
-    estimate = ceil(job.prompt_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
-    return (estimate if job.prompt_tokens is None else job.prompt_tokens) + job.choices * job.max_tokens
+    job = template(asked.options)
+    _, num_bytes, num_tokens = encoded_prompt(asked.prompt)
+    estimate = ceil(num_bytes / limits.DEFAULT_BYTES_PER_TOKEN)
+    return (estimate if num_tokens is None else num_tokens) + job.choices * job.max_tokens
 
 
 def _limited(bucket: Bucket, headers: Mapping[str, str]) -> HttpError:

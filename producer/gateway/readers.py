@@ -7,10 +7,12 @@ may not read it yet.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from starlette.requests import Request
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.job_ids import split_job_id
@@ -25,11 +27,34 @@ COUNT_SPARE_S = 60.0
 """How long a count outlives the deadline of its job and the wait for its readers."""
 
 
-class Readers:
-    """The readers of jobs at one gateway. Changes as clients leave."""
+Answer = TypeVar("Answer")
 
-    def __init__(self, producer: AsyncProducer, settings: GatewaySettings) -> None:
-        self._producer, self._queue = producer, Queue(settings.queue, settings.partitions)
+
+async def unless_left(request: Request, answer: Awaitable[Answer], leave: Callable[[], None]) -> Answer | None:
+    """Wait for an answer while the client does; if it leaves, call `leave`, and return None."""
+    waiting = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(_client_left(request))
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not waiting.done():
+            waiting.cancel()
+            leave()
+    return waiting.result() if waiting.done() and not waiting.cancelled() else None
+
+
+async def _client_left(request: Request) -> None:
+    # Its body has been read: the next message is that it left.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Readers:
+    """The readers of one queue's jobs at one gateway. Changes as clients leave."""
+
+    def __init__(self, producer: AsyncProducer, queue: Queue, settings: GatewaySettings) -> None:
+        self._producer, self._queue = producer, queue
         self._return_limit_s = settings.return_limit_s
         self._life_ms = round((settings.request_limit_s + settings.return_limit_s + COUNT_SPARE_S) * 1000)
         self._closing = asyncio.Event()

@@ -1,14 +1,24 @@
 """Read a generation request: its JSON, and what the HTTP response needs beside the job."""
 
 import json
+import re
 from dataclasses import dataclass
-from typing import cast
+from typing import NoReturn, cast
 
 from starlette.requests import Request
 
 from sluice.producer.contract.jobs import Options, PromptLike
 from sluice.producer.contract.openai.requests import Endpoint, read_request
+from sluice.producer.gateway.arrival.requests import HELD, HeldByRequest
 from sluice.producer.gateway.errors import bad_request
+
+MAX_VALUES = 1_000_000
+"""Most commas of a body, also in texts."""
+
+MAX_CONTAINERS = 200_000
+"""Most brackets and braces that open."""
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +52,37 @@ async def read_json(request: Request, max_bytes: int) -> object:
     """Read the body of a request.
 
     Raises:
-        HttpError: it is larger than `max_bytes`, or no JSON in UTF-8.
+        HttpError: it is larger than `max_bytes`, or no JSON in UTF-8; or all requests hold too much.
     """
-    body = bytearray()
+    body, held = bytearray(), cast("HeldByRequest", request.state[HELD])
     async for piece in request.stream():
+        held.take(len(piece))
         body += piece
         if len(body) > max_bytes:
             raise bad_request(f"the body is larger than {max_bytes} bytes", code="body_too_large", status=413)
+    return parse_json(body)
+
+
+def parse_json(body: bytes | bytearray) -> object:
+    """Parse JSON of a client, within a bounded time: no other request is served meanwhile.
+
+    Raises:
+        HttpError: it is no JSON in UTF-8, or has too many values.
+    """
+    if sum(map(body.count, b"[{")) > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
+        raise bad_request("the body has too many values", code="body_too_large", status=413)
     try:
-        found = json.loads(body)
-        # Half of a surrogate pair is valid JSON but no text.
-        json.dumps(found, ensure_ascii=False).encode()
+        found = json.loads(body, parse_constant=_refuse_constant)
+        if SURROGATE.search(body):
+            # Half of a surrogate pair is valid JSON but no text.
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON in UTF-8: {error}", code="invalid_json") from error
     return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def read_generation(endpoint: Endpoint, body: object, idempotency_key: str | None = None) -> Generation:

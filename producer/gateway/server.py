@@ -9,11 +9,15 @@ import uvicorn
 
 from sluice.producer.errors import InvalidSetting
 from sluice.producer.gateway.app import create_app
+from sluice.producer.gateway.arrival.connection import ArrivingConnection
+from sluice.producer.gateway.connections.connection import MAX_HEADER_BYTES, Connection
+from sluice.producer.gateway.connections.drain import Drain
+from sluice.producer.gateway.connections.server import Server, allow_connections
 from sluice.producer.gateway.keyring import Keyring
+from sluice.producer.gateway.log.lines import configure_log
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 
 KEEP_ALIVE_S = 75
-MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 2048
 
 
@@ -27,10 +31,13 @@ def serve(settings: GatewaySettings, report: Callable[[str, bool], None]) -> Non
             certificate cannot be used.
         HistoryUnavailable: the database with the keys cannot be used.
     """
+    configure_log(settings.log_format, settings.log_level)
     _check_certificate(settings)
     keyring = _read_keys(settings)
-    server = uvicorn.Server(_config(settings, keyring))
-    with _listening(settings) as listening:
+    allow_connections(settings.max_connections)
+    drain = Drain()
+    server = Server(_config(settings, keyring, drain), drain, settings.drain_s)
+    with open_port(settings) as listening:
         # Also before uvicorn installs its handlers, and when it raises the signal again after it has stopped.
         signal.signal(signal.SIGTERM, server.handle_exit)
         host, port = listening.getsockname()[:2]
@@ -65,25 +72,45 @@ def _read_keys(settings: GatewaySettings) -> Keyring:
     return keyring
 
 
-def _config(settings: GatewaySettings, keyring: Keyring) -> uvicorn.Config:
+def _connection_class(settings: GatewaySettings) -> type[ArrivingConnection]:
+    """Return the class of connections; uvicorn gives it no settings."""
+
+    class BoundedConnection(ArrivingConnection, Connection):
+        """A connection of this gateway."""
+
+        arrival_limit_s, read_limit_s = settings.arrival_limit_s, settings.read_limit_s
+
+    return BoundedConnection
+
+
+def _config(settings: GatewaySettings, keyring: Keyring, drain: Drain) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings, keyring),
-        http="h11",
+        create_app(settings, keyring, drain),
+        http=_connection_class(settings),
         ws="none",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=settings.max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(settings.drain_s),
         log_config=None,
+        access_log=False,
         server_header=False,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
 
 
-def _listening(settings: GatewaySettings) -> socket.socket:
+def open_port(settings: GatewaySettings) -> socket.socket:
+    """Listen at the address of the settings.
+
+    Raises:
+        InvalidSetting: it cannot be used.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidSetting(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from error
+    # Accepted connections inherit it. asyncio does not set it, as this socket names no protocol: tokens would wait for
+    # delayed acknowledgements of the client.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

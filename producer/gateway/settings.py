@@ -8,12 +8,21 @@ from ipaddress import ip_address
 from sluice.producer.errors import InvalidSetting
 
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:[0-9]+)?")
+MAX_DAYS = 3650
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedQueue:
+    """One queue that the gateway serves."""
+
+    name: str
+    partitions: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """Where the gateway listens, and which queue it serves.
+    """Where the gateway listens, and which queues it serves.
 
     Raises:
         InvalidSetting: a value is out of its range.
@@ -26,8 +35,16 @@ class GatewaySettings:
     is_key_required: bool = False
     """Whether requests need an API key even while the database has none."""
 
-    queue: str = "default"
-    partitions: int = 1
+    files_url: str = "file:///nowhere"
+    """Where files are kept."""
+
+    max_file_mib: int = 512
+    """Largest file that a client may upload."""
+
+    queues: tuple[ServedQueue, ...] = (ServedQueue("default"),)
+    model_queues: tuple[tuple[str, str], ...] = ()
+    """Models and the queue of each, for those that have no worker yet."""
+
     host: str = "127.0.0.1"
     port: int = 8000
     tls_cert: str | None = None
@@ -43,10 +60,27 @@ class GatewaySettings:
     return_limit_s: float = 30.0
     """How long a job with an idempotency key outlives its last reader, who may come back."""
 
+    response_days: float = 30.0
+    """How long responses are kept, and deadline of those in the background."""
+
     max_body_bytes: int = 8 * 1024 * 1024
+    max_held_bytes: int = 256 * 1024 * 1024
+    """Most bytes of bodies that all requests may hold in memory."""
+
     max_connections: int = 10_000
+    """More are told so with 503, or closed."""
+
+    arrival_limit_s: float = 30.0
+    """Longest time for a request to arrive, and a second for each 16 KiB of it."""
+
+    read_limit_s: float = 60.0
+    """How long a client may read nothing of what waits for it. Then its connection is aborted."""
+
     drain_s: float = 30.0
-    """Longest time that open streams may take to end after SIGTERM."""
+    """Longest time that open answers may take to end after SIGTERM. Then they end with an error."""
+
+    log_format: str = "auto"
+    log_level: str = "info"
 
     def __post_init__(self) -> None:
         for message in self._faults():
@@ -55,15 +89,36 @@ class GatewaySettings:
     def _faults(self) -> Iterator[str]:
         if not 0 <= self.port <= 65_535:
             yield f"--port must be in [0, 65535], got {self.port}"
-        if self.request_limit_s <= 0:
-            yield f"--request-limit must be over 0 s, got {self.request_limit_s:g}"
-        if self.return_limit_s < 0:
-            yield f"--return-limit must be 0 s or more, got {self.return_limit_s:g}"
         if (self.tls_cert is None) != (self.tls_key is None):
             yield "give both of --tls-cert and --tls-key, or neither"
+        yield from self._limit_faults()
+        yield from self._queue_faults()
         for origin in self.cors_origins:
             if not ORIGIN.fullmatch(origin):
                 yield f"--cors-origin must be as https://chat.example.com, got {origin!r}"
+
+    def _limit_faults(self) -> Iterator[str]:
+        limits_s = (("request", self.request_limit_s), ("read", self.read_limit_s), ("arrival", self.arrival_limit_s))
+        for name, limit_s in limits_s:
+            if limit_s <= 0:
+                yield f"--{name}-limit must be over 0 s, got {limit_s:g}"
+        for name, limit_s in (("return", self.return_limit_s), ("drain", self.drain_s)):
+            if limit_s < 0:
+                yield f"--{name}-limit must be 0 s or more, got {limit_s:g}"
+        if self.max_connections < 1:
+            yield f"--max-connections must be 1 or more, got {self.max_connections}"
+        if self.max_file_mib <= 0:
+            yield "--max-file-mib must be over 0"
+        if not 0 < self.response_days < MAX_DAYS:
+            yield f"--response-days must be over 0 and below {MAX_DAYS}, got {self.response_days:g}"
+
+    def _queue_faults(self) -> Iterator[str]:
+        names = [queue.name for queue in self.queues]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"--queue {name} is given more than once"
+        for model, queue in self.model_queues:
+            if queue not in names:
+                yield f"--model {model}={queue} names a queue that is not served; served: {', '.join(names)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -129,17 +129,21 @@ class Forgotten:
 class JobFilter:
     """A selection of jobs; None means any."""
 
-    queue: str | None = None
+    queue: str | Sequence[str] | None = None
+    """One queue, or several."""
+
     batch: str | None = None
     state: str | None = None
     tenant: str | None = None
     since_ms: int | None = None
     """Earliest time of submission."""
 
+    after: tuple[int, str] | None = None
+    """Time of submission and id of the job before, newest first."""
+
     def clauses(self) -> list[sa.ColumnElement[bool]]:
         """Return conditions on the table `jobs`."""
         wanted = {
-            jobs.c.queue: self.queue,
             jobs.c.batch: self.batch,
             jobs.c.state: self.state,
             jobs.c.tenant: self.tenant,
@@ -149,6 +153,14 @@ class JobFilter:
         ]
         if self.since_ms is not None:
             clauses.append(jobs.c.submitted_ms >= self.since_ms)
+        if self.queue is not None:
+            is_one = isinstance(self.queue, str)
+            clauses.append(jobs.c.queue == self.queue if is_one else jobs.c.queue.in_(self.queue))
+        if self.after is not None:
+            at_ms, job_id = self.after
+            is_same = sa.and_(jobs.c.submitted_ms == at_ms, jobs.c.id > job_id)
+            # The first condition says nothing more, but is one that an index serves.
+            clauses += [jobs.c.submitted_ms <= at_ms, sa.or_(jobs.c.submitted_ms < at_ms, is_same)]
         return clauses
 
 
@@ -157,14 +169,15 @@ class History:
 
     Args:
         url: `sqlite:///FILE` or `postgresql://…`.
+        patience_s: As of `open_database`.
 
     Raises:
         HistoryUnavailable: the database cannot be reached or has no such tables; raised on entering or by a query.
     """
 
-    def __init__(self, url: str, *, is_writer: bool = False) -> None:
+    def __init__(self, url: str, *, is_writer: bool = False, patience_s: float | None = None) -> None:
         with _explained():
-            self._engine = open_database(url, is_writer=is_writer)
+            self._engine = open_database(url, is_writer=is_writer, patience_s=patience_s)
         path = self._engine.url.database
         # SQLite would create an empty file at a missing path.
         if (

@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.producer.contract.wire import JobResult, TokenLogprobs, Usage
+from sluice.producer.contract.openai.logprobs import chat_logprobs, completion_logprobs
+from sluice.producer.contract.wire import JobResult, Usage
 
 Object = dict[str, Any]  # Any: JSON, here and below
 
@@ -61,31 +62,4 @@ def usage_object(usage: Usage) -> Object:
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def chat_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
-    """Format log-probabilities of a chat. Tokens are named by id, because the tokenizer is not available here."""
-    if logprobs is None:
-        return None
-    content = [
-        {**_token(token, at.chosen), "top_logprobs": [_token(other, logprob) for other, logprob in at.top]}
-        for token, at in zip(token_ids, logprobs, strict=False)
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _token(token: int, logprob: float) -> Object:
-    return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
-
-
-def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
-    """Format log-probabilities of a text completion, as `chat_logprobs` does."""
-    if logprobs is None:
-        return None
-    return {
-        "tokens": [f"token_id:{token}" for token in token_ids],
-        "token_logprobs": [at.chosen for at in logprobs],
-        "top_logprobs": [{f"token_id:{token}": logprob for token, logprob in at.top} for at in logprobs],
-        "text_offset": None,
     }

@@ -3,9 +3,10 @@
 import time
 from dataclasses import dataclass, field
 
+from sluice.producer.contract.openai.logprobs import chat_logprobs, completion_logprobs
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobId, Usage
-from sluice.producer.openai.bodies import Object, chat_logprobs, completion_logprobs, usage_object
+from sluice.producer.openai.bodies import Object, usage_object
 from sluice.producer.operations.follow import StreamEvent
 
 
@@ -33,8 +34,13 @@ class Chunks:
             self._begun.add(event.choice)
         if end is not None and end.finish_reason is not None:
             chunks.append(self._last(event.choice, end.finish_reason))
-            self._usage = end.usage or self._usage
+            self._note(end.usage)
         return chunks
+
+    def _note(self, usage: Usage | None) -> None:
+        # Each end counts the tokens of all choices up to it, and ends are read in any order.
+        if usage is not None and (self._usage is None or usage.output_tokens >= self._usage.output_tokens):
+            self._usage = usage
 
     def usage(self) -> list[Object]:
         """Return the chunk that counts tokens, if the client asked for it."""

@@ -73,14 +73,15 @@ def cancel_batch(queue: Queue, name: str, reason: str | None) -> Operation[Batch
     return BatchCancelled(num_ended, num_asked)
 
 
-def expire_batch(queue: Queue, name: str, deadline: Moment) -> Operation[BatchView]:
-    """Set the deadline of a batch in every partition.
+def expire_batch(queue: Queue, name: str, deadline: Moment, *, is_new: bool = False) -> Operation[BatchView]:
+    """Set the deadline of a batch in every partition; `is_new`: it need not have jobs yet.
 
     Raises:
         InvalidJob: `deadline` is not a point in time.
         BatchNotFound: it has no jobs.
     """
     deadline_ms = moment_ms("deadline", deadline) or 0
-    yield from known_batch(queue, name)
+    if not is_new:
+        yield from known_batch(queue, name)
     yield from ask_calls([calls.expire_batch(keys, name, deadline_ms=deadline_ms) for keys in queue.all_keys()])
     return (yield from batch(queue, name))

@@ -110,29 +110,27 @@ class Reader:
         """Entry id to read from."""
         return f"{self._cursor.tokens}-0"
 
-    def feed(self, entries: Sequence[tuple[str, bytes]]) -> Iterator[StreamEvent]:
+    def feed(self, entries: Iterable[ChannelEntry]) -> Iterator[StreamEvent]:
         """Turn entries after the position into events; stops at an entry that begins before it."""
-        for _, data in entries:
-            entry = decode_entry(data)
+        for entry in entries:
             if entry.start < self._cursor.tokens:
                 return
             yield self._event(entry)
 
-    def overlaps(self, entries: Sequence[tuple[str, bytes]]) -> bool:
+    def overlaps(self, entries: Sequence[ChannelEntry]) -> bool:
         """Return whether the first entry begins before the position: it was rewritten with other bounds."""
-        return bool(entries) and decode_entry(entries[0][1]).start < self._cursor.tokens
+        return bool(entries) and entries[0].start < self._cursor.tokens
 
-    def lacks_tokens(self, entries: Sequence[tuple[str, bytes]]) -> bool:
+    def lacks_tokens(self, entries: Sequence[ChannelEntry]) -> bool:
         """Return whether the first entry begins after the position: the channel lost the tokens in between."""
-        return bool(entries) and decode_entry(entries[0][1]).start > self._cursor.tokens
+        return bool(entries) and entries[0].start > self._cursor.tokens
 
-    def reread(self, entries: Iterable[tuple[str, bytes]]) -> StreamEvent:
+    def reread(self, read: Sequence[ChannelEntry]) -> StreamEvent:
         """Cut the output after the position out of the whole channel.
 
         Raises:
             BadOffset: the position is a bare offset between two events, so the text cannot be cut.
         """
-        read = [decode_entry(data) for _, data in entries]
         before = [entry for entry in read if entry.offset <= self._cursor.tokens]
         if self._cursor.chars is None:
             at = before[-1].offset if before else 0
@@ -255,6 +253,14 @@ def _max_tokens(view: JobView) -> int:
     return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
 
 
+def choice_readers(
+    queue: Queue, job_id: JobId, num_choices: int, places: Sequence[Place] | None = None
+) -> list[Reader]:
+    """Return a reader of each choice of a job, from its place on or from the first token."""
+    begins = [0] * num_choices if places is None else places
+    return [Reader(queue, job_id, place, choice) for choice, place in zip(range(num_choices), begins, strict=True)]
+
+
 def follow(
     queue: Queue, readers: Sequence[Reader], timeout_s: float | None = None, *, waits: WaitNotifier | None = None
 ) -> Follow:
@@ -329,17 +335,21 @@ def _finish(reader: Reader, view: JobView) -> Follow:
 
 def _feed(queue: Queue, open_readers: dict[str, Reader], found: Sequence[tuple[str, Entries]]) -> Follow:
     for key, entries in found:
-        reader = open_readers[key]
-        if reader.lacks_tokens(entries):
+        reader, read = open_readers[key], _decoded(entries)
+        if reader.lacks_tokens(read):
             [view] = yield from views(queue, [reader.job_id])
             yield from _finish(reader, reader.check(view))
-        elif reader.overlaps(entries):
+        elif reader.overlaps(read):
             [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
-            yield reader.reread(channel_rows(whole))
+            yield reader.reread(_decoded(channel_rows(whole)))
         else:
-            yield from reader.feed(entries)
+            yield from reader.feed(read)
         if reader.is_finished:
             del open_readers[key]
+
+
+def _decoded(entries: Entries) -> list[ChannelEntry]:
+    return [decode_entry(data) for _, data in entries]
 
 
 def _places(open_readers: dict[str, Reader]) -> dict[str, str]:

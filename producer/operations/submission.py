@@ -14,6 +14,7 @@ from sluice.producer.contract.transport.execution import command_of
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import (
     AccessDenied,
+    BatchClosed,
     IdempotencyConflict,
     InvalidJob,
     JobTooLarge,
@@ -208,6 +209,8 @@ def _refusal(job: NewJob, refused: Refused) -> ProducerError:
             return JobTooLarge(refused.message)
         case "feature":
             return InvalidJob(refused.message)
+        case "batch_closed":
+            return BatchClosed(f"job {job.id}: {refused.message}")
         case "wrong_type":
             return QueueRefused(f"job {job.id}: {refused.message}, or this user may not use it")
         case _:

@@ -1,7 +1,7 @@
 """Share reads of channels between many readers, for asyncio, so that a web process can follow thousands of jobs.
 
-The hub sends one XREAD after the other, for all channels with a reader. Each blocks only briefly, so that a new reader
-joins the next one soon.
+The hub sends one XREAD after the other, for all channels with a reader. A reader that comes while one blocks is read
+for at once, on another connection, and joins the next: a first token must not wait. First entries are handed out first.
 
 A read costs server and client time for each channel in it. Most of thousands are silent: their jobs wait in the queue.
 So a channel is in every read for its first second of silence; then it is read again after a twentieth of its silence,
@@ -10,18 +10,28 @@ second.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
+from typing import cast
 
 from sluice.producer.contract.calls.base import read_stream_id
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import Ask, Entries, Reply, xread
 
-MIN_BLOCK_MS = 10
-"""Longest wait of a new reader for its first read, with few channels."""
+MIN_BLOCK_MS = 30
+"""Longest block of a read with few channels."""
+
+NEW_BLOCK_MS = 50
+"""Longest block of a read for new readers. Those without an entry by then join the next read of all."""
+
+MAX_NEW_READS = 16
+"""Reads for new readers at once. While as many block, the next readers wait for one of them."""
+
+PAUSE_S = 0.01
+"""Shortest time between two looks at silent channels."""
 
 CHANNELS_PER_MS = 5
 MAX_BLOCK_MS = 250
@@ -33,6 +43,7 @@ LIVELY_S = 1.0
 SILENT_SHARE = 0.05
 MAX_UNSEEN_S = 1.0
 
+BEGIN = "0-0"
 Send = Callable[[Ask], Awaitable[list[Reply]]]
 
 
@@ -78,7 +89,10 @@ class Hub:
         """A heap by due time; the number orders equal times."""
         self._filed = count()
         self._silences = _Silences()
+        self._new: list[_Waiter] = []
+        self._new_reads: set[asyncio.Task[None]] = set()
         self._pump: asyncio.Task[None] | None = None
+        self._is_reading = False
 
     async def read(self, channel: str, after: str, block_ms: int) -> Entries:
         """Return a channel's entries after an entry id; none after about `block_ms` without any.
@@ -88,21 +102,33 @@ class Hub:
         """
         future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
         since_s = self._silences.since_s(channel)
-        self._file(_Waiter(channel, after, since_s, monotonic() + block_ms / 1000, future))
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
+        self._add(_Waiter(channel, after, since_s, monotonic() + block_ms / 1000, future))
         return await future
 
     async def close(self) -> None:
         """Stop reading, and cancel the waits."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-        for waiter in self._all():
+        running = [*self._new_reads, *([] if self._pump is None else [self._pump])]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for waiter in [*self._new, *self._all()]:
             waiter.future.cancel()
 
     def _all(self) -> list[_Waiter]:
         return [*self._lively, *(waiter for _, _, waiter in self._silent)]
+
+    def _add(self, waiter: _Waiter) -> None:
+        if self._is_reading and monotonic() - waiter.silent_since_s < LIVELY_S:
+            self._new.append(waiter)
+            if len(self._new_reads) < MAX_NEW_READS:
+                self._new_reads.add(asyncio.create_task(self._read_new()))
+        else:
+            self._file(waiter)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
 
     def _file(self, waiter: _Waiter) -> None:
         """Add a waiter to every read, or schedule it if its channel is silent."""
@@ -118,17 +144,49 @@ class Hub:
         while self._lively or self._silent:
             waiters = self._due()
             if not waiters:
-                await asyncio.sleep(MIN_BLOCK_MS / 1000)
+                await asyncio.sleep(PAUSE_S)
                 continue
+            cursors = _cursors(waiters)
+            self._is_reading = True
             try:
-                [reply] = await self._send(self._ask(waiters))
+                [reply] = await self._send(Ask((xread(cursors, block_ms=self._block_ms(len(cursors))),)))
+                self._settle(waiters, cursors, dict(channel_entries(reply)))
             except Exception as error:  # noqa: BLE001 (every waiter gets it)
-                self._fail([*waiters, *self._all()], error)
+                self._fail([*waiters, *self._take_all()], error)
                 return
             except asyncio.CancelledError:
                 self._lively += waiters
                 raise
-            self._settle(waiters, dict(channel_entries(reply)))
+            finally:
+                self._is_reading = False
+            # Those that got an entry ask for the next one before the next read, and are part of it.
+            await asyncio.sleep(0)
+
+    async def _read_new(self) -> None:
+        """Read for the readers that came during a read, until none has come during this one."""
+        try:
+            while waiters := self._take_new():
+                await self._read_for(waiters)
+                self._wake()
+        finally:
+            # Before any reader runs: one that asks again must not take this read for one that is to come.
+            self._new_reads.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _read_for(self, waiters: list[_Waiter]) -> None:
+        cursors = _cursors(waiters)
+        try:
+            [reply] = await self._send(Ask((xread(cursors, block_ms=NEW_BLOCK_MS),)))
+            self._settle(waiters, cursors, dict(channel_entries(reply)))
+        except Exception as error:  # noqa: BLE001 (every waiter gets it)
+            # Also those that came meanwhile: nobody may be left to read for them.
+            self._fail([*waiters, *self._take_new()], error)
+        except asyncio.CancelledError:
+            self._new += waiters
+            raise
+
+    def _take_new(self) -> list[_Waiter]:
+        waiters, self._new = [waiter for waiter in self._new if not waiter.future.done()], []
+        return waiters
 
     def _due(self) -> list[_Waiter]:
         """Remove and return the waiters of the next read."""
@@ -138,23 +196,20 @@ class Hub:
             waiters.append(heappop(self._silent)[2])
         return [waiter for waiter in waiters if not waiter.future.done()]
 
-    def _ask(self, waiters: Sequence[_Waiter]) -> Ask:
-        # Several readers of one channel share a read from the first of their positions.
-        cursors: dict[str, str] = {}
-        for waiter in waiters:
-            before = cursors.get(waiter.channel)
-            if before is None or read_stream_id(waiter.after) < read_stream_id(before):
-                cursors[waiter.channel] = waiter.after
-        block_ms = min(MAX_BLOCK_MS, MIN_BLOCK_MS + len(cursors) // CHANNELS_PER_MS)
+    def _block_ms(self, num_channels: int) -> int:
+        block_ms = min(MAX_BLOCK_MS, MIN_BLOCK_MS + num_channels // CHANNELS_PER_MS)
         if self._silent:
             due_ms = round((self._silent[0][0] - monotonic()) * 1000)
-            block_ms = max(1, min(block_ms, MIN_BLOCK_MS + due_ms))
-        return Ask((xread(cursors, block_ms=block_ms),))
+            block_ms = max(1, min(block_ms, round(1000 * PAUSE_S) + due_ms))
+        return block_ms
 
-    def _settle(self, waiters: Sequence[_Waiter], found: dict[str, Entries]) -> None:
+    def _settle(self, waiters: list[_Waiter], cursors: Mapping[str, str], found: Mapping[str, Entries]) -> None:
         now_s = monotonic()
+        waiters.sort(key=_is_underway)
         for waiter in waiters:
-            entries = _after(found.get(waiter.channel, ()), waiter.after)
+            entries = found.get(waiter.channel, [])
+            if entries and waiter.after != cursors[waiter.channel]:
+                entries = _after(entries, waiter.after)
             if waiter.future.done():
                 continue  # its reader was cancelled
             if entries:
@@ -165,15 +220,31 @@ class Hub:
             else:
                 self._file(waiter)
 
-    def _fail(self, waiters: Sequence[_Waiter], error: Exception) -> None:
+    def _take_all(self) -> list[_Waiter]:
+        waiters = self._all()
         self._lively, self._silent = [], []
+        return waiters
+
+    def _fail(self, waiters: Sequence[_Waiter], error: Exception) -> None:
         for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
 
 
+def _cursors(waiters: Sequence[_Waiter]) -> dict[str, str]:
+    """Return where to read each channel from. Its readers share a read from the first of their positions."""
+    cursors: dict[str, str] = {}
+    for waiter in waiters:
+        before = cursors.setdefault(waiter.channel, waiter.after)
+        if before != waiter.after and read_stream_id(waiter.after) < read_stream_id(before):
+            cursors[waiter.channel] = waiter.after
+    return cursors
+
+
+def _is_underway(waiter: _Waiter) -> bool:
+    return waiter.after != BEGIN
+
+
 def _after(entries: Sequence[tuple[str, bytes]], after: str) -> Entries:
-    if not entries:
-        return []
     first = read_stream_id(after)
     return [entry for entry in entries if read_stream_id(entry[0]) > first]

@@ -48,6 +48,31 @@ def exported(queue: Queue) -> None:
     queue.configure(export_batches=True)
 
 
+class TestGivenADeadlineThatIsSetBeforeTheFirstJob:
+    def test_when_it_passes_then_the_batch_s_jobs_expire_and_no_more_are_accepted(self, queue: Queue) -> None:
+        expire(queue, in_ms=100)
+        job = queue.add("early", batch="b")
+
+        queue.pass_time(101)
+        queue.fire_timers()
+
+        assert queue.state(job) is JobState.EXPIRED
+        view = look(queue)
+        assert (view.is_closed, view.total, view.expired) == (True, 1, 1)
+        [late] = queue.submit(new_job("late", batch="b"))
+        assert isinstance(late, Refused)
+        assert late.reason == "batch_closed"
+
+    def test_when_it_passes_without_any_job_then_the_batch_is_forgotten(self, queue: Queue) -> None:
+        expire(queue, in_ms=100)
+
+        queue.pass_time(101)
+        queue.fire_timers()
+
+        assert look(queue).is_closed
+        assert queue.client.pttl(queue.keys.key("batch", "b")) > 0
+
+
 class TestGivenABatchThatIsCancelled:
     def test_when_its_jobs_wait_run_or_are_delayed_then_they_alone_are_cancelled(self, queue: Queue) -> None:
         running = queue.add("running", batch="b")

@@ -87,6 +87,56 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_result,
         decode_result,
     ),
+    # Of workers that send no bytes and no offsets of tokens.
+    (
+        "9701039104a161099193cbbfe000000000000004cbbfe0000000000000c2",
+        ChannelEntry(
+            start=3, token_ids=(4,), text="a", time_ms=9, logprobs=(TokenLogprobs(chosen=-0.5, top=((4, -0.5),)),)
+        ),
+        encoded_entry,
+        decode_entry,
+    ),
+    (
+        "990103920405a1780992"
+        "95cbbfe000000000000004cbbfe000000000000009cbbff8000000000000"
+        "91cbbfd0000000000000"
+        "c2" + "920700" + "9604c402f09f" + "09c40161" + "05c402988a",
+        ChannelEntry(
+            start=3,
+            token_ids=(4, 5),
+            text="x",
+            time_ms=9,
+            logprobs=(
+                TokenLogprobs(
+                    chosen=-0.5,
+                    top=((4, -0.5), (9, -1.5)),
+                    token=b"\xf0\x9f",
+                    top_tokens=(b"\xf0\x9f", b"a"),
+                    offset=7,
+                ),
+                TokenLogprobs(chosen=-0.25, token=b"\x98\x8a", offset=7),
+            ),
+        ),
+        encoded_entry,
+        decode_entry,
+    ),
+    (
+        "9401" + "91" + "96" + "a16f" + "920405" + "c0" + "92" + "91cbbfe0000000000000" + "91cbbfd0000000000000"
+        "92c001" + "9205c4016f" + "93030201" + "c0",
+        JobResult(
+            choices=(
+                ChoiceResult(
+                    text="o",
+                    token_ids=(4, 5),
+                    finish_reason=None,
+                    logprobs=(TokenLogprobs(chosen=-0.5), TokenLogprobs(chosen=-0.25, token=b"o", offset=1)),
+                ),
+            ),
+            usage=USAGE,
+        ),
+        encode_result,
+        decode_result,
+    ),
     (
         "920182a56d6f64656ca16dae66697273745f746f6b656e5f6d7307",
         JobRecord(model="m", first_token_ms=7),
@@ -112,6 +162,25 @@ class TestGivenMessagesOfVersion1:
         assert decode_entry(entry) == ChannelEntry(start=0, token_ids=(5,), text="x", time_ms=9)
         assert decode_spec(spec) == JobSpec(model="m", options=JobOptions(max_tokens=3))
         assert decode_record(record) == JobRecord(model="m")
+
+
+class TestGivenLogprobsWithTokens:
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            ([0], [4, "a"]),
+            ([0], [4]),
+            ([0], ["4", b"a"]),
+            ([0, 1], [4, b"a"]),
+            ([0.5], [4, b"a"]),
+            (["a"], []),
+            ("a", []),
+            ([], 4),
+        ],
+    )
+    def test_when_they_are_damaged_then_it_is_a_wire_error(self, tokens: tuple[object, object]) -> None:
+        with pytest.raises(WireError, match="not a channel entry"):
+            decode_entry(pack([1, 0, [4], "a", 9, [[-0.5]], False, *tokens]))
 
 
 class TestGivenANewerVersion:
@@ -265,9 +334,36 @@ class TestGivenAJobThatAsksTooMuch:
 texts = st.text(max_size=20).filter(lambda text: "\ud800" not in text)
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 floats = st.floats(allow_nan=False, allow_infinity=False)
-logprobs = st.builds(
-    TokenLogprobs, chosen=floats, top=st.lists(st.tuples(st.integers(0, 2**31 - 1), floats), max_size=3).map(tuple)
-)
+tops = st.lists(st.tuples(st.integers(0, 2**31 - 1), floats), max_size=3).map(tuple)
+logprobs = st.builds(TokenLogprobs, chosen=floats, top=tops)
+
+
+def bytes_of(token_id: int) -> bytes | None:
+    """What a token is; a third of them are nothing."""
+    return [None, b"a", b"\xf0\x9f"][token_id % 3]
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> dict[str, Any]:
+    """Token ids and, for some of them, log-probabilities with bytes and offsets."""
+    token_ids, offset = draw(ids), st.none() | st.integers(0, 2**40)
+    described: list[TokenLogprobs] = []
+    for token_id in token_ids:
+        top = draw(tops)
+        top_tokens = tuple(bytes_of(other) for other, _ in top)
+        described.append(
+            TokenLogprobs(
+                chosen=draw(floats),
+                top=top,
+                token=bytes_of(token_id),
+                top_tokens=top_tokens if any(top_tokens) else (),
+                offset=draw(offset),
+            )
+        )
+    plain = draw(st.none() | st.lists(logprobs, min_size=len(token_ids), max_size=len(token_ids)).map(tuple))
+    return {"token_ids": token_ids, "logprobs": draw(st.sampled_from([plain, tuple(described)]))}
+
+
 usages = st.builds(
     Usage, prompt_tokens=st.integers(0, 2**40), output_tokens=st.integers(0, 9), cached_tokens=st.integers(0, 9)
 )
@@ -284,7 +380,6 @@ entries = st.builds(
     start=st.integers(0, 2**40),
     token_ids=ids,
     text=texts,
-    logprobs=st.none() | st.lists(logprobs, max_size=3).map(tuple),
     time_ms=st.integers(0, 2**43),
     end=st.none() | ends,
 )
@@ -317,7 +412,6 @@ choices = st.builds(
     text=texts,
     token_ids=ids,
     finish_reason=st.none() | texts,
-    logprobs=st.none() | st.lists(logprobs, max_size=3).map(tuple),
 )
 results = st.builds(JobResult, choices=st.lists(choices, max_size=3).map(tuple), usage=usages, model=st.none() | texts)
 records = st.builds(
@@ -344,12 +438,21 @@ class TestGivenAnyValue:
     def test_when_a_spec_goes_there_and_back_then_it_is_the_same(self, spec: JobSpec) -> None:
         assert decode_spec(encode_spec(spec)) == spec
 
-    @given(entries)
-    def test_when_an_entry_goes_there_and_back_then_it_is_the_same(self, entry: ChannelEntry) -> None:
+    @given(entries, outputs())
+    def test_when_an_entry_goes_there_and_back_then_it_is_the_same(
+        self, entry: ChannelEntry, output: dict[str, Any]
+    ) -> None:
+        entry = replace(entry, **output)
+
         assert decode_entry(encoded_entry(entry)) == entry
 
-    @given(results)
-    def test_when_a_result_goes_there_and_back_then_it_is_the_same(self, result: JobResult) -> None:
+    @given(results, st.lists(outputs(), max_size=3))
+    def test_when_a_result_goes_there_and_back_then_it_is_the_same(
+        self, result: JobResult, outputs: list[dict[str, Any]]
+    ) -> None:
+        of_choices = zip(result.choices, outputs, strict=False)
+        result = replace(result, choices=tuple(replace(choice, **output) for choice, output in of_choices))
+
         assert decode_result(encode_result(result)) == result
 
     @given(records)

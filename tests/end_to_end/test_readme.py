@@ -23,6 +23,7 @@ import torch
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.transport import embedded
+from tests.producer.gateway.gateway_process import gateway_process
 from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
 
@@ -62,6 +63,11 @@ def commands() -> list[str]:
 def is_standalone(snippet: str) -> bool:
     """Whether a snippet of Python runs by itself; the others are parts of a web backend."""
     return "app." not in snippet and "request." not in snippet
+
+
+def is_of_openai(snippet: str) -> bool:
+    """Whether a snippet uses the stock client, of a gateway."""
+    return "from openai" in snippet
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,14 @@ def _wait_for_worker(here: Place, worker: subprocess.Popen[bytes]) -> None:
             return
         time.sleep(0.2)
     raise TimeoutError((here.folder / "worker.log").read_text())
+
+
+@pytest.fixture(scope="module")
+def gateway_port(place: Place) -> Iterator[str]:
+    """The port of a gateway of that worker, without keys."""
+    url = embedded.Embedded(place.folder / "state").url
+    with gateway_process(url) as gateway:
+        yield gateway.url.removesuffix("/v1").rpartition(":")[2]
 
 
 @pytest.fixture(scope="module")
@@ -284,9 +298,15 @@ class TestGivenTheReadmeAndTheGuide:
         runner(place, command, producer)
 
     @pytest.mark.parametrize(
-        "snippet", [b for b in blocks("python") if is_standalone(b)], ids=["sync", "async", "waits", "durability"]
+        "snippet",
+        [b for b in blocks("python") if is_standalone(b)],
+        ids=["openai", "sync", "async", "waits", "durability"],
     )
-    def test_when_a_python_snippet_is_run_then_it_prints_text(self, snippet: str, place: Place) -> None:
+    def test_when_a_python_snippet_is_run_then_it_prints_text(
+        self, snippet: str, place: Place, gateway_port: str
+    ) -> None:
+        if is_of_openai(snippet):
+            snippet = snippet.replace(":8000/", f":{gateway_port}/")
         done = subprocess.run(
             [sys.executable, "-c", snippet], cwd=place.folder, env=place.environment | {"PYTHONPATH": str(ROOT)},
             capture_output=True, text=True, timeout=60, check=False,

@@ -4,7 +4,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from sluice.producer.contract.bulk.input import LineReader, lines
@@ -75,14 +75,21 @@ PROMPTS = [
 ]
 _USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
 _LOGPROBS = (TokenLogprobs(chosen=-0.5, top=((1, -0.5), (2, -1.5))),)
+_DESCRIBED = (replace(_LOGPROBS[0], token=b"a", top_tokens=(b"a", b"\xf0"), offset=3),)
 ENTRIES = [
     encode_entry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_LOGPROBS),
+    encode_entry(start=0, token_ids=(1,), text="a", time_ms=1, logprobs=_DESCRIBED),
     encode_entry(start=5, token_ids=(), text="", time_ms=1, end=End(state=JobState.DONE, usage=_USAGE)),
 ]
 RESULTS = [
     encode_result(
         JobResult(choices=(ChoiceResult(text="ab", token_ids=(1, 2), finish_reason="stop"),), usage=_USAGE, model="m")
-    )
+    ),
+    encode_result(
+        JobResult(
+            choices=(ChoiceResult(text="a", token_ids=(1,), finish_reason="stop", logprobs=_DESCRIBED),), usage=_USAGE
+        )
+    ),
 ]
 RECORDS = [encode_record(JobRecord(model="m", output_tokens=2, itl_p50_ms=1.5))]
 _SUBMITTED = {"queue": "q", "priority": 1, "prompt_tokens": 3, "spec": SPECS[1], "seed": "7", "prompt": PROMPTS[0]}
@@ -148,7 +155,7 @@ def _options(data: bytes) -> object:
 
 def _feed(data: bytes) -> object:
     reader = Reader(Queue("q"), JobId("0.t.a"))
-    return list(reader.feed(channel_rows([(b"1-0", [b"e", data])])))
+    return list(reader.feed(decode_entry(entry) for _, entry in channel_rows([(b"1-0", [b"e", data])])))
 
 
 def _history(data: bytes) -> object:

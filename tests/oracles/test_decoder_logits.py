@@ -19,7 +19,7 @@ from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
-from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
+from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, save_text_and_images
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 30, 77, 5)
@@ -137,3 +137,14 @@ class TestGivenWeightsInBfloat16:
         torch.nn.Module.to(rounded, torch.float32)
         exact = torch.cat([rounded(torch.tensor([prompt])).logits[0] for prompt in prompts])
         assert float((actual - exact).square().mean()) < 1.5 * float((peer - exact).square().mean())
+
+
+class TestGivenAModelOfTextAndImages:
+    @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+    def test_when_prompts_are_text_then_logits_equal_those_of_transformers(self, prefix: str, tmp_path: Path) -> None:
+        model = save_text_and_images(tmp_path, prefix)
+        prompt = torch.randint(VOCAB_SIZE, (77,), generator=torch.Generator().manual_seed(1)).tolist()
+
+        (actual,) = _logits(_load(tmp_path, max_model_len=160), [prompt], block_size=16, chunk=30)
+
+        torch.testing.assert_close(actual, model(torch.tensor([prompt])).logits[0], rtol=1e-4, atol=1e-4)

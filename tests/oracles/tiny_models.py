@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 VOCAB_SIZE = 97
 
@@ -136,3 +137,21 @@ TINY_MODELS: dict[str, TinyModel] = {
         },
     ),
 }
+
+
+def save_text_and_images(folder: Path, prefix: str) -> PreTrainedModel:
+    """Write a Gemma 3 of text and images whose tensors of the text part begin with `prefix`; returns the model."""
+    torch.manual_seed(7)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config=_SIZES | GEMMA3,
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    model = cast("PreTrainedModel", AutoModelForImageTextToText.from_config(config, dtype=torch.float32)).eval()
+    model.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = {name.replace("language_model.model.", prefix): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    return model

@@ -131,6 +131,7 @@ class TestGivenOptions:
             ({"priority": 10}, "priority must be a whole number in \\[0, 9\\]"),
             ({"tenant": "Acme!"}, "tenant"),
             ({"ttl_s": 0}, "ttl_s must be"),
+            ({"deadline": datetime(1, 1, 2, tzinfo=UTC)}, "deadline must be after 1970"),
             ({"deadline": datetime(2031, 1, 1)}, "deadline must be a datetime with its time zone"),  # noqa: DTZ001
             ({"not_before": 5}, "not_before must be"),
             ({"idempotency_key": ""}, "idempotency_key must be"),

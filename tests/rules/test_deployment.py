@@ -14,10 +14,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from sluice.worker.cli import main
 from sluice.worker.config import MetricsConfig, load_config
 from sluice.worker.log import get_log
 from sluice.worker.serve.metrics import MetricsServer, Readiness
+from tests.rules.commands import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
@@ -33,15 +33,17 @@ def name_of(path: Path) -> str:
     return path.name
 
 
-def parsed(command: list[str]) -> dict[str, Any]:
-    """The options that `worker` reads from a command line; nothing is run.
+def parsed(line: list[str]) -> dict[str, Any]:
+    """The options that `worker` or `producer` reads from a command line; nothing is run.
 
     Raises:
-        click.UsageError: `worker` would refuse it.
+        click.UsageError: it would refuse it.
     """
-    program, name, *arguments = command
-    assert Path(program).name == "worker"
-    with main.commands[name].make_context(name, arguments) as context:
+    program, name, *arguments = line
+    command: click.Command = PROGRAMS[Path(program).name].commands[name]
+    while isinstance(command, click.Group):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    with command.make_context(name, arguments) as context:
         return context.params
 
 
@@ -74,7 +76,7 @@ class TestGivenComposeYaml:
     def test_when_it_is_read_then_each_program_has_a_service(self) -> None:
         commands = {SERVICES[name]["command"].split()[1] for name in OURS}
 
-        assert commands == {"migrate", "start", "record", "callbacks"}
+        assert commands == {"migrate", "start", "record", "callbacks", "keys", "serve"}
 
     @pytest.mark.parametrize("service", OURS)
     def test_when_a_service_starts_then_the_command_line_is_understood(self, service: str) -> None:
@@ -114,7 +116,7 @@ class TestGivenComposeYaml:
         (folder,) = [one.split(":")[1] for one in SERVICES[service]["volumes"] if one.startswith("models:")]
 
         assert folder == "/home/sluice/.cache/huggingface"
-        assert re.search(r"^USER sluice\n(#.*\n)?RUN mkdir --parents ~/.cache/huggingface$", DOCKERFILE, re.MULTILINE)
+        assert re.search(r"^USER sluice\n(#.*\n)?RUN mkdir --parents ~/.cache/huggingface\b", DOCKERFILE, re.MULTILINE)
 
     @pytest.mark.parametrize(("sick", "code"), [(None, 0), ("hung", 1)])
     @pytest.mark.parametrize("service", WORKERS)
@@ -140,6 +142,25 @@ class TestGivenComposeYaml:
 
         assert published == [["127.0.0.1", "9400", str(metrics.port)]]
         assert metrics.host == "0.0.0.0"
+
+    def test_when_the_gateway_starts_then_it_has_a_key_and_is_published_on_loopback(self) -> None:
+        gateway, key = SERVICES["gateway"], SERVICES["first-key"]
+        published = [port.split(":") for port in gateway["ports"]]
+        options = parsed(shlex.split(gateway["command"]))
+
+        assert published == [["127.0.0.1", "8000", str(options["port"])]]
+        assert options["host"] == "0.0.0.0"
+        assert gateway["depends_on"]["first-key"] == {"condition": "service_completed_successfully"}
+        assert parsed(shlex.split(key["command"]))["if_none"]
+        assert f":{options['port']}/readyz" in gateway["healthcheck"]["test"][-1]
+
+    def test_when_a_batch_is_created_then_gateway_and_callbacks_have_the_same_files(self) -> None:
+        shared = [SERVICES[name] for name in ("gateway", "callbacks")]
+        (folder,) = {service["environment"]["SLUICE_FILES_URL"].removeprefix("file://") for service in shared}
+
+        assert {tuple(service["volumes"]) for service in shared} == {(f"files:{folder}",)}
+        assert folder == "/home/sluice/files"
+        assert re.search(r"^RUN mkdir --parents .* ~/files$", DOCKERFILE, re.MULTILINE)
 
     def test_when_a_service_waits_for_another_then_that_one_is_there(self) -> None:
         needed = {name for service in SERVICES.values() for name in service.get("depends_on", {})}
@@ -198,10 +219,13 @@ class TestGivenTheUnits:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-class TestGivenACommandLineThatWorkerRefuses:
+class TestGivenACommandLineThatIsRefused:
     """So that the tests above can fail."""
 
-    @pytest.mark.parametrize("command", ["worker start --modle x", "worker record extra", "worker start --gpu one"])
+    @pytest.mark.parametrize(
+        "command",
+        ["worker start --modle x", "worker record extra", "worker start --gpu one", "producer serve --prot 1"],
+    )
     def test_when_it_is_parsed_then_it_is_a_misuse(self, command: str) -> None:
         with pytest.raises(click.UsageError):
             parsed(shlex.split(command))

@@ -65,7 +65,13 @@ class TestGivenAForeignJobInRqsQueue:
 
     @pytest.mark.parametrize(
         "function",
-        ["os.mkdir", "sluice.worker.callbacks.chores.Path.mkdir", "sluice.worker.callbacks.chores.open_database"],
+        [
+            "os.mkdir",
+            "sluice.worker.callbacks.chores.Path.mkdir",
+            "sluice.worker.callbacks.chores.open_database",
+            "sluice.producer.gateway.tasks.bind",
+            "sluice.producer.gateway.tasks.ContextVar",
+        ],
     )
     def test_when_it_names_another_function_then_that_is_not_called(
         self, valkey: RedisServer, tmp_path: Path, function: str

@@ -1,8 +1,8 @@
 """rq queues and workers that run chores and nothing else.
 
 rq imports and calls the function and the callbacks that a job names, and posts to the URLs that it lists, so write
-access to its Redis is enough to run any function. `ChoreJob` calls chores only, with JSON arguments, and ignores
-callbacks and URLs.
+access to its Redis is enough to run any function. `ChoreJob` calls chores and the gateway's tasks only, with JSON
+arguments, and ignores callbacks and URLs.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from sluice.worker.callbacks import chores
+from sluice.worker.callbacks.gateway_tasks import task_named
 from sluice.worker.connection.clients import Client
 
 WEBHOOKS_QUEUE, CHORES_QUEUE = "sluice-webhooks", "sluice-chores"
@@ -30,16 +31,16 @@ class NotAChore(Exception):
 
 
 class ChoreJob(Job):
-    """An rq job that can only call one of `CHORES`."""
+    """An rq job that can only call one of `CHORES`, or a task of the gateway."""
 
     @property
     def func(self) -> Callable[..., object]:
-        """The chore that the job names.
+        """The chore or task that the job names.
 
         Raises:
             NotAChore: the job names another function.
         """
-        chore = None if self.instance is not None else CHORES.get(str(self.func_name))
+        chore = None if self.instance is not None else _function_named(str(self.func_name))
         if chore is None:
             raise NotAChore(f"{self.func_name!r} is not one of {', '.join(CHORES)}")
         return chore
@@ -49,6 +50,10 @@ class ChoreJob(Job):
         super().restore(raw_data)  # pyright: ignore[reportUnknownMemberType]
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks = []
+
+
+def _function_named(name: str) -> Callable[..., object] | None:
+    return CHORES.get(name) or task_named(name)
 
 
 def rq_queue(name: str, rq_client: Client) -> Queue:

@@ -1,12 +1,14 @@
 """Move ends of jobs and batches from the queue to rq.
 
     {q:p}:callbacks ──Mover──> rq queue `sluice-webhooks` ──rq workers──> receivers
-                        └────> rq queue `sluice-chores`   ──rq worker───> files, SQL
+                        ├────> rq queue `sluice-chores`   ──rq worker───> files, SQL
+                        └────> rq queue `sluice-gateway`  ──rq worker───> batches of the HTTP gateway
 
 The mover enqueues a job in rq before it acknowledges the queue's entry. After a crash in between, the entry is read
 again: rq refuses the same rq job id, and the receiver drops the same event id.
 
-Retention is enqueued by the mover once an hour, under an id made of the hour, so several movers enqueue it once.
+Retention is enqueued by the mover once an hour, under an id made of the hour, so several movers enqueue it once; the
+gateway's sweep every second likewise.
 `rq cron` is not used because it enqueues jobs as pickles.
 """
 
@@ -31,6 +33,7 @@ from sluice.producer.contract.wire import WireError
 from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE, rq_queue
 from sluice.worker.callbacks.events import Event, batch_event, job_event
+from sluice.worker.callbacks.gateway_tasks import GATEWAY_QUEUE, Sweeps, is_installed
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
@@ -59,6 +62,7 @@ class Mover:
         self._all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
         self._webhooks = rq_queue(WEBHOOKS_QUEUE, rq_client)
         self._chores = rq_queue(CHORES_QUEUE, rq_client)
+        self._sweeps = Sweeps(rq_queue(GATEWAY_QUEUE, rq_client)) if is_installed() else None
         self._retries = _Retries(rq_client)
         self._stopping = threading.Event()
         self._reader = self._open()
@@ -104,6 +108,8 @@ class Mover:
             source.stream.acknowledge([entry_id for entry_id, _ in entries])
         self._retries.enqueue_due()
         self._enqueue_retention()
+        if self._sweeps is not None:
+            self._sweeps.enqueue_due()
         return len(entries)
 
     def _configure(self, keys: QueueKeys) -> None:

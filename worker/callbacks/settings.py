@@ -52,6 +52,9 @@ class CallbackSettings:
     export_folder: str | None = None
     """Folder for completed batches as JSON lines. None disables exports."""
 
+    files_url: str = field(default="", repr=False)
+    """Where the gateway keeps files."""
+
     block_s: float = 0.5
     claim_after_s: float = 15.0
     log: LogConfig = field(default_factory=LogConfig)

@@ -346,6 +346,10 @@ class CallbacksConfig:
         None, env="EXPORT_FOLDER", metavar="FOLDER",
         help="Write each completed batch here as JSON lines. Writes none if not given.",
     )  # fmt: skip
+    files_url: str | None = setting(
+        None, env="FILES_URL", metavar="URL", secret=True,
+        help="Where the HTTP gateway keeps files: file:///FOLDER or s3://BUCKET. Uses the state folder if not given.",
+    )  # fmt: skip
     prompt_retention_days: float | None = setting(
         None, env="PROMPT_RETENTION_DAYS", metavar="DAYS",
         help="Delete prompts from the history after this many days. Keeps them with their rows if not given.",

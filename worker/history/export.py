@@ -18,6 +18,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, Row
 
+from sluice.producer.contract.openai.logprobs import chat_logprobs, completion_logprobs, logprobs_from_json
 from sluice.producer.contract.tables import jobs, results
 
 CHAT_ENDPOINT = "/v1/chat/completions"
@@ -134,7 +135,9 @@ def _body(row: JobRow) -> Object:
 def _choice(index: int, choice: Mapping[str, Any], *, is_chat: bool) -> Object:  # Any: JSON
     text = choice["text"]
     said = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
-    return {"index": index, **said, "logprobs": None, "finish_reason": choice.get("finish_reason")}
+    shown = chat_logprobs if is_chat else completion_logprobs
+    logprobs = shown(choice.get("token_ids", ()), logprobs_from_json(choice.get("logprobs")))
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}
 
 
 def _metadata(row: JobRow) -> Mapping[str, str]:

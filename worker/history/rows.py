@@ -16,13 +16,15 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.openai.logprobs import logprobs_to_json
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
+    ChoiceResult,
     JobId,
     JobOptions,
     JobRecord,
@@ -315,7 +317,12 @@ def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
 
 
 def _result_columns(result: JobResult) -> Row:
-    return {"choices": [_message(asdict(choice)) for choice in result.choices], "usage": asdict(result.usage)}
+    return {"choices": [_choice(choice) for choice in result.choices], "usage": asdict(result.usage)}
+
+
+def _choice(choice: ChoiceResult) -> Row:
+    plain: dict[str, object] = asdict(replace(choice, logprobs=None))
+    return _message({**plain, "logprobs": logprobs_to_json(choice.logprobs)})
 
 
 def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row]) -> None:

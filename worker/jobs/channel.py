@@ -6,6 +6,7 @@ and "send again from N" is a slice with another start. Knows no scripts and no e
 
 from dataclasses import dataclass, field
 
+from sluice.engine import request
 from sluice.engine.request import ChoiceProgress, TokenDelta
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import ChannelEntry, End, TokenLogprobs, WireError, decode_entry, encode_entry
@@ -74,7 +75,7 @@ class ChannelOutput:
             if delta.text:
                 self.pieces.append((len(self.token_ids), delta.text))
             if delta.logprobs is not None:
-                self.logprobs.extend(TokenLogprobs(chosen=one.chosen, top=one.top) for one in delta.logprobs)
+                self.logprobs.extend(map(_logprobs, delta.logprobs))
         else:
             self.tail += delta.text
 
@@ -202,6 +203,10 @@ class ChannelOutput:
             self.tail += entry.text
         self.last_ms = entry.time_ms
         self.end = entry.end
+
+
+def _logprobs(one: request.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(chosen=one.chosen, top=one.top, token=one.token, top_tokens=one.top_tokens, offset=one.offset)
 
 
 class ChannelLost(Exception):

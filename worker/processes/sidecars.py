@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.worker.config import WorkerConfig
-from sluice.worker.endpoints import database_url_of, redis_url_of
+from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.log import configure_logs
 
@@ -66,6 +66,7 @@ def run_callbacks(config: WorkerConfig, environ: Mapping[str, str]) -> ExitCode:
             retention_days=asked.retention_days,
             prompt_retention_days=asked.prompt_retention_days,
             export_folder=asked.export_folder,
+            files_url=files_url_of(config, environ),
             log=config.log,
         )
     )

@@ -18,7 +18,7 @@ MAX_WAIT_S = 0.5
 notification is lost."""
 
 _TOKEN_BYTES = 200
-_LOGPROB_BYTES = 120
+_LOGPROB_BYTES = 130
 """Approximate memory of a buffered token, and of each log-probability with it."""
 
 

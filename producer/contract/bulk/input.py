@@ -152,13 +152,15 @@ class _ZstdFile(io.RawIOBase):
         return True
 
 
-def lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def lines(file: BinaryIO, *, after: int = 0) -> Iterator[tuple[int, bytes | None]]:
     """Yield number and bytes of each line that is not blank; None for a line over `MAX_LINE_BYTES`.
+
+    `after`: lines of the file that have been read.
 
     Raises:
         InvalidSetting: the compressed data is broken, or blank lines or one line do not end.
     """
-    number = num_blank_bytes = 0
+    number, num_blank_bytes = after, 0
     while line := _next_line(file, number):
         number += 1
         if number == 1:
@@ -199,9 +201,13 @@ class LineReader:
         endpoint: Endpoint of lines without a `url`; None accepts plain lines.
         model: The model that lines must name, if they name one.
         defaults: Options that a line may override.
+        has_plain: Whether lines may lack a `body`; otherwise each is a request of OpenAI's batch format.
     """
 
-    def __init__(self, *, endpoint: Endpoint | None, model: str | None, defaults: Options) -> None:
+    def __init__(
+        self, *, endpoint: Endpoint | None, model: str | None, defaults: Options, has_plain: bool = True
+    ) -> None:
+        self._has_plain = has_plain
         self._endpoint: Endpoint | None = endpoint
         self._model = model
         self._defaults = defaults
@@ -225,7 +231,7 @@ class LineReader:
     def _custom_id(self, fields: dict[str, Any]) -> str | None:  # Any: JSON, in all that follows
         custom_id = fields.get("custom_id")
         if custom_id is None:
-            if "body" in fields:
+            if "body" in fields or not self._has_plain:
                 raise RequestRefused("missing_custom_id", "custom_id is missing", "custom_id")
             return None
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
@@ -241,6 +247,8 @@ class LineReader:
     def _job(self, fields: dict[str, Any]) -> tuple[Endpoint, PromptLike, dict[str, Any]]:
         if "body" in fields:
             return self._openai(self._url(fields), fields["body"])
+        if not self._has_plain:
+            raise RequestRefused("missing_body", "body is missing", "body")
         rest = {name: value for name, value in fields.items() if name != "custom_id"}
         if self._endpoint is not None:
             return self._openai(self._endpoint, rest)

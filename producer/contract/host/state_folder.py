@@ -7,6 +7,7 @@ from pathlib import Path
 from sluice.producer.contract.errors import InvalidSetting
 
 STATE_DIR = "SLUICE_STATE_DIR"
+FILES_URL = "SLUICE_FILES_URL"
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -21,6 +22,15 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(environ.get(STATE_DIR) or f"{base}/sluice").expanduser().absolute()
     except RuntimeError as error:
         raise InvalidSetting(f"there is no home folder for the state folder: set {STATE_DIR}") from error
+
+
+def files_url(argument: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the URL of the HTTP gateway's files: the argument, the environment, or a folder in the state folder.
+
+    Raises:
+        InvalidSetting: as `state_dir`.
+    """
+    return argument or environ.get(FILES_URL) or f"file://{state_dir(environ) / 'files'}"
 
 
 def history_path(environ: Mapping[str, str] = os.environ) -> Path:

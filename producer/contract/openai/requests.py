@@ -1,9 +1,10 @@
 """Read the body of a request in OpenAI's format. No I/O. `Any` stands for JSON here."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.jobs import SAMPLING_NAMES, PromptLike, joined_text
 
@@ -40,16 +41,19 @@ def read_request(endpoint: Endpoint, body: object) -> tuple[PromptLike, dict[str
     return prompt, _options(endpoint, given)
 
 
-_SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
+SAME = SAMPLING_NAMES - {"logit_bias", "logprobs"} | {"seed", "model", "metadata", "add_special_tokens", "priority"}
 """Parameters passed on unchanged: OpenAI's and those that open servers add."""
 
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         "user",
         "store",
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",
         "stream",
         "stream_options",
         "messages",
@@ -58,8 +62,8 @@ _IGNORED = frozenset(
 )
 """Parameters that do not affect the output, or are read elsewhere."""
 
-# Parameters that are accepted only with the value that changes nothing.
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
+# Known parameters that are accepted only with the value that changes nothing, if there is one.
+HARMLESS: dict[str, Callable[[Any], bool]] = {
     "tools": lambda value: value == [],
     "functions": lambda value: value == [],
     "tool_choice": lambda value: value in ("none", "auto"),
@@ -71,15 +75,19 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "suffix": lambda value: value == "",
     "best_of": lambda value: value == 1,
     "reasoning_effort": lambda value: value == "none",
+    "verbosity": lambda value: value == "medium",
+    "audio": lambda _: False,
+    "moderation": lambda _: False,
+    "web_search_options": lambda _: False,
 }
 
 
 def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in body.items():
-        if name in _SAME:
+        if name in SAME:
             options[name] = value
-        elif name not in _IGNORED and name not in _TRANSLATED:
+        elif name not in IGNORED and name not in TRANSLATED:
             _refuse_unless_harmless(name, value, body)
     options |= read_bias(body) | _logprobs(endpoint, body)
     if "max_completion_tokens" in body:
@@ -87,13 +95,14 @@ def _options(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-_TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+TRANSLATED = frozenset({"logit_bias", "logprobs", "top_logprobs", "max_completion_tokens"})
+"""Parameters that jobs have in another form."""
 
 
 def _refuse_unless_harmless(name: str, value: object, body: Mapping[str, Any]) -> None:
-    is_harmless = _HARMLESS.get(name)
+    is_harmless = HARMLESS.get(name)
     if is_harmless is None:
-        hint = did_you_mean(name, {*_SAME, *_TRANSLATED, *_HARMLESS})
+        hint = did_you_mean(name, {*SAME, *TRANSLATED, *HARMLESS})
         raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
     # `best_of` equal to `n` selects nothing either.
     if not is_harmless(value) and not (name == "best_of" and value == body.get("n", 1)):
@@ -108,6 +117,8 @@ def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(bias, dict):
         raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
     pairs = cast("dict[str, Any]", bias)
+    if len(pairs) > limits.MAX_LOGIT_BIAS:
+        raise RequestRefused("invalid_request", f"logit_bias has at most {limits.MAX_LOGIT_BIAS} tokens", "logit_bias")
     if not all(token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_ID_DIGITS for token in pairs):
         raise RequestRefused("invalid_request", "logit_bias must map token ids to numbers", "logit_bias")
     return {"logit_bias": {int(token): value for token, value in pairs.items()}}
@@ -116,6 +127,8 @@ def read_bias(body: Mapping[str, Any]) -> dict[str, Any]:
 def _logprobs(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     asked, top = body.get("logprobs"), body.get("top_logprobs")
     if endpoint == COMPLETIONS:
+        if top is not None:
+            raise RequestRefused("unsupported", "top_logprobs is for chats: give logprobs a number", "top_logprobs")
         return {} if asked is None else {"logprobs": asked}
     if asked is not None and not isinstance(asked, bool):
         raise RequestRefused("invalid_request", "logprobs must be true or false in a chat", "logprobs")
@@ -128,7 +141,20 @@ def _chat_prompt(body: Mapping[str, Any]) -> list[dict[str, str]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("invalid_request", "messages must be a list with one message or more", "messages")
+    check_number(cast("list[object]", messages), "messages")
     return [_chat_message(message) for message in cast("list[object]", messages)]
+
+
+def check_number(messages: Sequence[object], param: str) -> None:
+    """Check how many messages there are, before each is checked.
+
+    Raises:
+        RequestRefused: there are too many.
+    """
+    if len(messages) > limits.MAX_MESSAGES:
+        raise RequestRefused(
+            "invalid_request", f"at most {limits.MAX_MESSAGES} messages are taken, got {len(messages)}", param
+        )
 
 
 def _chat_message(message: object) -> dict[str, str]:

@@ -29,16 +29,21 @@ def load(name: str) -> Script:
     own = _read(name)
     first = (*_BASE, *_included(own)) if _LATER.search(own) else (*_BASE, *_SHARED, *_included(own))
     source = _with_constants(_joined(first) + _LATER.sub(lambda match: _joined(match[1].split()), own))
-    sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    _sources[sha1] = source
-    return Script(name=name, source=source, sha1=sha1)
+    return Script(name=name, source=source, sha1=register(source))
 
 
 _sources: dict[str, str] = {}
 
 
+def register(source: str) -> str:
+    """Make a script that is no file of this folder known by its digest, which is returned."""
+    sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    _sources[sha1] = source
+    return sha1
+
+
 def source_of(sha1: str) -> str:
-    """Return the source of a script that was loaded."""
+    """Return the source of a script that was loaded or registered."""
     return _sources[sha1]
 
 

@@ -12,7 +12,7 @@ Finding = tuple[str, str]
 FOR_EVER = frozenset({"clock", "config", "counters", "served", "bell", "outbox", "callbacks", "dead", "garbage"})
 """Keys that do not expire; their size is bounded."""
 
-KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker"})
+KEPT = frozenset({"job", "payload", "result", "channel", "idem", "batch", "worker", "storages"})
 """Keys that expire."""
 
 WORKER_KEPT_MS = 3_600_000

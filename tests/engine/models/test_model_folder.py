@@ -114,6 +114,14 @@ class TestGivenAGoodFolder:
     def test_when_sequences_are_bounded_then_max_model_len_is_the_bound(self, folder: Path) -> None:
         assert load(folder, max_model_len=40).limits.max_model_len == 40
 
+    @pytest.mark.parametrize("original", [16, 64])
+    def test_when_yarn_is_enabled_then_the_context_is_longer(self, folder: Path, original: int) -> None:
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+        rewrite_config(folder, rope_scaling=scaling)
+
+        assert load(folder).limits.max_model_len == 4 * original
+        assert load(folder, max_model_len=4 * original, num_blocks=16).limits.max_model_len == 4 * original
+
     def test_when_memory_is_given_in_bytes_then_blocks_fill_it(self, folder: Path) -> None:
         # Two layers, two key-value heads of 4 elements padded to 16, keys and values, float32.
         block = 2 * 2 * 2 * 16 * 16 * 4
@@ -154,6 +162,17 @@ class TestGivenAFingerprint:
 
         assert len(fingerprints) == 8
 
+    @pytest.mark.parametrize(("rope_type", "num_known"), [("dynamic", 2), ("longrope", 2), ("linear", 1)])
+    def test_when_angles_depend_on_the_longest_sequence_then_so_does_it(
+        self, folder: Path, rope_type: str, num_known: int
+    ) -> None:
+        factors = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+        rewrite_config(folder, rope_scaling={"rope_type": rope_type, "factor": 2.0} | factors)
+
+        fingerprints = {load(folder, max_model_len=length).fingerprint for length in (40, 64)}
+
+        assert len(fingerprints) == num_known
+
 
 class TestGivenABadFolder:
     def test_when_it_does_not_exist_then_it_says_so(self, tmp_path: Path) -> None:
@@ -175,7 +194,7 @@ class TestGivenABadFolder:
         rewrite_config(folder, model_type="gpt2")
 
         with pytest.raises(
-            ModelFolderError, match="'gpt2' is not one of gemma2, gemma3_text, llama, mistral, qwen2, qwen3"
+            ModelFolderError, match="'gpt2' is not one of gemma2, gemma3, gemma3_text, llama, mistral, qwen2, qwen3"
         ):
             load(folder)
 
@@ -369,7 +388,7 @@ class TestGivenAGemmaConfig:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"model_type": "gemma3"}, "'gemma3' is not one of gemma2, gemma3_text"),
+            ({"model_type": "gemma"}, "'gemma' is not one of gemma2, gemma3, gemma3_text"),
             (
                 {"use_bidirectional_attention": True},
                 "use_bidirectional_attention True is not supported for gemma3_text",

@@ -5,9 +5,9 @@ from typing import Any
 from sluice.engine.batch import Sampled
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import END_OF_SEQUENCE, NullTokenizer
-from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SamplingParams, TokenLogprobs
+from sluice.engine.request import FailureKind, Finish, FinishReason, Request, SamplingParams, TokenDelta, TokenLogprobs
 from sluice.engine.sequence import Sequence
-from sluice.engine.text.output import ChoiceOutput
+from sluice.engine.text.output import ChoiceOutput, Outputs
 
 LIMITS = ModelLimits(
     max_model_len=100,
@@ -47,6 +47,49 @@ class TestGivenARowOfSeveralTokens:
         delta = output(max_tokens=2).accept(Sampled(tuple(b"abcd")))
 
         assert (delta.token_ids, delta.finish) == (tuple(b"ab"), Finish(reason=FinishReason.LENGTH))
+
+
+def generated(tokens: bytes, **sampling: Any) -> list[TokenDelta]:
+    """What steps of one token say of a choice with log-probabilities."""
+    request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(logprobs=1, **sampling))
+    sequence = Sequence(id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1], num_prompt_tokens=1)
+    choice = Outputs(NullTokenizer(), LIMITS).make(request, sequence)
+    rows = (Sampled((token,), (TokenLogprobs(chosen=-1.0, top=((255, -0.5),)),)) for token in tokens)
+    return [choice.accept(row) for row in rows]
+
+
+class TestGivenLogprobs:
+    def test_when_a_character_has_several_tokens_then_they_have_its_offset(self) -> None:
+        deltas = generated("aé😀b".encode())
+
+        found = [one for delta in deltas for one in delta.logprobs or ()]
+        assert [one.offset for one in found] == [0, 1, 1, 2, 2, 2, 2, 3]
+        assert b"".join(one.token or b"" for one in found).decode() == "aé😀b"
+        assert {(one.chosen, one.top, one.top_tokens) for one in found} == {(-1.0, ((255, -0.5),), (b"\xff",))}
+
+    def test_when_a_stop_string_may_begin_then_offsets_count_the_text_held_back(self) -> None:
+        deltas = generated(b"abcd", stop=("bcx",))
+
+        assert [delta.text for delta in deltas] == ["a", "", "", "bcd"]
+        assert [one.offset for delta in deltas for one in delta.logprobs or ()] == [0, 1, 2, 3]
+
+    def test_when_a_token_ends_the_output_then_it_is_after_all_text(self) -> None:
+        *_, last = generated(b"abc", stop_token_ids=(ord("c"),))
+
+        assert last.finish == Finish(reason=FinishReason.STOP, stop=ord("c"))
+        assert last.logprobs is not None
+        assert (last.text, last.logprobs[0].token, last.logprobs[0].offset) == ("", b"c", 2)
+
+    def test_when_an_earlier_attempt_is_replayed_then_offsets_go_on(self) -> None:
+        request = Request(id="r", prompt_token_ids=(1,), sampling=SamplingParams(logprobs=0))
+        sequence = Sequence(
+            id=0, request_id="r", choice=0, sampling=request.sampling, token_ids=[1, *b"ab"], num_prompt_tokens=1
+        )
+        choice = Outputs(NullTokenizer(), LIMITS).make(request, sequence)
+
+        delta = choice.accept(Sampled((*b"cd",), LOGPROBS[:2]))
+
+        assert (delta.start, [one.offset for one in delta.logprobs or ()]) == (2, [2, 3])
 
 
 class TestGivenAnOpenCharacter:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -181,3 +182,37 @@ class TestGivenAFreshInterpreter:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
         assert done.stdout.strip() == "set()", done.stderr
+
+
+class TestGivenAFolderWithOnlyATokenizerModel:
+    """Llama 2's form: the file that SentencePiece trains."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A model folder without tokenizer.json."""
+        corpus = tmp_path / "corpus.txt"
+        corpus.write_text("the naïve fox saw two words and 日本\n" * 50)
+        SentencePieceTrainer.train(
+            input=str(corpus),
+            model_prefix=str(tmp_path / "tokenizer"),
+            vocab_size=320,
+            model_type="bpe",
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
+        write(tmp_path, "config.json", {"model_type": "llama", "vocab_size": 320})
+        special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        write(tmp_path, "tokenizer_config.json", special | {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True})
+        return tmp_path
+
+    def test_when_text_is_encoded_then_it_is_as_sentencepiece_does(self, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+        trained = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+        # Not with a space first: transformers adds none before it, sentencepiece does.
+        for text in ("two naïve words", "the  fox", "日本 🙂\nfox", "unseen: Größe"):
+            assert tokenizer.encode(text, add_special_tokens=False) == trained.encode(text)
+            assert tokenizer.encode(text)[0] == trained.bos_id()
+            assert tokenizer.decode(trained.encode(text), skip_special_tokens=True) == text

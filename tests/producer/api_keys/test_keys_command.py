@@ -45,6 +45,20 @@ def rows_in(url: str) -> str:
     return found
 
 
+class TestGivenADatabase:
+    def test_when_a_key_is_created_if_there_is_none_then_only_the_first_time(
+        self, run: Run, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLUICE_DATABASE_URL", sqlite_url)
+
+        first, second = (run("create", "--tenant", "acme", "--if-none") for _ in range(2))
+
+        assert split_key(first[1].strip())[0] == listed(run, "acme")[0]["id"]
+        assert (second[0], second[1]) == (0, "")
+        assert "none is created" in second[2]
+        assert len(listed(run, "acme")) == 1
+
+
 class TestGivenANewKey:
     def test_when_it_is_created_then_its_secret_is_shown_once_and_kept_hashed(self, run: Run, history_url: str) -> None:
         code, out, err = run("create", "--tenant", "acme-new", "--rpm", "600", "--tpm", "200000", "--expires", "90d")

@@ -178,7 +178,7 @@ class TestGivenBadLines:
             (chat(tools=[{"type": "function"}]), "unsupported", "tools"),
             (chat(response_format={"type": "json_schema", "json_schema": {}}), "unsupported", "response_format"),
             (chat(response_format={"type": "json_object"}), "unsupported", "response_format"),
-            (chat(audio={}), "unknown_parameter", "audio"),
+            (chat(audio={}), "unsupported", "audio"),
             (chat(max_token=3), "unknown_parameter", "'max_token'. Did you mean 'max_tokens'?"),
             (chat(top_logprobs=3), "invalid_request", "logprobs: true"),
             (chat(logprobs=3), "invalid_request", "true or false"),

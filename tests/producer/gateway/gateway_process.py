@@ -1,13 +1,17 @@
 """A gateway as a process, with what its client needs to reach it."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import openai
@@ -17,19 +21,29 @@ from sluice.producer.api_keys.key import ApiKey, new_secret, split_key
 from sluice.producer.api_keys.store import KeyStore
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import api_keys
-from tests.end_to_end.processes import ROOT
+from tests.end_to_end.processes import ROOT, START_TIMEOUT_S
 
 
 @dataclass(frozen=True)
 class GatewayProcess:
     """One `producer serve`."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     url: str
+    log: Path
+    clients: ExitStack = field(default_factory=ExitStack)
+    """Closes the clients at the end. One that only an exception holds would be freed in any order, and warn."""
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """The requests in its log."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == "request answered"]
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         """The stock client, without retries of its own."""
-        return openai.OpenAI(base_url=self.url, api_key=api_key, max_retries=0, timeout=60)
+        made = openai.OpenAI(base_url=self.url, api_key=api_key, max_retries=0, timeout=60)
+        return self.clients.enter_context(made)
 
     def http(self, api_key: str | None = None) -> httpx.Client:
         """A plain client."""
@@ -50,18 +64,26 @@ def gateway_process(
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     environ |= {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
     command = [sys.executable, "-P", "-m", "sluice.producer", "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stderr=subprocess.PIPE) as process:
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "gateway.log")
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=stderr)
         try:
-            assert process.stderr is not None
-            yield GatewayProcess(process, _url_in(process.stderr))
+            made = GatewayProcess(process, _url_in(log, process), log)
+            with made.clients:
+                yield made
         finally:
             process.kill()
+            process.wait()
 
 
-def _url_in(stderr: IO[str]) -> str:
-    line = stderr.readline()
-    assert " on http" in line, line + stderr.read()
-    return line.rpartition(" ")[2].strip()
+def _url_in(log: Path, process: subprocess.Popen[bytes]) -> str:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while (found := re.search(r" on (http\S+)\n", log.read_text())) is None:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.005)
+    return found[1]
 
 
 def data_lines(lines: Iterator[str]) -> list[str]:

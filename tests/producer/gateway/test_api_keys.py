@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -239,15 +239,16 @@ class Used:
 @pytest.fixture(scope="module")
 def used(queue_server: RedisServer, keys_url: str) -> Used:
     """Answers, messages and files of a gateway that has ended."""
-    key, began_ms = new_key(keys_url, "initech"), time.time() * 1000 - 1
+    key, began_ms = new_key(keys_url, "hooli"), time.time() * 1000 - 1
     with gateway_process(queue_server.url, database_url=keys_url) as gateway:
         with gateway.http(key) as http:
             answers = [http.post(CHAT, json=HELLO), http.post(CHAT, json=[]), http.get(f"/v1/no?api_key={key}")]
         answers.append(gateway.get(MODELS, f"{key}x"))
         gateway.process.send_signal(signal.SIGTERM)
-        _, output = gateway.process.communicate(timeout=20)
+        gateway.process.wait(20)
+        output = gateway.log.read_text()
     with KeyStore(keys_url) as store:
-        [kept] = store.keys(tenant="initech")
+        [kept] = store.keys(tenant="hooli")
     folder = Path(keys_url.removeprefix("sqlite:///")).parent
     return Used(key.split("_", 2)[2], kept, began_ms, answers, output, folder)
 
@@ -327,7 +328,7 @@ class TestGivenAnAddressThatIsNotLoopback:
     ) -> None:
         key = new_key(sqlite_url, "acme")
         with gateway_process(queue_server.url, "--host", "0.0.0.0", database_url=sqlite_url) as gateway:
-            here = GatewayProcess(gateway.process, gateway.url.replace("0.0.0.0", "127.0.0.1"))
+            here = replace(gateway, url=gateway.url.replace("0.0.0.0", "127.0.0.1"))
             assert here.get(MODELS, key, host="llm.example.com").status_code == 200
 
             revoke(sqlite_url, key)

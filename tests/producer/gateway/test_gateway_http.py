@@ -25,6 +25,8 @@ class TestGivenAWrongRequest:
             ({**HELLO, "stream": "yes"}, "invalid_request", "stream"),
             ({**HELLO, "stream_options": {}}, "invalid_request", "stream_options"),
             ({"messages": []}, "invalid_request", "messages"),
+            ({**HELLO, "model": ["null"]}, "invalid_request", "model"),
+            ({**HELLO, "model": {"a": 1}}, "invalid_request", "model"),
             ([], "invalid_request", "body"),
         ],
     )
@@ -95,6 +97,7 @@ class TestGivenAServerThatIsAway:
 
             answer = http.post(CHAT, json=HELLO)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unreachable")
+            assert str(server.socket_path) not in answer.text
             assert http.get("/readyz").status_code == 503
             assert http.get("/livez").status_code == 200
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionChunk, ChatCompletionUserMessageParam
 
 from sluice.producer import Producer
@@ -23,6 +24,11 @@ def text_of(chunks: list[ChatCompletionChunk], choice: int = 0) -> str:
     """The text of one choice."""
     parts = [part for chunk in chunks for part in chunk.choices if part.index == choice]
     return "".join(part.delta.content or "" for part in parts)
+
+
+def counts_of(usage: CompletionUsage) -> tuple[int, int, int]:
+    """Its tokens, without those found in the cache."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 
 class TestGivenAChat:
@@ -57,7 +63,10 @@ class TestGivenAChat:
             parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
             assert parts[0].delta.role == "assistant"
             assert [part.finish_reason for part in parts if part.finish_reason] == ["length"]
-        assert chunks[-1].usage == whole.usage
+        assert chunks[-1].usage is not None
+        assert whole.usage is not None
+        # The second request finds the prompt of the first in the cache.
+        assert counts_of(chunks[-1].usage) == counts_of(whole.usage)
 
     def test_when_no_worker_serves_its_model_then_the_error_names_those_served(self, gateway: GatewayProcess) -> None:
         with pytest.raises(openai.NotFoundError, match="served: null") as raised:

@@ -429,12 +429,12 @@ class TestGivenTheWholeProcess:
         process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,))
         process.start()
         parent = psutil.Process(process.pid)
-        until(lambda: num_workers(parent) == 2, "both rq workers are there")
+        until(lambda: num_workers(parent) == 3, "all rq workers are there")
         before = workers_of(parent)
         for one in before:
             one.kill()
 
-        until(lambda: num_workers(parent) == 2 and not set(workers_of(parent)) & set(before), "two others are there")
+        until(lambda: num_workers(parent) == 3 and not set(workers_of(parent)) & set(before), "others are there")
         end_job(client_of(valkey), hook.url)
         until(lambda: len(hook.got) == 1, "the webhook arrives")
         after = workers_of(parent)

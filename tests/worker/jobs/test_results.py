@@ -1,14 +1,27 @@
 """Results and records: what is kept of a job when it ends."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.engine import request
+from sluice.engine.request import SequenceStats, TokenDelta
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import LeasedJob
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, JobId, JobSpec, TokenLogprobs, decode_entry, decode_record, decode_result
+from sluice.producer.contract.wire import (
+    ChannelEntry,
+    End,
+    JobId,
+    JobSpec,
+    TokenLogprobs,
+    decode_entry,
+    decode_record,
+    decode_result,
+)
 from sluice.worker.jobs import progress
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
@@ -95,6 +108,29 @@ class TestGivenAJobWithChoices:
         assert [(end.state, end.error_code) for end in ends] == [(JobState.FAILED, "engine_error")] * 2
         own = [decode_entry(end.entry).end for end in ends]
         assert [end.state for end in own if end] == [JobState.FAILED, JobState.DONE]
+
+
+class TestGivenAJobThatAnOlderWorkerBegan:
+    def test_when_this_one_ends_it_then_the_result_has_the_tokens_of_both(self) -> None:
+        old, new = TokenLogprobs(chosen=-1.0, top=((1, -1.0),)), TokenLogprobs(chosen=-2.0, token=b"b", offset=1)
+        made = ChannelOutput()
+        made.replay(ChannelEntry(start=0, token_ids=(0,), text="a", time_ms=1, logprobs=(old,)))
+        delta = TokenDelta("r", 0, 1, (1,), "b", SequenceStats(num_prompt_tokens=1), (drawn(new),))
+        made.extend(delta, now_s=1.0, now_ms=2)
+        made.finish(End(state=JobState.DONE, finish_reason="length"), now_ms=3)
+
+        encoded = result_of(ORIGIN, JobMeasures(prompt_tokens=1), [made])
+
+        assert encoded is not None
+        # One id has the same bytes wherever it is.
+        seen = replace(old, top_tokens=(b"b",))
+        assert decode_result(encoded).choices[0].logprobs == (seen, new)
+        assert decode_entry(made.encode_next()).logprobs == (seen, new)
+
+
+def drawn(one: TokenLogprobs) -> request.TokenLogprobs:
+    """The same, as the engine says it."""
+    return request.TokenLogprobs(chosen=one.chosen, top=one.top, token=one.token, offset=one.offset)
 
 
 class TestGivenAResultAtItsBound:

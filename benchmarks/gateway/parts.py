@@ -1,0 +1,133 @@
+"""Processes of the gateway's benchmarks: a server, a worker of the null model, a gateway, and a cheap client."""
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.queue.ours import worker
+from benchmarks.queue.plain_server import PlainServer, plain_server, version_of_server
+from benchmarks.service.parts import wait_until
+from sluice.producer.contract.keys import QueueKeys
+
+PACKAGES = ("uvicorn", "h11", "starlette", "redis", "hiredis")
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway, and the server of its queue."""
+
+    pid: int
+    port: int
+    server: PlainServer
+    redis_port: int
+    worker_pid: int | None
+    is_realtime: bool = False
+
+
+@contextmanager
+def served(*options: str, model: str | None, is_realtime: bool = False) -> Generator[Served]:
+    """Run a server, a gateway and, if a model is given, a worker with these options.
+
+    `is_realtime` runs all of them in the system's real-time class, as `schedule` says.
+    """
+    redis_port = free_port()
+    with (
+        schedule(1 if is_realtime else 0),
+        plain_server(redis_port) as server,
+        _environ(server, redis_port),
+        gateway(server.folder) as (process, port),
+        worker(server, *options, model=model) if model else nullcontext() as working,
+    ):
+        yield Served(process.pid, port, server, redis_port, working.pid if working else None, is_realtime)
+
+
+@contextmanager
+def schedule(priority: int) -> Generator[None]:
+    """Start processes in the real-time class; 0 does nothing. It needs root, and shields a run from other work."""
+    if not priority:
+        yield
+        return
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
+@contextmanager
+def gateway(folder: Path, *options: str) -> Generator[tuple["subprocess.Popen[bytes]", int]]:
+    """Run a gateway without keys for the duration of the context; yield it with its port."""
+    command = [sys.executable, "-P", "-m", "sluice.producer", "serve", "--port", "0", *options]
+    log = folder / "gateway.log"
+    with log.open("wb") as output, subprocess.Popen(command, cwd=ROOT, stderr=output) as process:
+        try:
+            wait_until(lambda: _port_in(log) is not None, "the gateway", process)
+            port = _port_in(log)
+            assert port is not None
+            yield process, port
+        finally:
+            process.kill()
+
+
+def _port_in(log: Path) -> int | None:
+    found = re.search(r" on http://[^ ]*:([0-9]+)/v1\n", log.read_text())
+    return int(found[1]) if found else None
+
+
+def ask_client(served: Served, task: str, **values: Any) -> Any:  # noqa: ANN401 - JSON, as given and as printed
+    """Run a task of `client.py` in a process of its own; return what it printed."""
+    given = {"port": served.port, "redis_port": served.redis_port, "outbox": QueueKeys("default").outbox, **values}
+    command = [sys.executable, "-m", "benchmarks.gateway.client", task, json.dumps(given)]
+    with schedule(2 if served.is_realtime else 0):  # before the others: it must read at once
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the client failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout)
+
+
+def machine() -> str:
+    """Return the hardware, the load and the versions that figures depend on."""
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, "
+        f"{versions}, {version_of_server()}"
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def _environ(server: PlainServer, redis_port: int) -> Generator[None]:
+    own = {
+        "SLUICE_REDIS_URL": f"redis://127.0.0.1:{redis_port}",
+        "SLUICE_DATABASE_URL": f"sqlite:///{server.folder / 'history.db'}",
+        "SLUICE_FILES_URL": f"file://{server.folder / 'files'}",
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

@@ -1,0 +1,112 @@
+"""Format log-probabilities as JSON: as in OpenAI's responses, and as everywhere else. No I/O.
+
+A token is shown by its text, where parts of characters are U+FFFD; a chat has its bytes, too. Workers of older releases
+send token ids only: such a token is shown as `token_id:N`, without bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from sluice.producer.contract.messages import TokenLogprobs
+
+Object = dict[str, Any]  # Any: JSON, here and below
+
+_LEAST = -9999.0
+"""Stands for a probability of zero, as at OpenAI: JSON has no infinity."""
+
+
+def chat_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
+    """Format the log-probabilities of a chat."""
+    if logprobs is None:
+        return None
+    content = [
+        {
+            **_token(token_id, at.token, at.chosen),
+            "top_logprobs": [_token(other, data, logprob) for other, data, logprob in _top(at)],
+        }
+        for token_id, at in zip(token_ids, logprobs, strict=False)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Object | None:
+    """Format the log-probabilities of a text completion. The chosen token is always among the top ones."""
+    if logprobs is None:
+        return None
+    pairs = list(zip(token_ids, logprobs, strict=False))
+    offsets = [at.offset for at in logprobs]
+    return {
+        "tokens": [_shown(token_id, at.token) for token_id, at in pairs],
+        "token_logprobs": [max(at.chosen, _LEAST) for at in logprobs],
+        "top_logprobs": [_by_text(token_id, at) for token_id, at in pairs],
+        "text_offset": None if None in offsets else offsets,
+    }
+
+
+def logprobs_to_json(logprobs: Sequence[TokenLogprobs] | None) -> list[Object] | None:
+    """Convert log-probabilities: a token becomes text, or a list of bytes if it is not all text."""
+    return None if logprobs is None else [_to_json(at) for at in logprobs]
+
+
+def logprobs_from_json(written: Sequence[Mapping[str, Any]] | None) -> tuple[TokenLogprobs, ...] | None:
+    """Convert them back."""
+    return None if written is None else tuple(_from_json(at) for at in written)
+
+
+def _token(token_id: int, data: bytes | None, logprob: float) -> Object:
+    shown = _shown(token_id, data)
+    return {"token": shown, "logprob": max(logprob, _LEAST), "bytes": None if data is None else list(data)}
+
+
+def _shown(token_id: int, data: bytes | None) -> str:
+    return f"token_id:{token_id}" if data is None else data.decode(errors="replace")
+
+
+def _top(at: TokenLogprobs) -> list[tuple[int, bytes | None, float]]:
+    return [(token_id, data, logprob) for (token_id, logprob), data in zip_longest(at.top, at.top_tokens)]
+
+
+def _by_text(token_id: int, at: TokenLogprobs) -> dict[str, float]:
+    """Return the top tokens by their text; of those with the same text, the most likely one."""
+    likeliest: dict[str, float] = {}
+    for other, data, logprob in [*_top(at), (token_id, at.token, at.chosen)]:
+        likeliest.setdefault(_shown(other, data), max(logprob, _LEAST))
+    return likeliest
+
+
+def _to_json(at: TokenLogprobs) -> Object:
+    return {
+        "chosen": at.chosen,
+        "top": [list(pair) for pair in at.top],
+        "token": _bytes_to_json(at.token),
+        "top_tokens": [_bytes_to_json(data) for data in at.top_tokens],
+        "offset": at.offset,
+    }
+
+
+def _bytes_to_json(data: bytes | None) -> str | list[int] | None:
+    if data is None:
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+    # PostgreSQL stores no NUL in text.
+    return list(data) if "\0" in text else text
+
+
+def _from_json(written: Mapping[str, Any]) -> TokenLogprobs:
+    return TokenLogprobs(
+        chosen=written["chosen"],
+        top=tuple((token_id, logprob) for token_id, logprob in written["top"]),
+        token=_bytes_from_json(written.get("token")),
+        top_tokens=tuple(_bytes_from_json(data) for data in written.get("top_tokens", ())),
+        offset=written.get("offset"),
+    )
+
+
+def _bytes_from_json(written: str | list[int] | None) -> bytes | None:
+    if written is None:
+        return None
+    return written.encode() if isinstance(written, str) else bytes(written)

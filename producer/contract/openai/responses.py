@@ -1,0 +1,184 @@
+"""Read the body of a request to OpenAI's Responses API. No I/O. `Any` stands for JSON here."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sluice.producer.contract.errors import did_you_mean
+from sluice.producer.contract.openai.requests import SAME, RequestRefused, check_number, read_bias
+
+PART_TYPES = ("input_text", "output_text", "text")
+ROLES = ("user", "assistant", "system", "developer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest:
+    """A request for a response."""
+
+    input: tuple[dict[str, Any], ...]
+    """Message items: `{role, content}`, where the content is text."""
+
+    options: dict[str, Any]
+    """Options of the job."""
+
+    shown: dict[str, Any]
+    """Parameters that the response repeats."""
+
+    previous_id: str | None
+    is_stream: bool
+    is_background: bool
+    is_stored: bool
+
+    @property
+    def model(self) -> str | None:
+        """The model that it names."""
+        return self.options.get("model")
+
+    @property
+    def instructions(self) -> str | None:
+        """A system message before the conversation."""
+        return self.shown.get("instructions")
+
+
+def read_response_request(body: object) -> ResponseRequest:
+    """Check a request.
+
+    Raises:
+        RequestRefused: a parameter is unknown, not supported or of the wrong type.
+    """
+    if not isinstance(body, dict):
+        raise RequestRefused("invalid_request", "body must be an object", "body")
+    # A null parameter counts as absent.
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    is_background, is_stored = _flag(given, "background"), _flag(given, "store", is_default=True)
+    if is_background and not is_stored:
+        raise RequestRefused("invalid_request", "background: true needs store: true", "background")
+    return ResponseRequest(
+        input=tuple(_input(given.get("input"))),
+        options=_options(given),
+        shown={name: given[name] for name in _SHOWN if name in given},
+        previous_id=_text(given, "previous_response_id"),
+        is_stream=_flag(given, "stream"),
+        is_background=is_background,
+        is_stored=is_stored,
+    )
+
+
+# ---------------------------------------------------------------- parameters
+
+_PASSED = SAME - {"n", "max_tokens"}
+"""Parameters passed on unchanged: OpenAI's and those that open servers add."""
+
+_SHOWN = (
+    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "top_p"),
+    *("prompt_cache_key", "safety_identifier", "user"),
+)
+
+_READ = frozenset(
+    {"input", "instructions", "background", "store", "stream", "previous_response_id", "max_output_tokens"}
+    | {"logit_bias"}
+)
+"""Parameters that are read elsewhere."""
+
+_IGNORED = frozenset(
+    {"user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "stream_options"}
+    | {"max_tool_calls"}
+)
+"""Parameters that do not affect the output."""
+
+_TEXTS = ("instructions", "model", "prompt_cache_key", "safety_identifier", "user")
+
+# Parameters that are accepted only with the value that changes nothing.
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "tools": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "include": lambda value: value == [],
+    "truncation": lambda value: value == "disabled",
+    "text": lambda value: value in ({}, {"format": {"type": "text"}}),
+    "reasoning": lambda value: value in ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+    "top_logprobs": lambda value: value == 0,
+    "n": lambda value: value == 1,
+}
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: given[name] for name in given if name in _PASSED}
+    for name in given.keys() - _PASSED - _READ - _IGNORED:
+        _refuse_unless_harmless(name, given[name])
+    if "max_output_tokens" in given:
+        options["max_tokens"] = given["max_output_tokens"]
+    for name in _TEXTS:
+        _text(given, name)
+    if "\0" in given.get("model", ""):  # PostgreSQL cannot store it as text
+        raise RequestRefused("invalid_request", "model must not contain NUL", "model")
+    return options | read_bias(given)
+
+
+def _refuse_unless_harmless(name: str, value: object) -> None:
+    is_harmless = _HARMLESS.get(name)
+    if is_harmless is None:
+        hint = did_you_mean(name, {*_PASSED, *_READ, *_HARMLESS})
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r}{hint}", name)
+    if not is_harmless(value):
+        raise RequestRefused("unsupported", f"{name} is not supported here as {json.dumps(value)[:80]}", name)
+
+
+def _flag(given: Mapping[str, Any], name: str, *, is_default: bool = False) -> bool:
+    value = given.get(name, is_default)
+    if not isinstance(value, bool):
+        raise RequestRefused("invalid_request", f"{name} must be true or false", name)
+    return value
+
+
+def _text(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestRefused("invalid_request", f"{name} must be text", name)
+    return value
+
+
+# ---------------------------------------------------------------- input
+
+
+def _input(value: object) -> Iterable[dict[str, Any]]:
+    if isinstance(value, str) and value:
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise RequestRefused("invalid_request", "input must be text, or a list with one message or more", "input")
+    check_number(cast("list[object]", value), "input")
+    return map(_item, cast("list[object]", value))
+
+
+def _item(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestRefused("invalid_request", "an item of the input must be an object", "input")
+    item = cast("dict[str, Any]", value)
+    kind, role = item.get("type") or "message", item.get("role")
+    if kind != "message":
+        raise RequestRefused("unsupported", f"input items of type {json.dumps(kind)[:80]} are not supported", "input")
+    if role not in ROLES:
+        raise RequestRefused("invalid_request", f"a message's role must be one of {', '.join(ROLES)}", "input")
+    # What else items of an earlier output have says nothing to a model.
+    if unsupported := item.keys() - {"type", "role", "content", "id", "status", "phase"}:
+        raise RequestRefused("unsupported", f"{min(unsupported)} in a message is not supported here", "input")
+    return {"role": role, "content": _content(item.get("content"))}
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestRefused("invalid_request", "a message's content must be text or a list of parts", "input")
+    return "".join(map(_part_text, cast("list[object]", content)))
+
+
+def _part_text(value: object) -> str:
+    part = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    kind, text = part.get("type"), part.get("text")
+    if kind not in PART_TYPES or not isinstance(text, str):
+        raise RequestRefused(
+            "unsupported", f"content of type {json.dumps(kind)[:80]} is not supported: give text", "input"
+        )
+    return text

@@ -1,0 +1,115 @@
+"""A connection whose requests must arrive in time. uvicorn bounds only the time between two requests."""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from sluice.producer.gateway.errors import CALLER, HttpError
+
+LEAST_BYTES_PER_S = 16 * 1024
+"""A request may take this much longer than the limit: a second for so many bytes."""
+
+LINGER_S = 1.0
+"""How long the rest of a body is read after its answer. A reset at once could lose the answer."""
+
+SPARE_CONNECTIONS = 256
+"""Connections beyond the limit that are told so with 503. Further ones are closed unread."""
+
+TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
+
+
+class ArrivingConnection(H11Protocol):
+    """uvicorn's connection. Changes as requests arrive."""
+
+    arrival_limit_s = 30.0
+    """Longest time from a connection, or the first byte of a request, to its last one."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],  # Any: as uvicorn has it
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_s = 0.0
+        self._num_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (as uvicorn's)
+        """Begin to wait for a request, unless there are too many connections."""
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE_CONNECTIONS:
+            transport.abort()
+        else:
+            self._begin_arrival()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what arrives of a request."""
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._finish_arrival()
+            return
+        if self._timer is None:
+            self._begin_arrival()
+        self._num_bytes += len(data)
+
+    def on_response_complete(self) -> None:
+        """Read no further for long if the answer came before the end of its request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(LINGER_S, self._drop_rest)
+        elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._begin_arrival()  # a part of the next request came with the last one
+            self._num_bytes = 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._finish_arrival()
+        super().connection_lost(exc)
+
+    def _begin_arrival(self) -> None:
+        self._began_s, self._num_bytes = self.loop.time(), 0
+        self._timer = self.loop.call_later(self.arrival_limit_s, self._check_arrival)
+
+    def _finish_arrival(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_arrival(self) -> None:
+        if self.flow.read_paused:  # the handler is slow, and not the client
+            self._begin_arrival()
+            return
+        spare_s = self._began_s + self.arrival_limit_s + self._num_bytes / LEAST_BYTES_PER_S - self.loop.time()
+        if spare_s > 0:
+            self._timer = self.loop.call_later(spare_s, self._check_arrival)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._timer = None
+        if self._num_bytes and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = bytes(TOO_SLOW.response.body)
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            for event in (h11.Response(status_code=408, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self._drop()
+
+    def _drop_rest(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()

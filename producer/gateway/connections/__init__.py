@@ -1,0 +1,1 @@
+"""How connections end that cannot go on: slow clients, and the end of the process. Never as if an answer were whole."""

@@ -1,0 +1,81 @@
+"""Which storages the gateways and tasks of a queue use: a marker in Redis for each, which lives for a minute.
+
+A folder serves one host. If two storages are marked, files of one process are missing for another, and no gateway of
+the queue is ready.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import cast
+
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.errors import SERVER, HttpError
+from sluice.producer.gateway.files.faults import StorageUnavailable
+from sluice.producer.gateway.files.storage import Storage
+from sluice.producer.gateway.files.store import now_ms
+from sluice.producer.gateway.files.threads import IDENTITY
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.operations.operation import Ask, Operation
+
+LIFE_MS = 60_000
+MARK_EVERY_S = 10.0
+
+
+def mark(queue: str, identity: str) -> Operation[set[str]]:
+    """Mark a storage as used now; return all that are."""
+    key, now = QueueKeys(queue).key("storages"), now_ms()
+    replies = yield Ask(
+        (
+            ("ZADD", key, now, identity),
+            ("ZREMRANGEBYSCORE", key, "-inf", now - LIFE_MS),
+            ("PEXPIRE", key, LIFE_MS),
+            ("ZRANGE", key, 0, -1),
+        )
+    )
+    return {name.decode() for name in cast("list[bytes]", replies[-1])}
+
+
+class StorageMarks:
+    """The markers of one gateway, written again and again between `start` and `stop`."""
+
+    def __init__(self, queues: Queues, storage: Storage) -> None:
+        self._queues, self._storage = queues, storage
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write the markers."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def check(self) -> None:
+        """Check that all processes of each queue use this storage.
+
+        Raises:
+            HttpError: 503, they do not.
+            QueueUnreachable: the server does not answer.
+        """
+        try:
+            identity = await IDENTITY.run(self._storage.identity)
+        except StorageUnavailable:
+            return  # requests for files say so; all others can be served
+        for queue in self._queues:
+            if len(await queue.submitting.run(mark(queue.name, identity))) > 1:
+                raise HttpError(
+                    503,
+                    SERVER,
+                    f"processes of queue {queue.name!r} keep files in different places: give all the same "
+                    "SLUICE_FILES_URL, which must not be a folder if they run on several hosts",
+                    "several_storages",
+                )
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(ProducerError, HttpError):
+                await self.check()
+            await asyncio.sleep(MARK_EVERY_S)

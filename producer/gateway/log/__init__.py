@@ -1,0 +1,1 @@
+"""The gateway's log on stderr, with one line for each request."""

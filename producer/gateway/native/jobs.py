@@ -1,0 +1,239 @@
+"""Show jobs and their results, cancel and requeue them."""
+
+import time
+from collections.abc import Iterator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sluice.producer.bulk.recorded import recorded_outcome
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
+from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.native.bodies import (
+    CHANGED,
+    JOB,
+    JOBS,
+    RESULT,
+    Record,
+    job_body,
+    listed_body,
+    result_body,
+)
+from sluice.producer.gateway.native.query import read_number, read_seconds
+from sluice.producer.gateway.native.records import Records
+from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
+from sluice.producer.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
+from sluice.producer.gateway.ownership import unknown_job
+from sluice.producer.history.queries import History, JobFilter
+
+MAX_LISTED, LISTED = 1000, 50
+FILTERS = (
+    QUEUE,
+    Parameter(name="batch", place="query", description="Only jobs of this batch."),
+    Parameter(
+        name="state", place="query", description="Only jobs in this state.", schema={"enum": [*map(str, JobState)]}
+    ),
+    Parameter(
+        name="since",
+        place="query",
+        description="Only jobs submitted within this many seconds.",
+        schema={"type": "number", "minimum": 0},
+    ),
+    Parameter(
+        name="limit",
+        place="query",
+        description="Most jobs of a page.",
+        schema={"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": LISTED},
+    ),
+    Parameter(name="after", place="query", description="The `next` of the page before."),
+)
+ONE = (JOB_ID, QUEUE)
+LIST_DOC = RouteDoc(
+    tag="jobs",
+    summary="List the tenant's jobs, newest first, from the history",
+    answers={200: json_answer("One page.", JOBS)},
+    errors=(404,),
+    parameters=FILTERS,
+)
+SHOW_DOC = RouteDoc(
+    tag="jobs",
+    summary="Show a job: its state now, and its timeline",
+    answers={200: json_answer("The job.", JOB)},
+    errors=(404,),
+    parameters=ONE,
+)
+RESULT_DOC = RouteDoc(
+    tag="jobs",
+    summary="Return the output of a job that has ended",
+    answers={200: json_answer("Its output; `state` and `error` say whether it is whole.", RESULT)},
+    errors=(404, 409, 410),
+    parameters=ONE,
+)
+CANCEL_DOC = RouteDoc(
+    tag="jobs",
+    summary="Cancel a job",
+    answers={200: json_answer("The state that it has reached.", CHANGED)},
+    errors=(404,),
+    parameters=ONE,
+)
+REQUEUE_DOC = RouteDoc(
+    tag="jobs",
+    summary="Requeue a failed job, which goes on after its last token",
+    answers={200: json_answer("It waits again.", CHANGED)},
+    errors=(404, 409),
+    parameters=ONE,
+)
+
+
+class JobRoutes:
+    """The routes of jobs.
+
+    Args:
+        search: Finds them in their queues.
+        records: Finds them in the history.
+    """
+
+    def __init__(self, search: Search, records: Records) -> None:
+        self._search, self._records = search, records
+
+    def routes(self) -> Iterator[ApiRoute]:
+        """Yield the routes."""
+        yield ApiRoute("GET", "/jobs", self.list_jobs, LIST_DOC, scope="read")
+        yield ApiRoute("GET", "/jobs/{job_id}", self.show, SHOW_DOC, scope="read")
+        yield ApiRoute("GET", "/jobs/{job_id}/result", self.result, RESULT_DOC, scope="read")
+        yield ApiRoute("POST", "/jobs/{job_id}/cancel", self.cancel, CANCEL_DOC, scope="control")
+        yield ApiRoute("POST", "/jobs/{job_id}/requeue", self.requeue, REQUEUE_DOC, scope="control")
+
+    async def list_jobs(self, request: Request) -> Response:
+        """List jobs from the history.
+
+        Raises:
+            HttpError: a filter is wrong, or the history cannot be read.
+        """
+        wanted, limit = self._filter(request), read_number(request, "limit", LISTED, least=1, most=MAX_LISTED)
+        rows = await self._records.read(lambda history: history.jobs(wanted, limit=limit + 1))
+        page = rows[:limit]
+        following = f"{page[-1].submitted_ms}:{page[-1].id}" if len(rows) > limit else None
+        return JSONResponse({"data": [listed_body(row) for row in page], "next": following})
+
+    def _filter(self, request: Request) -> JobFilter:
+        query = request.query_params
+        state = query.get("state")
+        if state is not None and state not in list(JobState):
+            raise bad_request(f"state must be one of {', '.join(JobState)}", param="state")
+        since_s = read_seconds(request, "since")
+        return JobFilter(
+            queue=[queue.name for queue in self._search.asked_queues(request)],
+            batch=query.get("batch"),
+            state=state,
+            tenant=caller_of(request).tenant,
+            since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
+            after=_place(query.get("after")),
+        )
+
+    async def show(self, request: Request) -> Response:
+        """Show one job: from its queue, and from the history if it has one.
+
+        Raises:
+            HttpError: 404, neither has it.
+            QueueUnreachable: the server does not answer.
+        """
+        job_id, queues = self._search.asked_id(request), self._search.asked_queues(request)
+        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
+        names = {queue.name for queue in queues}
+        if record is not None and record[0].queue not in names:
+            record = None
+        for queue in queues:
+            try:
+                now = await queue.submitting.status(job_id)
+            except JobNotFound:
+                continue
+            return JSONResponse(job_body(job_id, queue.name, now, record))
+        if record is None:
+            raise unknown_job()
+        return JSONResponse(job_body(job_id, record[0].queue, None, record))
+
+    async def result(self, request: Request) -> Response:
+        """Return the output of a job: from its queue, else from the history if that keeps it.
+
+        Raises:
+            HttpError: 404 unknown, 409 it has not ended, 410 its output has expired.
+            QueueUnreachable: the server does not answer.
+        """
+        try:
+            found = await self._search.find(request)
+        except HttpError as error:
+            if error.code != "job_not_found":
+                raise
+            return await self._kept(self._search.asked_id(request), error)
+        try:
+            result = await found.queue.submitting.result(found.id, timeout_s=0)
+        except JobNotDone as ended:
+            return JSONResponse(result_body(found.id, ended.partial, ended))
+        except ResultTimeout as error:
+            state = found.view.state
+            raise bad_request(f"the job has not ended: it is {state}", code="job_not_ended", status=409) from error
+        except ResultExpired:
+            expired = bad_request("the output of the job has expired", code="result_expired", status=410)
+            return await self._kept(found.id, expired)
+        return JSONResponse(result_body(found.id, result))
+
+    async def _kept(self, job_id: JobId, otherwise: HttpError) -> Response:
+        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, job_id))
+        if outcome is None:
+            raise otherwise
+        ended = outcome.error if isinstance(outcome.error, JobNotDone) else None
+        return JSONResponse(result_body(job_id, outcome.result, ended))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a job; one that has ended stays as it is.
+
+        Raises:
+            HttpError: 404, no queue has it.
+            QueueUnreachable: the server does not answer.
+        """
+        found = await self._search.find(request)
+        try:
+            state = await found.queue.submitting.cancel(found.id)
+        except JobNotFound as error:
+            raise unknown_job() from error
+        return JSONResponse({"id": found.id, "state": state})
+
+    async def requeue(self, request: Request) -> Response:
+        """Requeue a failed job.
+
+        Raises:
+            HttpError: 404, no queue has it; 409, it has not failed or cannot run again.
+            QueueUnreachable: the server does not answer.
+        """
+        found = await self._search.find(request)
+        [is_requeued] = await found.queue.submitting.requeue([found.id])
+        if not is_requeued:
+            raise _not_requeued(found)
+        return JSONResponse({"id": found.id, "state": JobState.QUEUED})
+
+
+def _record(history: History, job_id: JobId) -> Record | None:
+    row = history.job(job_id)
+    return None if row is None else (row, history.timeline(job_id), history.attempts(job_id))
+
+
+def _place(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    at_ms, _, job_id = text.partition(":")
+    if not (at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= 15):
+        raise bad_request("after must be the `next` of a page", param="after")
+    return int(at_ms), job_id
+
+
+def _not_requeued(found: Found) -> HttpError:
+    return bad_request(
+        f"the job is {found.view.state}: only a failed job can be requeued, while the queue has its prompt and no "
+        "newer job has its idempotency key",
+        code="not_requeued",
+        status=409,
+    )

@@ -1,0 +1,159 @@
+"""Submit jobs with any option of the queue."""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sluice.producer.contract import limits
+from sluice.producer.contract.errors import did_you_mean
+from sluice.producer.contract.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
+from sluice.producer.contract.openai.requests import RequestRefused, read_bias
+from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.native.bodies import SUBMITTED, TEXT, receipt_body
+from sluice.producer.gateway.native.search import QUEUE, Search
+from sluice.producer.gateway.openapi.routes import JSON, ApiRoute, Parameter, RouteDoc, json_answer
+from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.requests import read_json
+from sluice.producer.gateway.settings import GatewaySettings
+
+PROMPTS = ("prompt", "messages", "token_ids")
+MOMENTS = ("deadline", "not_before")
+MAX_MOMENT_S = 10**9
+ALLOWED = OPTION_NAMES - {"tenant"}
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (1, limits.MAX_TOKENS),
+    "n": (1, limits.MAX_CHOICES),
+    "logprobs": (0, limits.MAX_LOGPROBS),
+    "priority": (0, limits.MAX_PRIORITY),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+}
+KEY = Parameter(
+    name="Idempotency-Key", place="header", description="A second request with the same key returns the first's job."
+)
+
+
+def options_schema() -> Schema:
+    """Return the schema of the options that a request may have."""
+    properties: Schema = {name: schema for name, schema in schema_of(Options)["properties"].items() if name in ALLOWED}
+    for name, (least, most) in BOUNDS.items():
+        properties[name] = {**properties[name], "minimum": least, "maximum": most}
+    return properties
+
+
+MESSAGE = object_schema("Message", role=TEXT, content={}, name=TEXT, optional=("name",))
+BODY: Schema = {
+    **object_schema(
+        "NewJob",
+        optional=("prompt", "messages", "token_ids", *ALLOWED),
+        prompt=TEXT,
+        messages=list_of(MESSAGE),
+        token_ids=list_of({"type": "integer"}),
+        **options_schema(),
+    ),
+    "oneOf": [{"required": [name]} for name in PROMPTS],
+    "additionalProperties": False,
+}
+DOC = RouteDoc(
+    tag="jobs",
+    summary="Submit a job",
+    answers={
+        201: json_answer("The queue has the job.", SUBMITTED),
+        200: json_answer("The queue had the job before.", SUBMITTED),
+    },
+    errors=(404, 422, 429),
+    parameters=(QUEUE, KEY),
+    body={JSON: BODY},
+)
+
+
+class SubmitRoute:
+    """The route that submits jobs. They go on when their client leaves."""
+
+    def __init__(self, queues: Queues, search: Search, rates: Rates, settings: GatewaySettings) -> None:
+        self._queues, self._search, self._rates = queues, search, rates
+        self._max_bytes = settings.max_body_bytes
+
+    def route(self) -> ApiRoute:
+        """Return the route."""
+        return ApiRoute("POST", "/jobs", self.answer, DOC, scope="submit")
+
+    async def answer(self, request: Request) -> Response:
+        """Submit a job in the name of the caller's tenant.
+
+        Raises:
+            HttpError, RequestRefused, ProducerError: the request is refused.
+        """
+        body = await read_json(request, self._max_bytes)
+        asked = read_job(body, caller_of(request).tenant, request.headers.get("idempotency-key"))
+        name, model = request.query_params.get("queue"), asked.options.get("model")
+        queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
+        receipt, rates = await self._rates.submit(queue, caller_of(request), asked)
+        request.state.job_id = receipt.id
+        return JSONResponse(
+            receipt_body(receipt, queue.name),
+            200 if receipt.is_duplicate else 201,
+            headers={**rates, "location": f"/jobs/{receipt.id}"},
+        )
+
+
+def read_job(body: object, tenant: str, idempotency_key: str | None = None) -> Job:
+    """Return the job that a request asks for; the client checks the values of its options.
+
+    Raises:
+        HttpError, RequestRefused: a field is unknown, or a time is none.
+        InvalidJob: the prompt is missing, or there are several.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("the body must be an object", param="body")
+    # A null field counts as absent.
+    given = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    for name in given:
+        _check_name(name)
+    options: dict[str, Any] = {name: value for name, value in given.items() if name not in PROMPTS}
+    options["tenant"] = tenant
+    options |= read_bias(given) | {name: _moment(name, given[name]) for name in MOMENTS if name in given}
+    if idempotency_key is not None:
+        if given.get("idempotency_key", idempotency_key) != idempotency_key:
+            raise bad_request("header and body have different idempotency keys", param="idempotency_key")
+        options["idempotency_key"] = idempotency_key
+    return Job(only_prompt(*(given.get(name) for name in PROMPTS)), cast("Options", options))
+
+
+def _check_name(name: str) -> None:
+    if name == "tenant":
+        raise RequestRefused("unknown_parameter", "the tenant is that of the API key", name)
+    if name not in ALLOWED and name not in PROMPTS:
+        hint = did_you_mean(name, {*ALLOWED, *PROMPTS})
+        raise RequestRefused("unknown_parameter", f"unknown parameter {name!r:.80}{hint}", name[:80])
+
+
+def _moment(name: str, value: object) -> Moment:
+    """Read a time: seconds from now, or ISO 8601 with a zone."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value) and 0 <= value <= MAX_MOMENT_S:
+            return timedelta(seconds=value)
+    elif isinstance(value, str) and len(value) <= 64:
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise _no_moment(name) from error
+        if found.tzinfo is not None:
+            return found
+    raise _no_moment(name)
+
+
+def _no_moment(name: str) -> RequestRefused:
+    return RequestRefused(
+        "invalid_request",
+        f"{name} must be a number of seconds from now, up to {MAX_MOMENT_S}, or a time as 2030-01-31T12:00:00Z",
+        name,
+    )

@@ -1,0 +1,160 @@
+"""The queues that the gateway serves, and the one that serves a model."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+
+from sluice.producer.aio import AsyncProducer
+from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.readers import Readers
+from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
+from sluice.producer.operations.queue import Queue
+
+SUBMIT_PATIENCE_S = 1.0
+"""A request is answered with 503 when Redis does not answer for this long."""
+
+FOLLOW_PATIENCE_S = 60.0
+"""Streams of accepted jobs wait this long for Redis to return."""
+
+KNOWN_FOR_S = 600.0
+"""Requests for a model are accepted for this long after its last worker has gone: it may be restarting."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClients:
+    """One queue, with the clients that all requests share."""
+
+    name: str
+    submitting: AsyncProducer
+    """Gives up soon while Redis is away."""
+
+    following: AsyncProducer
+    """Waits for Redis to return: for the jobs that the queue has."""
+
+    readers: Readers
+
+
+class Queues:
+    """The queues of a gateway. Changes as workers come and go.
+
+    Args:
+        settings: Names the queues.
+        look_every_s: Heartbeats are read at most this often.
+
+    Raises:
+        InvalidSetting: the Redis URL or the name of a queue is wrong.
+    """
+
+    def __init__(self, settings: GatewaySettings, *, look_every_s: float = 1.0) -> None:
+        self._clients = {queue.name: _clients(queue, settings) for queue in settings.queues}
+        self._configured = dict(settings.model_queues)
+        self._seen_s: dict[str, dict[str, float]] = {name: {} for name in self._clients}
+        self._look_every_s, self._looked_s = look_every_s, float("-inf")
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Queues":
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        async with AsyncExitStack() as stack:
+            for clients in self._clients.values():
+                await stack.enter_async_context(clients.submitting)
+                await stack.enter_async_context(clients.following)
+                stack.push_async_callback(clients.readers.close)
+
+    def __iter__(self) -> Iterator[QueueClients]:
+        return iter(self._clients.values())
+
+    def __getitem__(self, name: str) -> QueueClients:
+        """Return a queue by its name; KeyError if the gateway does not serve it."""
+        return self._clients[name]
+
+    @property
+    def first(self) -> QueueClients:
+        """The queue of requests that name no model; the limits of API keys are counted there."""
+        return next(iter(self))
+
+    async def of_model(self, model: object) -> QueueClients:
+        """Return the queue whose workers serve a model: of several, the one that was given first.
+
+        The settings may name the queue of a model that has no worker yet. While no model at all is known, a gateway of
+        one queue accepts every name: the job waits there.
+
+        Raises:
+            HttpError: 404; the message names the models that are known. Or 400, the model is no text.
+            QueueUnreachable: the server does not answer.
+        """
+        if model is not None and not isinstance(model, str):
+            raise bad_request("model must be text", param="model")
+        known = await self._known()
+        if model is None or (not known and len(self._clients) == 1):
+            return self.first
+        if model not in known:
+            raise bad_request(
+                f"the model {model!r} is not served; served: {', '.join(sorted(known)) or 'none'}",
+                code="model_not_found",
+                param="model",
+                status=404,
+            )
+        return self._clients[known[model]]
+
+    async def models(self) -> tuple[str, ...]:
+        """Return the models that living workers or the settings name, in alphabetical order.
+
+        Raises:
+            QueueUnreachable: the server does not answer.
+        """
+        await self.look()
+        living = (name for seen_s in self._seen_s.values() for name, at_s in seen_s.items() if self._is_new(at_s))
+        return tuple(sorted({*living, *self._configured}))
+
+    async def model_of(self, clients: QueueClients) -> str:
+        """Return the name of a model that a queue's workers serve; empty if none is known."""
+        return min((name for name, queue in (await self._known()).items() if queue == clients.name), default="")
+
+    async def look(self) -> None:
+        """Read the heartbeats of all queues, unless they were read just now.
+
+        Raises:
+            QueueUnreachable: the server does not answer.
+        """
+        if monotonic() - self._looked_s < self._look_every_s:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        await asyncio.shield(self._looking)  # of all requests that wait for it
+
+    async def _look(self) -> None:
+        served = await asyncio.gather(*(_served(clients.submitting) for clients in self))
+        self._looked_s = now_s = monotonic()
+        for clients, names in zip(self, served, strict=True):
+            seen_s = self._seen_s[clients.name] | dict.fromkeys(names, now_s)
+            self._seen_s[clients.name] = {name: at_s for name, at_s in seen_s.items() if now_s - at_s < KNOWN_FOR_S}
+
+    async def _known(self) -> Mapping[str, str]:
+        """Return the queue of each model: living workers first, then those of before, then the settings."""
+        await self.look()
+        known = dict(self._configured)
+        for is_new in (False, True):
+            for queue, seen_s in reversed(self._seen_s.items()):
+                known |= {name: queue for name, at_s in seen_s.items() if self._is_new(at_s) == is_new}
+        return known
+
+    def _is_new(self, at_s: float) -> bool:
+        return at_s == self._looked_s
+
+
+def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
+    submitting, following = (
+        AsyncProducer(settings.redis_url, queue=queue.name, partitions=queue.partitions, patience_s=patience_s)
+        for patience_s in (SUBMIT_PATIENCE_S, FOLLOW_PATIENCE_S)
+    )
+    readers = Readers(submitting, Queue(queue.name, queue.partitions), settings)
+    return QueueClients(queue.name, submitting, following, readers)
+
+
+async def _served(producer: AsyncProducer) -> set[str]:
+    workers = [about for partition in await producer.queue() for about in partition.workers.values()]
+    return {about["model"] for about in workers if about.get("model")}

@@ -1,0 +1,206 @@
+"""The routes of /v1/responses."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sluice.producer.contract.openai.responses import read_response_request
+from sluice.producer.contract.states import JobState
+from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
+from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.openapi import response_docs
+from sluice.producer.gateway.openapi.routes import ApiRoute
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.readers import unless_left
+from sluice.producer.gateway.requests import read_json
+from sluice.producer.gateway.responses.creation import Created, Creation, served
+from sluice.producer.gateway.responses.ends import settle
+from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse
+from sluice.producer.gateway.responses.streams import ResponseStream, keep_end
+from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.pages import Wanted, list_body, wanted_of
+from sluice.producer.gateway.tables.threads import SQL
+from sluice.producer.openai.bodies import Object
+from sluice.producer.openai.responses import ResponseEnd, Status, input_items, response_end, response_object
+
+CANCEL_WAIT_S = 5.0
+"""How long a cancel waits for the worker to stop."""
+
+
+DEFAULT_ITEMS, MAX_ITEMS = 20, 100
+MAX_NUMBER_DIGITS = 18
+
+
+def response_routes(queues: Queues, rates: Rates, settings: GatewaySettings, database: Database) -> list[ApiRoute]:
+    """Return the routes."""
+    made = ResponseRoutes(queues, rates, settings, ResponseStore(database))
+    all_of_them, one = "/v1/responses", "/v1/responses/{response_id}"
+    return [
+        ApiRoute("POST", all_of_them, made.create, response_docs.CREATE, scope="submit"),
+        ApiRoute("GET", one, made.retrieve, response_docs.RETRIEVE, scope="read"),
+        ApiRoute("DELETE", one, made.delete, response_docs.DELETE, scope="control"),
+        ApiRoute("POST", f"{one}/cancel", made.cancel, response_docs.CANCEL, scope="control"),
+        ApiRoute("GET", f"{one}/input_items", made.input_items, response_docs.INPUT_ITEMS, scope="read"),
+    ]
+
+
+class ResponseRoutes:
+    """What the routes do. Each raises HttpError, RequestRefused or ProducerError for a request that it refuses."""
+
+    def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore) -> None:
+        self._queues, self._settings, self._store = queues, settings, store
+        self._creation = Creation(queues, rates, settings, store)
+
+    async def create(self, request: Request) -> Response:
+        """Create a response; answer at once, with its events, or when it has ended."""
+        body = await read_json(request, self._settings.max_body_bytes)
+        asked = read_response_request(body)
+        key = request.headers.get("idempotency-key")
+        # read_response_request accepts nothing else
+        created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)
+        response = created.response
+        request.state.job_id = response.info.job_id
+        if asked.is_stream:
+            return StreamingResponse(self._stream(created), headers=created.rates, media_type="text/event-stream")
+        if response.end is not None or asked.is_background:
+            answer = _answer(response, response.end.status if response.end else "queued", response.end)
+        else:
+            answer = await self._whole(created, request)
+        answer.headers.update(created.rates)
+        return answer
+
+    async def retrieve(self, request: Request) -> Response:
+        """Answer with a response as it is now, or with its events from a number on."""
+        response = await self._own(request)
+        if request.query_params.get("stream", "false") != "true":
+            return await self._current(response)
+        after = _starting_after(request)
+        queue = None if response.end is not None else served(self._queues, response.queue)
+        stream = ResponseStream(response, queue, self._store, after=after)
+        return StreamingResponse(stream.events(), media_type="text/event-stream")
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a response in the background, and answer with what became of it."""
+        response = await self._own(request)
+        if not response.info.is_background:
+            raise bad_request("only a response with background: true can be cancelled", code="not_cancellable")
+        if response.end is None:
+            await self._cancel(response)
+        return await self._current(response)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a response, with the data of its job, which is cancelled if it runs."""
+        response = await self._own(request)
+        if response.end is None:
+            await self._cancel(response)
+        # The row last: a client that is told of a failure can try again.
+        await served(self._queues, response.queue).submitting.delete([response.info.job_id])
+        await SQL.run(self._store.delete, response.info.id)
+        return JSONResponse({"id": response.info.id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """Answer with a page of the input."""
+        response = await self._own(request)
+        messages = await SQL.run(self._store.input_of, response.info.id, response.tenant)
+        if messages is None:
+            raise _unknown()
+        wanted = wanted_of(request, tenant=response.tenant, default_limit=DEFAULT_ITEMS, max_limit=MAX_ITEMS)
+        items, has_more = _page(input_items(response.info, messages), wanted)
+        return JSONResponse(list_body(items, has_more=has_more))
+
+    # ------------------------------------------------------------ one response
+
+    async def _own(self, request: Request) -> StoredResponse:
+        """Return the response that a request names, if it is the caller's.
+
+        Raises:
+            HttpError: 404, there is none.
+        """
+        wanted, tenant = request.path_params["response_id"], caller_of(request).tenant
+        found = await SQL.run(self._store.get, wanted, tenant)
+        if found is None:
+            raise _unknown()
+        request.state.job_id = found.info.job_id
+        # Its job may have turned up: clocks of gateways differ, and a server may be restored.
+        return replace(found, end=None) if found.end == LOST else found
+
+    async def _current(self, response: StoredResponse) -> Response:
+        if response.end is not None:
+            return _answer(response, response.end.status, response.end)
+        found = await settle(served(self._queues, response.queue).submitting, self._store, [response])
+        now = found[response.info.id]
+        if isinstance(now, ResponseEnd):
+            return _answer(response, now.status, now)
+        return _answer(response, "queued" if now is JobState.QUEUED else "in_progress")
+
+    async def _cancel(self, response: StoredResponse) -> None:
+        queue = served(self._queues, response.queue)
+        [reached] = await queue.submitting.cancel_many([response.info.job_id], reason="cancelled by its client")
+        if reached == "asked":
+            try:
+                await queue.following.result(response.info.job_id, timeout_s=CANCEL_WAIT_S)
+            except (JobNotDone, JobNotFound, ResultExpired, ResultTimeout):
+                return
+
+    async def _whole(self, created: Created, request: Request) -> Response:
+        response, queue = created.response, created.queue
+        info = response.info
+
+        def leave() -> None:
+            if not info.is_stored:
+                queue.readers.leave(info.job_id, is_shared=created.is_shared)
+
+        try:
+            result = await unless_left(request, queue.following.result(info.job_id), leave)
+        except JobNotDone:
+            if info.is_stored:
+                await settle(queue.submitting, self._store, [response])
+            raise
+        if result is None:
+            return Response(status_code=499)  # nobody reads it
+        reason = result.choices[0].finish_reason if result.choices else None
+        end = response_end(JobState.DONE, reason, result.text, result.usage, (None, None))
+        if info.is_stored:
+            await keep_end(self._store, info.id, end)
+        return _answer(response, end.status, end)
+
+    async def _stream(self, created: Created) -> AsyncIterator[bytes]:
+        response = created.response
+        stream = ResponseStream(response, created.queue, self._store)
+        try:
+            async for data in stream.events():
+                yield data
+        finally:
+            if not stream.is_over and not response.info.is_stored:
+                created.queue.readers.leave(response.info.job_id, is_shared=created.is_shared)
+
+
+def _answer(response: StoredResponse, status: Status, end: ResponseEnd | None = None) -> JSONResponse:
+    return JSONResponse(response_object(response.info, status, end))
+
+
+def _unknown() -> HttpError:
+    # The same for another tenant's: it must not tell which there are.
+    return bad_request("there is no such response", code="response_not_found", param="response_id", status=404)
+
+
+def _starting_after(request: Request) -> int:
+    text = request.query_params.get("starting_after", "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= MAX_NUMBER_DIGITS):
+        raise bad_request(f"starting_after must be a whole number, got {text[:80]!r}", param="starting_after")
+    return int(text or -1)
+
+
+def _page(items: Sequence[Object], wanted: Wanted) -> tuple[Sequence[Object], bool]:
+    """Return the items of a page, and whether there are more. After an unknown item, it is empty."""
+    ordered = items if wanted.order == "asc" else items[::-1]
+    places = {item["id"]: place + 1 for place, item in enumerate(ordered)}
+    begin = 0 if wanted.after is None else places.get(wanted.after, len(ordered))
+    end = begin + wanted.limit
+    return ordered[begin:end], end < len(ordered)

@@ -1,0 +1,1 @@
+"""The tables of the gateway: the database, and pages of rows."""

@@ -1,0 +1,84 @@
+"""The gateway's tables, in the database of the history."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from sluice.producer.contract.database import READ_ONLY, HistoryError, check_schema, open_database, why
+from sluice.producer.errors import HistoryUnavailable
+
+
+class Database:
+    """A database that is written. Threads may share it. Leaving the context closes its connections.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://…`.
+        patience_s: As of `open_database`.
+
+    Raises:
+        HistoryUnavailable: the URL names no supported database.
+    """
+
+    def __init__(self, url: str, *, patience_s: float | None = None) -> None:
+        with _explained():
+            self._engine = open_database(url, is_writer=True, patience_s=patience_s)
+        self._reading = self._engine.execution_options(**{READ_ONLY: True})
+        self._is_checked = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Generator[sa.Connection]:
+        """Begin a transaction; it is committed unless the body raises.
+
+        Raises:
+            HistoryUnavailable: the database cannot be used now.
+        """
+        with self._begun(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Generator[sa.Connection]:
+        """Begin a transaction that only reads: on SQLite it does not wait for writers.
+
+        Raises:
+            HistoryUnavailable: the database cannot be used now.
+        """
+        with self._begun(self._reading) as connection:
+            yield connection
+
+    @contextmanager
+    def _begun(self, engine: sa.Engine) -> Generator[sa.Connection]:
+        path = self._engine.url.database
+        if self._engine.dialect.name == "sqlite" and not Path(path or "").exists():  # SQLite would create it
+            raise HistoryUnavailable(f"there is no database at {path} yet: a worker creates it, or `worker migrate`")
+        with _explained(), engine.begin() as connection:
+            if not self._is_checked:
+                check_schema(connection)
+                self._is_checked = True
+            yield connection
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except HistoryError as error:
+        raise HistoryUnavailable(f"{error}. Give --database-url or SLUICE_DATABASE_URL.") from error
+    except SQLAlchemyError as error:
+        raise HistoryUnavailable(f"the database does not answer: {why(error)}") from error

@@ -1,0 +1,100 @@
+"""Threads for calls that block: a server that hangs holds up neither the event loop, nor calls of others, nor the end.
+
+`asyncio.to_thread` shares a few threads between all calls, waits without a limit, and joins its threads at exit.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from threading import Condition, Thread
+from typing import Any, ParamSpec, TypeVar
+
+from sluice.producer.errors import HistoryUnavailable, ProducerError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+SQL_LIMIT_S = 5.0
+"""How long a request waits for the database."""
+
+
+class Threads:
+    """Threads for the calls of one server. They start at their first use, and end with the process. Changes with calls.
+
+    Args:
+        name: What the threads are for.
+        failure: The error of calls that are too late or too many.
+        num_threads: Calls that run at a time. One that is too late keeps its thread until it ends.
+        max_waiting: Calls that may wait for a thread.
+        limit_s: How long a call may take, with its wait.
+    """
+
+    def __init__(
+        self, name: str, failure: type[ProducerError], *, num_threads: int, max_waiting: int, limit_s: float
+    ) -> None:
+        self._name, self._failure = name, failure
+        self._num_threads, self._max_waiting, self._limit_s = num_threads, max_waiting, limit_s
+        self._waiting: dict[Future[Any], Callable[[], Any]] = {}  # Any: calls return anything
+        self._num_started, self._num_idle = 0, 0
+        self._changed = Condition()
+
+    async def run(
+        self, call: Callable[Parameters, Result], *args: Parameters.args, **options: Parameters.kwargs
+    ) -> Result:
+        """Run a call on a thread. One that is too late may still end, and what it changes may be stored.
+
+        Raises:
+            ProducerError: the `failure`, it is too late or too many wait; and what the call raises.
+        """
+        future: Future[Result] = Future()
+        self._add(future, partial(copy_context().run, call, *args, **options))
+        limit = asyncio.timeout(self._limit_s)
+        try:
+            async with limit:
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._failure(f"{self._name}: no answer within {self._limit_s:g} s; try again later") from error
+        finally:
+            with self._changed:
+                self._waiting.pop(future, None)
+
+    def _add(self, future: Future[Result], call: Callable[[], Result]) -> None:
+        with self._changed:
+            if len(self._waiting) >= self._max_waiting:
+                raise self._failure(f"{self._name}: {self._max_waiting} requests wait already; try again later")
+            self._waiting[future] = call
+            if self._num_started < self._num_threads and self._num_idle < len(self._waiting):
+                self._num_started += 1
+                # A daemon: a thread that hangs must not keep the process from its end.
+                Thread(target=self._work, name=self._name, daemon=True).start()
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._next()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # the caller gets it
+                future.set_exception(error)
+            del future, call  # they hold the request
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]]:  # Any: as in `_waiting`
+        with self._changed:
+            self._num_idle += 1
+            while not self._waiting:
+                self._changed.wait()
+            self._num_idle -= 1
+            future = next(iter(self._waiting))
+            return future, self._waiting.pop(future)
+
+
+SQL = Threads("the database", HistoryUnavailable, num_threads=8, max_waiting=200, limit_s=SQL_LIMIT_S)
+"""For the gateway's tables."""
+
+HISTORY = Threads("the job history", HistoryUnavailable, num_threads=4, max_waiting=100, limit_s=SQL_LIMIT_S)
+"""For the job history, whose queries may be slow."""

@@ -1,0 +1,156 @@
+"""The gateway's tasks, which `worker callbacks` runs with rq. Arguments are JSON; secrets are in the bound settings.
+
+A sweep finds what is to be done in the database and enqueues it. So nothing depends on rq's Redis keeping it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import rq
+from rq.exceptions import DuplicateJobError
+from rq.serializers import JSONSerializer
+
+from sluice.producer.client import Producer
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.batches.task import Workshop, advance
+from sluice.producer.gateway.files.hosts import mark
+from sluice.producer.gateway.files.leftovers import remove_leftovers
+from sluice.producer.gateway.responses.sweep import sweep_responses
+
+TASK_TIMEOUT_S = 900
+KEPT_S = 60
+"""How long rq keeps the result or failure of a task."""
+
+MINUTE_S, HOUR_S = 60, 3600
+LOG = logging.getLogger(__name__)
+
+
+class Outages:
+    """What cannot be done now: logged when that begins and when it ends. Changes with each task."""
+
+    def __init__(self) -> None:
+        self._failing: set[str] = set()
+
+    @contextmanager
+    def logged(self, what: str) -> Generator[None]:
+        """Log an error of a server instead of raising it: a later task tries again."""
+        try:
+            yield
+        except ProducerError as error:
+            if what not in self._failing:
+                LOG.warning("The gateway's task %s waits: %s", what, error)
+                self._failing.add(what)
+        else:
+            if what in self._failing:
+                LOG.warning("The gateway's task %s goes on.", what)
+                self._failing.remove(what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """Settings of tasks that are not in their arguments."""
+
+    redis_url: str = field(repr=False)
+    """URL of the queues' server."""
+
+    queue: str
+    database_url: str = field(repr=False)
+    files_url: str = field(repr=False)
+    """Where files are kept."""
+
+    def workshop(self) -> Workshop:
+        """Open what tasks work with.
+
+        Raises:
+            HistoryUnavailable, InvalidSetting: a URL is wrong.
+        """
+        return Workshop.open(self.redis_url, self.database_url, self.files_url)
+
+
+_settings: ContextVar[TaskSettings] = ContextVar("gateway task settings")
+_outages: ContextVar[Outages] = ContextVar("gateway task outages")
+
+
+def bind(*, redis_url: str, queue: str, database_url: str, files_url: str) -> None:
+    """Set the settings of this process's tasks."""
+    _settings.set(TaskSettings(redis_url=redis_url, queue=queue, database_url=database_url, files_url=files_url))
+    _outages.set(Outages())
+
+
+def advance_batch(batch_id: str, epoch: int) -> None:
+    """Continue a batch."""
+    with _outages.get().logged(batch_id), _settings.get().workshop() as workshop:
+        advance(workshop, batch_id, epoch)
+
+
+def clean_files() -> None:
+    """Delete objects that no row names."""
+    with _outages.get().logged("clean_files"), _settings.get().workshop() as workshop:
+        remove_leftovers(workshop.storage, workshop.files, workshop.batches)
+
+
+def _mark_storage(settings: TaskSettings) -> None:
+    with settings.workshop() as workshop, Producer(settings.redis_url, queue=settings.queue, patience_s=1.0) as queue:
+        queue.run(mark(settings.queue, workshop.storage.identity()))
+
+
+def _continue_batches(settings: TaskSettings) -> None:
+    with settings.workshop() as workshop:
+        for batch_id, epoch in workshop.batches.due(settings.queue):
+            # The minute, because rq can lose a job and know its id for longer.
+            _enqueue(advance_batch, batch_id, epoch, job_id=f"{batch_id}-{epoch}-{int(time.time()) // MINUTE_S}")
+
+
+def _clean_hourly(_settings: TaskSettings) -> None:
+    _enqueue(clean_files, job_id=f"clean-{int(time.time()) // HOUR_S}", kept_s=HOUR_S)
+
+
+def _sweep_responses(settings: TaskSettings) -> None:
+    sweep_responses(settings.redis_url, settings.database_url)
+
+
+STEPS: tuple[Callable[[TaskSettings], None], ...] = (
+    _continue_batches,
+    _sweep_responses,
+    _mark_storage,
+    _clean_hourly,
+)
+"""What a sweep does, one after the other. Each is short, and does no harm if it is repeated."""
+
+
+def sweep() -> None:
+    """Do what is due, every few seconds.
+
+    Raises:
+        ExceptionGroup: steps failed; the others were done.
+    """
+    errors: list[Exception] = []
+    for step in STEPS:
+        try:
+            with _outages.get().logged(step.__name__):
+                step(_settings.get())
+        except Exception as error:  # noqa: BLE001  # one step must not keep the others from theirs
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("steps of a sweep failed", errors)
+
+
+TASKS: Mapping[str, Callable[..., object]] = {task.__name__: task for task in (sweep, advance_batch, clean_files)}
+"""All that rq may call here, by name."""
+
+
+def _enqueue(task: Callable[..., object], *arguments: object, job_id: str, kept_s: int = KEPT_S) -> None:
+    """Enqueue a task behind the one that runs, unless rq knows its id."""
+    job = rq.get_current_job()
+    assert job is not None, "sweeps are run by rq"
+    queue: Any = rq.Queue(job.origin, connection=job.connection, serializer=JSONSerializer)  # Any: partly untyped
+    with suppress(DuplicateJobError):
+        queue.enqueue(
+            task, args=arguments, job_id=job_id, unique=True, job_timeout=TASK_TIMEOUT_S, result_ttl=kept_s,
+            failure_ttl=kept_s,
+        )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Sum up the state of a queue over its partitions, and of its tenants. No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.producer.contract.calls import QueueView
+from sluice.producer.contract.keys import RETURNED
+
+WEIGHT = "weight:"
+"""Prefix of the setting that holds a tenant's weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTotals:
+    """The state of a queue."""
+
+    queue: str
+    waiting: int
+    """Jobs that wait, and in `tokens` what they reserve."""
+
+    tokens: int
+    running: int
+    oldest_s: float | None
+    """Age of the oldest waiting job, submitted at `oldest_ms`."""
+
+    oldest_ms: int | None
+    dead: int
+    """Failed jobs that can be requeued."""
+
+    suspects: int
+    returned: int
+    """Waiting jobs that a worker has returned."""
+
+    outbox: int
+    """Events that the history lacks."""
+
+    workers: int
+    worker_deaths: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantTotals:
+    """What waits for a tenant in one queue."""
+
+    tenant: str
+    queue: str
+    waiting: int
+    """Jobs that wait, and in `tokens` what they reserve."""
+
+    tokens: int
+    weight: float
+    """In mode fair, tenants get tokens in proportion to their weights."""
+
+    share: float | None
+    """Its part of the weights of all tenants that wait; null unless it waits and the mode is fair."""
+
+
+def queue_totals(name: str, views: Sequence[QueueView]) -> QueueTotals:
+    """Sum up the partitions of a queue."""
+    oldest_ms = min((view.oldest_ms for view in views if view.oldest_ms is not None), default=None)
+    now_ms = max(view.server_ms for view in views)
+    return QueueTotals(
+        queue=name,
+        waiting=sum(view.waiting_jobs for view in views),
+        tokens=sum(view.waiting_tokens for view in views),
+        running=sum(view.running_jobs for view in views),
+        oldest_s=None if oldest_ms is None else round((now_ms - oldest_ms) / 1000, 1),
+        oldest_ms=oldest_ms,
+        dead=sum(view.dead for view in views),
+        suspects=sum(view.suspects for view in views),
+        returned=sum(jobs for view in views for kind, _, jobs, _ in view.lanes if kind == RETURNED),
+        outbox=sum(view.outbox_entries for view in views),
+        workers=len({name for view in views for name in view.workers}),
+        worker_deaths=sum(view.worker_deaths for view in views),
+        paused=any(view.is_paused for view in views),
+    )
+
+
+def tenant_totals(name: str, views: Sequence[QueueView]) -> list[TenantTotals]:
+    """Sum up what waits for each tenant that waits or has a weight of its own, by name.
+
+    Lanes of 100 tenants are listed in each partition; others that wait are left out.
+    """
+    settings = {key: value for view in views for key, value in view.settings.items()}
+    weights = {key.removeprefix(WEIGHT): float(value) for key, value in settings.items() if key.startswith(WEIGHT)}
+    lanes = [lane for view in views for lane in view.lanes]
+    waiting = {tenant for _, tenant, jobs, _ in lanes if jobs}
+    total = sum(weights.get(tenant, 1.0) for tenant in waiting)
+    is_fair = settings.get("mode") == "fair"
+    return [
+        TenantTotals(
+            tenant=tenant,
+            queue=name,
+            waiting=sum(jobs for _, owner, jobs, _ in lanes if owner == tenant),
+            tokens=sum(tokens for _, owner, _, tokens in lanes if owner == tenant),
+            weight=weights.get(tenant, 1.0),
+            share=weights.get(tenant, 1.0) / total if is_fair and tenant in waiting else None,
+        )
+        for tenant in sorted({*weights, *waiting})
+    ]

@@ -1,0 +1,283 @@
+"""Batches whose database, history, files or queue fail at a chosen moment."""
+
+import io
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.event import listen, remove
+from sqlalchemy.exc import OperationalError
+
+from sluice.producer.bulk.recorded import RecordedOutcomes
+from sluice.producer.client import Producer
+from sluice.producer.contract.calls import QueueSettings
+from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.errors import HistoryUnavailable, QueueRefused
+from sluice.producer.gateway.batches.batch import COMPLETED, Batch
+from sluice.producer.gateway.batches.collecting import Bits, Collector, Look, Part
+from sluice.producer.gateway.batches.lines import identity_of, names_of
+from sluice.producer.gateway.batches.submitting import Submission
+from sluice.producer.gateway.batches.task import OVERDUE_MS, Workshop
+from sluice.producer.gateway.files.store import OUTPUT, File, new_file_id, now_ms
+from tests.producer.gateway.batches.processes import chat_line, encoded, numbered
+from tests.producer.gateway.batches.steps import (
+    added,
+    current,
+    custom_ids,
+    go_on,
+    lines_of,
+    names,
+    until,
+)
+from tests.producer.worker_side import HandWorker
+
+
+@contextmanager
+def after_first_select(action: Callable[[], None]) -> Generator[None]:
+    """Run something once, behind the first SELECT that reads objects."""
+    is_done = threading.Event()
+
+    def run(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:  # Any: of SQLAlchemy's event
+        if statement.startswith("SELECT") and not is_done.is_set():
+            is_done.set()
+            action()
+
+    listen(sa.Engine, "after_cursor_execute", run)
+    try:
+        yield
+    finally:
+        remove(sa.Engine, "after_cursor_execute", run)
+
+
+@contextmanager
+def failing(table: str) -> Generator[None]:
+    """Fail each statement that reads a table, as a server does that is being replaced."""
+
+    def run(_connection: object, _cursor: object, statement: str, *_rest: Any) -> None:  # Any: of SQLAlchemy's event
+        if f"FROM {table}" in statement:
+            raise OperationalError(statement, None, Exception("terminating connection"))
+
+    listen(sa.Engine, "before_cursor_execute", run)
+    try:
+        yield
+    finally:
+        remove(sa.Engine, "before_cursor_execute", run)
+
+
+class TestGivenABatchThatFinishesWhileObjectsAreSwept:
+    def test_when_its_files_begin_between_two_reads_then_its_objects_stay(self, workshop: Workshop) -> None:
+        batch = go_on(workshop, added(workshop, numbered(1)))
+        part = Part()
+        part.add(0, {"custom_id": "c-0", "error": None}, is_done=True)
+        parts = part.write(workshop.storage, batch)
+        kept = workshop.batches.change(batch, parts=parts)
+        output = File(id=new_file_id(), tenant="acme", purpose=OUTPUT, filename="out", objects=parts.output)
+
+        def finish() -> None:
+            workshop.batches.move(kept, COMPLETED, new_files=[output], output_file=output.id)
+
+        with after_first_select(finish):
+            named = workshop.batches.named_objects()
+
+        assert current(workshop, batch).status == COMPLETED
+        assert parts.output[0].key in named
+
+
+class TestGivenADatabaseThatIsBeingWritten:
+    def test_when_a_file_is_read_then_it_does_not_wait(self, workshop: Workshop) -> None:
+        batch: Batch = added(workshop, numbered(1))
+
+        with workshop.database.transaction():
+            file = workshop.files.get(batch.input_file, "acme")
+
+        assert file is not None
+
+
+class TestGivenAHistoryThatCannotBeReadForAMoment:
+    def test_when_an_outcome_may_be_in_it_then_it_is_collected_later(
+        self, workshop: Workshop, worker: HandWorker, redis_client: Any
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(2)))
+        jobs = worker.pull()
+        for job in jobs:
+            worker.generate(job)
+        redis_client.delete(QueueKeys("default").result(jobs[0].id))
+
+        with failing("jobs"), pytest.raises(HistoryUnavailable):
+            go_on(workshop, batch)
+        between = current(workshop, batch)
+        ended = go_on(workshop, batch)
+
+        assert between.num_collected == 0
+        assert ended.status == COMPLETED
+        assert len(lines_of(workshop, ended.output_file)) == 1
+
+
+class TestGivenAServerThatCameBackWithoutItsLastJobs:
+    def test_when_it_has_lost_all_then_they_are_submitted_again(
+        self, workshop: Workshop, worker: HandWorker, redis_client: Any
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(5)))
+        redis_client.flushall()
+        worker.pulls = 0
+
+        again = go_on(workshop, batch)
+        for job in worker.pull():
+            worker.generate(job)
+        ended = go_on(workshop, batch)
+
+        assert (again.status, again.submitted) == ("in_progress", 5)
+        assert (ended.status, ended.completed, ended.failed) == ("completed", 5, 0)
+
+    def test_when_it_has_lost_some_then_each_line_has_one_outcome(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer, redis_client: Any
+    ) -> None:
+        producer.configure(QueueSettings(max_waiting_jobs=3))
+        batch = go_on(workshop, added(workshop, numbered(3) + encoded([chat_line("c-3"), chat_line("c-4")])))
+        # As if two more had been accepted in the second that is lost.
+        workshop.batches.change(current(workshop, batch), submitted=5, file_offset=0)
+        producer.configure(QueueSettings(max_waiting_jobs=100))
+
+        again = go_on(workshop, batch)
+        jobs = worker.pull()
+        for job in jobs:
+            worker.generate(job)
+        ended = go_on(workshop, batch)
+
+        assert again.submitted == 5
+        assert len(jobs) == 5
+        assert (ended.status, custom_ids(lines_of(workshop, ended.output_file))) == ("completed", names(*range(5)))
+
+
+class TestGivenABatchWhoseNamesAreGone:
+    @pytest.mark.parametrize("rest", [None, b'{"custom_ids": ["c-'])
+    def test_when_it_goes_on_then_they_are_read_from_the_file(
+        self, workshop: Workshop, worker: HandWorker, rest: bytes | None
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(2)))
+        assert batch.names is not None
+        workshop.storage.delete([batch.names])
+        if rest is not None:
+            workshop.storage.put(batch.names, rest)
+        for job in worker.pull():
+            worker.generate(job)
+
+        ended = go_on(workshop, batch)
+
+        assert custom_ids(lines_of(workshop, ended.output_file)) == names(0, 1)
+
+    def test_when_its_file_is_gone_too_then_it_ends_once_it_is_cancelled(self, workshop: Workshop) -> None:
+        batch = go_on(workshop, added(workshop, numbered(2)))
+        assert batch.names is not None
+        workshop.storage.delete([batch.names, f"files/{batch.input_file.removeprefix('file-')}"])
+        workshop.batches.cancel(batch.id, "acme")
+
+        ended = go_on(workshop, batch)
+
+        assert (ended.status, ended.failed) == ("cancelled", 2)
+        assert ended.errors is not None
+        assert ended.errors[0]["code"] == "file_not_found"
+
+
+class TestGivenAStorageThatIsSlow:
+    def test_when_time_is_up_before_the_first_line_then_some_are_submitted(
+        self, workshop: Workshop, producer: Producer
+    ) -> None:
+        content = numbered(3)
+        batch = go_on(workshop, added(workshop, content))
+        assert batch.names is not None
+        found = names_of(workshop.storage.get(batch.names))
+        behind_one = len(content.splitlines(keepends=True)[0])
+        # What is before the place is not read.
+        file = io.BytesIO(b"?" * behind_one + content[behind_one:])
+
+        sent = Submission(
+            replace(batch, submitted=1, file_offset=behind_one),
+            found,
+            Bits(None, 3),
+            lambda: None,
+            time.monotonic() - 1,
+        ).run(producer, file)
+
+        assert (sent.end, sent.file_offset) == (3, len(content))
+        assert batch.file_offset == len(content)
+
+
+class TestGivenManyJobsOfWhichFewHaveEnded:
+    def test_when_time_is_up_then_the_next_look_begins_behind(self, workshop: Workshop, producer: Producer) -> None:
+        batch = go_on(workshop, added(workshop, numbered(600)))
+        assert batch.names is not None
+        found = names_of(workshop.storage.get(batch.names))
+        collector = Collector(producer, batch, found, RecordedOutcomes(None))
+        look = Look(end=600, until_s=time.monotonic() - 1)
+
+        places: list[int] = []
+        for _ in range(3):
+            collector.ended(Part(), lambda: None, look)
+            places.append(collector.place)
+
+        assert places == [256, 512, 168]
+
+
+class TestGivenAWorkerThatDiedWithAJob:
+    @pytest.mark.parametrize("status", ["expired", "cancelled"])
+    def test_when_no_other_comes_then_the_batch_ends_without_it(
+        self, workshop: Workshop, worker: HandWorker, producer: Producer, status: str
+    ) -> None:
+        batch = go_on(workshop, added(workshop, numbered(3)))
+        [job] = worker.pull(1)
+        past_ms = now_ms() - OVERDUE_MS
+        if status == "expired":
+            workshop.batches.change(current(workshop, batch), expires_ms=past_ms)
+        else:
+            workshop.batches.cancel(batch.id, "acme")
+            workshop.batches.change(current(workshop, batch), times={**batch.times, "cancelling": past_ms})
+
+        ended = until(workshop, batch, lambda found: found.status == status)
+
+        error = lines_of(workshop, ended.error_file)
+        assert custom_ids(error) == names(0, 1, 2)
+        assert {line["error"]["code"] for line in error} == {f"batch_{status}"}
+        [view] = producer.views([job.id])
+        assert view is not None
+        assert producer.batch(batch.id).cancelled == 2
+
+
+class TestGivenAFileWhoseModelIsNotThatOfItsBatch:
+    def test_when_it_is_checked_then_the_batch_fails(self, workshop: Workshop) -> None:
+        ended = go_on(workshop, added(workshop, numbered(1), model="other"))
+
+        assert ended.status == "failed"
+        assert ended.errors is not None
+        assert ended.errors[0]["code"] == "mismatched_model"
+
+
+class TestGivenBatchesOfTwoQueues:
+    def test_when_those_of_one_are_due_then_the_other_queues_are_not(self, workshop: Workshop) -> None:
+        own, other = added(workshop, numbered(1)), added(workshop, numbered(1), queue="other")
+
+        due = {batch_id for batch_id, _ in workshop.batches.due("default")}
+
+        assert own.id in due
+        assert other.id not in due
+
+
+class TestGivenAQueueThatRefusesAJobForNow:
+    def test_when_the_reason_is_gone_then_the_batch_goes_on(self, workshop: Workshop, redis_client: Any) -> None:
+        batch = added(workshop, numbered(2))
+        key = QueueKeys("default").job(identity_of(batch, 2)[0])
+        redis_client.set(key, "of another program")
+
+        with pytest.raises(QueueRefused):
+            go_on(workshop, batch)
+        between = current(workshop, batch)
+        redis_client.delete(key)
+        after = go_on(workshop, batch)
+
+        assert (between.status, between.submitted) == ("in_progress", 0)
+        assert (after.status, after.submitted) == ("in_progress", 2)

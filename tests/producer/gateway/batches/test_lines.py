@@ -1,0 +1,120 @@
+"""The lines of a batch's file: which are refused, and which jobs the others become."""
+
+import gzip
+import io
+from dataclasses import replace
+
+import pytest
+
+from sluice.producer.contract.calls import NewJob
+from sluice.producer.gateway.batches.batch import Batch, window_of
+from sluice.producer.gateway.batches.lines import MAX_ERRORS, LineJobsOfBatch, Names, check, lines_from
+from tests.producer.gateway.batches.processes import ENDPOINT, chat_line, encoded, numbered
+
+
+def batch_of() -> Batch:
+    """A batch of two partitions."""
+    return Batch(
+        id="batch_0123456789abcdef01234567",
+        tenant="acme",
+        queue="default",
+        partitions=2,
+        endpoint=ENDPOINT,
+        input_file="file-1",
+        window="24h",
+        created_ms=0,
+        expires_ms=1,
+    )
+
+
+def no_tick() -> None:
+    """Renew nothing."""
+
+
+def jobs_from(batch: Batch, names: Names, content: bytes) -> list[NewJob]:
+    """The jobs of the lines that the batch has not submitted."""
+    jobs = LineJobsOfBatch(batch)
+    return [line.job(jobs)[1] for line in lines_from(batch, names, io.BytesIO(content))]
+
+
+class TestGivenAFileWithBadLines:
+    @pytest.mark.parametrize(
+        ("bad", "code"),
+        [
+            (b"{not JSON}", "invalid_json"),
+            (b"\xff", "invalid_utf8"),
+            (b"[1]", "invalid_json"),
+            (encoded([chat_line("c-0")]).strip(), "duplicate_custom_id"),
+            (encoded([{**chat_line("x"), "custom_id": None}]).strip(), "missing_custom_id"),
+            (encoded([{**chat_line("x"), "custom_id": 7}]).strip(), "invalid_custom_id"),
+            (encoded([{**chat_line("x"), "url": "/v1/other"}]).strip(), "invalid_url"),
+            (encoded([{**chat_line("x"), "url": None}]).strip(), "missing_url"),
+            (encoded([{**chat_line("x"), "method": "GET"}]).strip(), "invalid_method"),
+            (encoded([chat_line("x", model="other")]).strip(), "mismatched_model"),
+            (encoded([chat_line("x", no_such_option=1)]).strip(), "unknown_parameter"),
+            (encoded([chat_line("x", temperature=-1)]).strip(), "invalid_request"),
+            (encoded([chat_line("x", stream=True)]).strip(), "unsupported"),
+            (b'{"custom_id": "x", "prompt": "plain"}', "missing_body"),
+        ],
+    )
+    def test_when_it_is_checked_then_the_line_is_named(self, bad: bytes, code: str) -> None:
+        file = io.BytesIO(numbered(2) + b"\n" + bad + b"\n")
+
+        checked = check(batch_of(), file, no_tick)
+
+        assert [(error.number, error.code) for error in checked.errors] == [(4, code)]
+
+    def test_when_a_line_is_for_the_other_endpoint_then_it_is_refused(self) -> None:
+        line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"model": "null", "prompt": "a"}}
+
+        checked = check(batch_of(), io.BytesIO(encoded([line])), no_tick)
+
+        assert [error.code for error in checked.errors] == ["mismatched_url"]
+
+    def test_when_it_is_compressed_then_it_is_no_json(self) -> None:
+        checked = check(batch_of(), io.BytesIO(gzip.compress(numbered(2), mtime=0)), no_tick)
+
+        assert {error.code for error in checked.errors} <= {"invalid_utf8", "invalid_json"}
+        assert checked.errors
+
+    def test_when_all_are_bad_then_only_the_first_are_listed(self) -> None:
+        checked = check(batch_of(), io.BytesIO(b"x\n" * 2 * MAX_ERRORS), no_tick)
+
+        assert len(checked.errors) == MAX_ERRORS
+
+    @pytest.mark.parametrize("content", [b"", b"\n \n"])
+    def test_when_it_has_no_requests_then_that_is_the_error(self, content: bytes) -> None:
+        checked = check(batch_of(), io.BytesIO(content), no_tick)
+
+        assert [error.code for error in checked.errors] == ["empty_file"]
+
+
+class TestGivenAValidFile:
+    def test_when_it_is_read_from_a_place_on_then_jobs_are_the_same(self) -> None:
+        content = numbered(3) + b"\n" + encoded([chat_line("last")])
+        batch = batch_of()
+
+        checked = check(batch, io.BytesIO(content), no_tick)
+        whole = jobs_from(batch, checked.names, content)
+        behind_two = len(b"".join(content.splitlines(keepends=True)[:2]))
+        skipped = jobs_from(replace(batch, submitted=2), checked.names, content)
+        sought = jobs_from(replace(batch, submitted=2, file_offset=behind_two), checked.names, content)
+
+        assert whole[2:] == skipped == sought
+        assert len({job.id for job in whole}) == 4
+        assert {job.id.split(".")[1] for job in whole} == {"acme"}
+        assert (checked.names.custom_ids, checked.names.numbers) == (("c-0", "c-1", "c-2", "last"), (1, 2, 3, 5))
+        assert checked.model == "null"
+
+
+class TestGivenACompletionWindow:
+    @pytest.mark.parametrize(("text", "hours"), [("24h", 24), ("1h", 1), ("7d", 168)])
+    def test_when_it_is_hours_or_days_then_it_is_a_time(self, text: str, hours: int) -> None:
+        found = window_of(text)
+
+        assert found is not None
+        assert found.total_seconds() == hours * 3600
+
+    @pytest.mark.parametrize("text", ["", "h", "24", "0h", "1.5h", "999999d", "24H", "24h\n", "-1h"])
+    def test_when_it_is_something_else_then_it_is_none(self, text: str) -> None:
+        assert window_of(text) is None
