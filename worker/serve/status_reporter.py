@@ -2,7 +2,9 @@
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from redis.exceptions import RedisError
 
@@ -18,6 +20,9 @@ from sluice.worker.serve.metrics import Depth, Rates, Snapshot
 
 QUEUE_VIEW_AGE_S = 1.0
 """Least time between two reads of the queue's depth."""
+
+SAMPLE_S, NUM_SAMPLES = 10.0, 30
+"""Length and number of the last samples that a heartbeat has."""
 
 
 class QueueDepth:
@@ -58,6 +63,30 @@ def _depth_of(views: Sequence[QueueView]) -> Depth:
     )
 
 
+class Recent:
+    """What a worker did in the last minutes, in samples of ten seconds. Changes with each heartbeat."""
+
+    def __init__(self, *, clock: Callable[[], float] = monotonic_s) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._tokens = (0, 0)
+        self._samples: deque[str] = deque(maxlen=NUM_SAMPLES)
+
+    def sample(self, *, running: int, waiting: int, kv_share: float, tokens: tuple[int, int]) -> None:
+        """Add a sample if the last one is over; `tokens` are the counts of prompt and output tokens so far."""
+        elapsed_s = self._clock() - self._began_s
+        if elapsed_s < SAMPLE_S:
+            return
+        rates = [round((now - before) / elapsed_s) for now, before in zip(tokens, self._tokens, strict=True)]
+        self._samples.append(",".join(map(str, (running, waiting, round(1000 * kv_share), *rates))))
+        self._began_s, self._tokens = self._clock(), tokens
+
+    def __str__(self) -> str:
+        """The samples, oldest first: requests in the batch, waiting ones, thousandths of the KV cache, tokens a second
+        of prompts and of outputs."""
+        return ";".join(self._samples)
+
+
 class StatusReporter:
     """The reporter of one worker's status. Called by the heartbeat and by the metrics server."""
 
@@ -66,17 +95,24 @@ class StatusReporter:
         self._context = context
         self._served = served
         self._depth = QueueDepth(client, context.partitions)
-        self._rates = Rates()
+        self._rates, self._recent = Rates(), Recent()
         self._started_ms = context.clock.ms(monotonic_s())
 
     def report(self) -> dict[str, str]:
         """Return the facts for `worker status`, with the rate by which start times are estimated."""
         stats = self._served.engine.stats
         self._rates.sample(tokens=stats.num_output_tokens, busy_s=self._context.watchdog.busy_s)
+        self._recent.sample(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            kv_share=stats.kv_tokens_used / max(1, stats.kv_tokens_total),
+            tokens=(stats.num_prompt_tokens, stats.num_output_tokens),
+        )
         return {
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
             "name": self._context.config.log.name or "-",
+            "version": version("sluice-llm"),
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
             "discipline": self._context.config.batching.discipline,
@@ -90,6 +126,7 @@ class StatusReporter:
             "kv_tokens_used": str(stats.kv_tokens_used),
             "tokens_per_s": f"{self._rates.tokens_per_s:.1f}",
             "utilisation": f"{self._rates.utilisation:.3f}",
+            "recent": str(self._recent),
             "state": "quiet" if self._context.quiet.is_asked else "pulling",
         }
 
