@@ -14,8 +14,12 @@ durations from times, so a row is correct in whatever order its parts arrive. Th
     files       the files of the gateway's clients and batches, without their contents; likewise
     gateway_batches   the batches of the gateway, and how far each is; likewise
     responses   what the HTTP gateway keeps for /v1/responses; likewise
+    page_sessions   who is signed in at the gateway's page; likewise
+    audit_log   what was changed on the gateway's page; likewise
+    prices      what a model's tokens cost; you add rows
 
-The views (`hourly_latency`, `hourly_goodput`, `job_times`, `timeline`, `batch_progress`) are declared for reading only.
+The views (`hourly_latency`, `hourly_goodput`, `hourly_usage`, `job_costs`, `job_times`, `timeline`, `batch_progress`)
+are declared for reading only.
 """
 
 import sqlalchemy as sa
@@ -27,7 +31,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -48,7 +52,7 @@ TPOT_SQL = (
 """(E2E - TTFT) / (n - 1), with n the tokens of a choice on average."""
 
 HOUR_SQL = f"finished_ms - finished_ms % {HOUR_MS}"
-HAS_BATCH = sa.text("batch IS NOT NULL")
+HAS_BATCH, HAS_ERROR = sa.text("batch IS NOT NULL"), sa.text("error_code IS NOT NULL")
 
 jobs = sa.Table(
     "jobs",
@@ -119,6 +123,7 @@ jobs = sa.Table(
         sqlite_where=HAS_BATCH,
         postgresql_where=HAS_BATCH,
     ),
+    sa.Index("jobs_by_error", "error_code", "submitted_ms", sqlite_where=HAS_ERROR, postgresql_where=HAS_ERROR),
     sa.Index("jobs_by_hour", "finished_hour_ms"),
     sa.Index("jobs_by_queue_and_hour", "queue", "finished_hour_ms"),
 )
@@ -278,6 +283,42 @@ responses = sa.Table(
     sa.Index("responses_open", "id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
 )
 
+page_sessions = sa.Table(
+    "page_sessions",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True, comment="SHA-256 of the cookie, hex"),
+    sa.Column("key_id", sa.Text, nullable=False, comment="the key that signed in"),
+    sa.Column("created_ms", Ms, nullable=False),
+    sa.Column("expires_ms", Ms, nullable=False),
+    sa.Index("page_sessions_by_expiry", "expires_ms"),
+)
+
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("at_ms", Ms, nullable=False),
+    sa.Column("key_id", sa.Text, comment="none: the gateway has no keys"),
+    sa.Column("tenant", sa.Text, comment="of the key"),
+    sa.Column("action", sa.Text, nullable=False, comment="cancel, requeue, delete, submit, sign_in or sign_out"),
+    sa.Column("queue", sa.Text),
+    sa.Column("target", sa.Text, nullable=False, comment="id of the job, batch or key"),
+    sa.Column("outcome", sa.Text, comment="none: the gateway ended before it knew"),
+    sa.Index("audit_log_by_time", "at_ms"),
+    sa.Index("audit_log_by_target", "target", "at_ms"),
+)
+
+prices = sa.Table(
+    "prices",
+    metadata,
+    sa.Column("model", sa.Text, primary_key=True),
+    sa.Column("since_ms", Ms, primary_key=True, comment="jobs submitted from then on"),
+    sa.Column("input", sa.Double, nullable=False, comment="of a million prompt tokens"),
+    sa.Column("cached", sa.Double, nullable=False, comment="of a million of them that the prefix cache had"),
+    sa.Column("output", sa.Double, nullable=False, comment="of a million output tokens"),
+    sa.Column("currency", sa.Text, nullable=False),
+)
+
 hourly_latency = sa.Table(
     "hourly_latency",
     views,
@@ -353,3 +394,36 @@ batch_progress = sa.Table(
     sa.Column("last_finished_ms", Ms),
 )
 """Totals of a batch, counted from its jobs at each query."""
+
+_USAGE = ("prompt_tokens", "cached_tokens", "output_tokens")
+
+job_costs = sa.Table(
+    "job_costs",
+    views,
+    sa.Column("id", sa.Text),
+    sa.Column("submitted_ms", Ms),
+    sa.Column("hour_ms", Ms, comment="in which it ended"),
+    sa.Column("queue", sa.Text),
+    sa.Column("tenant", sa.Text),
+    sa.Column("model", sa.Text),
+    sa.Column("state", sa.Text),
+    *(sa.Column(name, Count) for name in _USAGE),
+    sa.Column("cost", sa.Double, comment="none: its model had no price"),
+    sa.Column("currency", sa.Text),
+)
+"""What each ended job cost, by the price that held when it was submitted."""
+
+hourly_usage = sa.Table(
+    "hourly_usage",
+    views,
+    sa.Column("hour_ms", Ms),
+    sa.Column("queue", sa.Text),
+    sa.Column("tenant", sa.Text),
+    sa.Column("model", sa.Text),
+    sa.Column("currency", sa.Text),
+    sa.Column("jobs", Count, comment="that ended in this hour"),
+    sa.Column("done", Count),
+    *(sa.Column(name, Count) for name in _USAGE),
+    sa.Column("cost", sa.Double),
+)
+"""Tokens and cost of the jobs that ended in each hour."""
