@@ -168,3 +168,12 @@ STARTING = "starting"
 
 STARTING_LIFE_MS = 15_000
 """How long that field counts. The worker writes it again in a third of this."""
+
+CAPACITY = "capacity"
+"""Field of a queue's settings with the tokens/s of a worker that was full, for when no worker is left."""
+
+CAPACITY_FIELD = "capacity_tokens_per_s"
+"""The same in a worker's status report; absent until it is measured."""
+
+HELD_TOKENS_FIELD = "held_tokens"
+"""Field of a worker's status report with the reserved tokens that its jobs have not used up."""

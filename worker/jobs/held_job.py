@@ -325,6 +325,17 @@ class HeldJob:
         return sum(choice.published for choice in self._choices)
 
     @property
+    def cost(self) -> int:
+        """Tokens that it reserved while it waited."""
+        return self._leased.cost
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of its reservation that are used up: the prompt and the output, once there is any output."""
+        output = sum(len(choice.token_ids) for choice in self._choices)
+        return min(self._leased.cost, self._measures.prompt_tokens + output) if output else 0
+
+    @property
     def has_ended(self) -> bool:
         """Whether every choice has its end, published or not."""
         return all(choice.end is not None or choice.has_end for choice in self._choices)

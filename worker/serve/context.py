@@ -7,6 +7,7 @@ from sluice.worker.clock import ServerClock
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.availability import RedisHealth
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
+from sluice.worker.jobs.capacity import Capacity
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log
@@ -36,3 +37,4 @@ class WorkerContext:
     watchdog: Watchdog
     log: Log
     quiet: Quiet = field(default_factory=Quiet)
+    capacity: Capacity = field(default_factory=Capacity)

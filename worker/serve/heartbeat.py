@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from sluice.producer.contract.calls import Beat, BeatReply, beat
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.limits import CAPACITY
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run_many
 from sluice.worker.checks.agreement import SettingsMemory
@@ -145,18 +146,23 @@ class Heartbeat:
             self._health.stalled()
         problem = next((reply for reply in replies if isinstance(reply, BaseException)), None)
         stamps: dict[QueueKeys, str] = {}
+        num_ready = 0
         for keys, held, reply in zip(partitions, lists, replies, strict=True):
             if isinstance(reply, BaseException):
                 continue  # the replies of other shards count all the same
             self._context.clock.read(reply.server_ms, sent_s=sent_s, received_s=received_s)
             self._on_reply(held, reply)
             stamps[keys] = reply.settings_stamp
+            num_ready += reply.ready_jobs
+        self._context.capacity.note_backlog(has_backlog=num_ready > 0 and not self._context.quiet.is_asked)
         if problem is not None:
             raise problem
         self._last_s = received_s
         for keys, stamp in stamps.items():
             if names := self._settings.update(self._client, keys, stamp):
                 self._log.warning("settings were gone; written again", partition=keys.partition, names=names)
+        if (tokens_per_s := self._context.capacity.take_news()) is not None:
+            self._client.hset(partitions[0].key("config"), CAPACITY, f"{tokens_per_s:.1f}")
 
     def _make_beat(self, held: HeldList) -> Beat:
         return Beat(

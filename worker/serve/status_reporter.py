@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from sluice.kernels import chain
 from sluice.producer.contract.calls import QueueView, inspect
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.producer.contract.transport.execution import run
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
@@ -108,6 +109,8 @@ class StatusReporter:
             kv_share=stats.kv_tokens_used / max(1, stats.kv_tokens_total),
             tokens=(stats.num_prompt_tokens, stats.num_output_tokens),
         )
+        held, capacity = self._context.leases.all(), self._context.capacity
+        capacity.sample(monotonic_s(), held)
         return {
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
@@ -119,7 +122,8 @@ class StatusReporter:
             "kernels": " ".join(chain.stepped_down()) or "-",
             "fingerprint": self._context.origin.fingerprint,
             "started_ms": str(self._started_ms),
-            "held": str(len(self._context.leases)),
+            "held": str(len(held)),
+            HELD_TOKENS_FIELD: str(sum(job.cost - job.used_tokens for job in held)),
             "running": str(stats.num_running),
             "waiting": str(stats.num_waiting),
             "kv_tokens_total": str(stats.kv_tokens_total),
@@ -128,6 +132,7 @@ class StatusReporter:
             "utilisation": f"{self._rates.utilisation:.3f}",
             "recent": str(self._recent),
             "state": "quiet" if self._context.quiet.is_asked else "pulling",
+            **({} if capacity.tokens_per_s is None else {CAPACITY_FIELD: f"{capacity.tokens_per_s:.1f}"}),
         }
 
     def snapshot(self) -> Snapshot:

@@ -43,6 +43,9 @@ class BeatReply:
     settings_stamp: str
     """Changes with the queue's settings; empty if no worker has read them since Redis lost them."""
 
+    ready_jobs: int
+    """Waiting jobs that a worker with room would take; 0 while the queue is paused."""
+
 
 def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
     """Renew the heartbeat of an incarnation, fire due timers, return leases whose pull reply was lost."""
@@ -52,7 +55,7 @@ def beat(keys: QueueKeys, beat: Beat) -> Call[BeatReply]:
 
 
 def _read_beat(reply: Raw) -> BeatReply:
-    now, was_dead, stops, lost, stamp = reply
+    now, was_dead, stops, lost, stamp, ready = reply
     words = [one.decode() for one in stops]
     pairs = zip(words[::2], words[1::2], strict=True)
     return BeatReply(
@@ -61,6 +64,7 @@ def _read_beat(reply: Raw) -> BeatReply:
         stops=tuple((JobId(job_id), JobState(state)) for job_id, state in pairs),
         lost=tuple(JobId(one.decode()) for one in lost),
         settings_stamp=stamp.decode(),
+        ready_jobs=ready,
     )
 
 

@@ -98,6 +98,9 @@ class LeasedJob:
     failures: int = 0
     """Number of retryable failures so far."""
 
+    cost: int = 0
+    """Tokens that it reserved while it waited."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullReply:
@@ -195,6 +198,7 @@ def _leased(row: Raw) -> LeasedJob:
         first_token_ms=row[18],
         resumed_from=read_text(row[19]),
         failures=row[20],
+        cost=row[21],
     )
 
 

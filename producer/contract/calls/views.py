@@ -175,6 +175,13 @@ class QueueView:
     tokens_per_s: float | None
     """Sum of the `tokens_per_s` that live workers report in `Beat.about`; None if none reports it."""
 
+    delayed_jobs: int = 0
+    """Waiting jobs whose time has not come, and in `due_jobs` those whose timer has not fired yet."""
+
+    due_jobs: int = 0
+    deadline_ms: int | None = None
+    """When the first job is too late: the nearest deadline of a job or batch, or end of a time to live."""
+
 
 def inspect(keys: QueueKeys) -> Call[QueueView]:
     """Read the state of a partition."""
@@ -182,7 +189,8 @@ def inspect(keys: QueueKeys) -> Call[QueueView]:
 
 
 def _read_queue(reply: Raw) -> QueueView:
-    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes, callbacks = reply
+    now, counters, settings, oldest, dead, suspects, outbox, workers, lanes, callbacks, *timers = reply
+    delayed, due, deadline = timers
     numbers = {name: read_number(value) for name, value in read_map(counters).items()}
     living = {name.decode(): read_map(about) for name, about in zip(workers[::2], workers[1::2], strict=True)}
     known = read_map(settings)
@@ -205,6 +213,9 @@ def _read_queue(reply: Raw) -> QueueView:
         settings=known,
         server_ms=now,
         tokens_per_s=_sum_of_rates(living),
+        delayed_jobs=delayed,
+        due_jobs=due,
+        deadline_ms=deadline,
     )
 
 

@@ -3,7 +3,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue. ARGV: incarnation, number of the last pull processed, expiry of
 --   the heartbeat in ms, packed array of the job ids held, then name and value of each field about the worker.
--- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}, stamp of the settings}.
+-- Reply: {now, 1 if the last heartbeat had expired, {job, requested state, …}, {lost job …}, stamp of the settings,
+--   number of jobs that wait for room in a worker}.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
@@ -108,12 +109,18 @@ local function has_left()
   return call('HGET', worker_key(me), 'farewell') == '1' or call('HGET', worker_key(me), 'reported') == '1'
 end
 
+local function num_ready()
+  if SETTINGS.paused == '1' then return 0 end
+  local waiting = tonumber(call('HGET', COUNTERS, 'waiting_jobs') or '') or 0
+  return math.max(0, waiting - call('ZCARD', DELAYED) - call('ZCARD', SUSPECTS))
+end
+
 local stamp = SETTINGS.stamp or ''
-if has_left() then return { NOW, 1, {}, listed, stamp } end
+if has_left() then return { NOW, 1, {}, listed, stamp, 0 } end
 local was_dead = renew()
 look_at_all()
 give_back_orphans()
 fire_timers()
 finish()
 recount()
-return { NOW, was_dead and 1 or 0, stops, lost, stamp }
+return { NOW, was_dead and 1 or 0, stops, lost, stamp, num_ready() }

@@ -2,7 +2,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- Reply: {now, counters, settings, oldest head or false, dead, suspects, outbox entries, {incarnation, about …},
---   {class, tenant, jobs, tokens …}, callbacks entries}; maps are flat.
+--   {class, tenant, jobs, tokens …}, callbacks entries, delayed jobs, those of them that are due, next deadline or
+--   false}; maps are flat.
 
 local function living()
   local workers = {}
@@ -28,10 +29,25 @@ local function list_class(class)
   end
 end
 
+-- Of the nearest timers: the delayed jobs that are due, which wait until a worker fires their timers, and the time of
+-- the first that ends jobs. The score of an overdue timer may be below 0.
+local function read_timers()
+  local due, deadline = 0, false
+  local nearest = call('ZRANGE', TIMERS, 0, LIMITS.MAX_LISTED - 1, 'WITHSCORES')
+  for i = 1, #nearest, 2 do
+    local kind, at = string.match(nearest[i], '^[^|]*'), tonumber(nearest[i + 1])
+    local is_start = kind == 'not_before' or kind == 'retry'
+    if is_start and at <= NOW then due = due + 1 end
+    if not is_start and not deadline then deadline = at < 0 and NOW or at end
+  end
+  return due, deadline
+end
+
+local due, deadline = read_timers()
 list_class(RETURNED)
 for class = LIMITS.MAX_PRIORITY, 0, -1 do list_class(class) end
 return {
   NOW, call('HGETALL', COUNTERS), call('HGETALL', KEYS[1]), oldest or false, call('ZCARD', DEAD),
   call('ZCARD', SUSPECTS), call('XLEN', OUTBOX), living(), listed,
-  call('XLEN', CALLBACKS),
+  call('XLEN', CALLBACKS), call('ZCARD', DELAYED), due, deadline,
 }

@@ -51,7 +51,7 @@ local function leased_row(job, lease, payload, mark)
     job.started or NOW, job.deadline or false, job.prompt, published, ended, job.fingerprint or false,
     (mark == 'r' or mark == 'b') and 1 or 0, (mark == 'h' or mark == 'b') and 0 or 1,
     job.scheduled or false, job.first_token or false, lease[PREVIOUS] ~= '' and lease[PREVIOUS] or false,
-    job.failures,
+    job.failures, job.cost,
   }
 end
 
