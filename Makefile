@@ -23,8 +23,8 @@ demo-web: setup ## Serve OpenAI's API with the small model until Ctrl-C; prints 
 pictures: setup ## Record the demo and draw the comparison for the README; run it on a quiet machine.
 	@$(BIN)/python -m tools.pictures
 
-test: setup ## The fast suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu"
+test: setup ## The fast suite. `make check` runs the rules of code and documents.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu" --ignore tests/rules
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800
@@ -81,7 +81,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 rules: setup
-	$(BIN)/python -m pytest -q -n 0 -m "not slow and not long" tests/rules
+	$(BIN)/python -m pytest -q -n 2 -m "not long" tests/rules
 
 clean:
 	rm -rf $(VENV) .demo .demo-web .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,12 +11,10 @@ def limit_spinning() -> bool:
     """Make threads that wait for others in a step spin briefly, then yield their core.
 
     By default OpenMP's threads spin for milliseconds at each of a step's hundred synchronizations. If another process
-    (a
-    server, a recorder) needs the core, the thread being waited for does not run: on two cores with five busy processes
-    a
-    step took 240 ms with spinning and 38 ms without. Not spinning at all costs a quiet machine a quarter of its speed
-    (docs/lab/service.md). Variables that the operator has set are not changed. A step in one native call has its own
-    threads (kernels/team), which wait in the same way and ignore these variables.
+    (a server, a recorder) needs the core, the thread being waited for does not run: on two cores with five busy
+    processes a step took 240 ms with spinning and 38 ms without. Not spinning at all costs a quiet machine a quarter
+    of its speed (docs/lab/service.md). Variables that the operator has set are not changed. A step in one native call
+    has its own threads (kernels/team), which wait in the same way and ignore these variables.
 
     Returns:
         Whether it takes effect: torch, which reads the variables once, is not imported yet.

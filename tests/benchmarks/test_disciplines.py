@@ -16,6 +16,7 @@ def by_name(result: CaseResult) -> dict[str, Figures]:
 
 
 class TestGivenAQueueThatIsNeverEmpty:
+    @pytest.mark.long
     def test_when_outputs_differ_in_length_then_fixed_batches_are_mostly_padding(self) -> None:
         figures = by_name(CASES["utilisation"](0.25))
 
@@ -37,6 +38,7 @@ class TestGivenLongPromptsAmongDecodes:
 
 
 class TestGivenCasesThatWereRun:
+    @pytest.mark.long
     def test_when_they_are_written_then_machines_find_the_figures_and_people_small_plots(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -8,6 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestGivenAPacedWorker:
+    @pytest.mark.long
     def test_when_requests_are_followed_twice_then_each_is_a_pair(self) -> None:
         found = first_token(2, 6, step_s=0.005)
 

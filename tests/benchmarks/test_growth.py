@@ -50,6 +50,7 @@ class TestGivenMeasuredCurves:
         assert read_curves[0].exponent == pytest.approx(0.5)
         assert (tmp_path / "again" / "growth.svg").read_bytes() == (tmp_path / "growth.svg").read_bytes()
 
+    @pytest.mark.long
     def test_when_they_are_drawn_then_the_file_is_small_and_its_text_is_text(self, tmp_path: Path) -> None:
         save([curve(0.5, expected=1.0)] * 20, tmp_path)
 

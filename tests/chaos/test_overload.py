@@ -37,6 +37,7 @@ def flooded(load: Overload, seconds: float) -> None:
 
 @pytest.mark.slow
 class TestGivenTenTimesMoreThanAWorkerCanDo:
+    @pytest.mark.long
     def test_when_it_goes_on_then_memory_is_flat_and_latency_bounded(self, tmp_path: Path) -> None:
         with overloaded(tmp_path) as load:
             flooded(load, 4)
@@ -152,6 +153,7 @@ def readers_that_never_read(server: RedisServer, channel: str, count: int, *, bl
 class TestGivenAQueueThatForgetsSoon:
     """Results are kept for a second, channels and keys for half of one."""
 
+    @pytest.mark.long
     def test_when_the_stated_times_are_over_then_nothing_is_left(self, valkey: RedisServer, tmp_path: Path) -> None:
         asks = [Ask(prompt=f"job {i}", options=JobOptions(max_tokens=60, n=1 + i % 2), seed=i) for i in range(12)]
         client: Any = valkey.client()  # redis-py types it in part

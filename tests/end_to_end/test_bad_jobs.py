@@ -22,7 +22,6 @@ from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId, JobOptions
 from tests.chaos.soak.fleet import Fleet, fleet
 from tests.end_to_end.processes import FAST
-from tests.grids import fast_only
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -67,7 +66,8 @@ def look(client: Any, job_ids: Sequence[JobId]) -> list[JobView]:
 
 class TestGivenOneJobAmong64ThatEndsItsProcessEachTime:
     @pytest.mark.slow
-    @pytest.mark.parametrize("how", fast_only(["kill"], ["hang", "abort", "lose"]))
+    @pytest.mark.parametrize("how", ["kill", "hang", "abort", "lose"])
+    @pytest.mark.long
     def test_when_it_has_done_so_repeatedly_then_it_is_failed_and_its_63_mates_are_right(
         self, valkey: RedisServer, client: Any, tmp_path: Path, how: str
     ) -> None:

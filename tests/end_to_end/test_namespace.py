@@ -16,6 +16,7 @@ import pytest
 
 from sluice.producer.contract.transport import embedded
 from tests.end_to_end.processes import ROOT
+from tests.grids import fast_only
 from tests.servers import binary_of, how_to_get
 
 SCRIPTS = Path(sys.executable).parent
@@ -43,6 +44,10 @@ with Producer() as producer:
     producer.result(producer.submit("hello", max_tokens=4), timeout_s=60)
 """
 TIMEOUT_S = 60.0
+
+FLEET = (("--processes", "2"),)
+ALONE = ((),)
+"""Arguments of `worker start`."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -114,7 +119,7 @@ def project(tmp_path: Path) -> Generator[Project]:
     embedded.stop(tmp_path / "state")
 
 
-@pytest.fixture(params=[(), ("--processes", "2")], ids=["one-process", "fleet"])
+@pytest.fixture(params=fast_only([FLEET], [ALONE]), ids=["fleet", "one-process"])
 def running(project: Project, request: pytest.FixtureRequest) -> Generator[Project]:
     """The project with a worker, or a fleet of two, started in its folder."""
     command = [str(SCRIPTS / "worker"), "start", "--cpu", "--model", "null", *request.param]

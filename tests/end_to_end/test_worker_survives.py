@@ -149,6 +149,7 @@ class TestGivenOneWorkerWithMoreThanItRuns:
 
 
 class TestGivenARedisThatGoesAwayForGood:
+    @pytest.mark.long
     def test_when_stopped_then_the_worker_ends_in_time_all_the_same(
         self, durable_valkey: RedisServer, tmp_path: Path
     ) -> None:

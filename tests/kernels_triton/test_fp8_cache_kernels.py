@@ -34,7 +34,7 @@ from sluice.kernels.paged_attention.layout import KVCache
 from sluice.kernels.write_kv import HeadNorm
 from sluice.kernels.write_kv.kernel import _to_e4m3, write_kv_triton  # pyright: ignore[reportPrivateUsage]
 from tests.grids import cross_section
-from tests.kernels_triton.devices import DEVICES, ONE_DTYPE
+from tests.kernels_triton.devices import DEVICES
 
 
 @triton.jit
@@ -133,7 +133,7 @@ class TestGivenFloats:
         assert torch.equal(found[finite], expected.view(torch.uint8)[finite])
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenACacheInFp8:
     @pytest.mark.parametrize("has_norm", [False, True])
     @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from sluice.kernels.paged_attention.config import attention_config, decode_confi
 from sluice.kernels.paged_attention.decode import MAX_PARTS, _segments_of  # pyright: ignore[reportPrivateUsage]
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.paged_attention.layout import KVCache, Layout
-from tests.grids import cross_section, fast_only
-from tests.kernels_triton.devices import DEVICES, ON_CPU, ONE_DTYPE
+from tests.grids import cross_section, fast_only, grid
+from tests.kernels_triton.devices import DEVICES, ON_CPU
 
 SEGMENT = 32
 """Keys of the shortest segment in these tests: contexts that the interpreter can afford are split too."""
@@ -126,11 +126,11 @@ def second_alone(inputs: AttentionInputs, context_len: int) -> AttentionInputs:
     )
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenDecodes:
     """One new token per sequence."""
 
-    @pytest.mark.parametrize("context_len", [1, 15, 16, 17, 63, 64, 65, 200])
+    @pytest.mark.parametrize("context_len", fast_only([1, 16, 65], [15, 17, 63, 64, 200]))
     def test_when_contexts_end_anywhere_in_a_block_then_they_agree(
         self, device: str, dtype: torch.dtype, context_len: int
     ) -> None:
@@ -156,7 +156,7 @@ class TestGivenDecodes:
 
         assert attention_agreement(inputs, out).holds
 
-    @pytest.mark.parametrize("block_size", [8, 32, 128])
+    @pytest.mark.parametrize("block_size", fast_only([8], [32, 128]))
     def test_when_blocks_are_smaller_or_larger_than_a_tile_then_they_agree(
         self, device: str, dtype: torch.dtype, block_size: int
     ) -> None:
@@ -164,7 +164,7 @@ class TestGivenDecodes:
 
         assert attention_agreement(inputs, attend(inputs)).holds
 
-    @pytest.mark.parametrize("window", [1, 16, 99, 100, 101])
+    @pytest.mark.parametrize("window", fast_only([1, 100], [16, 99, 101]))
     def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
         self, device: str, dtype: torch.dtype, window: int
     ) -> None:
@@ -235,7 +235,7 @@ class TestGivenDecodes:
         assert same_bits(first[order], second)
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenAMixedBatch:
     """Chunks of prompts, with and without context before them, and decodes, in one launch."""
 
@@ -266,7 +266,7 @@ class TestGivenAMixedBatch:
 
         assert attention_agreement(inputs, attend(inputs)).holds
 
-    @pytest.mark.parametrize("window", [1, 15, 16, 40])
+    @pytest.mark.parametrize("window", fast_only([16], [1, 15, 40]))
     def test_when_a_window_hides_old_keys_then_neither_they_nor_their_blocks_are_read(
         self, device: str, dtype: torch.dtype, window: int
     ) -> None:
@@ -318,7 +318,7 @@ class TestGivenAMixedBatch:
         assert attend(replace(empty, query=empty.query[:0])).shape[0] == 0
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenASoftCapOrSinks:
     @pytest.mark.parametrize(
         ("soft_cap", "has_sinks", "window", "block_size"), cross_section(EXTRAS, [0, 1, 16, 100], [8, 16])
@@ -413,7 +413,9 @@ class TestGivenASoftCapOrSinks:
 class TestGivenASoftCap:
     @pytest.mark.parametrize(
         ("soft_cap", "query_lens"),
-        cross_section([1e-20, 0.01, 5.0, 50.0, 1e4, 1e20], [[1, 1, 1], [20, 1, 3]]),
+        grid(
+            [1e-20, 0.01, 5.0, 50.0, 1e4, 1e20], [[1, 1, 1], [20, 1, 3]], fast=[(50.0, [20, 1, 3]), (1e20, [1, 1, 1])]
+        ),
     )
     def test_when_scores_are_far_beyond_it_or_far_below_then_they_agree(
         self, device: str, dtype: torch.dtype, soft_cap: float, query_lens: list[int]

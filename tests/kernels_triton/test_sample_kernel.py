@@ -22,7 +22,7 @@ from sluice.kernels.sample.kernel import find_kept_sets, sample_triton
 from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.sample.row import scale_plain
 from tests.grids import fast_only
-from tests.kernels_triton.devices import DEVICES, ONE_DTYPE
+from tests.kernels_triton.devices import DEVICES
 
 FILTERS: list[dict[str, float]] = [
     {},
@@ -84,7 +84,7 @@ def kept_rows(logits: Tensor, options: SampleOptions) -> Tensor:
     return (keys > cut_keys[:, None]) | ((keys == cut_keys[:, None]) & (ids <= cut_ids[:, None]))
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenLogits:
     @pytest.mark.slow
     @pytest.mark.parametrize("vocab_size", fast_only([1100], [33, 5003]))
@@ -176,7 +176,7 @@ class TestGivenLogits:
         assert tokens.tolist() == sample_reference(logits, whole).tolist()
 
 
-@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 class TestGivenABatch:
     @pytest.mark.slow
     @pytest.mark.parametrize("first", fast_only([0], [1, 2, 3, 4]))

@@ -172,6 +172,7 @@ class TestGivenAShardThatStandsStill:
 
     STEP_S, TIMEOUT_S = 0.01, 1.0
 
+    @pytest.mark.long
     def test_when_other_shards_serve_then_they_lose_one_timeout_and_its_jobs_resume(self, queue: Partitioned) -> None:
         beats = {"beat__every_s": 1.0, "beat__life_s": 4.0}
         model = f"null?step_s={self.STEP_S}"

@@ -68,7 +68,6 @@ FENCE = (
             "advance", "lease[OWNER] ~= incarnation or lease[EPOCH] ~= epoch or not lease[at]", "not lease[at]"
         ),
         tests=(f"{APPEND}::TestGivenAZombie",),
-        is_cheap=True,
     ),
     Guard(
         name="epoch without incarnation",

@@ -1,26 +1,41 @@
-"""Threads that spin only for a moment: said in time, and not against the operator's word."""
+"""Threads that spin only for a moment: limited before torch is imported, and not against what the operator has set."""
 
-import subprocess
-import sys
-
-CODE = """
 import os
-from sluice.engine.execution.threads import limit_spinning
-in_time = limit_spinning()
-import torch
-print(in_time, limit_spinning(), os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
-"""
+import sys
+from types import ModuleType
+
+import pytest
+
+from sluice.engine.execution.threads import SPINS, limit_spinning
+
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
-def say(**environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have neither the variables nor torch, and put both back afterwards."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "to be removed")  # so that what the function sets is removed too
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_spinning_is_limited_if_it_is_said_before_torch() -> None:
-    assert say() == "True False None 5000"
+class TestGivenVariablesThatAreNotSet:
+    def test_when_torch_is_not_imported_then_spinning_is_limited(self) -> None:
+        assert limit_spinning()
+        assert os.environ["GOMP_SPINCOUNT"] == SPINS
+
+    def test_when_torch_is_imported_then_it_says_that_it_is_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+
+        assert not limit_spinning()
 
 
-def test_what_the_operator_set_stays() -> None:
-    assert say(OMP_WAIT_POLICY="active") == "True False active None"
-    assert say(GOMP_SPINCOUNT="500") == "True False None 500"
+class TestGivenAVariableOfTheOperator:
+    @pytest.mark.parametrize("name", VARIABLES)
+    def test_when_it_is_set_then_nothing_is_changed(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(name, "active")
+
+        limit_spinning()
+
+        assert {key: os.environ.get(key) for key in VARIABLES} == dict.fromkeys(VARIABLES) | {name: "active"}

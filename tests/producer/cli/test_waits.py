@@ -102,6 +102,7 @@ class TestGivenAQueueWithoutWorkers:
         assert rest.startswith("producer: continued after ")
         assert rest.count("\n") == 1
 
+    @pytest.mark.long
     def test_when_a_file_waits_for_its_jobs_then_it_says_so(
         self, valkey: RedisServer, worker: HandWorker, tmp_path: Path
     ) -> None:
@@ -116,6 +117,7 @@ class TestGivenAQueueWithoutWorkers:
 
         assert "producer: continued after " in rest
 
+    @pytest.mark.long
     def test_when_the_asker_gives_up_then_only_one_fate_of_the_job_is_told(self, valkey: RedisServer) -> None:
         with command(valkey.url, "ask", "hello", "--timeout", "3") as asked:
             _, output = asked.end()
@@ -159,6 +161,7 @@ class TestGivenAQueueWithAWorker:
         assert notice.cause is WaitCause.QUEUE_PAUSED
         assert "producer queues resume --queue default" in notice.message
 
+    @pytest.mark.long
     def test_when_others_are_ahead_then_their_number_is_told(self, valkey: RedisServer, worker: HandWorker) -> None:
         worker.beat()
         heard = Heard()
@@ -171,6 +174,7 @@ class TestGivenAQueueWithAWorker:
         assert notice.cause is WaitCause.BEHIND_OTHERS
         assert notice.message.startswith("1 jobs are ahead of job ")
 
+    @pytest.mark.long
     def test_when_a_running_job_is_silent_then_it_says_that_it_runs(
         self, valkey: RedisServer, worker: HandWorker
     ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from rq.scheduler import RQScheduler
 
 from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
-from tests.grids import fast_only
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
 from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
@@ -60,7 +59,8 @@ def end(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
 
 @pytest.mark.slow
 class TestGivenAWebhookThatWaitsForItsNextTry:
-    @pytest.mark.parametrize("by", fast_only([signal.SIGKILL], [signal.SIGTERM]))
+    @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+    @pytest.mark.long
     def test_when_callbacks_are_restarted_then_it_is_tried_at_once(
         self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path, by: signal.Signals
     ) -> None:

@@ -422,6 +422,7 @@ class TestGivenTheWholeProcess:
         assert not any("torch" in name for name in mapped)
         assert process.exitcode == 0
 
+    @pytest.mark.long
     def test_when_an_rq_worker_is_killed_then_it_is_restarted_and_ends_with_its_parent(
         self, valkey: RedisServer, sqlite_url: str, hook: Receiver
     ) -> None:
@@ -444,6 +445,7 @@ class TestGivenTheWholeProcess:
         until(lambda: not any(is_alive(one) for one in after), "they have gone with their parent")
 
     @pytest.mark.skipif(not has_postgres(), reason=HOW_TO_GET)
+    @pytest.mark.long
     def test_when_sql_is_away_then_webhooks_arrive_and_exports_wait_until_it_is_there(
         self, valkey: RedisServer, hook: Receiver, tmp_path: Path
     ) -> None:

@@ -71,6 +71,7 @@ def check_whole(client: openai.OpenAI, place: Place, batch: Batch, count: int = 
 
 
 class TestGivenCallbacksThatAreKilled:
+    @pytest.mark.long
     def test_when_rq_has_forgotten_it_too_then_others_go_on(
         self, place: Place, callbacks: Callbacks, client: openai.OpenAI
     ) -> None:
