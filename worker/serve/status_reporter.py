@@ -83,8 +83,11 @@ class Recent:
         self._began_s, self._tokens = self._clock(), tokens
 
     def __str__(self) -> str:
-        """The samples, oldest first: requests in the batch, waiting ones, thousandths of the KV cache, tokens a second
-        of prompts and of outputs."""
+        """Join the samples, oldest first.
+
+        One has the requests in the batch, those that wait, thousandths of the KV cache, and tokens per second of
+        prompts and of outputs.
+        """
         return ";".join(self._samples)
 
 
