@@ -14,7 +14,7 @@ from sluice.producer.errors import InvalidSetting
 
 PREFIX = "sluice"
 ID_BYTES, SECRET_BYTES = 6, 32
-SCOPES = ("submit", "read", "control", "admin")
+SCOPES = ("submit", "read", "control", "admin", "metrics")
 MAX_LIMIT = 10**9
 
 

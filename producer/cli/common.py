@@ -20,6 +20,8 @@ from sluice.producer.errors import InvalidSetting
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: a command's parameters are its options
 Values = dict[str, Any]  # Any: as above
 
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
 _SEPARATORS = re.compile("[\\t\\n\\r]")
 """Separators of cells and lines in a table that is not for a terminal."""
 
@@ -189,6 +191,18 @@ def when(ms: int | None) -> str:
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration_s(flag: str, text: str) -> int:
+    """Return the seconds of a time such as 90d, 12h, 30m or 45s.
+
+    Raises:
+        InvalidSetting: it is none.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text)
+    if found is None:
+        raise InvalidSetting(f"{flag} is a number and one of s, m, h and d, as 90d; got {text!r}")
+    return int(found[1]) * UNITS_S[found[2]]
 
 
 def confirmed(question: str, *, is_sure: bool) -> None:

@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from sluice.producer import config
-from sluice.producer.cli.common import Values, database_option, json_option, note, show_json, show_table, when
+from sluice.producer.cli.common import (
+    Values,
+    database_option,
+    duration_s,
+    json_option,
+    note,
+    show_json,
+    show_table,
+    when,
+)
 from sluice.producer.contract.host.terminal import say
-from sluice.producer.errors import InvalidSetting, ProducerError
+from sluice.producer.errors import ProducerError
 
 if TYPE_CHECKING:
     from sluice.producer.api_keys.key import ApiKey
     from sluice.producer.api_keys.store import KeyStore
 
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 HEADERS = ("id", "tenant", "scopes", "rpm", "tpm", "state", "created", "expires", "last_used")
 
 
@@ -31,7 +39,7 @@ def keys() -> None:
 @keys.command()
 @click.option("--tenant", metavar="NAME", required=True, help="Tenant in whose name the key's jobs are submitted.")
 @click.option("--scopes", metavar="LIST", default="submit,read", show_default=True,
-              help="What the key may do: submit, read, control and admin, separated by commas.")  # fmt: skip
+              help="What the key may do: submit, read, control, admin and metrics, separated by commas.")  # fmt: skip
 @click.option("--rpm", metavar="COUNT", type=int, help="Refuse more requests a minute. Default: no limit.")
 @click.option("--tpm", metavar="TOKENS", type=int, help="Refuse more tokens a minute. Default: no limit.")
 @click.option("--expires", metavar="TIME", help="Refuse the key after this time: 90d, 12h, 30m. Default: never.")
@@ -56,7 +64,7 @@ def create(
         digest=digest,
         scopes=tuple(scope.strip() for scope in scopes.split(",") if scope.strip()),
         created_ms=now_ms,
-        expires_ms=None if expires is None else now_ms + _duration_ms(expires),
+        expires_ms=None if expires is None else now_ms + duration_s("--expires", expires) * 1000,
         **cast("Values", values),
     )
     with _store(database_url) as store:
@@ -125,13 +133,6 @@ def _facts(key: "ApiKey", now_ms: int) -> Values:
         "state": state, "created": when(key.created_ms), "expires": when(key.expires_ms),
         "revoked": when(key.revoked_ms), "last_used": when(key.last_used_ms),
     }  # fmt: skip
-
-
-def _duration_ms(text: str) -> int:
-    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text)
-    if found is None:
-        raise InvalidSetting(f"--expires is a number and one of s, m, h and d, as 90d; got {text!r}")
-    return int(found[1]) * UNITS_S[found[2]] * 1000
 
 
 def _now_ms() -> int:

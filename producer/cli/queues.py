@@ -12,6 +12,7 @@ from sluice.producer.cli.common import (
     Values,
     confirmed,
     connection_options,
+    duration_s,
     json_option,
     note,
     producer_of,
@@ -24,6 +25,8 @@ from sluice.producer.contract.calls import QueueSettings, QueueView
 from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
+from sluice.producer.contract.scaling.backlog import backlog_of
+from sluice.producer.contract.scaling.demand import ScalePolicy, scale_of
 from sluice.producer.contract.transport import embedded
 from sluice.producer.operations.totals import queue_totals
 
@@ -90,6 +93,34 @@ def _totals(name: str, views: Sequence[QueueView]) -> Values:
     found: Values = asdict(queue_totals(name, views))
     oldest = when(found.pop("oldest_ms"))
     return {**found, "oldest": oldest}
+
+
+@queues.command()
+@click.option(
+    "--within", metavar="TIME", default="5m", show_default=True, help="Time to clear the backlog: 30s, 5m, 1h."
+)
+@click.option("--min", "min_workers", metavar="COUNT", type=int, default=0, show_default=True,
+              help="Want at least this many workers.")  # fmt: skip
+@click.option("--max", "max_workers", metavar="COUNT", type=int, default=100, show_default=True,
+              help="Want at most this many workers.")  # fmt: skip
+@json_option
+@connection_options
+def scale(*, within: str, min_workers: int, max_workers: int, as_json: bool, **values: object) -> None:
+    """Show the backlog of a queue in tokens, what a worker gets through, and how many workers clear it in time.
+
+    \b
+    Example:
+        producer queues scale --queue default --within 5m --max 8 --json
+    """
+    within_s = duration_s("--within", within)
+    policy = ScalePolicy(within_s=within_s, min_workers=min_workers, max_workers=max_workers)
+    name = str(values["queue"])
+    with producer_of(values) as producer:
+        found = asdict(scale_of(backlog_of(name, producer.queue()), policy))
+    if as_json:
+        show_json(found)
+    else:
+        show_table(("what", "value"), list(found.items()))
 
 
 @queues.command()

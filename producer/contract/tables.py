@@ -189,7 +189,9 @@ api_keys = sa.Table(
     sa.Column("id", sa.Text, primary_key=True, comment="the part of the key that is no secret"),
     sa.Column("digest", sa.Text, nullable=False, comment="SHA-256 of its secret, hex"),
     sa.Column("tenant", sa.Text, nullable=False),
-    sa.Column("scopes", sa.Text, nullable=False, comment="some of submit, read, control and admin, with commas"),
+    sa.Column(
+        "scopes", sa.Text, nullable=False, comment="some of submit, read, control, admin and metrics, with commas"
+    ),
     sa.Column("rpm", Count, comment="most requests a minute; none: no limit"),
     sa.Column("tpm", Count, comment="most tokens a minute; none: no limit"),
     sa.Column("created_ms", Ms, nullable=False),

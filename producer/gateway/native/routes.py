@@ -6,6 +6,7 @@ from sluice.producer.gateway.native.events import EventRoute
 from sluice.producer.gateway.native.jobs import JobRoutes
 from sluice.producer.gateway.native.queues import QueueRoutes
 from sluice.producer.gateway.native.records import Records
+from sluice.producer.gateway.native.scale import ScaleRoutes
 from sluice.producer.gateway.native.search import Search
 from sluice.producer.gateway.native.submit import SubmitRoute
 from sluice.producer.gateway.openapi.routes import ApiRoute
@@ -28,3 +29,4 @@ def native_routes(queues: Queues, rates: Rates, records: Records, settings: Gate
     yield from JobRoutes(search, records).routes()
     yield EventRoute(search).route()
     yield from QueueRoutes(search).routes()
+    yield from ScaleRoutes(search).routes()

@@ -48,7 +48,11 @@ class Search:
             HttpError: 404, the gateway serves no such queue.
         """
         name = request.query_params.get("queue")
-        return list(self._queues) if name is None else [self.queue(name)]
+        return self.all_queues() if name is None else [self.queue(name)]
+
+    def all_queues(self) -> list[QueueClients]:
+        """Return every queue that the gateway serves."""
+        return list(self._queues)
 
     def queue(self, name: str) -> QueueClients:
         """Return a queue by its name.

@@ -194,6 +194,32 @@ class TestGivenJobsInTheQueue:
         assert run("queues", "purge").code == 2
         assert run("queues", "purge", "--yes").out == "3 jobs cancelled\n"
 
+    def test_when_the_scale_is_asked_for_then_the_workers_to_want_are_told(
+        self, run: Run, producer: Producer, valkey: RedisServer
+    ) -> None:
+        for _ in range(3):
+            producer.submit("hello", max_tokens=10)
+        with valkey.client() as client:
+            client.hset("{default:0}:config", "capacity", "1.0")
+
+        found = json.loads(run("queues", "scale", "--within", "30s", "--max", "2", "--json").out)
+
+        assert (found["backlog_jobs"], found["rate_source"], found["within_s"]) == (3, "remembered", 30)
+        assert found["backlog_tokens"] > 30
+        assert found["wanted_workers"] == 2
+        assert "wanted_workers\t1" in run("queues", "scale").out
+
+    @pytest.mark.parametrize(
+        ("option", "words"), [(("--within", "soon"), "--within is a number"), (("--min", "3", "--max", "2"), "min 3")]
+    )
+    def test_when_the_scale_has_a_wrong_option_then_one_sentence_says_so(
+        self, run: Run, option: tuple[str, ...], words: str
+    ) -> None:
+        ended = run("queues", "scale", *option)
+
+        assert ended.code == 2
+        assert words in ended.err
+
     def test_when_one_is_shown_without_a_history_then_the_queue_answers(self, run: Run, producer: Producer) -> None:
         receipt = producer.submit("hello", batch="b")
 
@@ -391,7 +417,8 @@ class TestGivenAMisuse:
         commands = [[], ["ask"], ["submit"], ["stream"], ["result"], ["cancel"], ["requeue"], ["delete"], ["jobs"],
                     ["jobs", "list"], ["jobs", "show"], ["jobs", "latency"], ["queues"], ["queues", "list"],
                     ["queues", "show"], ["queues", "pause"], ["queues", "resume"], ["queues", "purge"],
-                    ["queues", "set"], ["server"], ["server", "status"], ["server", "stop"], ["batches"],
+                    ["queues", "set"], ["queues", "scale"], ["server"], ["server", "status"], ["server", "stop"],
+                    ["batches"],
                     ["batches", "show"], ["batches", "close"], ["batches", "expire"]]  # fmt: skip
 
         helps = {" ".join(command): run(*command, "--help") for command in commands}

@@ -13,7 +13,7 @@ from tests.servers import RedisServer, redis_server
 IDLE = "idle"
 """A queue without a worker."""
 
-ALL = ("submit", "read", "control", "admin")
+ALL = ("submit", "read", "control", "admin", "metrics")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.producer import Producer, QueueSettings
 from sluice.producer.contract.jobs import OPTION_NAMES
@@ -212,16 +213,18 @@ class TestGivenAKeyWithoutAScope:
     @pytest.mark.parametrize(
         ("scopes", "route"),
         [
-            ("read,control,admin", "POST /jobs"),
-            ("submit,control,admin", "GET /jobs"),
-            ("submit,control,admin", "GET /jobs/0.acme.x"),
-            ("submit,control,admin", "GET /jobs/0.acme.x/result"),
-            ("submit,control,admin", "GET /jobs/0.acme.x/events"),
-            ("submit,read,admin", "POST /jobs/0.acme.x/cancel"),
-            ("submit,read,admin", "POST /jobs/0.acme.x/requeue"),
-            ("submit,read,control", "GET /queues"),
-            ("submit,read,control", "GET /queues/default"),
-            ("submit,read,control", "GET /tenants"),
+            ("read,control,admin,metrics", "POST /jobs"),
+            ("submit,control,admin,metrics", "GET /jobs"),
+            ("submit,control,admin,metrics", "GET /jobs/0.acme.x"),
+            ("submit,control,admin,metrics", "GET /jobs/0.acme.x/result"),
+            ("submit,control,admin,metrics", "GET /jobs/0.acme.x/events"),
+            ("submit,read,admin,metrics", "POST /jobs/0.acme.x/cancel"),
+            ("submit,read,admin,metrics", "POST /jobs/0.acme.x/requeue"),
+            ("submit,read,control,metrics", "GET /queues"),
+            ("submit,read,control,metrics", "GET /queues/default"),
+            ("submit,read,control,metrics", "GET /tenants"),
+            ("submit,read,control,admin", "GET /metrics"),
+            ("submit,read,control,admin", "GET /queues/default/scale"),
         ],
     )
     def test_when_it_is_used_then_it_is_403(self, keys: dict[str, httpx.Client], scopes: str, route: str) -> None:
@@ -233,7 +236,7 @@ class TestGivenAKeyWithoutAScope:
 @pytest.fixture(scope="module")
 def keys(native: Native) -> Generator[dict[str, httpx.Client]]:
     """A client for each set of scopes that lacks one."""
-    every = ("submit", "read", "control", "admin")
+    every = ("submit", "read", "control", "admin", "metrics")
     sets = [",".join(one for one in every if one != lacking) for lacking in every]
     made = {scopes: native.client(*scopes.split(",")) for scopes in sets}
     wait_for(lambda: all(client.get("/openapi.json").status_code == 200 for client in made.values()))
@@ -250,6 +253,28 @@ class TestGivenAQueue:
         assert (idle["queue"], idle["workers"]) == (IDLE, 0)
         assert (queue["queue"], queue["workers"], shown["workers"], len(shown["partitions"])) == ("default", 1, 1, 1)
         assert native.acme.get("/queues/other").status_code == 404
+
+    def test_when_the_scale_of_one_is_asked_for_then_it_is_shown(self, native: Native) -> None:
+        shown = native.acme.get(f"/queues/{IDLE}/scale", params={"within_s": 2.5, "min": 2, "max": 3}).json()
+
+        assert (shown["queue"], shown["workers"], shown["rate_source"]) == (IDLE, 0, "unknown")
+        assert (shown["within_s"], shown["min_workers"], shown["max_workers"]) == (2.5, 2, 3)
+        assert shown["wanted_workers"] == 2
+        assert native.acme.get("/queues/other/scale").status_code == 404
+
+    @pytest.mark.parametrize("wrong", [{"within_s": 0}, {"within_s": "x"}, {"max": -1}, {"min": 3, "max": 2}])
+    def test_when_a_parameter_of_the_scale_is_wrong_then_it_is_400(self, native: Native, wrong: dict[str, str]) -> None:
+        for path in (f"/queues/{IDLE}/scale", "/metrics"):
+            assert native.acme.get(path, params=wrong).status_code == 400
+
+    def test_when_metrics_are_scraped_then_prometheus_can_read_them(self, native: Native) -> None:
+        answer = native.acme.get("/metrics", params={"min": 1})
+
+        families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+        wanted = {sample.labels["queue"]: sample.value for sample in families["sluice_scale_wanted_workers"].samples}
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert wanted.keys() == {"default", IDLE}
+        assert wanted[IDLE] >= 1
 
     def test_when_tenants_wait_in_a_fair_queue_then_their_shares_are_shown(self, native: Native) -> None:
         with Producer(native.server.url, queue=IDLE) as producer:

@@ -119,6 +119,7 @@ class TestGivenRealAnswers:
             "POST /jobs/{job_id}/cancel": native.acme.post(f"/jobs/{job}/cancel"),
             "GET /queues": native.acme.get("/queues"),
             "GET /queues/{queue}": native.acme.get("/queues/default"),
+            "GET /queues/{queue}/scale": native.acme.get("/queues/default/scale"),
             "GET /tenants": native.acme.get("/tenants"),
             "GET /v1/models": native.acme.get("/v1/models"),
             "GET /livez": native.acme.get("/livez"),
