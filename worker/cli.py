@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from sluice.producer.contract.errors import InvalidSetting
 from sluice.producer.contract.host.terminal import say
 from sluice.worker.config import CONFIG_FILE_NAME, SETTINGS, Setting, WorkerConfig, load_config
 from sluice.worker.devices import is_device
@@ -163,6 +164,47 @@ def start(
     from sluice.worker.processes.parent import start_parent
 
     sys.exit(start_parent(config, os.environ))
+
+
+@main.command()
+@click.option("--scale-to-backlog", is_flag=True, help="Follow the backlog in tokens.")
+@click.option("--scale-to-jobs", "jobs_per_worker", type=click.IntRange(1), metavar="JOBS",
+              help="Follow the number of jobs instead, whatever their size: one worker for so many.")  # fmt: skip
+@click.option("--min", "min_workers", type=click.IntRange(0), metavar="COUNT", default=0, show_default=True,
+              help="Run at least this many workers.")  # fmt: skip
+@click.option("--within", "within_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS", default=300.0,
+              show_default=True, help="Time to clear the backlog.")  # fmt: skip
+@click.option("--scale-in-after", "scale_in_after_s", type=click.FloatRange(0), metavar="SECONDS", default=60.0,
+              show_default=True, help="Drain a worker when fewer have been enough for this long.")  # fmt: skip
+@_device_options
+@_options(*_WORKER)
+def fleet(
+    gpu: str | None, cpu: bool, scale_to_backlog: bool, jobs_per_worker: int | None, min_workers: int, within_s: float,
+    scale_in_after_s: float, config_file: Path | None, **given: object,
+) -> NoReturn:  # fmt: skip
+    """Run as many workers as the queue needs, on this machine.
+
+    Starts and drains worker processes: at most one for each GPU (--gpu all), or --processes on the CPU, and at least
+    --min, which may be 0. Signals and everything else are as in `worker start`.
+
+    \b
+    Examples:
+        worker fleet --scale-to-backlog --gpu all --within 300 --model ./Qwen3-0.6B --redis-url redis://queue:6379/0
+        worker fleet --scale-to-backlog --processes 4 --model ./Qwen3-0.6B
+    """
+    if scale_to_backlog == (jobs_per_worker is not None):
+        raise click.UsageError("give one of --scale-to-backlog and --scale-to-jobs")
+    config = _config_of(config_file, given, model__device=_device_of(gpu, cpu=cpu))
+    from sluice.producer.contract.scaling.demand import MAX_WORKERS, ScalePolicy
+    from sluice.worker.processes.fleet import start_fleet
+    from sluice.worker.processes.scaling import FleetPolicy
+
+    try:
+        scale = ScalePolicy(within_s=within_s, min_workers=min_workers, max_workers=MAX_WORKERS)
+    except InvalidSetting as error:
+        raise click.UsageError(f"{error}.") from error
+    policy = FleetPolicy(scale=scale, scale_in_after_s=scale_in_after_s, jobs_per_worker=jobs_per_worker)
+    sys.exit(start_fleet(config, os.environ, policy))
 
 
 @main.command()

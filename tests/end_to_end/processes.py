@@ -31,13 +31,16 @@ class WorkerProcess:
     PREFIX: ClassVar[tuple[str, ...]] = ()
     """A command that runs it."""
 
+    COMMAND: ClassVar[tuple[str, ...]] = ("start",)
+    """The command of `worker`, with its flags."""
+
     def __init__(self, url: str, log: Path, **settings: str) -> None:
         own = {name for name in os.environ if name.startswith("SLUICE_")}
         environ = {name: value for name, value in os.environ.items() if name not in own}
         self.log = log
         with log.open("ab") as stream:
             self.process = subprocess.Popen(
-                [*self.PREFIX, sys.executable, "-P", "-m", "sluice.worker", "start", "--redis-url", url],
+                [*self.PREFIX, sys.executable, "-P", "-m", "sluice.worker", *self.COMMAND, "--redis-url", url],
                 cwd=ROOT,
                 env={**environ, **FAST, **settings, "OMP_NUM_THREADS": "1"},
                 stderr=stream,

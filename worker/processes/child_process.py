@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from signal import SIGTERM
 from subprocess import Popen, TimeoutExpired
 from typing import Literal
 
@@ -63,6 +64,7 @@ class ChildProcess:
         self._process: Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._is_ready = False
+        self._is_leaving = False
         self._incarnation = ""
         self._began_s = 0.0
         self._backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
@@ -76,6 +78,11 @@ class ChildProcess:
     def is_needed(self) -> bool:
         """Whether a process runs or will be started."""
         return self._process is not None or self.due_s is not None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is needed, and not about to leave."""
+        return self.is_needed and not self._is_leaving
 
     @property
     def pid(self) -> int | None:
@@ -122,9 +129,10 @@ class ChildProcess:
         self._process, self.last_code = None, code
         self._on_end(self._incarnation)
         kind = self._spec.kind
-        if not is_stopping and self._spec.restarts_after(code):
+        is_asked, self._is_leaving = is_stopping or self._is_leaving, False
+        if not is_asked and self._spec.restarts_after(code):
             self._schedule_restart(f"{kind} process died; restarting", exit_code=code)
-        elif code < 0 and not is_stopping:
+        elif code < 0 and not is_asked:
             self._log.warning(f"{kind} process died", exit_code=code)
         elif self._spec.restart == "no":
             self._log.debug(f"{kind} process ended", exit_code=code)  # it has logged why
@@ -145,6 +153,18 @@ class ChildProcess:
         """Send a signal to the process, if one runs."""
         if self._process is not None:
             self._process.send_signal(number)
+
+    def enlist(self) -> None:
+        """Start a process, unless one runs or is due."""
+        if not self.is_needed:
+            self.due_s = 0.0
+
+    def dismiss(self) -> None:
+        """Ask the process to end for good, as SIGTERM does; `enlist` starts another once it has."""
+        self.retire()
+        if self._process is not None:
+            self._is_leaving = True
+            self._process.send_signal(SIGTERM)
 
     def retire(self) -> None:
         """Start no further process. If one was due, no jobs are held, so this counts as a clean end."""

@@ -15,7 +15,7 @@ from types import FrameType
 
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import WorkerConfig
-from sluice.worker.endpoints import find_redis, partitions_of
+from sluice.worker.endpoints import RedisEndpoint, find_redis, partitions_of
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.processes.child_process import ChildProcess, ChildSpec
@@ -39,18 +39,32 @@ def start_parent(config: WorkerConfig, environ: Mapping[str, str]) -> int:
     configure_logs(config.log)
     log = get_log()
     workers, recorders = worker_specs(config, environ), recorder_specs(config, environ)
-    # The embedded server, if there is no other, is started before the children look for it, and used until they end.
-    with _ending_at_once():
+    redis = server_of_children(config, environ, log)
+    return Parent(workers, recorders, log, reporter(redis.url, config, log)).run()
+
+
+def server_of_children(config: WorkerConfig, environ: Mapping[str, str], log: Log) -> RedisEndpoint:
+    """Find or start the server of the children, before they look for it. Keep it as long as they run.
+
+    Raises:
+        ConfigError: no server can be started on this host.
+    """
+    with ending_at_once():
         redis = find_redis(config, environ)
     if redis.embedded is not None and redis.embedded.has_started:
         log.info("embedded server started; it stops with its last user", url=redis.url)
+    return redis
+
+
+def reporter(url: str, config: WorkerConfig, log: Log) -> Callable[[], Report]:
+    """Return what makes the function that reports deaths to the queue."""
 
     def make_report() -> Report:
         from sluice.worker.processes.death_report import DeathReports
 
-        return DeathReports(redis.url, partitions_of(config), log).send
+        return DeathReports(url, partitions_of(config), log).send
 
-    return Parent(workers, recorders, log, make_report).run()
+    return make_report
 
 
 class Parent:
@@ -86,7 +100,8 @@ class Parent:
     def run(self) -> int:
         """Keep the processes running until asked to stop or until no worker can be restarted; return the exit code."""
         with self._signals():
-            while any(worker.is_needed for worker in self._workers):
+            while self._is_needed:
+                self._steer()
                 for child in self._startable:
                     child.start_if_due()
                 if self._report is None:
@@ -98,6 +113,14 @@ class Parent:
             for sidecar in self._sidecars:
                 sidecar.stop()
         return self._exit_code()
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether a worker runs or will be started."""
+        return any(worker.is_needed for worker in self._workers)
+
+    def _steer(self) -> None:
+        """Decide which workers should run; here all of them, from the start."""
 
     @property
     def _startable(self) -> tuple[ChildProcess, ...]:
@@ -163,7 +186,7 @@ class Parent:
 
 
 @contextmanager
-def _ending_at_once() -> Generator[None]:
+def ending_at_once() -> Generator[None]:
     """End the process at SIGTERM: process 1 of a container ignores it as long as it has no handler."""
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(ExitCode.DONE))
     try:

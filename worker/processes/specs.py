@@ -25,10 +25,19 @@ def worker_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[Child
     Raises:
         ConfigError: the device is `cuda:all` and there is no GPU.
     """
+    if is_fleet(config):
+        return fleet_specs(config, environ)
+    # Its supervisor restarts it.
+    return [ChildSpec(kind="worker", command=WORKER, environ=_base(config, environ), restart="no")]
+
+
+def fleet_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Specify the workers of a fleet, each with a name of its own, which their parent restarts.
+
+    Raises:
+        ConfigError: as `worker_specs`.
+    """
     base = _base(config, environ)
-    if not is_fleet(config):
-        # Its supervisor restarts it.
-        return [ChildSpec(kind="worker", command=WORKER, environ=base, restart="no")]
     devices = devices_of(config.model.device) * config.model.processes
     is_on_cpu = config.model.device == "cpu"
     cores = share_cores(own_cores(), len(devices)) if is_on_cpu else [frozenset[int]()] * len(devices)
