@@ -153,8 +153,9 @@ class TestGivenARequestThatIsTooMuch:
             (b'{"prompt": "x", "' + b"n" * MIB + b'": 1}', 400),
             (b"\xff\xfe{}", 400),
             (b'"\\ud800"', 400),
+            ('{"prompt": "x", "\\ud800": 1}'.encode("utf-16"), 400),
         ],
-        ids=range(14),
+        ids=range(15),
     )
     def test_when_its_json_is_hostile_then_it_is_refused_soon(
         self, gateway: GatewayProcess, body: bytes, status: int
