@@ -91,7 +91,7 @@ class ResponseStream:
         """Return the event of an error. Its `error` makes clients raise, which take an end for a complete answer."""
         about = error.body["error"]
         number = max(self._events.after, self._events.last)
-        return _sse({"type": "error", "sequence_number": number, **about, "error": about})
+        return _sse({**about, "type": "error", "sequence_number": number, "error": about})
 
 
 async def keep_end(store: ResponseStore, response_id: str, end: ResponseEnd) -> None:

@@ -1,5 +1,6 @@
 """Gateways that are killed, a server that stops answering, and channels that are written anew."""
 
+import json
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -157,6 +158,19 @@ class TestGivenAQueueThatHasForgottenTheJob:
 
         with pytest.raises(openai.APIError, match="starting_after is 99999"):
             list(client.responses.retrieve(made.id, stream=True, starting_after=99_999))
+
+    def test_when_a_stream_ends_with_an_error_then_its_event_is_that_of_the_api(
+        self, client: openai.OpenAI, keeping: GatewayProcess
+    ) -> None:
+        made = client.responses.create(model="null", input="hello", max_output_tokens=8)
+
+        answer = keeping.get(f"/v1/responses/{made.id}?stream=true&starting_after=99999")
+
+        name, data = answer.text.strip().splitlines()
+        event = json.loads(data.removeprefix("data: "))
+        assert name == "event: error"
+        assert (event["type"], event["sequence_number"], event["param"]) == ("error", 99_999, "starting_after")
+        assert event["error"]["type"] == "invalid_request_error"
 
 
 class TestGivenAServerThatLostItsLastSecond:
