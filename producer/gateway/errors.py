@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import (
+    BatchClosed,
     ChannelExpired,
     HistoryUnavailable,
     IdempotencyConflict,
@@ -35,6 +36,7 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
     InvalidJob: (400, CALLER, "invalid_request"),
     IdempotencyConflict: (422, CALLER, "idempotency_conflict"),
     QueueFull: (429, LIMIT, None),
+    BatchClosed: (409, CALLER, "batch_closed"),
     HistoryUnavailable: (503, SERVER, "database_unavailable"),
     StorageUnavailable: (503, SERVER, "storage_unavailable"),
     FileInUse: (409, CALLER, "file_in_use"),
@@ -48,13 +50,14 @@ KINDS: dict[type, tuple[int, str, str | None]] = {
 }
 """Status, type and code of the client's errors; the nearest base class counts."""
 
-PRIVATE: dict[type, str] = {
+PRIVATE: dict[type, str | None] = {
+    BatchClosed: None,
     QueueRefused: "the queue's server refuses the request; the gateway's log has the cause",
     QueueUnreachable: "the queue's server does not answer now; try again",
     HistoryUnavailable: "the database does not answer now; try again",
     StorageUnavailable: "the storage of files does not answer now; try again",
 }
-"""What clients read in place of texts that may name addresses of servers."""
+"""What clients read in place of texts that may name addresses of servers; None: the text itself."""
 
 LOG = logging.getLogger(__name__)
 

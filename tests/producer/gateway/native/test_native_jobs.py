@@ -50,6 +50,16 @@ class TestGivenANewJob:
         shown = native.acme.get("/jobs/0.acme.mine").json()["now"]
         assert (shown["seed"], shown["priority"], shown["choices"], shown["batch"]) == (str(2**64 - 1), 3, 2, "b")
 
+    def test_when_its_batch_is_closed_then_it_is_409(self, native: Native) -> None:
+        batch = f"b{uuid4().hex}"
+        submitted(native.acme, batch=batch, max_tokens=2)
+        with Producer(native.server.url) as producer:
+            producer.close_batch(batch)
+
+        answer = native.acme.post("/jobs", json={"prompt": "once", "batch": batch})
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "batch_closed")
+
     def test_when_the_same_key_is_sent_again_then_the_first_job_is_returned(self, native: Native) -> None:
         headers = {"idempotency-key": uuid4().hex}
         body = {"prompt": "once", "max_tokens": 4}
