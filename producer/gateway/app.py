@@ -1,9 +1,10 @@
 """The ASGI application: its routes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import cast
 
 from starlette.applications import Starlette
@@ -12,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
@@ -21,7 +23,7 @@ from sluice.producer.gateway.arrival.requests import Arrival
 from sluice.producer.gateway.batches.routes import BatchRoutes
 from sluice.producer.gateway.batches.store import BatchStore
 from sluice.producer.gateway.connections.drain import Drain, Draining
-from sluice.producer.gateway.errors import SERVER, HttpError, error_of
+from sluice.producer.gateway.errors import METHOD_NOT_ALLOWED, SERVER, HttpError, error_of
 from sluice.producer.gateway.files.hosts import StorageMarks
 from sluice.producer.gateway.files.routes import FileRoutes
 from sluice.producer.gateway.files.storage import Storage
@@ -151,10 +153,19 @@ def _generate(generation: GenerationRoutes) -> Iterator[ApiRoute]:
         yield ApiRoute("POST", endpoint, handler, generation_doc(endpoint), scope="submit")
 
 
-async def _answer_with(_request: Request, error: Exception) -> Response:
+async def _answer_with(request: Request, error: Exception) -> Response:
     if not isinstance(error, HttpError):
         error = error_of(cast("ProducerError | RequestRefused | HTTPException", error))
+    if error.status == METHOD_NOT_ALLOWED:
+        error.headers["allow"] = ", ".join(_methods(request))
     return error.response
+
+
+def _methods(request: Request) -> Sequence[str]:
+    """Return the methods that a path has: each route has one, and HEAD with GET."""
+    routes = (route for route in cast("Starlette", request.app).routes if isinstance(route, ApiRoute))
+    found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted(chain.from_iterable(found))
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:

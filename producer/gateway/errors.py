@@ -61,6 +61,7 @@ PRIVATE: dict[type, str | None] = {
 
 LOG = logging.getLogger(__name__)
 
+METHOD_NOT_ALLOWED = 405
 UNREACHABLE_RETRY_S = 1.0
 MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 100
 
@@ -111,7 +112,8 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
     if isinstance(error, RequestRefused):
         return bad_request(error.message, code=error.code, param=error.param)
     if isinstance(error, HTTPException):
-        return bad_request(error.detail, code="not_found", status=error.status_code)
+        code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "not_found"
+        return bad_request(error.detail, code=code, status=error.status_code)
     if isinstance(error, JobFailed) and error.code in CALLERS_CODES:
         return bad_request(error.reason, code=error.code or "invalid_request")
     status, kind, code = next(KINDS[base] for base in type(error).__mro__ if base in KINDS)

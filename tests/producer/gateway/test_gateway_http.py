@@ -56,6 +56,23 @@ class TestGivenAWrongRequest:
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "not_found"
 
+    @pytest.mark.parametrize(
+        ("method", "path", "allowed"),
+        [
+            ("GET", CHAT, "POST"),
+            ("PUT", "/v1/files/file-0", "DELETE, GET, HEAD"),
+            ("PATCH", "/v1/models", "GET, HEAD"),
+        ],
+    )
+    def test_when_the_route_has_another_method_then_it_is_405_with_those_that_it_has(
+        self, gateway: GatewayProcess, method: str, path: str, allowed: str
+    ) -> None:
+        with gateway.http() as http:
+            answer = http.request(method, path)
+
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["error"]["code"] == "method_not_allowed"
+
 
 class TestGivenAPageOfAnotherSite:
     @pytest.mark.parametrize(
