@@ -1,7 +1,7 @@
 """The commands `producer queues …` and `producer server …`."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -86,7 +86,11 @@ def show_queue(*, as_json: bool, **values: object) -> None:
 
 
 def _workers(view: QueueView) -> list[tuple[str, str]]:
-    return [(name, ", ".join(f"{k}={v}" for k, v in about.items())) for name, about in view.workers.items()]
+    return [(name, _facts(about)) for name, about in view.workers.items()]
+
+
+def _facts(about: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in about.items() if name != "recent")  # samples for charts
 
 
 def _totals(name: str, views: Sequence[QueueView]) -> Values:

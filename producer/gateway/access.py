@@ -16,6 +16,9 @@ from sluice.producer.gateway.keyring import Keyring
 PUBLIC = ("/livez", "/readyz")
 """Paths that need no key."""
 
+PAGE = "/ui"
+"""Path of the page, whose visitors sign in."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -64,12 +67,14 @@ class Access:
         if scope["type"] != "lifespan":
             try:
                 caller = self._caller(scope)
-                scope.setdefault("state", {}).update(caller=caller, **caller.facts)
+                if caller is not None:
+                    scope.setdefault("state", {}).update(caller=caller, **caller.facts)
             except HttpError as refusal:
                 answer = refusal.response
         await answer(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller:
+    def _caller(self, scope: Scope) -> Caller | None:
+        """Return who sent a request; None: the page finds out itself."""
         headers = Headers(scope=scope)
         is_open = self._is_loopback and not self._keyring.is_required
         if is_open:
@@ -80,10 +85,17 @@ class Access:
             if _has_our_key(headers):
                 raise _invalid()  # the database with its key may be lost
             return Caller()
+        if is_page(scope["path"]):
+            return None
         key = self._keyring.key_of(_bearer(headers))
         if key is None:
             raise _invalid()
         return Caller(key)
+
+
+def is_page(path: str) -> bool:
+    """Return whether a path is one of the page, or leads to it."""
+    return path in ("/", PAGE) or path.startswith(f"{PAGE}/")
 
 
 def caller_of(request: Request) -> Caller:

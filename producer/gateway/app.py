@@ -42,6 +42,7 @@ from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
+from sluice.producer.gateway.ui.app import page_routes
 
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
 """Errors that clients read."""
@@ -87,6 +88,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         *response_routes(queues, rates, settings, database),
         *native_routes(queues, rates, records, settings),
         *_generate(generation),
+        *page_routes(keyring, queues, database),
     ]
     return Starlette(
         routes=routes,

@@ -105,6 +105,20 @@ class Keyring:
             self._used_ms[key.id] = now_ms
         return key
 
+    def active_key(self, key_id: str) -> ApiKey | None:
+        """Return the active key of this id, which has signed in before; None if there is none.
+
+        Raises:
+            HttpError: as `check`.
+        """
+        self.check()
+        key, now_ms = self._keys.get(key_id), _now_ms()
+        if key is None or not key.is_active(now_ms):
+            return None
+        with self._using:
+            self._used_ms[key.id] = now_ms
+        return key
+
     # ------------------------------------------------------------ the thread
 
     def start(self) -> None:

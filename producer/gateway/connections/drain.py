@@ -5,9 +5,13 @@ import json
 from collections.abc import Callable
 from typing import cast
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.producer.gateway.errors import SERVER, HttpError
+
+DRAIN = "drain"
+"""Field of a request's state: the `Drain` of its gateway."""
 
 EVENTS = b"text/event-stream"
 SHUTTING_DOWN = HttpError(
@@ -20,6 +24,11 @@ class Drain:
 
     def __init__(self) -> None:
         self._open: set[_Answer] = set()
+        self.has_begun = False
+
+    def start(self) -> None:
+        """Note that the gateway stops: streams that have no end by themselves end now."""
+        self.has_begun = True
 
     def begin(self, answer: "_Answer") -> None:
         """Add an answer."""
@@ -35,6 +44,11 @@ class Drain:
             answer.interrupt()
 
 
+def is_draining(request: Request) -> bool:
+    """Return whether the gateway of a request stops."""
+    return cast("Drain", request.state[DRAIN]).has_begun
+
+
 class Draining:
     """Middleware that ends interrupted answers with an error."""
 
@@ -46,6 +60,7 @@ class Draining:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope.setdefault("state", {})[DRAIN] = self._drain
         answer = _Answer(send)
         self._drain.begin(answer)
         try:

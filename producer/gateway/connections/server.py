@@ -30,6 +30,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, and end what is open."""
+        self._drain.start()
         ending = asyncio.get_running_loop().call_later(self._drain_s, self._drain.end)
         await super().shutdown(sockets)
         ending.cancel()

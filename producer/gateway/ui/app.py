@@ -1,0 +1,60 @@
+"""All routes of the page, with what they share."""
+
+from collections.abc import Iterator
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from sluice.producer.gateway.keyring import Keyring
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.ui.audit import AuditLog
+from sluice.producer.gateway.ui.frame import HEADERS, Frame
+from sluice.producer.gateway.ui.live import Live
+from sluice.producer.gateway.ui.pages.overview import OverviewPage
+from sluice.producer.gateway.ui.pages.signin import HOME, SignIn
+from sluice.producer.gateway.ui.sessions import Sessions
+from sluice.producer.gateway.ui.templates import STATIC
+from sluice.producer.gateway.ui.visitors import Visitors
+
+
+class Assets(StaticFiles):
+    """Scripts, styles and icons. Their addresses change with their content."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Return a file, which browsers keep."""
+        response = await super().get_response(path, scope)
+        response.headers.update({**HEADERS, "cache-control": "public, max-age=31536000, immutable"})
+        return response
+
+
+def page_routes(keyring: Keyring, queues: Queues, database: Database) -> Iterator[BaseRoute]:
+    """Yield the routes.
+
+    Args:
+        keyring: The keys.
+        queues: The queues of the gateway.
+        database: Where sessions and the audit log are, and the history.
+    """
+    sessions, audit = Sessions(database), AuditLog(database)
+    visitors = Visitors(keyring, sessions)
+    frame = Frame(visitors)
+    live = Live(frame)
+    yield Mount("/ui/static", Assets(directory=STATIC))
+    yield frame.open("/", _home)
+    yield frame.open("/ui", _home)
+    yield from SignIn(frame, visitors, keyring, sessions, audit).routes()
+    yield from OverviewPage(frame, live, queues, database).routes()
+    yield frame.open("/ui/{rest:path}", _unknown)
+
+
+async def _home(_request: Request) -> Response:
+    return RedirectResponse(HOME, 303)
+
+
+async def _unknown(_request: Request) -> Response:
+    raise HTTPException(404, "there is no such page")

@@ -1,0 +1,80 @@
+"""How pages write numbers, times and text. No I/O."""
+
+import time
+from datetime import UTC, datetime
+
+DASH = "\u2013"
+UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+"""Control characters and the visible ones that stand for them."""
+
+
+def count(value: float | None) -> str:
+    """Format a whole number with thin groups: 12,345."""
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def compact(value: float | None) -> str:
+    """Format a large number in at most five characters: 12.3k."""
+    if value is None:
+        return DASH
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration: 12 ms, 1.2 s, 3 m 20 s."""
+    if value is None:
+        return DASH
+    if value < 1:
+        return f"{max(0, round(value * 1000))} ms"
+    if value < 60:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    whole = round(value)
+    for number, (size, unit) in enumerate(UNITS):
+        if whole >= size:
+            smaller, name = UNITS[number + 1] if number + 1 < len(UNITS) else (1, "s")
+            return f"{whole // size} {unit} {whole % size // smaller} {name}"
+    return f"{whole} s"
+
+
+def ago(at_ms: int | None) -> str:
+    """Format how long ago a time was."""
+    return DASH if at_ms is None else f"{seconds(max(0.0, time.time() - at_ms / 1000))} ago"
+
+
+def moment(at_ms: int | None) -> str:
+    """Format a time, in UTC."""
+    return DASH if at_ms is None else f"{_utc(at_ms):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def clock(at_ms: int | None) -> str:
+    """Format a time of a day, in UTC."""
+    return DASH if at_ms is None else f"{_utc(at_ms):%H:%M:%S}"
+
+
+def percent(share: float | None) -> str:
+    """Format a share: 12 %."""
+    return DASH if share is None else f"{100 * share:.0f} %"
+
+
+def money(value: float | None, currency: str | None) -> str:
+    """Format a cost."""
+    if value is None:
+        return DASH
+    digits = 2 if value == 0 or abs(value) >= 1 else 4
+    return f"{value:,.{digits}f} {currency or ''}".rstrip()
+
+
+def visible(text: object) -> str:
+    """Return a text whose control characters can be seen, so that none of them acts."""
+    return str(text).translate(PICTURES)
+
+
+def _utc(at_ms: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return datetime.fromtimestamp(0, UTC)

@@ -1,0 +1,114 @@
+"""The first page: queues, workers and alerts; for a key without `admin`, the jobs of its tenant."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.threads import HISTORY
+from sluice.producer.gateway.ui.frame import Frame, render
+from sluice.producer.gateway.ui.live import Latest, Live, Parts
+from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue, ttft_of_tenant
+from sluice.producer.gateway.ui.read.overview import Latency, Memory, Overview, Trends, overview
+from sluice.producer.gateway.ui.templates import fragment
+from sluice.producer.gateway.ui.visitors import Visitor
+from sluice.producer.operations.operation import Ask, Operation, Reply
+
+READ_EVERY_S = 1.0
+LATENCY_EVERY_S = 5.0
+PUSH_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFigures:
+    """What a tenant sees of its own jobs."""
+
+    counts: Mapping[str, int]
+    ttft: Latency
+
+
+class OverviewPage:
+    """The page, and its live stream."""
+
+    def __init__(self, frame: Frame, live: Live, queues: Queues, database: Database) -> None:
+        self._frame, self._live = frame, live
+        self._queues, self._database = queues, database
+        self._trends = Trends()
+        self._latest = Latest(self._read, READ_EVERY_S)
+        self._latencies = Latest(self._read_latencies, LATENCY_EVERY_S)
+
+    def routes(self) -> Iterator[Route]:
+        """Yield the routes."""
+        yield self._frame.page("/ui/", self._show)
+        yield self._frame.page("/ui/events", self._events)
+
+    async def _show(self, request: Request, visitor: Visitor) -> Response:
+        if not visitor.may("admin"):
+            return render(request, "own_overview.html", parts=await self._own_parts(visitor))
+        return render(request, "overview.html", parts=await self._parts())
+
+    async def _events(self, request: Request, visitor: Visitor) -> Response:
+        async def read() -> Parts:
+            return await self._parts() if visitor.may("admin") else await self._own_parts(visitor)
+
+        return self._live.stream(self._live.parts(request, visitor, read, PUSH_EVERY_S))
+
+    async def _parts(self) -> Parts:
+        found = await self._latest.get()
+        values = {"found": found}
+        return {
+            "alerts": fragment("parts/alerts.html", **values),
+            "queues": fragment("parts/queues.html", **values),
+            "workers": fragment("parts/workers.html", **values),
+            "series": json.dumps(found.series),
+        }
+
+    async def _own_parts(self, visitor: Visitor) -> Parts:
+        tenant = visitor.caller.tenant
+        names = [queue.name for queue in self._queues]
+        try:
+            counts, ttft = await asyncio.gather(
+                HISTORY.run(counts_of_tenant, self._database, tenant, names),
+                HISTORY.run(ttft_of_tenant, self._database, tenant),
+            )
+        except ProducerError:
+            return {"own": fragment("parts/no_history.html")}
+        return {"own": fragment("parts/own.html", own=OwnFigures(counts=counts, ttft=ttft))}
+
+    async def _read(self) -> Overview:
+        names = [queue.name for queue in self._queues]
+        views = await asyncio.gather(*(queue.submitting.queue() for queue in self._queues))
+        latencies, memory = await self._latencies.get(), await self._memory()
+        return overview(dict(zip(names, views, strict=True)), latencies, memory, self._trends)
+
+    async def _read_latencies(self) -> Mapping[str, Latency]:
+        try:
+            return await HISTORY.run(ttft_by_queue, self._database, [queue.name for queue in self._queues])
+        except ProducerError:
+            return {}
+
+    async def _memory(self) -> Memory | None:
+        try:
+            return await self._queues.first.submitting.run(_look_at_memory())
+        except (ProducerError, ValueError):
+            return None  # a user that may not ask, or a server that does not say
+
+
+def _look_at_memory() -> Operation[Memory]:
+    [reply] = yield Ask((("INFO", "memory"),), is_lenient=True)
+    facts = _facts(reply)
+    return Memory(used_bytes=int(facts["used_memory"]), max_bytes=int(facts.get("maxmemory", "0")))
+
+
+def _facts(reply: Reply) -> Mapping[str, str]:
+    if not isinstance(reply, bytes):
+        raise ValueError("the server does not say")  # noqa: TRY004  # it refused, which is an answer
+    pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {name: value.strip() for name, _, value in pairs if value}

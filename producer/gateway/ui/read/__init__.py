@@ -1,0 +1,1 @@
+"""What pages show, read from Redis and SQL. Knows no HTML."""
