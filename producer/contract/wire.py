@@ -202,7 +202,7 @@ def decode_entry(data: bytes) -> ChannelEntry:
         WireError: an unknown version, or not a channel entry.
     """
     message = _open(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
-    with _Reading("channel entry"):
+    with _READING_ENTRY:
         _, start, token_ids, text, time_ms, logprobs, end, *rest = message
         return ChannelEntry(
             start=as_int(start),
@@ -416,6 +416,8 @@ class _Reading:
         if isinstance(error, _UNREADABLE):
             raise WireError(f"not a {self._what}: {error}") from error
 
+
+_READING_ENTRY = _Reading("channel entry")
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 

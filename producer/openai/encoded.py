@@ -4,7 +4,8 @@ Nearly all events add only text to a choice that has begun: what is around the t
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 
 from sluice.producer.openai.bodies import Object
 from sluice.producer.openai.chunks import Chunks
@@ -30,7 +31,7 @@ class EncodedChunks:
         """Return the chunks of an event, as `Chunks.of`."""
         around = self._around.get(event.choice)
         if around is not None and event.text and event.end is None and not event.logprobs:
-            return around[0] + json.dumps(event.text).encode() + around[1]
+            return around[0] + encode_basestring_ascii(event.text).encode() + around[1]
         found = self.chunks.of(event)
         if found and around is None:
             self._around[event.choice] = self._around_text(event)
@@ -41,6 +42,6 @@ class EncodedChunks:
         return b"".join(map(server_sent, self.chunks.usage()))
 
     def _around_text(self, event: StreamEvent) -> tuple[bytes, bytes]:
-        [chunk] = self.chunks.of(replace(event, text=MARK, end=None, logprobs=None))
+        [chunk] = self.chunks.of(event._replace(text=MARK, end=None, logprobs=None))
         before, _, after = server_sent(chunk).rpartition(json.dumps(MARK).encode())
         return before, after

@@ -7,7 +7,6 @@ can be cut from the result after the channel has expired. Reading never restarts
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.contract.calls import JobView
@@ -19,6 +18,7 @@ from sluice.producer.contract.wire import (
     End,
     JobId,
     JobResult,
+    TokenLogprobs,
     decode_entry,
     decode_result,
     decode_spec,
@@ -78,14 +78,31 @@ def _checked(cursor: Cursor, place: object) -> Cursor:
     return cursor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEvent(ChannelEntry):
+class StreamEvent(NamedTuple):
     """An entry of a channel, with its job and its position: output that one or more steps added to one choice."""
 
     job_id: JobId
     choice: int
-    cursor: str
-    """The position after this event: pass it to `stream` to resume from here."""
+    start: int
+    """As in `ChannelEntry`, as are the other fields up to `end`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    time_ms: int
+    logprobs: tuple[TokenLogprobs, ...] | None
+    end: End | None
+    position: Cursor
+    """The position after this event."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens of the choice after this event."""
+        return self.position.tokens
+
+    @property
+    def cursor(self) -> str:
+        """The position as text: pass it to `stream` to resume after this event."""
+        return str(self.position)
 
 
 Follow: TypeAlias = Generator[Step | StreamEvent, list[Reply], None]
@@ -219,20 +236,10 @@ class Reader:
 
     def _event(self, entry: ChannelEntry) -> StreamEvent:
         chars = None if self._cursor.chars is None else self._cursor.chars + len(entry.text)
-        self._cursor = Cursor(entry.offset, chars, entry.end is not None)
         self.end = entry.end
         self.is_finished = entry.end is not None
-        return StreamEvent(
-            job_id=self.job_id,
-            choice=self.choice,
-            start=entry.start,
-            token_ids=entry.token_ids,
-            text=entry.text,
-            logprobs=entry.logprobs,
-            time_ms=entry.time_ms,
-            end=entry.end,
-            cursor=str(self._cursor),
-        )
+        self._cursor = Cursor(entry.offset, chars, self.is_finished)
+        return StreamEvent(self.job_id, self.choice, *entry, self._cursor)
 
 
 def _whole(entries: Sequence[ChannelEntry]) -> ChoiceResult:

@@ -9,7 +9,7 @@ change nothing, a submit carries its ids, and cancelling a cancelled job reports
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from sluice.producer.contract.transport.execution import Command, Reply
 
@@ -31,8 +31,7 @@ class Ask:
     """Whether the error of one command becomes its reply, as a ProducerError, instead of being raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """A blocking read of channels after the given entry ids. The result is a list of (channel, entries)."""
 
     cursors: Mapping[str, str]

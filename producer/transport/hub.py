@@ -11,6 +11,7 @@ second.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -47,9 +48,9 @@ BEGIN = "0-0"
 Send = Callable[[Ask], Awaitable[list[Reply]]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    """A reader's wait."""
+    """A reader's wait. Nothing changes it; it is not frozen because one is made for each entry."""
 
     channel: str
     after: str
@@ -64,9 +65,9 @@ class _Silences:
 
     _since_s: dict[str, float] = field(default_factory=dict[str, float])
 
-    def since_s(self, channel: str) -> float:
+    def since_s(self, channel: str, now_s: float) -> float:
         """Return when a channel last had an entry, or now if that is not known."""
-        return self._since_s.pop(channel, monotonic())
+        return self._since_s.pop(channel, now_s)
 
     def keep(self, waiter: _Waiter, num_waiting: int) -> None:
         """Keep a wait that ended without an entry. The oldest are removed, in case their readers never return."""
@@ -80,10 +81,11 @@ class Hub:
 
     Args:
         send: Makes one round trip.
+        in_turn: Opens a `Send` for one round trip after the other, which may keep its connection.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, in_turn: Callable[[], AbstractAsyncContextManager[Send]]) -> None:
+        self._send, self._in_turn = send, in_turn
         self._lively: list[_Waiter] = []
         self._silent: list[tuple[float, int, _Waiter]] = []
         """A heap by due time; the number orders equal times."""
@@ -101,8 +103,9 @@ class Hub:
             QueueUnreachable: the server did not answer.
         """
         future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
-        since_s = self._silences.since_s(channel)
-        self._add(_Waiter(channel, after, since_s, monotonic() + block_ms / 1000, future))
+        now_s = monotonic()
+        since_s = self._silences.since_s(channel, now_s)
+        self._add(_Waiter(channel, after, since_s, now_s + block_ms / 1000, future), now_s)
         return await future
 
     async def close(self) -> None:
@@ -117,22 +120,21 @@ class Hub:
     def _all(self) -> list[_Waiter]:
         return [*self._lively, *(waiter for _, _, waiter in self._silent)]
 
-    def _add(self, waiter: _Waiter) -> None:
-        if self._is_reading and monotonic() - waiter.silent_since_s < LIVELY_S:
+    def _add(self, waiter: _Waiter, now_s: float) -> None:
+        if self._is_reading and now_s - waiter.silent_since_s < LIVELY_S:
             self._new.append(waiter)
             if len(self._new_reads) < MAX_NEW_READS:
                 self._new_reads.add(asyncio.create_task(self._read_new()))
         else:
-            self._file(waiter)
+            self._file(waiter, now_s)
             self._wake()
 
     def _wake(self) -> None:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
 
-    def _file(self, waiter: _Waiter) -> None:
+    def _file(self, waiter: _Waiter, now_s: float) -> None:
         """Add a waiter to every read, or schedule it if its channel is silent."""
-        now_s = monotonic()
         silent_s = now_s - waiter.silent_since_s
         if silent_s < LIVELY_S:
             self._lively.append(waiter)
@@ -141,6 +143,11 @@ class Hub:
             heappush(self._silent, (due_s, next(self._filed), waiter))
 
     async def _run(self) -> None:
+        while self._lively or self._silent:  # also those that came while the connection was released
+            async with self._in_turn() as send:
+                await self._read_all(send)
+
+    async def _read_all(self, send: Send) -> None:
         while self._lively or self._silent:
             waiters = self._due()
             if not waiters:
@@ -149,7 +156,7 @@ class Hub:
             cursors = _cursors(waiters)
             self._is_reading = True
             try:
-                [reply] = await self._send(Ask((xread(cursors, block_ms=self._block_ms(len(cursors))),)))
+                [reply] = await send(Ask((xread(cursors, block_ms=self._block_ms(len(cursors))),)))
                 self._settle(waiters, cursors, dict(channel_entries(reply)))
             except Exception as error:  # noqa: BLE001 (every waiter gets it)
                 self._fail([*waiters, *self._take_all()], error)
@@ -218,7 +225,7 @@ class Hub:
                 self._silences.keep(waiter, len(self._silent))
                 waiter.future.set_result([])
             else:
-                self._file(waiter)
+                self._file(waiter, now_s)
 
     def _take_all(self) -> list[_Waiter]:
         waiters = self._all()

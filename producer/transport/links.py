@@ -5,10 +5,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import hiredis
 from redis.exceptions import ResponseError
 
 from sluice.producer.contract.transport.drivers import drive, drive_async
@@ -17,6 +18,7 @@ from sluice.producer.contract.transport.execution import Command, Reply
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import Ask, Entries, Read, Sleep
+from sluice.producer.transport import hub
 from sluice.producer.transport.actions import (
     Action,
     Connect,
@@ -29,10 +31,13 @@ from sluice.producer.transport.actions import (
     Transfer,
 )
 from sluice.producer.transport.cluster import Cluster, ClusterPipe
-from sluice.producer.transport.hub import Hub
 from sluice.producer.transport.pools import Pool, Pools, make_async_pool, make_pool, sentinels_of
 from sluice.producer.transport.retries import LinkSettings
 from sluice.producer.transport.server import Server, ServerPipe
+
+untyped_hiredis: Any = hiredis  # Any: its types have commands of one word
+PACK = cast("Callable[[Command], bytes]", untyped_hiredis.pack_command)
+"""Packs a command. redis-py does so in Python on asyncio, which takes ten times as long."""
 
 MAX_ASKS = 16
 """Round trips of one asyncio client at once, in addition to reads that block."""
@@ -195,7 +200,7 @@ class AsyncLink:
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
         self._slots = asyncio.Semaphore(MAX_ASKS)
-        self._hub = Hub(self.ask_blocking)
+        self._hub = hub.Hub(self.ask_blocking, self._blocking_in_turn)
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -211,6 +216,20 @@ class AsyncLink:
     async def ask_blocking(self, ask: Ask) -> list[Reply]:
         """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
         return await self.run(self._endpoint.ask(ask))
+
+    @asynccontextmanager
+    async def _blocking_in_turn(self) -> AsyncGenerator[hub.Send]:
+        """Yield an `ask_blocking` for one read after the other. It keeps its connection, except to a Cluster."""
+        if isinstance(self._endpoint, Cluster):
+            yield self.ask_blocking
+            return
+        async with self.pipe() as pipe:
+
+            async def ask_blocking(ask: Ask) -> list[Reply]:
+                await pipe.send(ask)
+                return await pipe.receive()
+
+            yield ask_blocking
 
     @asynccontextmanager
     async def pipe(self) -> AsyncGenerator["AsyncPipe"]:
@@ -301,7 +320,7 @@ async def _send_async(taken: Connection, commands: Sequence[Command]) -> None:
     task = asyncio.current_task()
     assert task is not None
     num_cancellations = task.cancelling()
-    await taken.connection.send_packed_command(taken.connection.pack_commands(commands))
+    await taken.connection.send_packed_command(b"".join(map(PACK, commands)))
     if task.cancelling() > num_cancellations:
         await taken.connection.disconnect(nowait=True)  # its reply will not be read
         raise asyncio.CancelledError

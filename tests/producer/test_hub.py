@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,12 +11,16 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.errors import QueueUnreachable
 from sluice.producer.operations.operation import Ask, Entries, Reply
 from sluice.producer.transport import hub
-from sluice.producer.transport.hub import MAX_NEW_READS, MAX_UNSEEN_S, Hub
+from sluice.producer.transport.hub import MAX_NEW_READS, MAX_UNSEEN_S, Hub, Send
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer
 
 LIVELY_S = 0.4
 """Shorter than in production: the test lasts four times as long."""
+
+
+def hub_of(send: Send) -> Hub:
+    return Hub(send, lambda: nullcontext(send))
 
 
 class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
@@ -36,7 +41,7 @@ class TestGivenOneReaderThatHearsMuchAndManyThatHearNothing:
                 asked.append(len(ask.commands[0]))
                 return await link.ask_blocking(ask)
 
-            monkeypatch.setattr(link, "_hub", Hub(counted))
+            monkeypatch.setattr(link, "_hub", hub_of(counted))
 
             async def listen(number: int) -> None:
                 async for _ in producer.stream(receipts[number]):
@@ -77,7 +82,7 @@ class HeldReads:
 class TestGivenAReadThatBlocks:
     async def test_when_a_reader_comes_then_it_is_read_for_at_once_and_joins_the_next_read(self) -> None:
         server = HeldReads()
-        hub = Hub(server.send)
+        hub = hub_of(server.send)
         first = asyncio.create_task(hub.read("a", "0-0", 60_000))
         old, old_reply = await server.asked.get()
         second = asyncio.create_task(hub.read("b", "0-0", 60_000))
@@ -96,7 +101,7 @@ class TestGivenAReadThatBlocks:
 
     async def test_when_as_many_as_may_end_together_then_a_reader_that_asks_again_is_read_for(self) -> None:
         server = HeldReads()
-        hub = Hub(server.send)
+        hub = hub_of(server.send)
         readers: list[asyncio.Task[object]] = [asyncio.create_task(hub.read("blocks", "0-0", 60_000))]
         await server.asked.get()
 
@@ -121,7 +126,7 @@ class TestGivenAReadThatBlocks:
 
     async def test_when_a_reply_cannot_be_read_then_its_readers_learn_it(self) -> None:
         server = HeldReads()
-        hub = Hub(server.send)
+        hub = hub_of(server.send)
         reader = asyncio.create_task(hub.read("a", "0-0", 60_000))
         _, reply = await server.asked.get()
 
@@ -133,7 +138,7 @@ class TestGivenAReadThatBlocks:
 
     async def test_when_all_reads_fail_then_each_reader_learns_it(self) -> None:
         server = HeldReads()
-        hub = Hub(server.send)
+        hub = hub_of(server.send)
         readers: list[asyncio.Task[Entries]] = []
         replies: list[asyncio.Future[list[Reply]]] = []
         for number in range(1 + MAX_NEW_READS):

@@ -118,7 +118,7 @@ async def _events(found: Found, cursors: list[Cursor]) -> AsyncIterator[bytes]:
     follower = found.queue.following
     try:
         async for event in follower.stream_choices(found.id, len(cursors), cursors):
-            cursors[event.choice] = cursor_at(event.cursor)
+            cursors[event.choice] = event.position
             ends[event.choice] = event.end
             yield _event("output", ",".join(map(str, cursors)), _output(event))
         last = _last_of_ends(ends) or _last_of_result(await follower.result(found.id))

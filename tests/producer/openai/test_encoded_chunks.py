@@ -12,7 +12,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import End, JobId, TokenLogprobs, Usage
 from sluice.producer.openai.chunks import Chunks
 from sluice.producer.openai.encoded import EncodedChunks
-from sluice.producer.operations.follow import StreamEvent
+from sluice.producer.operations.follow import Cursor, StreamEvent
 
 ENDS = st.none() | st.sampled_from(
     [
@@ -31,7 +31,7 @@ EVENTS = st.builds(
     time_ms=st.just(0),
     logprobs=st.none() | st.just((TokenLogprobs(chosen=-0.5, top=((7, -0.5),)),)),
     end=ENDS,
-    cursor=st.just("1:1"),
+    position=st.just(Cursor(1, 1)),
 )
 
 
@@ -53,7 +53,15 @@ class TestGivenChoicesWhoseEndsAreReadInAnyOrder:
             end = End(state=JobState.DONE, finish_reason="stop", usage=usage)
             chunks.of(
                 StreamEvent(
-                    job_id=JobId("0.t.a"), choice=choice, start=0, token_ids=(), text="", time_ms=0, end=end, cursor="1"
+                    job_id=JobId("0.t.a"),
+                    choice=choice,
+                    start=0,
+                    token_ids=(),
+                    text="",
+                    time_ms=0,
+                    logprobs=None,
+                    end=end,
+                    position=Cursor(1),
                 )
             )
 
