@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from sluice.producer.contract.jobs import Options
 from sluice.producer.contract.openai.requests import CHAT, Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.connections.events import EventStream
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
@@ -46,7 +47,7 @@ class GenerationRoutes:
             await queue.readers.join(receipt.id, is_submitter=not receipt.is_duplicate)
         if asked.is_stream:
             events = self._stream(queue, receipt.id, asked)
-            return StreamingResponse(events, headers=rates, media_type="text/event-stream")
+            return EventStream(events, rates)
         answer = await _whole(queue, receipt.id, asked, request)
         answer.headers.update(rates)
         return answer

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sluice.producer.contract.openai.logprobs import logprobs_to_json
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import End, JobResult, Usage
 from sluice.producer.errors import BadOffset, JobNotDone, ProducerError
+from sluice.producer.gateway.connections.events import EventStream
 from sluice.producer.gateway.errors import HttpError, bad_request, error_of
 from sluice.producer.gateway.native.bodies import TEXT
 from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
@@ -27,7 +28,6 @@ from sluice.producer.operations.queue import Queue
 OVER = "end"
 """Id of the last event. A browser that has it is told not to come back."""
 
-HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 NUMBER: Schema = {"type": "integer"}
 OUTPUT = object_schema(
     "Output",
@@ -88,7 +88,7 @@ class EventRoute:
         if last == OVER:
             return Response(status_code=204)
         cursors = _cursors(found, last)
-        return StreamingResponse(_events(found, cursors), headers=HEADERS, media_type=EVENTS)
+        return EventStream(_events(found, cursors))
 
 
 def _cursors(found: Found, last: str) -> list[Cursor]:

@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import cast
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from sluice.producer.contract.openai.responses import read_response_request
 from sluice.producer.contract.states import JobState
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
 from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.connections.events import EventStream
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.openapi import response_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
@@ -67,7 +68,7 @@ class ResponseRoutes:
         response = created.response
         request.state.job_id = response.info.job_id
         if asked.is_stream:
-            return StreamingResponse(self._stream(created), headers=created.rates, media_type="text/event-stream")
+            return EventStream(self._stream(created), created.rates)
         if response.end is not None or asked.is_background:
             answer = _answer(response, response.end.status if response.end else "queued", response.end)
         else:
@@ -83,7 +84,7 @@ class ResponseRoutes:
         after = _starting_after(request)
         queue = None if response.end is not None else served(self._queues, response.queue)
         stream = ResponseStream(response, queue, self._store, after=after)
-        return StreamingResponse(stream.events(), media_type="text/event-stream")
+        return EventStream(stream.events())
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response in the background, and answer with what became of it."""

@@ -74,6 +74,25 @@ class TestGivenAWrongRequest:
         assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
+class TestGivenAStream:
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            (CHAT, HELLO),
+            ("/v1/completions", {"prompt": "hello"}),
+            ("/v1/responses", {"input": "hello", "store": False}),
+        ],
+    )
+    def test_when_it_is_answered_then_proxies_are_told_to_pass_each_event_on(
+        self, gateway: GatewayProcess, path: str, body: dict[str, object]
+    ) -> None:
+        with gateway.http() as http:
+            answer = http.post(path, json={**body, "stream": True})
+
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")
+
+
 class TestGivenAPageOfAnotherSite:
     @pytest.mark.parametrize(
         ("headers", "status"),
