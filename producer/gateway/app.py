@@ -34,15 +34,16 @@ from sluice.producer.gateway.log.requests import REQUEST_ID, RequestLog
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.native.routes import native_routes
 from sluice.producer.gateway.openapi.document import document_route
-from sluice.producer.gateway.openapi.openai_docs import LIVE, MODELS, READY, generation_doc
+from sluice.producer.gateway.openapi.openai_docs import LIVE, MODEL, MODELS, READY, generation_doc
 from sluice.producer.gateway.openapi.routes import ApiRoute
-from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.queues import Queues, unknown_model
 from sluice.producer.gateway.rates import RATE_HEADERS, Rates
 from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
 from sluice.producer.gateway.ui.app import page_routes
+from sluice.producer.openai.bodies import Object
 
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
 """Errors that clients read."""
@@ -110,9 +111,13 @@ def _looks(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[Ap
     """Yield the routes that say whether the gateway works, and what it serves."""
 
     async def list_models(_request: Request) -> Response:
-        names = await queues.models()
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "sluice"} for name in names]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": list(map(_model, await queues.models()))})
+
+    async def show_model(request: Request) -> Response:
+        name, names = request.path_params["model"], await queues.models()
+        if name not in names:
+            raise unknown_model(name, names)
+        return JSONResponse(_model(name))
 
     async def live(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -127,6 +132,12 @@ def _looks(keyring: Keyring, queues: Queues, marks: StorageMarks) -> Iterator[Ap
     yield ApiRoute("GET", "/livez", live, LIVE, scope=None)
     yield ApiRoute("GET", "/readyz", ready, READY, scope=None)
     yield ApiRoute("GET", "/v1/models", list_models, MODELS, scope="read")
+    # Names may have slashes.
+    yield ApiRoute("GET", "/v1/models/{model:path}", show_model, MODEL, scope="read")
+
+
+def _model(name: str) -> Object:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "sluice"}
 
 
 def _stored(settings: GatewaySettings, queues: Queues, storage: Storage, database: Database) -> Iterator[ApiRoute]:

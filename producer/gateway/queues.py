@@ -1,13 +1,13 @@
 """The queues that the gateway serves, and the one that serves a model."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
 
 from sluice.producer.aio import AsyncProducer
-from sluice.producer.gateway.errors import bad_request
+from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.queue import Queue
@@ -92,12 +92,7 @@ class Queues:
         if model is None or (not known and len(self._clients) == 1):
             return self.first
         if model not in known:
-            raise bad_request(
-                f"the model {model!r} is not served; served: {', '.join(sorted(known)) or 'none'}",
-                code="model_not_found",
-                param="model",
-                status=404,
-            )
+            raise unknown_model(model, known)
         return self._clients[known[model]]
 
     async def models(self) -> tuple[str, ...]:
@@ -144,6 +139,16 @@ class Queues:
 
     def _is_new(self, at_s: float) -> bool:
         return at_s == self._looked_s
+
+
+def unknown_model(model: str, known: Iterable[str]) -> HttpError:
+    """Return the error for a model that is not served."""
+    return bad_request(
+        f"the model {model!r} is not served; served: {', '.join(sorted(known)) or 'none'}",
+        code="model_not_found",
+        param="model",
+        status=404,
+    )
 
 
 def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:

@@ -63,7 +63,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
     paths: dict[str, Schema] = {}
     for route in routes:
         if isinstance(route, ApiRoute):
-            paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, components)
+            paths.setdefault(route.path_format, {})[route.method.lower()] = _operation(route, components)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version("sluice-llm"), "summary": "LLM generation behind a queue."},
@@ -78,7 +78,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
 
 def _operation(route: ApiRoute, components: dict[str, Schema]) -> Schema:
     doc = route.doc
-    name = "_".join(part.strip("{}").replace(".", "_") for part in route.path.split("/") if part)
+    name = "_".join(part.strip("{}").replace(".", "_") for part in route.path_format.split("/") if part)
     needs = "" if route.scope is None else f"Needs the scope `{route.scope}`."
     made: Schema = {
         "operationId": f"{route.method.lower()}_{name}",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from sluice.producer.contract.jobs import SAMPLING_NAMES
 from sluice.producer.contract.openai.requests import CHAT, COMPLETIONS, Endpoint
 from sluice.producer.gateway.native.submit import KEY, MESSAGE, options_schema
-from sluice.producer.gateway.openapi.routes import EVENTS, JSON, Answer, RouteDoc, json_answer
+from sluice.producer.gateway.openapi.routes import EVENTS, JSON, Answer, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, or_null
 
 TEXT: Schema = {"type": "string"}
@@ -18,11 +18,20 @@ HEALTH = json_answer("It is.", object_schema("Health", status={"const": "ok"}))
 LIVE = RouteDoc(tag="health", summary="Check that the process runs", answers={200: HEALTH})
 READY = RouteDoc(tag="health", summary="Check that Redis answers, and that keys are known", answers={200: HEALTH})
 
-MODEL = object_schema("Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT)
+ONE_MODEL = object_schema("Model", id=TEXT, object={"const": "model"}, created=NUMBER, owned_by=TEXT)
 MODELS = RouteDoc(
     tag="openai",
     summary="List the models that workers serve",
-    answers={200: json_answer("All of them.", object_schema("Models", object={"const": "list"}, data=list_of(MODEL)))},
+    answers={
+        200: json_answer("All of them.", object_schema("Models", object={"const": "list"}, data=list_of(ONE_MODEL)))
+    },
+)
+MODEL = RouteDoc(
+    tag="openai",
+    summary="Show a model that workers serve",
+    answers={200: json_answer("It is served.", ONE_MODEL)},
+    errors=(404,),
+    parameters=(Parameter(name="model", place="path", description="Name of a model; it may have slashes."),),
 )
 
 USAGE = object_schema(

@@ -94,6 +94,15 @@ class TestGivenATextCompletion:
     def test_when_models_are_listed_then_those_of_living_workers_are(self, gateway: GatewayProcess) -> None:
         assert [model.id for model in gateway.client().models.list()] == ["null"]
 
+    def test_when_one_is_asked_for_then_it_is_shown_or_404(self, gateway: GatewayProcess) -> None:
+        client = gateway.client()
+
+        assert client.models.retrieve("null") == next(iter(client.models.list()))
+        for name in ("gpt-9", "org/name"):
+            with pytest.raises(openai.NotFoundError, match=f"'{name}' is not served; served: null") as raised:
+                client.models.retrieve(name)
+            assert raised.value.code == "model_not_found"
+
 
 class TestGivenTwoWorkers:
     def test_when_the_one_that_streams_is_killed_then_each_character_comes_once(

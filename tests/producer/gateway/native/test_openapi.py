@@ -78,7 +78,7 @@ class TestGivenTheApplication:
         app = create_router(GatewaySettings(redis_url="redis://127.0.0.1:1", database_url=NOWHERE), Keyring(NOWHERE))
 
         served = {
-            (method.lower(), route.path)
+            (method.lower(), route.path_format)
             # A mount has no methods, and fails. The page is for people: it has no description.
             for route in cast("list[Route]", [one for one in app.routes if not is_page(cast("Route", one).path)])
             for method in route.methods or ()
@@ -124,6 +124,7 @@ class TestGivenRealAnswers:
             "GET /queues/{queue}/scale": native.acme.get("/queues/default/scale"),
             "GET /tenants": native.acme.get("/tenants"),
             "GET /v1/models": native.acme.get("/v1/models"),
+            "GET /v1/models/{model}": native.acme.get("/v1/models/null"),
             "GET /livez": native.acme.get("/livez"),
             "GET /readyz": native.acme.get("/readyz"),
         }
