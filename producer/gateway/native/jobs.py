@@ -22,7 +22,7 @@ from sluice.producer.gateway.native.bodies import (
     listed_body,
     result_body,
 )
-from sluice.producer.gateway.native.query import read_number, read_seconds
+from sluice.producer.gateway.native.query import read_number, read_seconds, read_text
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
 from sluice.producer.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
@@ -120,18 +120,17 @@ class JobRoutes:
         return JSONResponse({"data": [listed_body(row) for row in page], "next": following})
 
     def _filter(self, request: Request) -> JobFilter:
-        query = request.query_params
-        state = query.get("state")
+        state = request.query_params.get("state")
         if state is not None and state not in list(JobState):
             raise bad_request(f"state must be one of {', '.join(JobState)}", param="state")
         since_s = read_seconds(request, "since")
         return JobFilter(
             queue=[queue.name for queue in self._search.asked_queues(request)],
-            batch=query.get("batch"),
+            batch=read_text(request, "batch"),
             state=state,
             tenant=caller_of(request).tenant,
             since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
-            after=_place(query.get("after")),
+            after=_place(read_text(request, "after")),
         )
 
     async def show(self, request: Request) -> Response:

@@ -41,5 +41,11 @@ def read_seconds(request: Request, name: str) -> float | None:
     return seconds
 
 
+def read_text(request: Request, name: str) -> str | None:
+    """Return a text of the query, None if it is not given. Databases refuse NUL, which none of their names has."""
+    text = request.query_params.get(name)
+    return None if text is None else text.replace("\0", "?")
+
+
 def _no_seconds(name: str) -> HttpError:
     return bad_request(f"{name} must be a number of seconds in [0, {MAX_SECONDS}]", param=name)

@@ -112,3 +112,14 @@ class TestGivenHostileHeaders:
             ]
 
         assert {answer.status_code for answer in refused} == {400}
+
+
+class TestGivenTextThatDatabasesRefuse:
+    @pytest.mark.parametrize("query", ["batch=%00", "after=1:%00"])
+    def test_when_jobs_are_listed_by_it_then_there_are_none(
+        self, valkey: RedisServer, history_url: str, query: str
+    ) -> None:
+        with gateway_process(valkey.url, database_url=history_url) as gateway:
+            answer = gateway.get(f"/jobs?{query}")
+
+        assert (answer.status_code, answer.json()) == (200, {"data": [], "next": None})
