@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from sluice.producer.contract.openai.requests import ENDPOINTS, RequestRefused
@@ -175,8 +175,8 @@ async def _answer_with(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> Sequence[str]:
-    """Return the methods that a path has: each route has one, and HEAD with GET."""
-    routes = (route for route in cast("Starlette", request.app).routes if isinstance(route, ApiRoute))
+    """Return the methods that a path has: a route of the API has one, and HEAD with GET."""
+    routes = (route for route in cast("Starlette", request.app).routes if isinstance(route, Route))
     found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     return sorted(chain.from_iterable(found))
 
