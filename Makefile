@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures profile test test-long test-clients bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures profile test test-long test-clients check-kubernetes bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ test-long: setup ## Full parameter grids, all examples of property tests, long f
 
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients
+
+check-kubernetes: setup ## Validate deploy/kubernetes; installs kustomize and validators the first time: some minutes.
+	$(BIN)/python -m tools.kubernetes.check
+	$(BIN)/python -m pytest -q -n 0 -m clients --timeout 600 tests/kubernetes
 
 bench-check: setup ## Has anything become slower? Ratios inside one run, so that a busy machine may run it. Some minutes.
 	@$(BIN)/python -m benchmarks gate

@@ -1,0 +1,161 @@
+"""The objects in deploy/kubernetes agree with the programs, and with each other. `make check-kubernetes` validates."""
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from sluice.producer.api_keys.key import SCOPES
+from sluice.producer.contract.scaling.demand import Scale
+from sluice.producer.gateway.native.scale import POLICY, SCOPE
+from sluice.worker.config import load_config
+from tests.rules.test_deployment import ROOT, parsed
+
+BASE = ROOT / "deploy" / "kubernetes" / "base"
+Object = Any
+"""YAML is untyped."""
+
+KUSTOMIZATION: Object = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+FILES = sorted(path for path in BASE.glob("*.yaml") if path.name != "kustomization.yaml")
+OBJECTS: list[Object] = [one for path in FILES for one in yaml.safe_load_all(path.read_text())]
+NAME = "app.kubernetes.io/name"
+
+
+def named(kind: str, name: str) -> Object:
+    """One object."""
+    (found,) = [one for one in OBJECTS if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def of_kind(kind: str) -> list[Object]:
+    """All objects of a kind."""
+    return [one for one in OBJECTS if one["kind"] == kind]
+
+
+def pod_of(workload: Object) -> Object:
+    """The pod's spec of a deployment or job."""
+    return workload["spec"]["template"]["spec"]
+
+
+WORKLOADS = [*of_kind("Deployment"), *of_kind("Job")]
+CONTAINERS: dict[str, Any] = {
+    one["name"]: one
+    for load in WORKLOADS
+    for part in ("initContainers", "containers")
+    for one in pod_of(load).get(part, [])
+}
+PODS = {load["spec"]["template"]["metadata"]["labels"][NAME]: load for load in WORKLOADS}
+
+
+class TestGivenTheContainers:
+    @pytest.mark.parametrize("name", CONTAINERS)
+    def test_when_one_starts_then_its_command_line_is_understood(self, name: str) -> None:
+        parsed(CONTAINERS[name]["args"])
+
+    def test_when_a_worker_is_for_a_gpu_then_its_command_line_is_understood(self) -> None:
+        (patch,) = yaml.safe_load((BASE.parent / "gpu" / "worker.yaml").read_text())["spec"]["template"]["spec"][
+            "containers"
+        ]
+
+        assert parsed(patch["args"])["gpu"] == "cuda:0"
+
+    def test_when_all_are_listed_then_each_program_runs(self) -> None:
+        commands = {" ".join(one["args"][:2]) for one in CONTAINERS.values()}
+
+        programs = {
+            "worker migrate",
+            "worker start",
+            "worker record",
+            "worker callbacks",
+            "producer keys",
+            "producer serve",
+        }
+        assert commands == programs
+
+    @pytest.mark.parametrize("name", CONTAINERS)
+    def test_when_one_runs_then_it_has_settings_passwords_and_no_privileges(self, name: str) -> None:
+        one = CONTAINERS[name]
+
+        assert one["envFrom"] == [{"configMapRef": {"name": "sluice"}}, {"secretRef": {"name": "sluice"}}]
+        assert one["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+    def test_when_the_settings_are_read_then_a_worker_understands_them(self) -> None:
+        gpu = yaml.safe_load((BASE.parent / "gpu" / "settings.yaml").read_text())["data"]
+
+        config = load_config({**named("ConfigMap", "sluice")["data"], **gpu})
+
+        assert config.metrics.host == "0.0.0.0"
+        assert f"{config.metrics.port}" in (BASE / "worker.yaml").read_text()
+
+    @pytest.mark.parametrize(
+        ("name", "paths"), [("worker", {"/healthz", "/readyz"}), ("gateway", {"/livez", "/readyz"})]
+    )
+    def test_when_probes_ask_then_the_program_serves_their_paths(self, name: str, paths: set[str]) -> None:
+        one = CONTAINERS[name]
+        probes = [one[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+
+        assert {probe["path"] for probe in probes} == paths
+        assert {probe["port"] for probe in probes} == {port["name"] for port in one["ports"]}
+
+
+class TestGivenTheObjects:
+    def test_when_the_folder_is_listed_then_every_file_is_built(self) -> None:
+        assert sorted(KUSTOMIZATION["resources"]) == [path.name for path in FILES]
+
+    def test_when_pods_are_selected_then_there_are_such_pods(self) -> None:
+        selectors = [one["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget") for one in of_kind(kind)]
+        named_pods = [selector["matchLabels"][NAME] for selector in selectors]
+        named_pods += [one["spec"]["selector"][NAME] for one in of_kind("Service")]
+        for policy in of_kind("NetworkPolicy"):
+            selector = policy["spec"]["podSelector"]
+            named_pods += [selector["matchLabels"][NAME]] if "matchLabels" in selector else []
+            named_pods += [name for rule in selector.get("matchExpressions", []) for name in rule["values"]]
+
+        assert set(named_pods) <= PODS.keys()
+
+    def test_when_volumes_are_mounted_then_they_are_claimed(self) -> None:
+        claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
+        used = {
+            one["persistentVolumeClaim"]["claimName"] for load in WORKLOADS for one in pod_of(load).get("volumes", [])
+        }
+
+        assert used == claims
+
+    def test_when_nobody_is_named_then_nobody_reaches_a_pod(self) -> None:
+        default = named("NetworkPolicy", "sluice-default")["spec"]
+
+        assert (default["podSelector"], default["policyTypes"]) == ({}, ["Ingress", "Egress"])
+        assert "ingress" not in default
+
+
+class TestGivenTheScaledObject:
+    def test_when_keda_asks_then_the_gateway_serves_the_figure(self) -> None:
+        spec = named("ScaledObject", "sluice-worker")["spec"]
+        (trigger,) = spec["triggers"]
+        url = urlsplit(str(trigger["metadata"]["url"]))
+        (service,) = of_kind("Service")
+
+        assert url.hostname == f"{service['metadata']['name']}.{KUSTOMIZATION['namespace']}.svc"
+        assert url.port == service["spec"]["ports"][0]["port"]
+        assert url.path == f"/queues/{named('ConfigMap', 'sluice')['data']['SLUICE_QUEUE']}/scale"
+        assert parse_qs(url.query).keys() <= {parameter.name for parameter in POLICY}
+        assert trigger["metadata"]["valueLocation"] in Scale.__dataclass_fields__
+        assert int(parse_qs(url.query)["max"][0]) == spec["maxReplicaCount"]
+
+    def test_when_no_job_is_there_then_no_worker_is_left(self) -> None:
+        spec = named("ScaledObject", "sluice-worker")["spec"]
+
+        assert spec["minReplicaCount"] == 0
+        assert spec["scaleTargetRef"]["name"] == named("Deployment", "sluice-worker")["metadata"]["name"]
+        assert "replicas" not in named("Deployment", "sluice-worker")["spec"], "an apply would undo KEDA's number"
+
+    def test_when_it_authenticates_then_the_key_has_the_scope_of_the_route(self) -> None:
+        (trigger,) = named("ScaledObject", "sluice-worker")["spec"]["triggers"]
+        guide = (ROOT / "docs" / "guide" / "kubernetes.md").read_text()
+
+        (reference,) = named("TriggerAuthentication", trigger["authenticationRef"]["name"])["spec"]["secretTargetRef"]
+        assert (trigger["metadata"]["authMode"], reference["parameter"]) == ("bearer", "token")
+        assert SCOPE in SCOPES
+        assert f"--scopes {SCOPE}" in guide
+        assert f"secret generic {reference['name']} --from-literal={reference['key']}=" in guide

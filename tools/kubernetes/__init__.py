@@ -1,0 +1,1 @@
+"""The check of `deploy/kubernetes`: `make check-kubernetes`."""
