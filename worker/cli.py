@@ -376,7 +376,7 @@ def migrate(revision: str | None, config_file: Path | None, **given: object) -> 
 @click.option(
     "--until-eof", is_flag=True, help="Stop when standard input ends. `worker start` starts the recorder with it."
 )
-@_options(*_QUEUE, *_HISTORY, "history.keep_prompts", "log")
+@_options(*_QUEUE, *_HISTORY, "history.keep_prompts", "history.otlp_traces_endpoint", "log")
 def record(until_eof: bool, config_file: Path | None, **given: object) -> NoReturn:
     """Record jobs in the history.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from sluice.producer.contract.errors import EmbeddedServerError, InvalidSetting
@@ -60,6 +61,18 @@ def database_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:
     except OSError as error:
         raise ConfigError([f"SLUICE_STATE_DIR: the state folder cannot be created: {error}"]) from error
     return f"sqlite:///{path}"
+
+
+def traces_endpoint_of(config: WorkerConfig) -> str | None:
+    """Return the URL that takes traces; None if none are wanted.
+
+    Raises:
+        ConfigError: OpenTelemetry's exporter is not installed.
+    """
+    endpoint = config.history.otlp_traces_endpoint
+    if endpoint is not None and find_spec("opentelemetry") is None:
+        raise ConfigError(["SLUICE_OTLP_TRACES_ENDPOINT: traces need the extra: pip install 'sluice-llm[otel]'"])
+    return endpoint
 
 
 def files_url_of(config: WorkerConfig, environ: Mapping[str, str]) -> str:

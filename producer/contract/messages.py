@@ -386,6 +386,9 @@ class JobRecord:
     preemptions: int = 0
     first_scheduled_ms: int | None = None
     first_token_ms: int | None = None
+    last_token_ms: int | None = None
+    """When the engine had computed it; the end is published after that."""
+
     itl_p50_ms: float | None = None
     itl_p99_ms: float | None = None
     itl_max_ms: float | None = None

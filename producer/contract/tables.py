@@ -31,7 +31,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0011"
+SCHEMA_REVISION = "0012"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -79,6 +79,7 @@ jobs = sa.Table(
     sa.Column("preemptions", sa.Integer),
     sa.Column("scheduled_ms", Ms, comment="first scheduled"),
     sa.Column("first_token_ms", Ms, comment="first token on the channel"),
+    sa.Column("last_token_ms", Ms, comment="last token computed; none if the last attempt computed none"),
     sa.Column("itl_p50_s", sa.Double, comment="gaps between tokens of this job"),
     sa.Column("itl_p99_s", sa.Double),
     sa.Column("itl_max_s", sa.Double, comment="longest wait of a reader, with takeovers, outages and preemption"),

@@ -16,7 +16,7 @@ from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.readers import unless_left
-from sluice.producer.gateway.requests import Generation, read_generation, read_json
+from sluice.producer.gateway.requests import Generation, read_generation, read_json, traceparent_of
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.openai.bodies import chat_body, completion_body
 from sluice.producer.openai.chunks import Chunks
@@ -40,7 +40,7 @@ class GenerationRoutes:
         body = await read_json(request, self._settings.max_body_bytes)
         asked = read_generation(endpoint, body, request.headers.get("idempotency-key"))
         queue = await self._queues.of_model(asked.model)
-        own = Options(deadline=timedelta(seconds=self._settings.request_limit_s))
+        own = Options(deadline=timedelta(seconds=self._settings.request_limit_s), traceparent=traceparent_of(request))
         receipt, rates = await self._rates.submit(queue, caller_of(request), asked, own)
         request.state.job_id = receipt.id
         if asked.is_shared:

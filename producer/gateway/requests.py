@@ -21,6 +21,10 @@ MAX_CONTAINERS = 200_000
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+TRACEPARENT = re.compile("00(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})")
+"""A W3C trace context."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A request for text, streamed or whole."""
@@ -84,6 +88,12 @@ def parse_json(body: bytes | bytearray) -> object:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def traceparent_of(request: Request) -> str | None:
+    """Return the trace context of a request; None if it has none that is valid."""
+    header = request.headers.get("traceparent", "")
+    return header if TRACEPARENT.fullmatch(header) else None
 
 
 def read_generation(endpoint: Endpoint, body: object, idempotency_key: str | None = None) -> Generation:

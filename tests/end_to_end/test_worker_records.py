@@ -21,6 +21,8 @@ from tests.integration.jobs import (
     wait_until,
 )
 from tests.servers import RedisServer
+from tests.worker.callbacks.receiver import Receiver, receiver
+from tests.worker.traces.collector import ReceivedSpan, spans_at
 
 
 @pytest.fixture
@@ -28,6 +30,12 @@ def client(valkey: RedisServer) -> Generator[Any]:
     with valkey.client() as client:
         client.hset(KEYS.key("config"), "test_clock_offset_ms", 3_600_000)
         yield client
+
+
+@pytest.fixture
+def collector() -> Generator[Receiver]:
+    with receiver() as state:
+        yield state
 
 
 @pytest.fixture
@@ -49,6 +57,25 @@ def rows_of(path: Path) -> dict[str, dict[str, Any]]:
             return {}
         finally:
             database.row_factory = None
+
+
+def trace_of(spans: list[ReceivedSpan], job_id: str) -> str:
+    """The id of a job's only trace."""
+    [trace_id] = {span.trace_id for span in spans if span.attributes.get("gen_ai.request.id") == job_id}
+    return trace_id
+
+
+def check_trace(row: dict[str, Any], spans: list[ReceivedSpan]) -> None:
+    """Both workers had the job, one after the other, and the second one ended it."""
+    killed, resumed = sorted((span for span in spans if span.name == "sluice_attempt"), key=lambda span: span.start_ns)
+    assert (killed.is_error, resumed.is_error) == (True, False)
+    assert killed.attributes["sluice.worker"] != resumed.attributes["sluice.worker"]
+    assert killed.end_ns <= resumed.start_ns
+    [publish] = [span for span in spans if span.name == "sluice_publish"]
+    assert publish.parent_id == resumed.span_id
+    [root] = [span for span in spans if not span.parent_id]
+    assert (root.start_ns, root.end_ns) == (row["submitted_ms"] * 1_000_000, row["finished_ms"] * 1_000_000)
+    assert root.attributes["gen_ai.usage.output_tokens"] == row["output_tokens"]
 
 
 def recorder_of(worker: WorkerProcess) -> psutil.Process:
@@ -84,11 +111,15 @@ class TestGivenAWorkerWithItsRecorder:
 
         wait_until(lambda: not any(map(is_running, processes)), "they are gone")
 
-    def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_true_row(
-        self, workers: WorkerPool, client: Any, tmp_path: Path
+    def test_when_it_is_killed_and_another_goes_on_then_each_job_has_one_row_and_trace(
+        self, workers: WorkerPool, client: Any, tmp_path: Path, collector: Receiver
     ) -> None:
         path = tmp_path / "history.db"
-        settings = {"RECORDER": "true", "DATABASE_URL": f"sqlite:///{path}"}
+        settings = {
+            "RECORDER": "true",
+            "DATABASE_URL": f"sqlite:///{path}",
+            "OTLP_TRACES_ENDPOINT": collector.url,
+        }
         asks = [Ask(options=JobOptions(max_tokens=60), seed=i) for i in range(5)]
         first = workers.start_all(1, **settings)[0]
         job_ids = submit_all(client, asks)
@@ -103,8 +134,10 @@ class TestGivenAWorkerWithItsRecorder:
         check_every_token_once(client, dict(zip(job_ids, asks, strict=True)))
         rows = rows_of(path)
         assert set(rows) == set(job_ids)
+        spans = spans_at(collector)
         for row in rows.values():
             check_row(row)
+            check_trace(row, [span for span in spans if span.trace_id == trace_of(spans, row["id"])])
 
     def test_when_the_database_is_away_then_jobs_run_and_the_outbox_keeps_their_rows(
         self, workers: WorkerPool, client: Any, tmp_path: Path

@@ -94,11 +94,17 @@ class HistoryConfig:
         None, env="KEEP_RESULTS", metavar="",
         help="Keep results in the history. Keeps the queue's setting if not given.",
     )  # fmt: skip
+    otlp_traces_endpoint: str | None = setting(
+        None, env="OTLP_TRACES_ENDPOINT", metavar="URL",
+        help="Export a trace of each ended job to this URL (OTLP over HTTP). Needs the extra otel.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
         if self.database_url is not None and not self.database_url.startswith(("sqlite", "postgresql", "postgres")):
             yield "database_url", "expected sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+        if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+            yield "otlp_traces_endpoint", "expected http://HOST:4318/v1/traces or https://…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

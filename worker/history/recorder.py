@@ -11,9 +11,12 @@ If the database is unreachable, the recorder retries with backoff. The outbox ke
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
+
+from sqlalchemy.engine import Engine
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.database import HistoryError, open_database
@@ -29,10 +32,10 @@ from sluice.worker.connection.partitioned_reader import PartitionedReader, Parti
 from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.errors import ExitCode
 from sluice.worker.history.migrate import prepare, wait_for_history
-from sluice.worker.history.rows import JobChange, changes_of
+from sluice.worker.history.rows import JobChange, Submission, changes_of
 from sluice.worker.history.submissions import Submissions
 from sluice.worker.history.writer import BatchName, HistoryAway, HistoryWriter
-from sluice.worker.log import get_log
+from sluice.worker.log import Log, get_log
 from sluice.worker.stopping import stop_at_eof, stopped_by_signals
 
 GROUP = "recorder"
@@ -48,6 +51,7 @@ COUNT_EVERY_S = 0.1
 FINISH_S = 5.0
 
 Answer = TypeVar("Answer")
+OnEnded = Callable[[Sequence[Submission]], None]
 ReadEntry = tuple[Entry, list[OutboxEvent]]
 """An entry of an outbox and its events."""
 
@@ -73,13 +77,31 @@ class RecorderSettings:
     claim_after_s: float = 15.0
     """Claim events that another recorder has held for this long."""
 
+    otlp_traces_endpoint: str | None = None
+    """URL that takes traces of ended jobs; none are exported if it is None."""
+
 
 class Recorder:
     """A writer of events from the outboxes of one queue to one database."""
 
     def __init__(
-        self, client: Client, writer: HistoryWriter, settings: RecorderSettings, stopping: threading.Event | None = None
+        self,
+        client: Client,
+        writer: HistoryWriter,
+        settings: RecorderSettings,
+        stopping: threading.Event | None = None,
+        *,
+        on_ended: OnEnded | None = None,
     ) -> None:
+        """Prepare a recorder.
+
+        Args:
+            client: A connection to the queue's server.
+            writer: Of the history.
+            settings: What to record.
+            stopping: Set to end `run`.
+            on_ended: Called after the ends of these jobs are in the history, perhaps repeatedly. Must not block.
+        """
         name = settings.name or socket.gethostname()
         self._client = client
         self._writer = writer
@@ -88,6 +110,7 @@ class Recorder:
         self._log = get_log(queue=settings.queue, recorder=name)
         self._database_outage = Outage("history database", self._log)
         self._stopping = stopping or threading.Event()
+        self._on_ended = on_ended
         self._reader = self._open(name)
         self._to_count: list[BatchName] = []
         # The previous process may have ended before it counted its last rows.
@@ -155,6 +178,8 @@ class Recorder:
             self._log.warning("row cleaned", job_id=job_id, error=reason)
         self.num_recorded += num_events
         self._has_written = True
+        if self._on_ended is not None:
+            self._on_ended([change.submission for change in changes if change.job["state"] in _ENDED])
         return True
 
     def _changes_of(
@@ -265,7 +290,8 @@ def _check(event: OutboxEvent, keys: QueueKeys) -> None:
         raise WireError(f"job {event.job_id} ended in a state that no script writes")
 
 
-_FINAL = tuple(state.encode() for state in JobState if state.is_terminal)
+_ENDED = frozenset(state for state in JobState if state.is_terminal)
+_FINAL = tuple(state.encode() for state in _ENDED)
 
 
 # ---------------------------------------------------------------- the process
@@ -285,10 +311,28 @@ def main(*, redis_url: str, database_url: str, settings: RecorderSettings, until
             log.error("history cannot be used", error=str(error))  # noqa: TRY400  # the message is enough
             return ExitCode.MISUSED
         client = connect(redis_url, timeout_s=max(5.0, settings.block_s * 2))
-        recorder = Recorder(client, HistoryWriter(engine), settings, stopping)
-        endpoints = {"redis": redacted(redis_url), "database": engine.url.render_as_string(hide_password=True)}
-        log.info("recorder started", **endpoints)
-        recorder.run()
+        with _traces(engine, settings, log) as on_ended:
+            recorder = Recorder(client, HistoryWriter(engine), settings, stopping, on_ended=on_ended)
+            endpoints = {"redis": redacted(redis_url), "database": engine.url.render_as_string(hide_password=True)}
+            log.info("recorder started", **endpoints)
+            recorder.run()
         engine.dispose()
     log.info("recorder stopped", recorded=recorder.num_recorded)
     return ExitCode.DONE
+
+
+@contextmanager
+def _traces(engine: Engine, settings: RecorderSettings, log: Log) -> Generator[OnEnded | None]:
+    """Export traces while the recorder runs, if an endpoint is set."""
+    if settings.otlp_traces_endpoint is None:
+        yield None
+        return
+    # Imported here because it is an extra, and costs nothing where it is not used.
+    from sluice.worker.traces.exporter import TraceExporter
+
+    exporter = TraceExporter(engine, settings.otlp_traces_endpoint, log)
+    exporter.start()
+    try:
+        yield exporter.ended
+    finally:
+        exporter.stop()

@@ -52,7 +52,7 @@ EventFields = Mapping[str, bytes | int | None]
 NEWEST: tuple[str, ...] = (
     "version", "state", "reason", "error", "error_code", "worker", "finished_ms", "model", "fingerprint",
     "prompt_tokens", "cached_tokens", "output_tokens", "resumed_tokens", "preemptions", "scheduled_ms",
-    "first_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "exactness",
+    "first_token_ms", "last_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "exactness",
 )  # fmt: skip
 SUBMITTED: tuple[str, ...] = (
     "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
@@ -293,6 +293,7 @@ def _record_columns(record: JobRecord) -> Row:
         "reason": record.finish_reason,
         "scheduled_ms": record.first_scheduled_ms,
         "first_token_ms": record.first_token_ms,
+        "last_token_ms": record.last_token_ms,
         "gap_s": _seconds(record.gap_ms),
     }
     return columns | {name: value for name, value in also.items() if value is not None}

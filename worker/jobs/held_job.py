@@ -261,8 +261,10 @@ class HeldJob:
 
     def _measure(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
         measures, stats = self._measures, delta.stats
-        if delta.token_ids and measures.first_token_ms is None:
-            measures.first_token_ms = now_ms
+        if delta.token_ids:
+            measures.last_token_ms = now_ms
+            if measures.first_token_ms is None:
+                measures.first_token_ms = now_ms
         if measures.first_scheduled_ms is None and stats.first_scheduled_s is not None:
             measures.first_scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
         if delta.finish is not None:

@@ -17,6 +17,9 @@ class JobMeasures:
     preemptions: int = 0
     first_scheduled_ms: int | None = None
     first_token_ms: int | None = None
+    last_token_ms: int | None = None
+    """Of this attempt."""
+
     exactness: str | None = None
 
 
@@ -87,6 +90,7 @@ def record_of(
         preemptions=measures.preemptions,
         first_scheduled_ms=measures.first_scheduled_ms,
         first_token_ms=measures.first_token_ms,
+        last_token_ms=measures.last_token_ms,
         itl_p50_ms=percentile(gaps_ms, 0.50),
         itl_p99_ms=percentile(gaps_ms, 0.99),
         itl_max_ms=max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.worker.config import WorkerConfig
-from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of
+from sluice.worker.endpoints import database_url_of, files_url_of, redis_url_of, traces_endpoint_of
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.log import configure_logs
 
@@ -24,6 +24,7 @@ def run_recorder(config: WorkerConfig, environ: Mapping[str, str], *, until_eof:
         queue=config.queue.name,
         partitions=config.queue.partitions,
         keep_prompts=config.history.keep_prompts or "full",
+        otlp_traces_endpoint=traces_endpoint_of(config),
     )
     return record(
         redis_url=redis_url_of(config, environ),

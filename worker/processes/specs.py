@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from sluice.worker.config import CONFIG_FILE_NAME, PREFIX, READ_ELSEWHERE, SETTINGS, WorkerConfig
 from sluice.worker.devices import devices_of, is_several
+from sluice.worker.endpoints import traces_endpoint_of
 from sluice.worker.processes.child_process import ChildSpec
 from sluice.worker.processes.cores import own_cores, share_cores
 
@@ -48,9 +49,14 @@ def fleet_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildS
 
 
 def recorder_specs(config: WorkerConfig, environ: Mapping[str, str]) -> list[ChildSpec]:
-    """Specify the recorder, if the configuration wants one."""
+    """Specify the recorder, if the configuration wants one.
+
+    Raises:
+        ConfigError: it is to export traces, and OpenTelemetry is not installed.
+    """
     if not config.history.recorder:
         return []
+    traces_endpoint_of(config)
     environ = _base(config, environ)
     return [ChildSpec(kind="recorder", command=RECORDER, environ=environ, restart="always")]
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from sluice.producer.gateway.openapi.routes import JSON, ApiRoute, Parameter, Ro
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
-from sluice.producer.gateway.requests import read_json
+from sluice.producer.gateway.requests import read_json, traceparent_of
 from sluice.producer.gateway.settings import GatewaySettings
 
 PROMPTS = ("prompt", "messages", "token_ids")
@@ -93,7 +94,8 @@ class SubmitRoute:
             HttpError, RequestRefused, ProducerError: the request is refused.
         """
         body = await read_json(request, self._max_bytes)
-        asked = read_job(body, caller_of(request).tenant, request.headers.get("idempotency-key"))
+        job = read_job(body, caller_of(request).tenant, request.headers.get("idempotency-key"))
+        asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
         name, model = request.query_params.get("queue"), asked.options.get("model")
         queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
         receipt, rates = await self._rates.submit(queue, caller_of(request), asked)

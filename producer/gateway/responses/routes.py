@@ -18,7 +18,7 @@ from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.readers import unless_left
-from sluice.producer.gateway.requests import read_json
+from sluice.producer.gateway.requests import read_json, traceparent_of
 from sluice.producer.gateway.responses.creation import Created, Creation, served
 from sluice.producer.gateway.responses.ends import settle
 from sluice.producer.gateway.responses.store import LOST, ResponseStore, StoredResponse
@@ -62,6 +62,7 @@ class ResponseRoutes:
         """Create a response; answer at once, with its events, or when it has ended."""
         body = await read_json(request, self._settings.max_body_bytes)
         asked = read_response_request(body)
+        asked = replace(asked, options={**asked.options, "traceparent": traceparent_of(request)})
         key = request.headers.get("idempotency-key")
         # read_response_request accepts nothing else
         created = await self._creation.create(asked, caller_of(request), cast("dict[str, object]", body), key)

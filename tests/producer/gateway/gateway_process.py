@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -20,8 +20,11 @@ import sqlalchemy as sa
 from sluice.producer.api_keys.key import ApiKey, new_secret, split_key
 from sluice.producer.api_keys.store import KeyStore
 from sluice.producer.contract.database import open_database
+from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.tables import api_keys
+from sluice.producer.contract.wire import JobSpec, decode_events, decode_spec
 from tests.end_to_end.processes import ROOT, START_TIMEOUT_S
+from tests.servers import RedisServer
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,24 @@ def revoke(database_url: str, text: str) -> None:
     """Revoke a key as `producer keys revoke` does."""
     with KeyStore(database_url, is_writer=True) as store:
         assert store.revoke([split_key(text)[0]], round(time.time() * 1000))
+
+
+def line_of(gateway: GatewayProcess, request_id: str | None) -> dict[str, object]:
+    """The line of a request, which is written just after its answer."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        for line in gateway.requests:
+            if line["request_id"] == request_id:
+                return line
+        assert time.monotonic() < deadline_s, gateway.log.read_text()
+        time.sleep(0.01)
+
+
+def spec_of(server: RedisServer, job_id: object) -> JobSpec:
+    """Return what was submitted of a job of the queue `default`, which no recorder serves."""
+    with server.client() as client:
+        for _, fields in client.xrange(QueueKeys("default").outbox):
+            for event in decode_events(fields[b"e"]):
+                if event.kind == "submitted" and event.job_id == job_id:
+                    return decode_spec(cast("bytes", event.fields["spec"]))
+    raise AssertionError(f"{job_id} was not submitted")

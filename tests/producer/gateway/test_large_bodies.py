@@ -3,7 +3,7 @@
 import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -18,7 +18,7 @@ MAX_S = 1.0
 
 
 @contextmanager
-def few_objects() -> Iterator[None]:
+def few_objects() -> Generator[None]:
     """Keep the garbage collector from what other tests left: a gateway has a small part of that."""
     gc.collect()
     gc.freeze()

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -13,19 +12,8 @@ import openai
 import pytest
 
 from sluice.producer.gateway.log.lines import JsonLines, PlainLines, configure_log
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key
+from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, line_of, new_key, spec_of
 from tests.servers import RedisServer
-
-
-def line_of(gateway: GatewayProcess, request_id: str | None) -> dict[str, object]:
-    """The line of a request, which is written just after its answer."""
-    deadline_s = time.monotonic() + 10
-    while True:
-        for line in gateway.requests:
-            if line["request_id"] == request_id:
-                return line
-        assert time.monotonic() < deadline_s, gateway.log.read_text()
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -149,3 +137,27 @@ class TestGivenALevel:
         logging.getLogger("library").warning("theirs")
 
         assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == lines
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+BODIES: dict[str, dict[str, object]] = {
+    "/jobs": {"prompt": "once", "max_tokens": 3},
+    "/v1/completions": {"model": "null", "prompt": "once", "max_tokens": 3},
+    "/v1/chat/completions": {"model": "null", "messages": [{"role": "user", "content": "once"}], "max_tokens": 3},
+}
+
+
+@pytest.mark.slow
+class TestGivenARequestOfATrace:
+    @pytest.mark.parametrize("path", BODIES)
+    @pytest.mark.parametrize(("header", "kept"), [(TRACE, TRACE), ("00-no-trace-01", None)])
+    def test_when_it_is_submitted_then_its_job_is_of_that_trace(
+        self, gateway: GatewayProcess, queue_server: RedisServer, path: str, header: str, kept: str | None
+    ) -> None:
+        own = uuid4().hex
+
+        with gateway.http() as http:
+            answer = http.post(path, json=BODIES[path], headers={"traceparent": header, "x-request-id": own})
+
+        assert answer.status_code in (200, 201), answer.text
+        assert spec_of(queue_server, line_of(gateway, own)["job_id"]).traceparent == kept

@@ -12,7 +12,7 @@ from sluice.producer.gateway.responses.ends import GRACE_MS
 from sluice.producer.gateway.responses.store import LOST, MAX_DEPTH, ResponseStore, StoredResponse, now_ms
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.openai.responses import ResponseEnd, ResponseInfo
-from tests.producer.gateway.gateway_process import GatewayProcess
+from tests.producer.gateway.gateway_process import GatewayProcess, line_of, spec_of
 from tests.producer.gateway.responses.reading import text_of, wait_for, wait_until_ended
 from tests.servers import RedisServer
 
@@ -39,6 +39,18 @@ class TestGivenAResponse:
         assert made.incomplete_details.reason == "max_output_tokens"
         assert made.usage is not None
         assert made.usage.output_tokens == 20
+
+    def test_when_its_request_is_of_a_trace_then_its_job_is_too(
+        self, client: openai.OpenAI, keeping: GatewayProcess, queue_server: RedisServer
+    ) -> None:
+        trace, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", uuid4().hex
+
+        client.responses.create(
+            model="null", input="once", max_output_tokens=16, extra_headers={"traceparent": trace, "x-request-id": own}
+        )
+
+        job_id = line_of(keeping, own)["job_id"]
+        assert spec_of(queue_server, job_id).traceparent == trace
 
     def test_when_it_is_retrieved_then_it_is_the_same(self, client: openai.OpenAI) -> None:
         made = client.responses.create(model="null", input="hello", max_output_tokens=8)

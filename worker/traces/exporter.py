@@ -1,0 +1,145 @@
+"""Export the traces of ended jobs over OTLP, on a thread of its own. The recorder never waits for it.
+
+A collector that is away costs traces, never rows: at most `MAX_WAITING` jobs wait, and what cannot be sent in time is
+dropped and counted. Headers, certificates and timeouts are those of OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_…`),
+the service's name is `OTEL_SERVICE_NAME`.
+"""
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+
+import sqlalchemy as sa
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from sqlalchemy.engine import Engine
+
+from sluice.producer.contract.tables import attempts, jobs
+from sluice.worker.log import Log
+from sluice.worker.traces.spans import JobSpan, Row, Submission, spans_of
+
+MAX_WAITING = 10_000
+"""Ended jobs whose spans are not made yet."""
+
+MAX_JOBS = 200
+"""In one export."""
+
+FLUSH_S = 5.0
+"""At most this long for what waits when the recorder stops."""
+
+DISTRIBUTION = "sluice-llm"
+_NS = 1_000_000
+
+
+class TraceExporter:
+    """The exporter's thread. A component: start, stop."""
+
+    def __init__(self, engine: Engine, endpoint: str, log: Log) -> None:
+        """Prepare it. `endpoint` is the whole URL, as `http://collector:4318/v1/traces`."""
+        self._engine, self._log = engine, log
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._resource = _resource()
+        self._scope = InstrumentationScope("sluice.worker.traces", version(DISTRIBUTION))
+        self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._is_failing = False
+        self.num_dropped = 0
+        """Jobs whose traces were not sent."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def ended(self, submissions: Iterable[Submission]) -> None:
+        """Export these jobs, whose ends are in the history now. Never blocks."""
+        for submission in submissions:
+            if self._waiting.qsize() < MAX_WAITING:
+                self._waiting.put(submission)
+            else:
+                self._dropped(1, "more jobs end than can be exported")
+
+    def stop(self) -> None:
+        """Send what waits, for at most `FLUSH_S`."""
+        self._waiting.put(None)
+        self._thread.join(FLUSH_S)
+        self._exporter.shutdown()
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            some, is_open = self._next()
+            if some:
+                self._export(some)
+
+    def _next(self) -> tuple[list[Submission], bool]:
+        """Wait for ended jobs. Return them, and whether more may come."""
+        some: list[Submission] = []
+        one = self._waiting.get()
+        while one is not None:
+            some.append(one)
+            if len(some) == MAX_JOBS or self._waiting.empty():
+                return some, True
+            one = self._waiting.get()
+        return some, False
+
+    def _export(self, some: Sequence[Submission]) -> None:
+        try:
+            spans = [self._readable(span) for job, claims in self._read(some) for span in spans_of(job, claims)]
+            is_sent = not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001  # whatever it is, later traces are exported
+            self._dropped(len(some), str(error))
+            return
+        if not is_sent:
+            self._dropped(len(some), "the collector does not take them")
+        elif self._is_failing:
+            self._is_failing = False
+            self._log.info("traces are sent again", dropped=self.num_dropped)
+
+    def _dropped(self, count: int, why: str) -> None:
+        self.num_dropped += count
+        if not self._is_failing:
+            self._is_failing = True
+            self._log.warning("traces are dropped", error=why)
+
+    def _read(self, some: Sequence[Submission]) -> list[tuple[Row, list[Row]]]:
+        """Read the rows of jobs and of their attempts."""
+        key = sa.tuple_(attempts.c.job_id, attempts.c.submitted_ms)
+        claims: defaultdict[Submission, list[Row]] = defaultdict(list)
+        with self._engine.connect() as connection:
+            of_jobs = connection.execute(sa.select(jobs).where(sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(some)))
+            rows: list[Mapping[str, object]] = [dict(row) for row in of_jobs.mappings()]
+            for row in connection.execute(sa.select(attempts).where(key.in_(some))).mappings():
+                claims[row["job_id"], row["submitted_ms"]].append(dict(row))
+        return [(row, claims[row["id"], row["submitted_ms"]]) for row in rows]  # pyright: ignore[reportArgumentType]  # columns of a table
+
+    def _readable(self, span: JobSpan) -> ReadableSpan:
+        def context(span_id: int, *, is_remote: bool) -> SpanContext:
+            return SpanContext(span.trace_id, span_id, is_remote=is_remote, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+        parent_id = span.parent_id
+        return ReadableSpan(
+            name=span.name,
+            context=context(span.span_id, is_remote=False),
+            parent=None if parent_id is None else context(parent_id, is_remote=span.is_remote_child),
+            resource=self._resource,
+            attributes=span.attributes,
+            kind=SpanKind.SERVER if span.name == "llm_request" else SpanKind.INTERNAL,
+            instrumentation_scope=self._scope,
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),
+            start_time=span.start_ms * _NS,
+            end_time=span.end_ms * _NS,
+        )
+
+
+def _resource() -> Resource:
+    """Describe this service, by OpenTelemetry's variables where they do."""
+    found = Resource.create({SERVICE_VERSION: version(DISTRIBUTION)})
+    if not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        return found
+    return found.merge(Resource({SERVICE_NAME: "sluice"}))
