@@ -7,6 +7,7 @@ from math import ceil
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from sluice.producer.contract.jobs import OPTION_NAMES
 from sluice.producer.contract.openai.requests import RequestRefused
 from sluice.producer.errors import (
     BatchClosed,
@@ -122,7 +123,14 @@ def error_of(error: ProducerError | RequestRefused | HTTPException) -> HttpError
     if (public := next((PRIVATE[base] for base in type(error).__mro__ if base in PRIVATE), None)) is not None:
         LOG.warning("A request failed: %s", error)
         message = public
-    return HttpError(status, kind, message, _code_of(error) or code, headers=_when_to_retry(error))
+    headers = _when_to_retry(error)
+    return HttpError(status, kind, message, _code_of(error) or code, param=_param_of(error), headers=headers)
+
+
+def _param_of(error: ProducerError) -> str | None:
+    """Return the option that is wrong: messages about the value of an option begin with its name."""
+    name = str(error).partition(" ")[0]
+    return name if isinstance(error, InvalidJob) and name in OPTION_NAMES else None
 
 
 def _code_of(error: ProducerError) -> str | None:

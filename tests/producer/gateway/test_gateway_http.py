@@ -19,7 +19,8 @@ class TestGivenAWrongRequest:
     @pytest.mark.parametrize(
         ("body", "code", "param"),
         [
-            ({**HELLO, "temperature": -1}, "invalid_request", None),
+            ({**HELLO, "temperature": -1}, "invalid_request", "temperature"),
+            ({**HELLO, "messages": [{"role": "x", "content": "y"}]}, "invalid_request", None),
             ({**HELLO, "colour": "red"}, "unknown_parameter", "colour"),
             ({**HELLO, "tools": ["t"]}, "unsupported", "tools"),
             ({**HELLO, "stream": "yes"}, "invalid_request", "stream"),
