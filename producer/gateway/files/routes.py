@@ -11,7 +11,7 @@ from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import INPUT, UPLOADS, File, FileStore, Stored
 from sluice.producer.gateway.files.threads import FILES
-from sluice.producer.gateway.files.upload import FILE, receive
+from sluice.producer.gateway.files.upload import receive
 from sluice.producer.gateway.openapi import file_docs
 from sluice.producer.gateway.openapi.routes import ApiRoute
 from sluice.producer.gateway.tables.pages import Wanted, list_body, wanted_of
@@ -116,5 +116,5 @@ def _check(fields: dict[str, str]) -> None:
     """
     if fields.get("purpose") != INPUT:
         raise bad_request(f"purpose must be {INPUT!r}, got {fields.get('purpose', '')[:64]!r}", param="purpose")
-    if unknown := sorted(fields.keys() - {"purpose", FILE}):
+    if unknown := sorted(fields.keys() - {"purpose"}):
         raise bad_request(f"the field {unknown[0][:64]!r} is not supported", code="unsupported", param=unknown[0][:64])

@@ -144,12 +144,13 @@ class _Form:
     def _headers_end(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode(errors="replace")
-        if b"filename" not in options:
+        # Some clients give a name beyond ASCII as filename*, which the parser leaves out.
+        if name != FILE and b"filename" not in options:
             self._add = self._adder_of(self._fields.setdefault(name, bytearray()), name)
             return
         if name != FILE or self._filename is not None:
             raise bad_request("the form must have one file, named 'file'", param=FILE)
-        given = options[b"filename"].decode(errors="replace").replace("\0", "")
+        given = options.get(b"filename", b"").decode(errors="replace").replace("\0", "")
         self._filename = given[:MAX_NAME_CHARS] or "upload.jsonl"
         self._add = self._add_to_file
 

@@ -173,6 +173,19 @@ class TestGivenAKeyWithOneScope:
         assert {held for held, status in answers.items() if status != 403} == {scope}
 
 
+class TestGivenAnUploadWithoutAPlainName:
+    @pytest.mark.parametrize("name", ["", "; filename*=UTF-8''na%C3%AFve.jsonl", '; filename=""'])
+    def test_when_it_is_sent_then_the_file_has_the_usual_name(
+        self, keyed_gateway: GatewayProcess, keys: dict[str, str], name: str
+    ) -> None:
+        headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+        with keyed_gateway.http(keys["acme"]) as http:
+            answer = http.post("/v1/files", content=form(PURPOSE, ("file", name, "{}")), headers=headers)
+
+        assert (answer.status_code, answer.json()["filename"], answer.json()["bytes"]) == (200, "upload.jsonl", 2)
+
+
 class TestGivenAnUploadThatIsNoUpload:
     @pytest.mark.parametrize(
         ("body", "words"),
