@@ -18,6 +18,8 @@ Status = Literal["queued", "in_progress"] | EndStatus
 Item = Mapping[str, str]
 """A message of the input: role and content."""
 
+LATE = "the response has not ended within its time limit"
+
 DEFAULTS: Object = {
     "instructions": None,
     "max_output_tokens": None,
@@ -89,7 +91,8 @@ def response_end(
         return ResponseEnd(status="cancelled", text=text)
     if state is not JobState.DONE:
         code = "invalid_prompt" if failure[0] in CALLERS_CODES else "server_error"
-        return ResponseEnd(status="failed", text=text, error={"code": code, "message": failure[1] or str(state)})
+        message = failure[1] or (LATE if state is JobState.EXPIRED else str(state))
+        return ResponseEnd(status="failed", text=text, error={"code": code, "message": message})
     status = "incomplete" if finish_reason == "length" else "completed"
     return ResponseEnd(status=status, text=text, usage=None if usage is None else response_usage(usage))
 

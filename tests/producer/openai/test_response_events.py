@@ -192,3 +192,11 @@ class TestGivenTheKindsOfEnds:
         last = events_of(["a"], ended("a", (JobState.CANCELLED, None)))[-1]
 
         assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
+
+
+class TestGivenAJobThatExpired:
+    def test_when_its_response_ends_then_its_error_says_why(self) -> None:
+        end = response_end(JobState.EXPIRED, None, "half", None, (None, None))
+
+        assert (end.status, end.text) == ("failed", "half")
+        assert end.error == {"code": "server_error", "message": "the response has not ended within its time limit"}
