@@ -80,7 +80,7 @@ class ResponseRoutes:
     async def retrieve(self, request: Request) -> Response:
         """Answer with a response as it is now, or with its events from a number on."""
         response = await self._own(request)
-        if request.query_params.get("stream", "false") != "true":
+        if not _is_stream(request):
             return await self._current(response)
         after = _starting_after(request)
         queue = None if response.end is not None else served(self._queues, response.queue)
@@ -190,6 +190,13 @@ def _answer(response: StoredResponse, status: Status, end: ResponseEnd | None = 
 def _unknown() -> HttpError:
     # The same for another tenant's: it must not tell which there are.
     return bad_request("there is no such response", code="response_not_found", param="response_id", status=404)
+
+
+def _is_stream(request: Request) -> bool:
+    text = request.query_params.get("stream", "false")
+    if text not in ("true", "false"):
+        raise bad_request(f"stream must be true or false, got {text[:80]!r}", param="stream")
+    return text == "true"
 
 
 def _starting_after(request: Request) -> int:

@@ -83,6 +83,16 @@ class TestGivenAResponse:
             assert text_of(events[: place + 1]) + text_of(again) == made.response.output_text
             assert again[-1] == made
 
+    @pytest.mark.parametrize(("name", "value"), [("stream", "yes"), ("stream", "True"), ("starting_after", "-1")])
+    def test_when_how_to_stream_it_is_no_such_value_then_it_is_400(
+        self, client: openai.OpenAI, name: str, value: str
+    ) -> None:
+        made = client.responses.create(model="null", input="hello", max_output_tokens=16)
+
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.responses.retrieve(made.id, extra_query={"stream": "true", name: value})
+        assert raised.value.param == name
+
 
 class TestGivenAResponseInTheBackground:
     def test_when_it_is_created_then_it_goes_on_without_a_client(self, client: openai.OpenAI) -> None:
