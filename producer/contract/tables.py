@@ -303,7 +303,9 @@ audit_log = sa.Table(
     sa.Column("at_ms", Ms, nullable=False),
     sa.Column("key_id", sa.Text, comment="none: the gateway has no keys"),
     sa.Column("tenant", sa.Text, comment="of the key"),
-    sa.Column("action", sa.Text, nullable=False, comment="cancel, requeue, delete, submit, sign_in or sign_out"),
+    sa.Column(
+        "action", sa.Text, nullable=False, comment="cancel, requeue, delete, submit, set_price, sign_in, sign_out"
+    ),
     sa.Column("queue", sa.Text),
     sa.Column("target", sa.Text, nullable=False, comment="id of the job, batch or key"),
     sa.Column("outcome", sa.Text, comment="none: the gateway ended before it knew"),

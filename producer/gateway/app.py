@@ -42,7 +42,7 @@ from sluice.producer.gateway.responses.routes import response_routes
 from sluice.producer.gateway.settings import GatewaySettings, is_loopback
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import SQL_LIMIT_S
-from sluice.producer.gateway.ui.app import page_routes
+from sluice.producer.gateway.ui.app import Parts, page_routes
 from sluice.producer.openai.bodies import Object
 
 ANSWERED = (HTTPException, HttpError, RequestRefused, ProducerError)
@@ -89,7 +89,7 @@ def create_router(settings: GatewaySettings, keyring: Keyring) -> Starlette:
         *response_routes(queues, rates, settings, database),
         *native_routes(queues, rates, records, settings),
         *_generate(generation),
-        *page_routes(keyring, queues, database),
+        *page_routes(Parts(settings, keyring, queues, rates, records, database, storage)),
     ]
     return Starlette(
         routes=routes,

@@ -119,6 +119,11 @@ class Keyring:
             self._used_ms[key.id] = now_ms
         return key
 
+    def active_keys_of(self, tenant: str) -> list[ApiKey]:
+        """Return the active keys of a tenant."""
+        now_ms = _now_ms()
+        return [key for key in self._keys.values() if key.tenant == tenant and key.is_active(now_ms)]
+
     # ------------------------------------------------------------ the thread
 
     def start(self) -> None:

@@ -1,6 +1,7 @@
 """All routes of the page, with what they share."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -9,14 +10,25 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.keyring import Keyring
+from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.rates import Rates
+from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.ui.audit import AuditLog
 from sluice.producer.gateway.ui.frame import HEADERS, Frame
 from sluice.producer.gateway.ui.live import Live
+from sluice.producer.gateway.ui.pages.ask import AskPage
+from sluice.producer.gateway.ui.pages.batches import BatchPages
+from sluice.producer.gateway.ui.pages.dead import DeadPage
+from sluice.producer.gateway.ui.pages.job import JobPage
+from sluice.producer.gateway.ui.pages.jobs import JobsPage
 from sluice.producer.gateway.ui.pages.overview import OverviewPage
 from sluice.producer.gateway.ui.pages.signin import HOME, SignIn
+from sluice.producer.gateway.ui.pages.tenants import TenantsPage
+from sluice.producer.gateway.ui.read.jobs import JobReader
 from sluice.producer.gateway.ui.sessions import Sessions
 from sluice.producer.gateway.ui.templates import STATIC
 from sluice.producer.gateway.ui.visitors import Visitors
@@ -32,16 +44,27 @@ class Assets(StaticFiles):
         return response
 
 
-def page_routes(keyring: Keyring, queues: Queues, database: Database) -> Iterator[BaseRoute]:
-    """Yield the routes.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the page shares with the other routes of its gateway."""
 
-    Args:
-        keyring: The keys.
-        queues: The queues of the gateway.
-        database: Where sessions and the audit log are, and the history.
-    """
+    settings: GatewaySettings
+    keyring: Keyring
+    queues: Queues
+    rates: Rates
+    records: Records
+    database: Database
+    """Where sign-ins and the audit log are, and the history."""
+
+    storage: Storage
+
+
+def page_routes(parts: Parts) -> Iterator[BaseRoute]:
+    """Yield the routes."""
+    keyring, queues, database = parts.keyring, parts.queues, parts.database
     sessions, audit = Sessions(database), AuditLog(database)
     visitors = Visitors(keyring, sessions)
+    reader = JobReader(queues, parts.records, parts.settings)
     frame = Frame(visitors)
     live = Live(frame)
     yield Mount("/ui/static", Assets(directory=STATIC))
@@ -49,6 +72,12 @@ def page_routes(keyring: Keyring, queues: Queues, database: Database) -> Iterato
     yield frame.open("/ui", _home)
     yield from SignIn(frame, visitors, keyring, sessions, audit).routes()
     yield from OverviewPage(frame, live, queues, database).routes()
+    yield from JobsPage(frame, queues, database).routes()
+    yield from JobPage(frame, live, reader, queues, audit).routes()
+    yield from DeadPage(frame, queues, audit).routes()
+    yield from BatchPages(frame, live, queues, database, parts.storage).routes()
+    yield from TenantsPage(frame, queues, database, keyring, audit).routes()
+    yield from AskPage(frame, queues, parts.rates, database, audit).routes()
     yield frame.open("/ui/{rest:path}", _unknown)
 
 

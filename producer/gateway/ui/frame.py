@@ -48,7 +48,14 @@ class Link:
     scope: str
 
 
-NAVIGATION = (Link("/ui/", "Overview", "read"),)
+NAVIGATION = (
+    Link("/ui/", "Overview", "read"),
+    Link("/ui/jobs", "Jobs", "read"),
+    Link("/ui/batches", "Batches", "read"),
+    Link("/ui/dead", "Dead set", "read"),
+    Link("/ui/tenants", "Tenants", "read"),
+    Link("/ui/try", "Try it", "submit"),
+)
 
 
 class Frame:

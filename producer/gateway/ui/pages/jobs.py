@@ -1,0 +1,53 @@
+"""The list of jobs, with filters."""
+
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sluice.producer.contract.states import JobState
+from sluice.producer.errors import HistoryUnavailable
+from sluice.producer.gateway.errors import SERVER, HttpError
+from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.tables.threads import HISTORY
+from sluice.producer.gateway.ui.frame import Frame, render
+from sluice.producer.gateway.ui.read.joblist import MAX_PRIORITY, SPANS, page_of_jobs, wanted_of
+from sluice.producer.gateway.ui.visitors import Visitor
+
+PATH = "/ui/jobs"
+
+
+class JobsPage:
+    """The list. It comes from the history, so a job is in it once it was recorded."""
+
+    def __init__(self, frame: Frame, queues: Queues, database: Database) -> None:
+        self._frame, self._queues, self._database = frame, queues, database
+
+    def routes(self) -> Iterator[Route]:
+        """Yield the routes."""
+        yield self._frame.page(PATH, self._show)
+
+    async def _show(self, request: Request, visitor: Visitor) -> Response:
+        names = [queue.name for queue in self._queues]
+        wanted = wanted_of(request.query_params, names, visitor.tenant)
+        try:
+            found, following = await HISTORY.run(page_of_jobs, self._database, wanted)
+        except HistoryUnavailable as error:
+            raise HttpError(503, SERVER, "the job history does not answer now; try again") from error
+        older = None if following is None else f"{PATH}?{urlencode({**wanted.given, 'after': following})}"
+        return render(
+            request,
+            "jobs.html",
+            jobs=found,
+            wanted=wanted,
+            queues=names,
+            states=list(JobState),
+            spans=list(SPANS),
+            priorities=range(MAX_PRIORITY + 1),
+            older=older,
+            newest=None if wanted.after is None else f"{PATH}?{urlencode(wanted.given)}",
+            is_filtered=bool(wanted.given.keys() - ({"tenant"} if visitor.tenant else set())),
+        )

@@ -1,0 +1,155 @@
+"""Batches: their progress, rate and errors, counted from the history. Methods block."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sluice.producer.contract.tables import batches, gateway_batches, jobs
+from sluice.producer.gateway.tables.database import Database
+
+LISTED = 50
+RATE_S = 60
+ENDED = ("done", "failed", "cancelled", "expired")
+STATES = ("queued", "running", *ENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLine:
+    """A batch with its counts."""
+
+    queue: str
+    id: str
+    created_ms: int
+    counts: Mapping[str, int]
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    finished_ms: int | None = None
+    total: int | None = None
+    """Lines of its file, of a batch of the gateway; None: as many as there are jobs."""
+
+    status: str | None = None
+    """Of a batch of the gateway; so are the next two, ids of files."""
+
+    output_file: str | None = None
+    error_file: str | None = None
+    recent: int = 0
+    """Jobs that ended in the last minute."""
+
+    @property
+    def size(self) -> int:
+        """How many jobs it has, or will have."""
+        return max(self.total or 0, sum(self.counts.values()))
+
+    @property
+    def ended(self) -> int:
+        """How many of them have ended."""
+        return sum(self.counts.get(state, 0) for state in ENDED)
+
+    @property
+    def share(self) -> float:
+        """The part that has ended."""
+        return self.ended / self.size if self.size else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended."""
+        return self.size > 0 and self.ended >= self.size
+
+    @property
+    def rate(self) -> float:
+        """Jobs that end in a second, over the last minute."""
+        return self.recent / min(RATE_S, max(1.0, time.time() - self.created_ms / 1000))
+
+    @property
+    def eta_s(self) -> float | None:
+        """When the rest will have ended at this rate; None if nothing ends."""
+        return (self.size - self.ended) / self.rate if self.rate and not self.is_over else None
+
+
+def newest_batches(database: Database, queues: Sequence[str], tenant: str | None) -> list[BatchLine]:
+    """Return the newest batches of a tenant, or of all."""
+    names = sa.select(batches.c.queue, batches.c.id, batches.c.created_ms).where(batches.c.queue.in_(queues))
+    own = sa.select(gateway_batches).where(gateway_batches.c.queue.in_(queues))
+    if tenant is not None:
+        is_own = (jobs.c.queue == batches.c.queue, jobs.c.batch == batches.c.id, jobs.c.tenant == tenant)
+        names = names.where(sa.exists().where(*is_own))
+        own = own.where(gateway_batches.c.tenant == tenant)
+    with database.reading() as connection:
+        found = connection.execute(names.order_by(batches.c.created_ms.desc()).limit(LISTED)).all()
+        gateways = connection.execute(own.order_by(gateway_batches.c.created_ms.desc()).limit(LISTED)).mappings()
+        of_gateway = {(row["queue"], row["id"]): row for row in gateways}
+        created = {(row.queue, row.id): int(row.created_ms) for row in found}
+        created |= {key: int(row["created_ms"]) for key, row in of_gateway.items()}
+        lines = [_line(connection, key, at_ms, of_gateway.get(key), tenant) for key, at_ms in created.items()]
+    return sorted(lines, key=lambda line: line.created_ms, reverse=True)[:LISTED]
+
+
+def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None) -> BatchLine | None:
+    """Return a batch; None if there is none, or a tenant has no job in it."""
+    own = sa.select(gateway_batches).where(gateway_batches.c.queue == queue, gateway_batches.c.id == batch_id)
+    if tenant is not None:
+        own = own.where(gateway_batches.c.tenant == tenant)
+    first = sa.select(sa.func.min(jobs.c.submitted_ms)).where(*_of(queue, batch_id, tenant))
+    with database.reading() as connection:
+        row = connection.execute(own).mappings().one_or_none()
+        created_ms = row["created_ms"] if row is not None else connection.execute(first).scalar()
+        return None if created_ms is None else _line(connection, (queue, batch_id), int(created_ms), row, tenant)
+
+
+def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[tuple[str, int, str]]:
+    """Return each kind of error with its number of jobs and a message."""
+    code = sa.func.coalesce(jobs.c.error_code, jobs.c.state)
+    wanted = (*_of(queue, batch_id, tenant), jobs.c.state.in_(("failed", "expired", "cancelled")))
+    query = sa.select(code, sa.func.count(), sa.func.max(sa.func.coalesce(jobs.c.error, jobs.c.reason, "")))
+    with database.reading() as connection:
+        rows = connection.execute(query.where(*wanted).group_by(code).order_by(sa.func.count().desc()).limit(LISTED))
+        return [(str(name), int(number), str(message)) for name, number, message in rows]
+
+
+def _line(
+    connection: sa.Connection,
+    key: tuple[str, str],
+    created_ms: int,
+    row: Mapping[Any, Any] | None,  # Any: a row's values are as its columns say
+    tenant: str | None,
+) -> BatchLine:
+    queue, batch_id = key
+    since_ms = round((time.time() - RATE_S) * 1000)
+    figures = (
+        sa.func.count().label("jobs"),
+        sa.func.sum(jobs.c.prompt_tokens).label("prompt_tokens"),
+        sa.func.sum(jobs.c.output_tokens).label("output_tokens"),
+        sa.func.max(jobs.c.finished_ms).label("finished_ms"),
+        sa.func.sum(sa.case((jobs.c.finished_ms >= since_ms, 1), else_=0)).label("recent"),
+    )
+    query = sa.select(jobs.c.state, *figures).where(*_of(queue, batch_id, tenant)).group_by(jobs.c.state)
+    rows = connection.execute(query).mappings().all()
+    return BatchLine(
+        queue=queue,
+        id=batch_id,
+        created_ms=created_ms,
+        counts={str(one["state"]): int(one["jobs"]) for one in rows},
+        prompt_tokens=sum(int(one["prompt_tokens"] or 0) for one in rows),
+        output_tokens=sum(int(one["output_tokens"] or 0) for one in rows),
+        finished_ms=max((int(one["finished_ms"]) for one in rows if one["finished_ms"] is not None), default=None),
+        recent=sum(int(one["recent"] or 0) for one in rows),
+        total=None if row is None else int(row["total"]),
+        status=None if row is None else str(row["status"]),
+        output_file=None if row is None else row["output_file"],
+        error_file=None if row is None else row["error_file"],
+    )
+
+
+def _of(queue: str, batch_id: str, tenant: str | None) -> list[sa.ColumnElement[bool]]:
+    wanted = [jobs.c.queue == queue, jobs.c.batch == batch_id]
+    return wanted if tenant is None else [*wanted, jobs.c.tenant == tenant]
+
+
+def tenant_of_batch(database: Database, batch_id: str) -> str | None:
+    """Return the tenant of a batch of the gateway; None if it has none of this id."""
+    with database.reading() as connection:
+        query = sa.select(gateway_batches.c.tenant).where(gateway_batches.c.id == batch_id)
+        return connection.execute(query).scalar_one_or_none()

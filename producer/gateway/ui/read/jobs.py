@@ -1,0 +1,189 @@
+"""What is known of one job: by its queue, by the history, and its prompt while the queue has it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from sluice.producer.bulk.recorded import recorded_outcome
+from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.states import JobState
+from sluice.producer.contract.wire import (
+    ChoiceResult,
+    JobId,
+    JobOptions,
+    Message,
+    Prompt,
+    WireError,
+    decode_prompt,
+    decode_spec,
+)
+from sluice.producer.errors import JobNotDone, JobNotFound, ProducerError
+from sluice.producer.gateway.errors import HttpError
+from sluice.producer.gateway.native.bodies import Record
+from sluice.producer.gateway.native.records import Records
+from sluice.producer.gateway.ownership import own_job_id, unknown_job
+from sluice.producer.gateway.queues import QueueClients, Queues
+from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.ui.visitors import Visitor
+from sluice.producer.history.queries import History
+from sluice.producer.operations.operation import Ask, Operation
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.views import JobStatus
+
+MAX_PARTITION = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What is known of a job."""
+
+    id: JobId
+    queue: str
+    now: JobStatus | None
+    """What the queue knows; None when it has forgotten the job."""
+
+    record: Record | None
+    """What the history knows: its row, events and attempts."""
+
+    @property
+    def tenant(self) -> str:
+        """Its owner."""
+        return split_job_id(self.id)[1]
+
+    @property
+    def state(self) -> str:
+        """Its state; the queue knows it first."""
+        if self.now is not None:
+            return self.now.state
+        return "unknown" if self.record is None else self.record[0].state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state not in (JobState.QUEUED, JobState.RUNNING)
+
+    @property
+    def num_choices(self) -> int:
+        """The number of its outputs."""
+        return 1 if self.now is None else self.now.choices
+
+    @property
+    def options(self) -> Mapping[str, Any]:  # Any: options are of several types
+        """The options that differ from their defaults."""
+        if self.now is not None and self.now.spec is not None:
+            return _options_in(self.now.spec, self.now.priority)
+        if self.record is not None and self.record[0].options is not None:
+            return dict(self.record[0].options)
+        return {}
+
+
+class JobReader:
+    """The jobs that a visitor may see."""
+
+    def __init__(self, queues: Queues, records: Records, settings: GatewaySettings) -> None:
+        self._queues, self._records = queues, records
+        self._partitions = {queue.name: queue.partitions for queue in settings.queues}
+
+    def id_of(self, visitor: Visitor, text: str) -> JobId:
+        """Return the id of the job to look for; of another tenant's job, one that no job has.
+
+        Raises:
+            HttpError: 404, it is no job id.
+        """
+        most = max(self._partitions.values())
+        if visitor.tenant is not None:
+            return own_job_id(visitor.caller, text, most)
+        try:
+            partition, _, _ = split_job_id(text)
+        except WireError as error:
+            raise unknown_job() from error
+        if partition >= most:
+            raise unknown_job()
+        return JobId(text)
+
+    async def queue_of(self, job_id: JobId) -> QueueClients:
+        """Return the queue that has a job.
+
+        Raises:
+            HttpError: 404, none has it.
+        """
+        for queue in self._queues:
+            if (await queue.submitting.views([job_id]))[0] is not None:
+                return queue
+        raise unknown_job()
+
+    async def find(self, job_id: JobId) -> JobFacts:
+        """Return what is known of a job.
+
+        Raises:
+            HttpError: 404, it is unknown.
+        """
+        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
+        if record is not None and record[0].queue not in self._partitions:
+            record = None
+        for queue in self._queues:
+            try:
+                now = await queue.submitting.status(job_id)
+            except JobNotFound:
+                continue
+            return JobFacts(id=job_id, queue=queue.name, now=now, record=record)
+        if record is None:
+            raise unknown_job()
+        return JobFacts(id=job_id, queue=record[0].queue, now=None, record=record)
+
+    async def choices(self, facts: JobFacts) -> Sequence[ChoiceResult]:
+        """Return the output of a job that has ended, as far as it is still kept."""
+        try:
+            if facts.now is not None:
+                return (await self._queues[facts.queue].submitting.result(facts.id, timeout_s=0)).choices
+        except JobNotDone as ended:
+            if ended.partial is not None:
+                return ended.partial.choices
+        except ProducerError:
+            pass  # it has expired; the history may keep it
+        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, facts.id))
+        return () if outcome is None or outcome.result is None else outcome.result.choices
+
+    async def prompt(self, facts: JobFacts) -> Prompt | None:
+        """Return the prompt of a job; None once it has ended: then the queue deletes it."""
+        queue = Queue(facts.queue, self._partitions[facts.queue])
+        try:
+            return await self._queues[facts.queue].submitting.run(_read_prompt(queue, facts.id))
+        except (ProducerError, HttpError, WireError):
+            return None
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """Return a prompt for reading."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{one.role}: {one.content}" if isinstance(one, Message) else str(one) for one in prompt)
+
+
+def _read_prompt(queue: Queue, job_id: JobId) -> Operation[Prompt | None]:
+    [packed] = yield Ask((("GET", queue.keys_of(job_id).payload(job_id)),))
+    return decode_prompt(packed) if isinstance(packed, bytes) else None
+
+
+def _record(history: History, job_id: JobId) -> Record | None:
+    row = history.job(job_id)
+    return None if row is None else (row, history.timeline(job_id), history.attempts(job_id))
+
+
+def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as in `options`
+    try:
+        spec = decode_spec(packed)
+    except WireError:
+        return {}
+    found = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
+    changed = {field.name: found[field.name] for field in fields(JobOptions) if found[field.name] != _default_of(field)}
+    own = {"model": spec.model, "batch": spec.batch, "metadata": dict(spec.metadata) if spec.metadata else None}
+    return {
+        **changed,
+        **{name: value for name, value in own.items() if value},
+        **({"priority": priority} if priority else {}),
+    }
+
+
+def _default_of(field: Any) -> object:  # noqa: ANN401  # a field of a dataclass
+    return field.default if field.default_factory is MISSING else field.default_factory()

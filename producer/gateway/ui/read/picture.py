@@ -1,0 +1,224 @@
+"""The timeline of a job as a picture: bars and marks in percent of its time. No I/O."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sluice.producer.gateway.ui.formats import seconds
+from sluice.producer.gateway.ui.read.jobs import JobFacts
+from sluice.producer.history.queries import AttemptRow
+
+LANE_PX, AXIS_PX = 44, 26
+MAX_TICKS = 5
+LEAST_WIDTH = 0.4
+STEPS = (1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A stretch of time on a lane."""
+
+    lane: int
+    start: float
+    width: float
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment on a lane."""
+
+    lane: int
+    at: float
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A time on the scale."""
+
+    at: float
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A timeline."""
+
+    lanes: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+    ticks: tuple[Tick, ...]
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return LANE_PX * len(self.lanes) + AXIS_PX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One attempt of a job."""
+
+    number: int
+    start_ms: int
+    end_ms: int | None
+    outcome: str | None
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """The moments of a job, as the queue and the history know them."""
+
+    state: str
+    submitted_ms: int
+    scheduled_ms: int | None
+    first_token_ms: int | None
+    ended_ms: int | None
+    tries: tuple[Try, ...]
+    preemptions: int
+
+
+class Scale:
+    """Times in percent of a stretch."""
+
+    def __init__(self, begin_ms: int, end_ms: int) -> None:
+        self.begin_ms, self.total_ms = begin_ms, max(1, end_ms - begin_ms)
+
+    def at(self, at_ms: int) -> float:
+        """Return where a time is."""
+        return round(min(100.0, max(0.0, 100 * (at_ms - self.begin_ms) / self.total_ms)), 3)
+
+    def ticks(self) -> Iterator[Tick]:
+        """Yield at most a few round times."""
+        total_s, step_s = self.total_ms / 1000, 0.001
+        while total_s / step_s > MAX_TICKS:
+            step_s = _next_step(step_s)
+        for number in range(int(total_s / step_s) + 1):
+            at = round(100 * number * step_s / total_s, 3)
+            yield Tick(
+                at=at, text=seconds(number * step_s), anchor="start" if at < 5 else "end" if at > 95 else "middle"
+            )
+
+
+def times_of(facts: JobFacts) -> Times | None:
+    """Return the moments of a job: those of the history, and what the queue knows before."""
+    now, record = facts.now, facts.record
+    row = None if record is None else record[0]
+    submitted_ms = now.submitted_ms if now is not None else row.submitted_ms if row is not None else None
+    if submitted_ms is None or (row is not None and now is not None and row.submitted_ms != submitted_ms):
+        record, row = (None, None) if now is not None else (record, row)
+    if submitted_ms is None:
+        return None
+    return Times(
+        state=facts.state,
+        submitted_ms=submitted_ms,
+        scheduled_ms=_first(now and now.first_scheduled_ms, row and row.scheduled_ms),
+        first_token_ms=_first(now and now.first_token_ms, row and row.first_token_ms),
+        ended_ms=_first(now and now.ended_ms, row and row.finished_ms if now is None else None),
+        tries=tuple(_tries(() if record is None else record[2], facts)),
+        preemptions=(row.preemptions or 0) if row is not None else 0,
+    )
+
+
+def picture(times: Times, now_ms: int) -> Picture:
+    """Draw the moments of a job."""
+    latest_ms = max([one.end_ms or one.start_ms for one in times.tries], default=times.submitted_ms)
+    scale = Scale(times.submitted_ms, max(times.ended_ms or now_ms, latest_ms, times.submitted_ms + 1))
+    is_over = times.ended_ms is not None
+    bars, marks = [*_waits(times, scale, now_ms)], list[Mark]()
+    for lane, one in enumerate(times.tries, start=1):
+        end_ms = one.end_ms or times.ended_ms or now_ms
+        bars += _bars_of(times, one, end_ms, lane, scale)
+        if one.outcome == "returned" or (one.end_ms is None and lane < len(times.tries)):
+            why = (one.why or "its worker died").replace("_", " ")
+            marks.append(Mark(lane=lane, at=scale.at(end_ms), kind="death", title=f"Handed over: {why}"))
+    if is_over:
+        kind = "end-done" if times.state == "done" else "end-bad"
+        marks.append(Mark(lane=len(times.tries), at=scale.at(times.ended_ms or now_ms), kind=kind, title=times.state))
+    return Picture(lanes=tuple(_names(times)), bars=tuple(bars), marks=tuple(marks), ticks=tuple(scale.ticks()))
+
+
+def _names(times: Times) -> Iterator[str]:
+    yield "Queue"
+    for one in times.tries:
+        note = ""
+        if one is times.tries[-1] and times.preemptions:
+            note = f", preempted {times.preemptions} times"
+        yield f"Attempt {one.number}{note}"
+
+
+def _waits(times: Times, scale: Scale, now_ms: int) -> Iterator[Bar]:
+    begin_ms = times.submitted_ms
+    for number, one in enumerate(times.tries):
+        if one.start_ms > begin_ms:
+            title = "Waited" if number == 0 else "Waited for another worker"
+            yield _bar(scale, begin_ms, one.start_ms, 0, "queue", title)
+        begin_ms = one.end_ms or one.start_ms
+        if one.end_ms is None and one is not times.tries[-1]:
+            begin_ms = times.tries[number + 1].start_ms
+    is_waiting = times.state == "queued" or not times.tries
+    if is_waiting and (times.ended_ms or now_ms) > begin_ms:
+        yield _bar(
+            scale, begin_ms, times.ended_ms or now_ms, 0, "queue", "Waits" if times.ended_ms is None else "Waited"
+        )
+
+
+def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Iterator[Bar]:
+    """Yield what an attempt did: it waited in its worker, computed the prompt, and generated."""
+    scheduled_ms, first_ms = times.scheduled_ms, times.first_token_ms
+    begin_ms = one.start_ms
+    if one.number == 1 and scheduled_ms is not None and begin_ms < scheduled_ms <= end_ms:
+        yield _bar(scale, begin_ms, scheduled_ms, lane, "queue", "Waited in its worker")
+        begin_ms = scheduled_ms
+    if first_ms is None or first_ms >= end_ms:
+        yield _bar(scale, begin_ms, end_ms, lane, "prefill", "Computed the prompt")
+    elif first_ms > begin_ms:
+        yield _bar(scale, begin_ms, first_ms, lane, "prefill", "Computed the prompt")
+        yield _bar(scale, first_ms, end_ms, lane, "decode", "Generated")
+    else:
+        yield _bar(scale, begin_ms, end_ms, lane, "decode", "Went on after the last token")
+
+
+def _bar(scale: Scale, begin_ms: int, end_ms: int, lane: int, kind: str, what: str) -> Bar:
+    start = scale.at(begin_ms)
+    width = max(LEAST_WIDTH, round(scale.at(end_ms) - start, 3))
+    return Bar(
+        lane=lane,
+        start=min(start, 100 - width),
+        width=width,
+        kind=kind,
+        title=f"{what}: {seconds((end_ms - begin_ms) / 1000)}",
+    )
+
+
+def _tries(rows: Sequence[AttemptRow], facts: JobFacts) -> Iterator[Try]:
+    number = 0
+    for number, row in enumerate((row for row in rows if row.started_ms is not None), start=1):
+        yield Try(
+            number=row.attempt or number,
+            start_ms=row.started_ms or 0,
+            end_ms=row.ended_ms,
+            outcome=row.outcome,
+            why=row.why,
+        )
+    now = facts.now
+    if now is not None and now.started_ms is not None and now.attempt > number:
+        yield Try(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _next_step(step_s: float) -> float:
+    """Return the next larger one of 1, 2, 5, 10, 20 and so on."""
+    size = 0.001
+    while True:
+        for one in STEPS:
+            if one * size > step_s * 1.01:
+                return one * size
+        size *= 10

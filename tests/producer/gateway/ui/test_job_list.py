@@ -1,0 +1,84 @@
+"""Pages of a long list: each job once, and no page takes long."""
+
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from sluice.producer.contract.database import open_database
+from sluice.producer.contract.tables import jobs
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.ui.read.joblist import PAGE_JOBS, Wanted, page_of_jobs
+
+NUM_JOBS = 100_000
+LIMIT_S = 0.1
+STATES = ("done",) * 97 + ("failed", "cancelled", "running")
+
+
+def fill(url: str, number: int) -> None:
+    """Write as many jobs."""
+    engine = open_database(url, is_writer=True)
+    rows: list[dict[str, object]] = [
+        {
+            "id": f"0.t{one % 20}.{one:08x}",
+            "queue": "q",
+            "partition": 0,
+            "tenant": f"t{one % 20}",
+            "submitted_ms": 1_700_000_000_000 + one // 3,
+            "version": 1,
+            "state": STATES[one % 100],
+            "error_code": "engine_error" if STATES[one % 100] == "failed" else None,
+            "priority": 9 if one % 1000 == 0 else 0,
+            "batch": f"b{one % 50}",
+            "options": {"max_tokens": 256, "temperature": 1.0, "stop": []},
+            "metadata": {"user": "17"},
+        }
+        for one in range(number)
+    ]
+    with engine.begin() as connection:
+        connection.execute(sa.insert(jobs), rows)
+    engine.dispose()
+
+
+def all_pages(database: Database, wanted: Wanted, most: int = 10_000) -> tuple[list[str], float]:
+    """The ids of all pages, and the longest time of one."""
+    found, slowest_s = list[str](), 0.0
+    for _ in range(most):
+        began_s = time.perf_counter()
+        lines, following = page_of_jobs(database, wanted)
+        slowest_s = max(slowest_s, time.perf_counter() - began_s)
+        found += [line.id for line in lines]
+        if following is None:
+            break
+        at_ms, _, job_id = following.partition(":")
+        wanted = Wanted(queues=wanted.queues, state=wanted.state, tenant=wanted.tenant, after=(int(at_ms), job_id))
+    return found, slowest_s
+
+
+class TestGivenMoreJobsThanAPageHas:
+    def test_when_all_pages_are_read_then_each_job_is_on_one(self, sqlite_url: str) -> None:
+        fill(sqlite_url, 3 * PAGE_JOBS + 7)
+
+        with Database(sqlite_url) as database:
+            found, _ = all_pages(database, Wanted(queues=["q"]))
+
+        assert len(found) == len({*found}) == 3 * PAGE_JOBS + 7
+
+
+@pytest.mark.long
+class TestGivenAHundredThousandJobs:
+    def test_when_they_are_paged_by_any_filter_then_no_page_takes_long(self, sqlite_url: str) -> None:
+        fill(sqlite_url, NUM_JOBS)
+        filters: list[dict[str, object]] = [
+            *({}, {"tenant": "t7"}, {"state": "failed"}, {"state": "running", "tenant": "t19"}),
+            *({"priority": 9}, {"batch": "b3"}, {"error": "engine_error"}, {"error": "none"}, {"tenant": "nobody"}),
+        ]
+
+        with Database(sqlite_url) as database:
+            all_pages(database, Wanted(queues=["q"]), most=1)
+            took_s = {
+                str(one): min(all_pages(database, Wanted(queues=["q"], **one), most=5)[1] for _ in range(3))  # pyright: ignore[reportArgumentType] (filters of several types)
+                for one in filters
+            }
+
+        assert {name: took for name, took in took_s.items() if took > LIMIT_S} == {}
