@@ -20,7 +20,8 @@ class Capacity:
     """A measurement of a worker's capacity. Changes with each sample.
 
     In a window at whose heartbeats jobs waited for room, the worker was full: its rate is a measurement, and moves the
-    mean. In any other, the rate is only what it got through at least, and can raise the mean but not lower it.
+    mean. In any other, the rate is only what it got through at least, and can raise the mean but not lower it. Neither
+    moves it at once: many jobs may end in one window.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,6 @@ class Capacity:
         before = self.tokens_per_s
         if before is None:
             self.tokens_per_s = rate or None
-        elif self._is_full:
+        elif self._is_full or rate > before:
             self.tokens_per_s = before + WEIGHT * (rate - before)
-        else:
-            self.tokens_per_s = max(before, rate)
         self._has_news = self.tokens_per_s is not None

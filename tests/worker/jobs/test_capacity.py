@@ -9,7 +9,7 @@ from sluice.producer.contract.calls import LeasedJob
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId, JobSpec
-from sluice.worker.jobs.capacity import WINDOW_S, Capacity
+from sluice.worker.jobs.capacity import WEIGHT, WINDOW_S, Capacity
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
 
@@ -116,7 +116,7 @@ class TestGivenAWorkerWithRoom:
             capacity.end(job_of(cost), JobState.DONE)
             rates.append(window(capacity, number, has_backlog=False))
 
-        assert rates == [50 / WINDOW_S, 100 / WINDOW_S]
+        assert rates == [50 / WINDOW_S, (50 + WEIGHT * 50) / WINDOW_S]
 
     def test_when_a_backlog_lasts_for_part_of_a_window_then_it_is_no_full_one(self) -> None:
         capacity = Capacity()
