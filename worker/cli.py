@@ -286,6 +286,26 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
 
 @main.command()
+@click.option("--every", "every_s", type=click.FloatRange(0.1, 60), metavar="SECONDS", default=1.0, show_default=True,
+              help="Read the queue this often.")  # fmt: skip
+@click.option("--once", "is_once", is_flag=True, help="Print the state once, without keys.")
+@_options(*_QUEUE, "redis.timeout_s")
+def top(every_s: float, is_once: bool, config_file: Path | None, **given: object) -> None:
+    """Show the workers of a queue, live.
+
+    Keys select, sort and filter workers, and ask one of this host to take no more jobs (quiet), to take them again
+    (resume), or to finish its jobs and end (drain). The parent of several workers does not restart a drained one.
+
+    \b
+    Example:
+        worker top --queue default
+    """
+    from sluice.worker.top.command import run_top
+
+    run_top(_config_of(config_file, given), os.environ, every_s=every_s, is_once=is_once)
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_options(*_QUEUE, "redis.timeout_s")
 def status(as_json: bool, config_file: Path | None, **given: object) -> None:

@@ -13,6 +13,7 @@ from sluice.producer.contract.calls import QueueView, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
 from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.model.load import LoadedModel
@@ -21,9 +22,6 @@ from sluice.worker.serve.metrics import Depth, Rates, Snapshot
 
 QUEUE_VIEW_AGE_S = 1.0
 """Least time between two reads of the queue's depth."""
-
-SAMPLE_S, NUM_SAMPLES = 10.0, 30
-"""Length and number of the last samples that a heartbeat has."""
 
 
 class QueueDepth:

@@ -6,48 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.producer.contract.calls import QueueView
+from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S, Sample, WorkerRow, workers_of
 from sluice.producer.operations.totals import QueueTotals, queue_totals
-
-SAMPLE_S, NUM_SAMPLES = 10, 30
-"""Length and number of the samples in heartbeats."""
 
 TREND_S = 600.0
 """Growth is judged over this time."""
 
 MANY_EVENTS, NEARLY_FULL = 1000, 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Ten seconds of a worker."""
-
-    running: int
-    waiting: int
-    kv_share: float
-    tokens_in: int
-    """Prompt tokens a second, and in `tokens_out` those of outputs."""
-
-    tokens_out: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
-    """A living worker, as its last heartbeat describes it."""
-
-    id: str
-    queue: str
-    host: str
-    name: str
-    model: str
-    version: str
-    device: str
-    state: str
-    running: int
-    waiting: int
-    kv_share: float
-    tokens_per_s: float
-    started_ms: int | None
-    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +100,7 @@ def overview(
     trends: Trends,
 ) -> Overview:
     """Sum up what the queues say."""
-    workers = tuple(row for name, of_queue in views.items() for row in _workers(name, of_queue))
+    workers = tuple(row for name, of_queue in views.items() for row in workers_of(name, of_queue))
     cards = tuple(_card(name, of_queue, workers, latencies.get(name, Latency())) for name, of_queue in views.items())
     alerts = [alert for card in cards for alert in _alerts(card.totals, trends)]
     return Overview(
@@ -154,47 +119,6 @@ def _card(name: str, views: Sequence[QueueView], workers: Sequence[WorkerRow], t
         tokens_out=sum(worker.tokens_per_s for worker in own),
         ttft=ttft,
     )
-
-
-def _workers(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
-    known = {name: about for view in views for name, about in view.workers.items()}
-    for name, about in sorted(known.items(), key=lambda item: (item[1].get("host", ""), item[0])):
-        yield WorkerRow(
-            id=name,
-            queue=queue,
-            host=about.get("host", "?"),
-            name=about.get("name", "-"),
-            model=about.get("model", "?"),
-            version=about.get("version", "?"),
-            device=about.get("device", "?"),
-            state=about.get("state", "?"),
-            running=int(_number(about, "running")),
-            waiting=int(_number(about, "waiting")),
-            kv_share=_number(about, "kv_tokens_used") / max(1.0, _number(about, "kv_tokens_total")),
-            tokens_per_s=_number(about, "tokens_per_s"),
-            started_ms=int(_number(about, "started_ms")) or None,
-            samples=samples_of(about.get("recent", "")),
-        )
-
-
-def samples_of(text: str) -> tuple[Sample, ...]:
-    """Read the samples of a heartbeat. Of one that cannot be read, there are none."""
-    try:
-        rows = [[int(value) for value in row.split(",")] for row in text.split(";") if row]
-        found = [
-            Sample(running=row[0], waiting=row[1], kv_share=row[2] / 1000, tokens_in=row[3], tokens_out=row[4])
-            for row in rows
-        ]
-    except (ValueError, IndexError):
-        return ()
-    return tuple(found[-NUM_SAMPLES:])
-
-
-def _number(about: Mapping[str, str], name: str) -> float:
-    try:
-        return float(about.get(name, "0"))
-    except ValueError:
-        return 0.0
 
 
 def _alerts(totals: QueueTotals, trends: Trends) -> Iterator[Alert]:

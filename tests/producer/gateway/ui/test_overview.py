@@ -4,14 +4,13 @@ import time
 from typing import Any
 
 from sluice.producer.contract.calls import QueueView
+from sluice.producer.contract.workers import NUM_SAMPLES, samples_of
 from sluice.producer.gateway.ui.read.overview import (
     MANY_EVENTS,
-    NUM_SAMPLES,
     Alert,
     Memory,
     Trends,
     overview,
-    samples_of,
 )
 
 

@@ -1,0 +1,74 @@
+"""What `worker top` draws."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sluice.producer.contract.scaling.backlog import Backlog
+from sluice.producer.contract.workers import Sample
+from sluice.worker.top.screen import BARS, screen, sparkline
+from sluice.worker.top.state import TopState
+from tests.worker.top.test_state import row
+
+BACKLOG = Backlog(
+    queue="default", backlog_jobs=1203, backlog_tokens=45_000, running_jobs=12, running_tokens=900, workers=2,
+    worker_tokens_per_s=None, rate_source="unknown", oldest_age_s=31.4, nearest_deadline_s=None, is_paused=True,
+)  # fmt: skip
+SAMPLE = Sample(running=4, waiting=0, kv_share=0.25, tokens_in=0, tokens_out=80)
+
+
+def drawn(*, width: int = 140, state: TopState | None = None, rows: int = 2) -> str:
+    """The screen as plain text."""
+    workers = [
+        row(f"worker-{number}", running=4, kv_share=0.25, tokens_per_s=1234.5, samples=(SAMPLE,) * 3)
+        for number in range(rows)
+    ]
+    console = Console(width=width, record=True, file=None, quiet=True)
+    shown = state or TopState()
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(screen(BACKLOG, shown.visible(workers), shown))
+    return captured.get()
+
+
+class TestGivenAQueueWithWorkers:
+    def test_when_it_is_drawn_then_its_figures_and_workers_are_there(self) -> None:
+        text = drawn()
+
+        assert "queue default  paused   1,203 waiting (45,000 tokens, oldest 31 s)   12 running   2 workers" in text
+        assert "2,469, at most 160 in 5 minutes" in text
+        assert [line.split()[:3] for line in text.splitlines() if line.startswith("worker-")] == [
+            ["worker-0", "gpu-1", "worker-0"],
+            ["worker-1", "gpu-1", "worker-1"],
+        ]
+        assert "25%" in text
+
+    @pytest.mark.parametrize("width", [40, 80, 200])
+    def test_when_the_terminal_is_narrow_then_no_line_is_longer(self, width: int) -> None:
+        assert all(len(line) <= width for line in drawn(width=width).splitlines())
+
+    def test_when_an_action_is_asked_then_the_last_line_asks_to_confirm(self) -> None:
+        state = TopState()
+        state.visible([row("worker-0")])
+        state.press("d", [])
+
+        assert drawn(state=state).rstrip().endswith("drain worker worker-0? y/n")
+
+
+class TestGivenAQueueWithoutWorkers:
+    @pytest.mark.parametrize(("pattern", "expected"), [("", "no living workers"), ("x", "no worker matches")])
+    def test_when_it_is_drawn_then_it_says_so(self, pattern: str, expected: str) -> None:
+        assert expected in drawn(rows=0, state=TopState(pattern=pattern))
+
+
+class TestGivenAnyValues:
+    @given(st.lists(st.integers(0, 10**9), max_size=30))
+    def test_when_they_are_drawn_then_bars_are_in_the_order_of_values(self, values: list[int]) -> None:
+        line = sparkline(values, max(values, default=0))
+
+        heights = [BARS.index(one) for one in line]
+        assert len(line) == len(values)
+        assert all(a <= b for x, a in zip(values, heights, strict=True) for y, b in zip(values, heights, strict=True)
+                   if x <= y)  # fmt: skip
+        assert all((height == 0) == (value == 0) for value, height in zip(values, heights, strict=True))

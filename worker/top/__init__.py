@@ -1,0 +1,1 @@
+"""`worker top`: the workers of a queue, live in a terminal."""

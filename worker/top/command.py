@@ -1,0 +1,108 @@
+"""`worker top`: read the queue once a second, draw it, and carry out what keys ask of workers of this host."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.live import Live
+
+from sluice.producer.contract.calls import inspect
+from sluice.producer.contract.scaling.backlog import Backlog, backlog_of
+from sluice.producer.contract.transport.execution import run
+from sluice.producer.contract.transport.urls import redacted
+from sluice.producer.contract.workers import WorkerRow, workers_of
+from sluice.worker.clock import monotonic_s
+from sluice.worker.config import WorkerConfig
+from sluice.worker.connection.clients import connect
+from sluice.worker.connection.server_checks import raise_if_refused
+from sluice.worker.endpoints import partitions_of, redis_url_of
+from sluice.worker.errors import NotReady
+from sluice.worker.top.screen import screen
+from sluice.worker.top.state import Action, TopState
+from sluice.worker.top.terminal import Keys, raw_keys
+
+SIGNALS = {Action.QUIET: signal.SIGTSTP, Action.RESUME: signal.SIGCONT, Action.DRAIN: signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The queue at one moment."""
+
+    backlog: Backlog
+    rows: Sequence[WorkerRow]
+
+
+class QueueReader:
+    """A reader of one queue. Keeps its connection."""
+
+    def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
+        self._url = redis_url_of(config, environ)
+        self._client = connect(self._url, timeout_s=config.redis.timeout_s)
+        self._partitions, self._name = partitions_of(config), config.queue.name
+
+    def look(self) -> Look:
+        """Read the queue.
+
+        Raises:
+            NotReady: Redis does not answer.
+        """
+        try:
+            views = [run(self._client, inspect(keys)) for keys in self._partitions]
+        except (RedisError, OSError) as error:
+            raise_if_refused(error, self._url)
+            raise NotReady(f"redis at {redacted(self._url)} does not answer: {error}") from error
+        return Look(backlog_of(self._name, views), list(workers_of(self._name, views)))
+
+
+def run_top(config: WorkerConfig, environ: Mapping[str, str], *, every_s: float, is_once: bool) -> None:
+    """Show the queue until `q`, or once.
+
+    Raises:
+        NotReady: Redis does not answer at first.
+    """
+    reader, console = QueueReader(config, environ), Console()
+    first = reader.look()
+    if is_once or not sys.stdin.isatty() or not console.is_terminal:
+        state = TopState()
+        console.print(screen(first.backlog, state.visible(first.rows), state))
+        return
+    with raw_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        _show(reader, first, keys, live, every_s)
+
+
+def _show(reader: QueueReader, look: Look, keys: Keys, live: Live, every_s: float) -> None:
+    state, next_s = TopState(), monotonic_s() + every_s
+    while not state.is_over:
+        rows = state.visible(look.rows)
+        live.update(screen(look.backlog, rows, state), refresh=True)
+        key = keys.next(max(0.0, next_s - monotonic_s()))
+        if key is not None:
+            action = state.press(key, rows)
+            if action is not None:
+                state.message = send(action, next(row for row in rows if row.id == state.selected))
+        elif (now_s := monotonic_s()) >= next_s:
+            next_s = now_s + every_s
+            try:
+                look = reader.look()
+            except NotReady as error:
+                state.message = str(error)
+
+
+def send(action: Action, row: WorkerRow) -> str:
+    """Send a worker of this host the signal of an action. Return what happened."""
+    if row.host != socket.gethostname() or row.pid is None:
+        return f"worker {row.id[:8]} is on {row.host}: only workers of this host get signals"
+    try:
+        # The process may have ended, and another one have its number.
+        if "sluice.worker" not in psutil.Process(row.pid).cmdline():
+            return f"process {row.pid} is no worker of this host"
+        os.kill(row.pid, SIGNALS[action])
+    except (psutil.Error, OSError) as error:
+        return f"worker {row.id[:8]} cannot get a signal: {error}"
+    return f"worker {row.id[:8]} was asked to {action.value}"

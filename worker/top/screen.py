@@ -1,0 +1,77 @@
+"""Draw the state of a queue and its workers. No I/O."""
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from sluice.producer.contract.scaling.backlog import Backlog
+from sluice.producer.contract.workers import NUM_SAMPLES, WorkerRow
+from sluice.worker.top.state import TopState
+
+BARS = " ▁▂▃▄▅▆▇█"
+KEYS = "↑↓ select   s sort   / filter   z quiet   c resume   d drain   q quit"
+NUMERIC = ("RUN", "WAIT", "KV", "TOK/S")
+
+
+def screen(backlog: Backlog, rows: Sequence[WorkerRow], state: TopState) -> Group:
+    """Draw all of it; `rows` are those that are visible, in order."""
+    return Group(_queue_line(backlog), _chart(rows), Text(), _table(rows, state), Text(), _bottom(state))
+
+
+def sparkline(values: Sequence[float], highest: float) -> str:
+    """Draw one character for each value, from 0 to `highest`."""
+    top = len(BARS) - 1
+    return "".join(BARS[min(top, -int(-value * top // highest))] if highest > 0 else BARS[0] for value in values)
+
+
+def _queue_line(backlog: Backlog) -> Text:
+    line = Text(f"queue {backlog.queue}", style="bold")
+    if backlog.is_paused:
+        line.append("  paused", style="yellow")
+    oldest = "" if backlog.oldest_age_s is None else f", oldest {backlog.oldest_age_s:,.0f} s"
+    facts = f"   {backlog.backlog_jobs:,} waiting ({backlog.backlog_tokens:,} tokens{oldest})"
+    line.append(facts + f"   {backlog.running_jobs:,} running   {backlog.workers} workers", style="not bold")
+    return line
+
+
+def _chart(rows: Sequence[WorkerRow]) -> Text:
+    """Draw the output tokens per second of all of them, over the last minutes."""
+    sums = [0] * NUM_SAMPLES
+    for row in rows:
+        for place, sample in enumerate(reversed(row.samples), start=1):
+            sums[-place] += sample.tokens_out
+    line = Text("tokens/s ")
+    line.append(sparkline(sums, max(sums)), style="cyan")
+    return line.append(f" {sum(row.tokens_per_s for row in rows):,.0f}, at most {max(sums):,} in 5 minutes")
+
+
+def _table(rows: Sequence[WorkerRow], state: TopState) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for name in ("WORKER", "HOST", "NAME", "MODEL", "DEVICE", "STATE", *NUMERIC, "BATCH"):
+        table.add_column(name, justify="right" if name in NUMERIC else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(Text, _cells(row)), style="reverse" if row.id == state.selected else "")
+    if not rows:
+        table.add_row(Text("no worker matches" if state.pattern else "no living workers"))
+    return table
+
+
+def _cells(row: WorkerRow) -> tuple[str, ...]:
+    batch = [sample.running for sample in row.samples]
+    return (
+        row.id[:8], row.host, row.name, row.model, row.device, row.state, f"{row.running:,}", f"{row.waiting:,}",
+        f"{row.kv_share:.0%}", f"{row.tokens_per_s:,.0f}", sparkline(batch, max(batch, default=0)),
+    )  # fmt: skip
+
+
+def _bottom(state: TopState) -> Text:
+    if state.is_typing:
+        return Text(f"filter: {state.pattern}▏")
+    if state.asked is not None:
+        return Text(f"{state.asked.value} worker {(state.selected or '')[:8]}? y/n", style="yellow")
+    if state.message:
+        return Text(state.message, style="yellow")
+    matching = f"   matching {state.pattern!r}" if state.pattern else ""
+    return Text(f"{KEYS}   by {state.order}{matching}", style="dim")
