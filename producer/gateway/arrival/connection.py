@@ -1,6 +1,7 @@
 """A connection whose requests must arrive in time. uvicorn bounds only the time between two requests."""
 
 import asyncio
+import logging
 from typing import Any
 
 import h11
@@ -9,6 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from sluice.producer.gateway.errors import CALLER, HttpError
+from sluice.producer.gateway.log.lines import log_event
+from sluice.producer.gateway.log.requests import REQUEST_ID, new_request_id
 
 LEAST_BYTES_PER_S = 16 * 1024
 """A request may take this much longer than the limit: a second for so many bytes."""
@@ -20,6 +23,9 @@ SPARE_CONNECTIONS = 256
 """Connections beyond the limit that are told so with 503. Further ones are closed unread."""
 
 TOO_SLOW = HttpError(408, CALLER, "the request took too long to arrive", "request_timeout")
+MALFORMED = HttpError(400, CALLER, "the request is not valid HTTP/1.1", "malformed_request")
+
+LOG = logging.getLogger(__name__)
 
 
 class ArrivingConnection(H11Protocol):
@@ -93,16 +99,29 @@ class ArrivingConnection(H11Protocol):
 
     def _refuse(self) -> None:
         self._timer = None
-        if self._num_bytes and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = bytes(TOO_SLOW.response.body)
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            for event in (h11.Response(status_code=408, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+        if self._num_bytes:
+            self._answer(TOO_SLOW)
         self._drop()
+
+    def send_400_response(self, msg: str) -> None:  # uvicorn's text; clients read an object
+        """Answer what h11 cannot read, and close the connection."""
+        self._answer(MALFORMED)
+        self.transport.close()
+
+    def _answer(self, error: HttpError) -> None:
+        """Answer a request that does not reach the application, unless its answer has begun."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        request_id, body = new_request_id(), bytes(error.response.body)
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            (REQUEST_ID, request_id),
+        ]
+        for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        log_event(LOG, "request answered", {"request_id": request_id, "status": error.status, "code": error.code})
 
     def _drop_rest(self) -> None:
         if self.conn.their_state is h11.SEND_BODY:

@@ -23,6 +23,11 @@ FACTS = ("tenant", "key_id", "job_id")
 LOG = logging.getLogger(__name__)
 
 
+def new_request_id() -> str:
+    """Return an id for a request that has none."""
+    return f"req_{uuid4().hex}"
+
+
 class RequestLog:
     """Middleware that gives each request an id, which its answer and its line in the log have."""
 
@@ -35,7 +40,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
-        request = LoggedRequest(scope, given if SANE_ID.fullmatch(given) else f"req_{uuid4().hex}", send)
+        request = LoggedRequest(scope, given if SANE_ID.fullmatch(given) else new_request_id(), send)
         try:
             await self._app(scope, receive, request.send)
         finally:

@@ -3,11 +3,14 @@
 import io
 import json
 import logging
+import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import openai
 import pytest
 
@@ -51,6 +54,17 @@ class TestGivenAGateway:
             answer = http.get("/v1/models", headers=[(b"x-request-id", own.encode())])
 
         assert answer.headers["x-request-id"].startswith("req_")
+
+    def test_when_a_request_cannot_be_read_then_its_error_has_one(self, gateway: GatewayProcess) -> None:
+        at = httpx.URL(gateway.url)
+        with socket.create_connection((at.host, at.port), timeout=30) as sock, sock.makefile("rb") as answer:
+            sock.sendall(b"no request\r\n\r\n")
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+
+        [own] = re.findall(rb"x-request-id: (req_[0-9a-f]{32})", head)
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["code"] == "malformed_request"
+        assert line_of(gateway, own.decode())["status"] == 400
 
     def test_when_a_request_is_refused_then_its_error_has_one(self, gateway: GatewayProcess) -> None:
         with pytest.raises(openai.NotFoundError) as raised:
