@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sluice engine kernels migrations producer worker tests benchmarks tools
 
-.PHONY: demo demo-web pictures profile test test-long test-clients check-kubernetes bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
+.PHONY: demo demo-web pictures screenshots profile test test-long test-browser test-clients check-kubernetes bench-check soak overload mutation-test teeth crash-points check format lint types imports rules fuzz fuzz-hostile audit-dependencies setup clean
 
 setup: $(VENV)/.ready
 
@@ -23,12 +23,18 @@ demo-web: setup ## Serve OpenAI's API with the small model until Ctrl-C; prints 
 pictures: setup ## Record the demo and draw the comparison for the README; run it on a quiet machine.
 	@$(BIN)/python -m tools.pictures
 
+screenshots: setup ## Take the README's pictures of the gateway's page; needs Chromium and some minutes.
+	@$(BIN)/python -m tools.screenshots
+
 test: setup ## The fast suite. `make check` runs the rules of code and documents.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu" --ignore tests/rules
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" --hypothesis-profile long tests/properties tests/contract/test_wire.py
+
+test-browser: setup ## The gateway's page in a real Chromium, which must be installed: apt install chromium. Minutes.
+	OMP_NUM_THREADS=1 SLUICE_TESTS_NEED_BROWSER=1 $(BIN)/python -m pytest -n 0 -m browser --timeout 600 tests/producer/gateway/ui
 
 test-clients: setup ## Clients of others against the gateway, each installed by itself: minutes and 4 GB the first time.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m clients --timeout 1800 tests/clients
