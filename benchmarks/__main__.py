@@ -18,6 +18,7 @@ BENCHMARKS = {
     "quality": ("engine.quality", "quality loss of reduced precision"),
     "queue": ("queue.peers", "the queue compared with other queues"),
     "recorder": ("queue.recorder", "events per second from the outbox into SQL"),
+    "scaling": ("scaling.run", "workers that follow the backlog in tokens, compared with the number of jobs"),
     "scheduler": ("engine.scheduler", "Python time per step outside the executor"),
     "service": ("service.run", "the service compared with the bare engine"),
     "start-gpu": ("kernels.start", "seconds until an engine on a GPU is ready, and drills with broken kernels"),

@@ -246,6 +246,12 @@ class TestGivenAKeyWithoutAScope:
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
 
 
+class TestGivenAKeyForMetricsAlone:
+    @pytest.mark.parametrize("path", ["/metrics", "/queues/default/scale"])
+    def test_when_it_scrapes_then_it_is_answered(self, keys: dict[str, httpx.Client], path: str) -> None:
+        assert keys["metrics"].get(path).status_code == 200
+
+
 @pytest.fixture(scope="module")
 def keys(native: Native) -> Generator[dict[str, httpx.Client]]:
     """A client for each set of scopes that lacks one."""
