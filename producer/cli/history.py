@@ -1,8 +1,10 @@
 """The commands `producer jobs …` and `producer delete`, which read and change the job history."""
 
+import shutil
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -27,7 +29,7 @@ from sluice.producer.errors import HistoryUnavailable, JobNotFound, QueueUnreach
 from sluice.producer.operations.views import JobStatus
 
 if TYPE_CHECKING:
-    from sluice.producer.history.queries import Forgotten, JobRow
+    from sluice.producer.history.queries import AttemptRow, Forgotten, JobRow, TimelineRow
 
 ATTEMPT_HEADERS = ("attempt", "incarnation", "started", "ended", "outcome", "why", "gap_s")
 STATES = [state.value for state in JobState]
@@ -119,7 +121,8 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     Example:
         producer jobs show 0.default.1f0c6a
     """
-    known = {**_in_history(job, cast("str | None", values["database_url"])), **_in_queue(job, values)}
+    record, status = _in_history(job, cast("str | None", values["database_url"])), _in_queue(job, values)
+    known: Values = (record.values() if record else {}) | ({"queue": _facts(status)} if status else {})
     if not known:
         advice = "The history does not have it either. List the jobs that it has: producer jobs list"
         raise JobNotFound(JobId(job), advice=advice)
@@ -130,6 +133,7 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     if known.get("submissions", 1) > 1:
         note(f"this id was submitted {known['submissions']} times; this is the newest submission")
     show_table(("what", "value"), [(name, value) for name, value in facts.items() if value not in (None, {}, b"")])
+    _draw(status, record)
     if "timeline" in known:
         rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
         show_table(("at", "event", "epoch", "detail"), rows)
@@ -137,36 +141,64 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
         show_table(ATTEMPT_HEADERS, [_attempt_cells(row) for row in known["attempts"]])
 
 
+def _draw(status: JobStatus | None, record: "_Record | None") -> None:
+    """Draw the timeline on a terminal."""
+    if not sys.stdout.isatty():
+        return
+    from sluice.producer.timeline.picture import picture
+    from sluice.producer.timeline.text import lines_of
+    from sluice.producer.timeline.times import times_of
+
+    times = times_of(status, record and record.row, record.claims if record else ())
+    if times is not None:
+        width = shutil.get_terminal_size().columns
+        for line in ("", *lines_of(picture(times, round(time.time() * 1000)), times, width=width), ""):
+            say(line)
+
+
 def _attempt_cells(row: Values) -> list[object]:
     times = (when(row["started_ms"]), when(row["ended_ms"]))
     return [row["attempt"], row["incarnation"], *times, row["outcome"], row["why"], row["gap_s"]]
 
 
-def _in_history(job: str, database_url: str | None) -> Values:
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What the history has of a job."""
+
+    row: "JobRow"
+    num_submissions: int
+    events: Sequence["TimelineRow"]
+    claims: Sequence["AttemptRow"]
+
+    def values(self) -> Values:
+        """Return it as JSON has it."""
+        return {
+            "history": asdict(self.row),
+            "submissions": self.num_submissions,
+            "timeline": [asdict(event) for event in self.events],
+            "attempts": [asdict(claim) for claim in self.claims],
+        }
+
+
+def _in_history(job: str, database_url: str | None) -> _Record | None:
     from sluice.producer.history.queries import History
 
     try:
         with History(config.database_url(database_url)) as history:
             row = history.job(job)
             if row is None:
-                return {}
-            events, claims = history.timeline(job), history.attempts(job)
-            return {
-                "history": asdict(row),
-                "submissions": history.num_submissions(job),
-                "timeline": [asdict(event) for event in events],
-                "attempts": [asdict(claim) for claim in claims],
-            }
+                return None
+            return _Record(row, history.num_submissions(job), history.timeline(job), history.attempts(job))
     except HistoryUnavailable:
-        return {}
+        return None
 
 
-def _in_queue(job: str, values: Values) -> Values:
+def _in_queue(job: str, values: Values) -> JobStatus | None:
     try:
         with producer_of(values) as producer:
-            return {"queue": _facts(producer.status(job))}
+            return producer.status(job)
     except (JobNotFound, QueueUnreachable):
-        return {}
+        return None
 
 
 def _facts(status: JobStatus) -> Values:

@@ -3,8 +3,8 @@
 import time
 from datetime import UTC, datetime
 
-DASH = "\u2013"
-UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
+from sluice.producer.timeline.durations import DASH, seconds
+
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 """Control characters and the visible ones that stand for them."""
 
@@ -22,22 +22,6 @@ def compact(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.1f}{unit}"
     return f"{value:.0f}"
-
-
-def seconds(value: float | None) -> str:
-    """Format a duration: 12 ms, 1.2 s, 3 m 20 s."""
-    if value is None:
-        return DASH
-    if value < 1:
-        return f"{max(0, round(value * 1000))} ms"
-    if value < 60:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    whole = round(value)
-    for number, (size, unit) in enumerate(UNITS):
-        if whole >= size:
-            smaller, name = UNITS[number + 1] if number + 1 < len(UNITS) else (1, "s")
-            return f"{whole // size} {unit} {whole % size // smaller} {name}"
-    return f"{whole} s"
 
 
 def ago(at_ms: int | None) -> str:

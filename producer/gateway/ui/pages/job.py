@@ -19,10 +19,11 @@ from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
 from sluice.producer.gateway.ui.live import Live, Parts, event
 from sluice.producer.gateway.ui.read.calls import as_curl, as_python
 from sluice.producer.gateway.ui.read.jobs import JobFacts, JobReader, prompt_text
-from sluice.producer.gateway.ui.read.picture import LANE_PX, picture, times_of
 from sluice.producer.gateway.ui.templates import fragment
 from sluice.producer.gateway.ui.visitors import Visitor
 from sluice.producer.operations.follow import Cursor, cursor_at
+from sluice.producer.timeline.picture import LANE_PX, picture
+from sluice.producer.timeline.times import times_of
 
 PUSH_EVERY_S = 0.5
 RECORDED_WITHIN_S = 5.0
@@ -72,7 +73,8 @@ class JobPage:
         )
 
     def _parts(self, facts: JobFacts, visitor: Visitor) -> Parts:
-        times = times_of(facts)
+        row, _, attempts = facts.record or (None, (), ())
+        times = times_of(facts.now, row, attempts)
         drawn = None if times is None else picture(times, round(time.time() * 1000))
         values = {"facts": facts, "visitor": visitor, "drawn": drawn, "lane_px": LANE_PX}
         names = {"state": "parts/job_state.html", "timeline": "parts/timeline.html", "facts": "parts/job_facts.html"}

@@ -1,11 +1,9 @@
 """The timeline of a job as a picture: bars and marks in percent of its time. No I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluice.producer.gateway.ui.formats import seconds
-from sluice.producer.gateway.ui.read.jobs import JobFacts
-from sluice.producer.history.queries import AttemptRow
+from sluice.producer.timeline.durations import seconds
 
 LANE_PX, AXIS_PX = 44, 26
 MAX_TICKS = 5
@@ -104,26 +102,6 @@ class Scale:
             )
 
 
-def times_of(facts: JobFacts) -> Times | None:
-    """Return the moments of a job: those of the history, and what the queue knows before."""
-    now, record = facts.now, facts.record
-    row = None if record is None else record[0]
-    submitted_ms = now.submitted_ms if now is not None else row.submitted_ms if row is not None else None
-    if submitted_ms is None or (row is not None and now is not None and row.submitted_ms != submitted_ms):
-        record, row = (None, None) if now is not None else (record, row)
-    if submitted_ms is None:
-        return None
-    return Times(
-        state=facts.state,
-        submitted_ms=submitted_ms,
-        scheduled_ms=_first(now and now.first_scheduled_ms, row and row.scheduled_ms),
-        first_token_ms=_first(now and now.first_token_ms, row and row.first_token_ms),
-        ended_ms=_first(now and now.ended_ms, row and row.finished_ms if now is None else None),
-        tries=tuple(_tries(() if record is None else record[2], facts)),
-        preemptions=(row.preemptions or 0) if row is not None else 0,
-    )
-
-
 def picture(times: Times, now_ms: int) -> Picture:
     """Draw the moments of a job."""
     latest_ms = max([one.end_ms or one.start_ms for one in times.tries], default=times.submitted_ms)
@@ -193,25 +171,6 @@ def _bar(scale: Scale, begin_ms: int, end_ms: int, lane: int, kind: str, what: s
         kind=kind,
         title=f"{what}: {seconds((end_ms - begin_ms) / 1000)}",
     )
-
-
-def _tries(rows: Sequence[AttemptRow], facts: JobFacts) -> Iterator[Try]:
-    number = 0
-    for number, row in enumerate((row for row in rows if row.started_ms is not None), start=1):
-        yield Try(
-            number=row.attempt or number,
-            start_ms=row.started_ms or 0,
-            end_ms=row.ended_ms,
-            outcome=row.outcome,
-            why=row.why,
-        )
-    now = facts.now
-    if now is not None and now.started_ms is not None and now.attempt > number:
-        yield Try(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _next_step(step_s: float) -> float:

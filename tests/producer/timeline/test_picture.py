@@ -1,6 +1,6 @@
 """The timeline of a job as bars and marks."""
 
-from sluice.producer.gateway.ui.read.picture import Times, Try, picture
+from sluice.producer.timeline.picture import Times, Try, picture
 
 
 def times(state: str = "done", ended_ms: int | None = 1000, tries: tuple[Try, ...] = (), **known: int | None) -> Times:

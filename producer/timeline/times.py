@@ -1,0 +1,49 @@
+"""The moments of a job, from what the queue and the history know of it. No I/O."""
+
+from collections.abc import Iterator, Sequence
+
+from sluice.producer.history.queries import AttemptRow, JobRow
+from sluice.producer.operations.views import JobStatus
+from sluice.producer.timeline.picture import Times, Try
+
+
+def times_of(now: JobStatus | None, row: JobRow | None, attempts: Sequence[AttemptRow]) -> Times | None:
+    """Return the moments of a job: those of the history, and what the queue knows before.
+
+    Args:
+        now: Its status in the queue; None if the queue has forgotten it.
+        row: Its row in the history, if there is one.
+        attempts: Its attempts in the history.
+    """
+    submitted_ms = now.submitted_ms if now is not None else row.submitted_ms if row is not None else None
+    if submitted_ms is None or (row is not None and now is not None and row.submitted_ms != submitted_ms):
+        row, attempts = (None, ()) if now is not None else (row, attempts)
+    if submitted_ms is None:
+        return None
+    return Times(
+        state=now.state if now is not None else row.state if row is not None else "unknown",
+        submitted_ms=submitted_ms,
+        scheduled_ms=_first(now and now.first_scheduled_ms, row and row.scheduled_ms),
+        first_token_ms=_first(now and now.first_token_ms, row and row.first_token_ms),
+        ended_ms=_first(now and now.ended_ms, row and row.finished_ms if now is None else None),
+        tries=tuple(_tries(attempts, now)),
+        preemptions=(row.preemptions or 0) if row is not None else 0,
+    )
+
+
+def _tries(rows: Sequence[AttemptRow], now: JobStatus | None) -> Iterator[Try]:
+    number = 0
+    for number, row in enumerate((row for row in rows if row.started_ms is not None), start=1):
+        yield Try(
+            number=row.attempt or number,
+            start_ms=row.started_ms or 0,
+            end_ms=row.ended_ms,
+            outcome=row.outcome,
+            why=row.why,
+        )
+    if now is not None and now.started_ms is not None and now.attempt > number:
+        yield Try(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
