@@ -23,6 +23,7 @@ from sluice.producer.cli.common import (
 from sluice.producer.cli.control import batches, cancel, requeue
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.keys import keys
+from sluice.producer.cli.prices import prices
 from sluice.producer.cli.queues import queues, server
 from sluice.producer.cli.serve import serve
 from sluice.producer.client import Producer
@@ -218,7 +219,7 @@ def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
     return {} if found is None else {"logprobs": logprobs_to_json(found)}
 
 
-for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, keys, serve):
+for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, keys, prices, serve):
     cli.add_command(command)
 
 
