@@ -21,6 +21,7 @@ from sluice.producer.cli.common import (
     show_json,
 )
 from sluice.producer.cli.control import batches, cancel, requeue
+from sluice.producer.cli.follow import follow
 from sluice.producer.cli.history import delete, jobs
 from sluice.producer.cli.keys import keys
 from sluice.producer.cli.prices import prices
@@ -219,7 +220,7 @@ def _logprobs(found: Sequence[TokenLogprobs] | None) -> Values:
     return {} if found is None else {"logprobs": logprobs_to_json(found)}
 
 
-for command in (submit, cancel, requeue, jobs, batches, queues, server, delete, keys, prices, serve):
+for command in (submit, follow, cancel, requeue, jobs, batches, queues, server, delete, keys, prices, serve):
     cli.add_command(command)
 
 

@@ -199,6 +199,13 @@ def _submits_a_file(here: Place, command: str, producer: Producer) -> None:
         assert answer["response"]["status_code"] == 200
 
 
+def _follows_a_batch(here: Place, command: str, producer: Producer) -> None:
+    producer.submit("Once upon a time", max_tokens=4, batch=command.split()[-1])
+    done = here.run(command)
+    assert re.search(r"^(\d+)/\1 ", done.stdout.splitlines()[-1]), done.stdout + done.stderr
+    assert (done.returncode == 0) is ("failed" not in done.stdout)
+
+
 def _about_a_done_job(here: Place, command: str, producer: Producer) -> None:
     receipt = producer.submit("Once upon a time", max_tokens=4)
     producer.result(receipt, timeout_s=30)
@@ -275,6 +282,7 @@ RUNNERS: dict[str, Runner] = {
     "producer serve ": _runs_until_stopped,
     "worker ": _succeeds,
     "producer submit": _submits_a_file,
+    "producer follow": _follows_a_batch,
     "producer jobs show": _about_a_job_in_the_history,
     "producer stream": _about_a_done_job,
     "producer result": _about_a_done_job,

@@ -1,0 +1,124 @@
+"""The command `producer follow`, which shows the progress of a batch from anywhere."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+import click
+
+from sluice.producer.cli.common import connection_options, is_watched, json_option, producer_of
+from sluice.producer.contract.calls import BatchView
+from sluice.producer.contract.host.terminal import say
+from sluice.producer.errors import BatchNotFound
+
+EVERY_S, RATE_S = 1.0, 30.0
+SOME_FAILED = 1
+
+Show = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a batch is."""
+
+    batch: BatchView
+    per_s: float | None
+    """Jobs that ended per second, lately; None at first."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its present jobs have ended, at this rate; None if that cannot be told."""
+        return (self.batch.total - self.batch.ended) / self.per_s if self.per_s else None
+
+    def line(self) -> str:
+        """Write it as a line."""
+        batch = self.batch
+        states = [(batch.done, "done"), (batch.failed, "failed"), (batch.cancelled, "cancelled"),
+                  (batch.expired, "expired")]  # fmt: skip
+        parts = [f"{batch.ended}/{batch.total}", *(f"{count} {name}" for count, name in states if count)]
+        if self.per_s:
+            parts.append(f"{self.per_s:.1f}/s")
+        if self.left_s:
+            parts.append(f"about {self.left_s:.0f} s left")
+        return "  ".join(parts)
+
+
+@dataclass(slots=True, eq=False)
+class Rate:
+    """Jobs that ended per second over the last looks. Changes with each look."""
+
+    _seen: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+
+    def per_s(self, num_ended: int, now_s: float) -> float | None:
+        """Note how many have ended now, and return the rate."""
+        self._seen.append((now_s, num_ended))
+        while now_s - self._seen[0][0] > RATE_S:
+            self._seen.popleft()
+        began_s, before = self._seen[0]
+        return (num_ended - before) / (now_s - began_s) if now_s > began_s else None
+
+
+@click.command()
+@click.argument("batch")
+@json_option
+@connection_options
+def follow(batch: str, *, as_json: bool, **values: object) -> None:
+    """Show the progress of a batch until all of its jobs have ended.
+
+    Works from any host, also after the process that submitted the batch has left. The exit code is 1 if a job failed,
+    was cancelled or expired.
+
+    \b
+    Example:
+        producer follow nightly
+    """
+    rate = Rate()
+    with producer_of(values) as producer, _shown(as_json=as_json) as show:
+        while True:
+            view = producer.batch(batch)
+            if not view.total:
+                raise BatchNotFound(batch)
+            show(Progress(view, rate.per_s(view.ended, time.monotonic())))
+            if view.ended == view.total:
+                break
+            time.sleep(EVERY_S)
+    sys.exit(0 if view.done == view.total else SOME_FAILED)
+
+
+@contextmanager
+def _shown(*, as_json: bool) -> Generator[Show]:
+    """Show progress as a bar if stderr is a terminal, otherwise as a line whenever it has changed."""
+    if not as_json and is_watched():
+        with _bar() as show:
+            yield show
+        return
+    last: list[BatchView] = []
+
+    def show_change(progress: Progress) -> None:
+        if last != [progress.batch]:
+            last[:] = [progress.batch]
+            known = {**asdict(progress.batch), "per_s": progress.per_s, "left_s": progress.left_s}
+            say(json.dumps(known) if as_json else progress.line())
+
+    yield show_change
+
+
+@contextmanager
+def _bar() -> Generator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"))
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", line="")
+
+        def show(progress: Progress) -> None:
+            batch = progress.batch
+            bars.update(task, description=batch.id, completed=batch.ended, total=batch.total, line=progress.line())
+
+        yield show
