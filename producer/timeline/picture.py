@@ -109,9 +109,10 @@ def picture(times: Times, now_ms: int) -> Picture:
     is_over = times.ended_ms is not None
     bars, marks = [*_waits(times, scale, now_ms)], list[Mark]()
     for lane, one in enumerate(times.tries, start=1):
-        end_ms = one.end_ms or times.ended_ms or now_ms
+        following_ms = times.tries[lane].start_ms if lane < len(times.tries) else None
+        end_ms = one.end_ms or following_ms or times.ended_ms or now_ms
         bars += _bars_of(times, one, end_ms, lane, scale)
-        if one.outcome == "returned" or (one.end_ms is None and lane < len(times.tries)):
+        if one.outcome == "returned" or following_ms is not None:
             why = (one.why or "its worker died").replace("_", " ")
             marks.append(Mark(lane=lane, at=scale.at(end_ms), kind="death", title=f"Handed over: {why}"))
     if is_over:

@@ -50,6 +50,17 @@ class TestGivenAJob:
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 2] == [("decode", 60, 40)]
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 0] == [("queue", 40, 20)]
 
+    def test_when_the_end_of_an_attempt_is_not_recorded_yet_then_it_ends_with_the_next(self) -> None:
+        tries = (attempt(1, 0, None), attempt(2, 600, None))
+
+        drawn = picture(times("running", None, tries, first_token_ms=100), now_ms=1000)
+
+        assert [(bar.lane, bar.start, bar.width) for bar in drawn.bars if bar.kind == "decode"] == [
+            (1, 10, 50),
+            (2, 60, 40),
+        ]
+        assert [(mark.kind, mark.at) for mark in drawn.marks] == [("death", 60)]
+
     def test_when_its_scale_is_read_then_ticks_are_few_and_round(self) -> None:
         drawn = picture(times(ended_ms=89_000), now_ms=0)
 

@@ -1,0 +1,93 @@
+"""What pages read from SQL, on both databases."""
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from secrets import token_hex
+
+import pytest
+import sqlalchemy as sa
+
+from sluice.producer.contract.tables import batches, jobs
+from sluice.producer.gateway.tables.database import Database
+from sluice.producer.gateway.ui.read.batches import errors_of, newest_batches, one_batch
+from sluice.producer.gateway.ui.read.joblist import Wanted, page_of_jobs
+from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue
+from sluice.producer.gateway.ui.read.usage import Price, prices_now, set_price, ttft_by_tenant, usage_by_tenant
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A history with three jobs of two tenants, in one batch of a queue of their own, whose name their model has."""
+
+    database: Database
+    queue: str
+
+    def price(self, since_ms: int, amount: float) -> Price:
+        """A price of that model."""
+        return Price(model=self.queue, since_ms=since_ms, input=amount, cached=0.5, output=2.0, currency="EUR")
+
+
+@pytest.fixture
+def recorded(history_url: str) -> Generator[Recorded]:
+    """Both databases in turn."""
+    queue, now_ms = f"q{token_hex(4)}", round(time.time() * 1000)
+    common: dict[str, object] = {
+        "queue": queue,
+        "partition": 0,
+        "version": 3,
+        "batch": "b",
+        "model": queue,
+        "prompt_tokens": 1_000_000,
+        "submitted_ms": now_ms - 3000,
+        "first_token_ms": now_ms - 2000,
+        "finished_ms": now_ms - 1000,
+    }
+    own: list[dict[str, object]] = [
+        {"tenant": "a", "state": "done", "output_tokens": 2_000_000, "error": None, "error_code": None},
+        {"tenant": "a", "state": "failed", "output_tokens": 0, "error": "no", "error_code": "broken"},
+        {"tenant": "z", "state": "done", "output_tokens": 1, "error": None, "error_code": None},
+    ]
+    rows = [{**common, **one, "id": f"0.{one['tenant']}.{queue}{number}"} for number, one in enumerate(own)]
+    with Database(history_url) as database:
+        with database.transaction() as connection:
+            connection.execute(sa.insert(jobs), rows)
+            connection.execute(batches.insert().values(queue=queue, id="b", created_ms=now_ms - 3000))
+        yield Recorded(database, queue)
+
+
+class TestGivenJobsOfTwoTenants:
+    def test_when_a_tenant_reads_then_all_figures_are_its_own(self, recorded: Recorded) -> None:
+        database, queue = recorded.database, recorded.queue
+        set_price(database, recorded.price(0, 1.0))
+
+        usage = usage_by_tenant(database, [queue], "a")
+        [batch] = newest_batches(database, [queue], "a")
+
+        figures = {name: (one.jobs, one.tokens, one.costs) for name, one in usage.items()}
+        assert figures == {"a": (2, 4_000_000, (("EUR", 6.0),))}
+        assert (batch.size, batch.ended, batch.share, batch.recent) == (2, 2, 1.0, 2)
+        assert errors_of(database, queue, "b", "a") == [("broken", 1, "no")]
+        assert errors_of(database, queue, "b", "z") == []
+        assert one_batch(database, queue, "b", "nobody") is None
+        assert counts_of_tenant(database, "a", [queue]) == {"done": 1, "failed": 1}
+        listed, _ = page_of_jobs(database, Wanted(queues=[queue], tenant="a"))
+        assert [one.tenant for one in listed] == ["a", "a"]
+
+    def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
+        database, queue = recorded.database, recorded.queue
+
+        assert {*usage_by_tenant(database, [queue], None)} == {"a", "z"}
+        assert usage_by_tenant(database, ["other"], None) == {}
+        assert newest_batches(database, ["other"], None) == []
+        assert page_of_jobs(database, Wanted(queues=["other"]))[0] == []
+        latencies = ttft_by_queue(database, [queue, "other"])
+        assert (latencies[queue].p50_s, latencies["other"].p50_s) == (1.0, None)
+        assert {name: one.p95_s for name, one in ttft_by_tenant(database, [queue], None).items()} == {"a": 1, "z": 1}
+
+    def test_when_a_price_is_set_again_then_the_newest_is_shown(self, recorded: Recorded) -> None:
+        for since_ms, amount in ((5, 1.0), (9, 3.0), (9, 4.0)):
+            set_price(recorded.database, recorded.price(since_ms, amount))
+
+        found = [one for one in prices_now(recorded.database) if one.model == recorded.queue]
+        assert [(one.since_ms, one.input) for one in found] == [(9, 4.0)]
