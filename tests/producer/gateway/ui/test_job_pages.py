@@ -7,6 +7,7 @@ from html import unescape
 from uuid import uuid4
 
 import httpx
+import pytest
 import sqlalchemy as sa
 
 from sluice.producer import Producer
@@ -14,6 +15,7 @@ from sluice.producer.contract.tables import audit_log
 from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_sign_in import rows
 
+pytestmark = pytest.mark.slow
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \" ' & </pre>"
 
 
@@ -135,8 +137,10 @@ class TestGivenAJobThatIsDone:
 
 class TestGivenAddressesThatAreWrong:
     def test_when_jobs_are_filtered_then_wrong_filters_are_ignored(self, site: Site) -> None:
+        browser = site.visitor()
+
         answers = [
-            site.visitor().get(f"/ui/jobs?{query}")
+            browser.get(f"/ui/jobs?{query}")
             for query in ("after=x", "after=99999999999999999999:a", "state=<b>", "priority=-1", "span=year&batch=%00")
         ]
 

@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
+
 from sluice.producer import Producer
 from sluice.producer.operations.dead import DeadFilter
 from tests.producer.gateway.ui.conftest import IDLE, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
 
+pytestmark = pytest.mark.slow
 TOO_LONG = "x" * 100_000
 
 

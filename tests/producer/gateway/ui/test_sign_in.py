@@ -13,6 +13,7 @@ from sluice.producer.contract.tables import audit_log, page_sessions
 from tests.producer.gateway.gateway_process import new_key, revoke
 from tests.producer.gateway.ui.conftest import Site
 
+pytestmark = pytest.mark.slow
 SIGN_IN = "/ui/sign-in"
 
 
