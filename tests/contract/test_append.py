@@ -167,6 +167,27 @@ class TestGivenAnEnd:
         assert queue.events(job_id)[-1].fields["result_bytes"] == 9
         assert put(0, b"late") == "replaced"
 
+    @pytest.mark.parametrize("kept", [b"", b"an old result of another attempt"])
+    def test_when_a_part_of_a_result_is_missing_then_the_end_waits_for_all_of_them(
+        self, queue: Queue, kept: bytes
+    ) -> None:
+        job_id = queue.add("a")
+        worker = queue.worker("A")
+        job = worker.take()
+        if kept:
+            queue.client.set(queue.keys.result(job_id), kept)
+
+        def put(offset: int, part: bytes) -> str:
+            return queue.run(calls.put_result(queue.keys, "A", job_id, job.epoch, offset=offset, part=part))
+
+        # The server refused the part before.
+        assert (put(3, b"defg"), put(7, b"hi")) == ("missing", "missing")
+        assert worker.advance(ending(job, 0, 1, result=None, result_bytes=9)) == [SendFrom(0)]
+        assert [put(0, b"abc"), put(3, b"defg"), put(3, b"defg"), put(7, b"hi")] == ["ok", "ok", "missing", "ok"]
+
+        assert worker.advance(ending(job, 0, 1, result=None, result_bytes=9)) == [Ok()]
+        assert queue.client.get(queue.keys.result(job_id)) == b"abcdefghi"
+
     def test_when_a_part_exceeds_the_bound_then_it_is_refused(self, queue: Queue) -> None:
         job_id = queue.add("a")
         job = queue.worker("A").take()

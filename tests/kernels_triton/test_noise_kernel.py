@@ -14,7 +14,7 @@ from sluice.kernels.philox.kernel import gumbel, random_words_triton
 from sluice.kernels.philox.reference import gumbel_reference, random_words_reference
 from tests.kernels_triton.devices import DEVICES
 
-DEVICES = [DEVICES[0], DEVICES[2]]
+ONE_DTYPE = [DEVICES[0], DEVICES[2]]
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def as_int64(unsigned: int) -> int:
     return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenTheGenerator:
     @pytest.mark.parametrize(
         ("counters", "key", "words"),
@@ -85,7 +85,7 @@ class TestGivenTheGenerator:
         torch.testing.assert_close(noise, gumbel_reference(expected), rtol=1e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), ONE_DTYPE)
 class TestGivenAnyWord:
     def test_when_it_becomes_noise_then_it_is_finite_and_that_of_the_reference(
         self, device: str, dtype: torch.dtype

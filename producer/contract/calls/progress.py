@@ -173,7 +173,9 @@ def _read_answer(word: str) -> AdvanceAnswer:
 
 
 def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, offset: int, part: bytes) -> Call[str]:
-    """Write one part of a large result, in order from offset 0; returns `ok`, `replaced` or `too_large`.
+    """Write one part of a large result, in order from offset 0; returns `ok`, `replaced`, `too_large` or `missing`.
+
+    A part is written only after the one before it, so that a part that the server refused leaves no gap.
 
     The end then has the total length (`EndCall.result_bytes`). If parts are missing, the answer to the end is
     `SendFrom` with its own offset: write the parts again first.

@@ -2,7 +2,7 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV: incarnation, job, epoch, offset, bytes.
--- Reply: 'ok', 'replaced', or 'too_large'.
+-- Reply: 'ok', 'replaced', 'too_large', or 'missing': parts are written in order, and the one before is not there.
 
 write_even_when_full()
 if not is_text(ARGV[1], LIMITS.MAX_INCARNATION_BYTES) then return wrong_arguments() end
@@ -15,5 +15,11 @@ local lease, tenant, suffix = read_lease(id), names_of(id)
 if not lease or lease[OWNER] ~= me or lease[EPOCH] ~= epoch then return 'replaced' end
 if offset + #part > LIMITS.MAX_RESULT_BYTES then return 'too_large' end
 local key = result_key({ suffix = suffix })
-if offset == 0 then call('SET', key, part) else call('SETRANGE', key, offset, part) end
+if offset == 0 then
+  call('SET', key, part)
+else
+  -- Beyond its end, Redis would fill a gap with zeros, and the length would not tell.
+  if try('STRLEN', key) ~= offset then return 'missing' end
+  call('APPEND', key, part)
+end
 return 'ok'

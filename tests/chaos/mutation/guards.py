@@ -92,6 +92,11 @@ FENCE = (
         tests=(f"{APPEND}::TestGivenAZombie",),
     ),
     Guard(
+        name="a part of a result may leave a gap",
+        patches=_script("put_result", "try('STRLEN', key) ~= offset", "false"),
+        tests=(f"{APPEND}::TestGivenAnEnd",),
+    ),
+    Guard(
         name="give-back is not fenced",
         patches=_script("give_back", "lease[OWNER] ~= me or lease[EPOCH] ~= epoch", "false"),
         tests=(f"{HEARTBEAT}::TestGivenADeregistration",),
