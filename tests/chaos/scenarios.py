@@ -213,10 +213,10 @@ def serve(it: Stand) -> None:
 def resume(it: Stand) -> None:
     """Let a worker start the jobs and hand them over; the victim resumes them."""
     # Slow enough that, on a busy machine too, it holds as many jobs as a fault waits for.
-    settings: dict[str, Any] = {**_MATE, "model__path": "null?step_s=0.05", "drain__mode": "hand-over"}
+    settings: dict[str, Any] = {**_MATE, "model__path": "null?step_s=0.15", "drain__mode": "hand-over"}
     with running_worker(it.server.url, **settings):
         first, *_ = it.submit(FIRST_HALF)
-        wait_until(lambda: num_on_channel(it.client, first) >= 5, "it speaks")
+        wait_until(lambda: num_on_channel(it.client, first) >= 3, "it speaks")
     it.arm()
     it.start_victim()
     it.wait_until_sprung()

@@ -211,7 +211,9 @@ class TestGivenAWrongKey:
 
 
 class TestGivenNoKeyInTheRequest:
-    @pytest.mark.parametrize("path", [MODELS, CHAT, "/v1/embeddings", "//livez", "/livez/", "/readyz%2f..%2fv1/models"])
+    @pytest.mark.parametrize(
+        "path", [MODELS, CHAT, "/v1/embeddings", "/%2flivez", "/livez/", "/readyz%2f..%2fv1/models"]
+    )
     def test_when_it_is_for_anything_but_health_then_it_is_refused(self, guarded: Guarded, path: str) -> None:
         with guarded.gateway.http() as http:
             refused = http.post(path, json=HELLO)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sluice.producer.contract.states import JobState
-from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.producer.gateway.gateway_process import GatewayProcess, gateway_process, new_key
 from tests.producer.gateway.native.jobs import ended, events_of, submitted
 from tests.producer.worker_side import HandWorker
 from tests.servers import RedisServer, redis_server
@@ -119,7 +119,8 @@ class TestGivenTextThatDatabasesRefuse:
     def test_when_jobs_are_listed_by_it_then_there_are_none(
         self, valkey: RedisServer, history_url: str, query: str
     ) -> None:
+        key = new_key(history_url, "acme")  # tests share the database, which may have keys already
         with gateway_process(valkey.url, database_url=history_url) as gateway:
-            answer = gateway.get(f"/jobs?{query}")
+            answer = gateway.get(f"/jobs?{query}", key)
 
         assert (answer.status_code, answer.json()) == (200, {"data": [], "next": None})

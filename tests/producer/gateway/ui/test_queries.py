@@ -75,14 +75,14 @@ class TestGivenJobsOfTwoTenants:
         assert [one.tenant for one in listed] == ["a", "a"]
 
     def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
-        database, queue = recorded.database, recorded.queue
+        database, queue, other = recorded.database, recorded.queue, f"{recorded.queue}-other"
 
         assert {*usage_by_tenant(database, [queue], None)} == {"a", "z"}
-        assert usage_by_tenant(database, ["other"], None) == {}
-        assert newest_batches(database, ["other"], None) == []
-        assert page_of_jobs(database, Wanted(queues=["other"]))[0] == []
-        latencies = ttft_by_queue(database, [queue, "other"])
-        assert (latencies[queue].p50_s, latencies["other"].p50_s) == (1.0, None)
+        assert usage_by_tenant(database, [other], None) == {}
+        assert newest_batches(database, [other], None) == []
+        assert page_of_jobs(database, Wanted(queues=[other]))[0] == []
+        latencies = ttft_by_queue(database, [queue, other])
+        assert (latencies[queue].p50_s, latencies[other].p50_s) == (1.0, None)
         assert {name: one.p95_s for name, one in ttft_by_tenant(database, [queue], None).items()} == {"a": 1, "z": 1}
 
     def test_when_a_price_is_set_again_then_the_newest_is_shown(self, recorded: Recorded) -> None:

@@ -66,9 +66,12 @@ class Chromium:
             context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Generator[Chromium]:
-    """Chromium, if the machine has it; `make test-browser` fails without it."""
+    """Chromium, if the machine has it; `make test-browser` fails without it.
+
+    Its driver keeps an event loop in this thread until the end, so it must not last into modules with loops of theirs.
+    """
     found = next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
     if found is None:
         (pytest.fail if os.environ.get("SLUICE_TESTS_NEED_BROWSER") else pytest.skip)(MISSING)
