@@ -1,6 +1,7 @@
 """One job: its timeline, its text as it comes, its options and usage; cancel and requeue it."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -26,6 +27,7 @@ from sluice.producer.timeline.picture import LANE_PX, picture
 from sluice.producer.timeline.times import times_of
 
 PUSH_EVERY_S = 0.5
+LOG = logging.getLogger(__name__)
 RECORDED_WITHIN_S = 5.0
 """How long a page waits for the history to have the end of a job."""
 
@@ -118,6 +120,24 @@ class JobPage:
         text: "asyncio.Task[None]",
         sent: "asyncio.Queue[bytes | None]",
     ) -> None:
+        """Send what changes of the page, then that the stream is over, whatever ends it."""
+        try:
+            await self._watch(request, visitor, job_id, text, sent)
+        except HttpError:
+            await sent.put(event("end", {}))  # queue and history have forgotten the job
+        except Exception:
+            LOG.exception("A live stream failed.")
+            await sent.put(event("over", {}))
+        await sent.put(None)
+
+    async def _watch(
+        self,
+        request: Request,
+        visitor: Visitor,
+        job_id: JobId,
+        text: "asyncio.Task[None]",
+        sent: "asyncio.Queue[bytes | None]",
+    ) -> None:
         shown: dict[str, str] = {}
         give_up_s = float("inf")
         while True:
@@ -137,7 +157,6 @@ class JobPage:
             if not await self._live.wait(request, visitor, PUSH_EVERY_S):
                 await sent.put(event("over", {}))
                 break
-        await sent.put(None)
 
     # ------------------------------------------------------------ changes
 

@@ -105,6 +105,19 @@ class TestGivenAWaitingJob:
         assert "temperature=0.25," in text
         assert f"/jobs?queue={IDLE}" in text
 
+    def test_when_it_is_forgotten_then_its_stream_ends(self, site: Site) -> None:
+        browser, job_id = site.visitor(), submitted(site, queue=IDLE)
+        name = job_id.rpartition(".")[2]
+
+        with browser.http.stream("GET", f"/ui/jobs/{job_id}/events", timeout=10) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: parts"
+            with site.server.client() as client:
+                client.delete(*client.scan_iter(f"*job:acme:{name}*"))
+            kinds = [line for line in lines if line.startswith("event: ")]
+
+        assert kinds[-1] == "event: end"
+
 
 class TestGivenAJobThatIsDone:
     def test_when_its_page_is_opened_then_it_has_output_usage_and_timeline(self, site: Site) -> None:
