@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from sluice.producer.contract.tables import audit_log
-from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import HttpError
 from sluice.producer.gateway.tables.database import Database
@@ -49,8 +48,8 @@ class AuditLog:
         await SQL.run(self._add, row)
         try:
             yield entry
-        except (HttpError, ProducerError) as error:
-            entry.outcome = error.code or "refused" if isinstance(error, HttpError) else type(error).__name__
+        except BaseException as error:
+            entry.outcome = (error.code or "refused") if isinstance(error, HttpError) else type(error).__name__
             raise
         finally:
             await SQL.run(self._finish, row_id, entry.outcome)
