@@ -7,6 +7,7 @@ other workers take over what it held without waiting for its lifetime to expire.
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
@@ -162,7 +163,9 @@ class Heartbeat:
             if names := self._settings.update(self._client, keys, stamp):
                 self._log.warning("settings were gone; written again", partition=keys.partition, names=names)
         if (tokens_per_s := self._context.capacity.take_news()) is not None:
-            self._client.hset(partitions[0].key("config"), CAPACITY, f"{tokens_per_s:.1f}")
+            # Not of the beat, which has succeeded: a server that is full refuses this. The next window has a new rate.
+            with suppress(RedisError, OSError):
+                self._client.hset(partitions[0].key("config"), CAPACITY, f"{tokens_per_s:.1f}")
 
     def _make_beat(self, held: HeldList) -> Beat:
         return Beat(

@@ -11,8 +11,9 @@ from sluice.producer.contract.wire import JobOptions
 from sluice.worker.audit.queue_side import QueueSide
 from sluice.worker.jobs import capacity
 from tests.integration.jobs import KEYS, Ask, submit_all, wait_for_ends, wait_until
+from tests.integration.test_queue_depth import scrape
 from tests.integration.workers import running_worker
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 
 COST, OUTPUT = 51, 50
 """Of a job: its prompt of one token, and all that it generates."""
@@ -48,6 +49,36 @@ class TestGivenAWorkerThatIsFull:
         assert (left.workers, left.backlog_jobs, left.rate_source) == (0, 0, "remembered")
         # A busy machine may be slower than the model.
         assert 0 < (left.worker_tokens_per_s or 0) <= 1.1 * 200 * COST / OUTPUT
+
+
+@pytest.mark.slow
+class TestGivenAServerThatIsFull:
+    """At maxmemory it refuses a plain write, and a heartbeat is none."""
+
+    def test_when_a_worker_has_measured_then_that_is_no_outage(
+        self, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capacity, "WINDOW_S", 0.5)
+        asks = [Ask(prompt=(1,), options=JobOptions(max_tokens=OUTPUT), seed=seed) for seed in range(4)]
+        port, model = free_port(), "null?step_s=0.01"
+        with valkey.client() as client:
+            job_ids = submit_all(client, asks)
+            try:
+                client.config_set("maxmemory", 1)
+                with running_worker(
+                    valkey.url,
+                    metrics__enabled=True,
+                    metrics__port=port,
+                    model__path=model,
+                    batching__max_num_seqs=2,
+                ):
+                    wait_until(lambda: backlog(client).rate_source == "measured", "it has measured itself")
+                    wait_for_ends(client, job_ids)
+                    outages = scrape(port)["sluice_redis_outages_total"]
+            finally:
+                client.config_set("maxmemory", 0)
+
+        assert outages == 0
 
 
 class TestGivenAQueueWhoseSettingsWereLost:
