@@ -35,6 +35,8 @@ FLUSH_S = 5.0
 
 DISTRIBUTION = "sluice-llm"
 _NS = 1_000_000
+_COLUMNS = tuple(column for column in jobs.c if column.name not in ("prompt", "asked"))
+"""Prompts are not exported, and may be megabytes each."""
 
 
 class TraceExporter:
@@ -112,7 +114,9 @@ class TraceExporter:
         key = sa.tuple_(attempts.c.job_id, attempts.c.submitted_ms)
         claims: defaultdict[Submission, list[Row]] = defaultdict(list)
         with self._engine.connect() as connection:
-            of_jobs = connection.execute(sa.select(jobs).where(sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(some)))
+            of_jobs = connection.execute(
+                sa.select(*_COLUMNS).where(sa.tuple_(jobs.c.id, jobs.c.submitted_ms).in_(some))
+            )
             rows: list[Mapping[str, object]] = [dict(row) for row in of_jobs.mappings()]
             for row in connection.execute(sa.select(attempts).where(key.in_(some))).mappings():
                 claims[row["job_id"], row["submitted_ms"]].append(dict(row))

@@ -34,6 +34,9 @@ Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
 Interval = tuple[int, int]
 """Start and end, in milliseconds."""
 
+MAX_MS = (2**63 - 1) // 1_000_000
+"""The last time that a span can have: it counts nanoseconds. A forged event may have a later one."""
+
 PHASES = ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish")
 TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
@@ -197,7 +200,7 @@ def _known(values: Mapping[str, object]) -> Attributes:
 
 
 def _ms(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and 0 <= value <= MAX_MS else None
 
 
 def _within(value: int, low: int, high: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 from sqlalchemy.engine import Engine
+from sqlalchemy.event import listen
 
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
@@ -82,6 +83,34 @@ class TestGivenACollector:
         record(valkey, history, named, one_job("0.acme.00001"))
 
         assert service_of(collector)["service.name"] == "summaries"
+
+    def test_when_the_end_of_one_is_forged_then_it_costs_no_other_trace(
+        self, valkey: RedisServer, history: Engine, exporter: TraceExporter, collector: Receiver
+    ) -> None:
+        forged = [e.submitted("0.evil.00001"), e.ended("0.evil.00001", at_ms=2**62)]
+        exporter.start()
+
+        record(valkey, history, exporter, forged, one_job("0.acme.00001"))
+
+        roots = [span for span in spans_at(collector) if span.name == "llm_request"]
+        assert "0.acme.00001" in {span.attributes["gen_ai.request.id"] for span in roots}
+        assert exporter.num_dropped == 0
+
+    def test_when_rows_have_prompts_then_they_are_not_read(
+        self, valkey: RedisServer, history: Engine, exporter: TraceExporter, collector: Receiver
+    ) -> None:
+        read: list[str] = []
+
+        def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            read.append(statement)
+
+        listen(history, "before_cursor_execute", note)
+        exporter.start()
+
+        record(valkey, history, exporter, one_job("0.acme.00001"))
+
+        assert spans_at(collector)
+        assert [one for one in read if one.startswith("SELECT jobs.") and "jobs.prompt," in one] == []
 
 
 class TestGivenACollectorThatRefuses:
