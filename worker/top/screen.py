@@ -6,6 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from sluice.producer.contract.host.terminal import printable
 from sluice.producer.contract.scaling.backlog import Backlog
 from sluice.producer.contract.workers import NUM_SAMPLES, WorkerRow
 from sluice.worker.top.state import TopState
@@ -52,7 +53,7 @@ def _table(rows: Sequence[WorkerRow], state: TopState) -> Table:
     for name in ("WORKER", "HOST", "NAME", "MODEL", "DEVICE", "STATE", *NUMERIC, "BATCH"):
         table.add_column(name, justify="right" if name in NUMERIC else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        table.add_row(*map(Text, _cells(row)), style="reverse" if row.id == state.selected else "")
+        table.add_row(*map(Text, map(printable, _cells(row))), style="reverse" if row.id == state.selected else "")
     if not rows:
         table.add_row(Text("no worker matches" if state.pattern else "no living workers"))
     return table
@@ -72,6 +73,6 @@ def _bottom(state: TopState) -> Text:
     if state.asked is not None:
         return Text(f"{state.asked.value} worker {(state.selected or '')[:8]}? y/n", style="yellow")
     if state.message:
-        return Text(state.message, style="yellow")
+        return Text(printable(state.message), style="yellow")
     matching = f"   matching {state.pattern!r}" if state.pattern else ""
     return Text(f"{KEYS}   by {state.order}{matching}", style="dim")

@@ -48,6 +48,18 @@ class TestGivenAQueueWithWorkers:
     def test_when_the_terminal_is_narrow_then_no_line_is_longer(self, width: int) -> None:
         assert all(len(line) <= width for line in drawn(width=width).splitlines())
 
+    def test_when_a_model_is_named_with_terminal_escapes_then_they_do_nothing(self) -> None:
+        rows, console = (
+            [row("a", model="\x1b]0;owned\x07tiny")],
+            Console(width=140, force_terminal=True, color_system=None),
+        )
+
+        with console.capture() as captured:
+            console.print(screen(BACKLOG, rows, TopState()))
+
+        assert "\x1b]0;" not in captured.get()
+        assert "tiny" in captured.get()
+
     def test_when_an_action_is_asked_then_the_last_line_asks_to_confirm(self) -> None:
         state = TopState()
         state.visible([row("worker-0")])
