@@ -56,8 +56,10 @@ class DeadPage:
             queue = self._queues[form.get("queue", [""])[0]]
         except KeyError as error:
             raise unknown_queue() from error
-        code = form.get("code", [""])[0] if form.get("all") else None
-        ids = await self._selected(visitor, queue, form.get("job", []), code)
+        ticked = form.get("job", [])
+        # Without scripts, "all" stays ticked beside jobs.
+        code = form.get("code", [""])[0] if form.get("all") and not ticked else None
+        ids = await self._selected(visitor, queue, ticked, code)
         if not ids:
             return after(PATH, "dead_none")
         target = f"{len(ids)} jobs: {' '.join(ids)}" if code is None else f"{len(ids)} jobs with the error {code}"

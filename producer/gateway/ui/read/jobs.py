@@ -177,10 +177,16 @@ def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as i
         return {}
     found = {field.name: getattr(spec.options, field.name) for field in fields(JobOptions)}
     changed = {field.name: found[field.name] for field in fields(JobOptions) if found[field.name] != _default_of(field)}
-    own = {"model": spec.model, "batch": spec.batch, "metadata": dict(spec.metadata) if spec.metadata else None}
+    own = {
+        "model": spec.model,
+        "batch": spec.batch,
+        "metadata": dict(spec.metadata),
+        "as_chat": spec.as_chat,
+    }
     return {
         **changed,
         **{name: value for name, value in own.items() if value},
+        **({} if spec.add_special_tokens else {"add_special_tokens": False}),
         **({"priority": priority} if priority else {}),
     }
 

@@ -44,6 +44,13 @@ class TestGivenDeadJobs:
         assert answer.headers["location"].endswith("said=dead_deleted")
         assert dead(site, "deleter") == {jobs[2]}
 
+    def test_when_one_is_ticked_beside_all_then_only_that_one_is_deleted(self, site: Site) -> None:
+        jobs, browser = failed(site, "ticker", 2), site.visitor("ticker")
+
+        browser.post("/ui/dead", do="delete", queue="default", code="prompt_too_long", all="1", job=jobs[:1])
+
+        assert dead(site, "ticker") == {jobs[1]}
+
     def test_when_all_of_a_group_are_requeued_then_they_run_again(self, site: Site) -> None:
         jobs, browser = failed(site, "requeuer", 2), site.visitor("requeuer")
 
@@ -128,6 +135,7 @@ class TestGivenAQuestion:
         until(lambda: job_id in browser.get("/ui/try").text)
         assert job_id in listed(browser, "?batch=page")
         assert job_id not in site.visitor("other").get("/ui/try").text
+        assert "as_chat=True," in browser.get(f"/ui/jobs/{job_id}").text
 
     def test_when_a_field_is_wrong_then_it_is_refused(self, site: Site) -> None:
         browser, right = site.visitor(), {"prompt": "Why?", "model": "null", "max_tokens": "7", "temperature": "0"}
