@@ -7,7 +7,7 @@ from typing import cast
 from urllib.parse import parse_qsl, quote
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
@@ -77,8 +77,8 @@ class Frame:
 
         return Route(path, self._guarded(answer), methods=["GET"])
 
-    def action(self, path: str, handler: Action, *, scope: str) -> Route:
-        """Return the route of a form that changes something."""
+    def action(self, path: str, handler: Action, *, scope: str | None) -> Route:
+        """Return the route of a form that changes something; without a scope, every visitor may send it."""
 
         async def answer(request: Request) -> Response:
             visitor = await self._visitors.of(request)
@@ -87,7 +87,8 @@ class Frame:
             request.state.visitor = visitor
             form = await read_form(request)
             check_form(request, visitor, form.get("csrf", [""])[0])
-            visitor.caller.check_scope(scope)
+            if scope is not None:
+                visitor.caller.check_scope(scope)
             return await handler(request, visitor, form)
 
         return Route(path, self._guarded(answer), methods=["POST"])
@@ -104,6 +105,8 @@ class Frame:
         async def guarded(request: Request) -> Response:
             try:
                 response = await answer(request)
+            except ClientDisconnect:
+                raise  # nobody reads an answer
             except (HTTPException, HttpError, RequestRefused, ProducerError) as error:
                 response = _error_page(request, error)
             except Exception:
@@ -136,7 +139,7 @@ def after(path: str, said: str) -> Response:
     return RedirectResponse(f"{path}{'&' if '?' in path else '?'}said={said}", 303)
 
 
-async def read_form(request: Request) -> Form:
+async def read_form(request: Request, max_bytes: int = MAX_FORM_BYTES) -> Form:
     """Read the fields of a form.
 
     Raises:
@@ -148,8 +151,8 @@ async def read_form(request: Request) -> Form:
     async for piece in request.stream():
         held.take(len(piece))
         body += piece
-        if len(body) > MAX_FORM_BYTES:
-            raise bad_request(f"the form is larger than {MAX_FORM_BYTES} bytes", status=413)
+        if len(body) > max_bytes:
+            raise bad_request(f"the form is larger than {max_bytes} bytes", status=413)
     form: dict[str, list[str]] = {}
     try:
         for name, value in parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"):

@@ -16,6 +16,8 @@ from sluice.producer.gateway.ui.visitors import COOKIE, Visitor, Visitors, check
 
 HOME = "/ui/"
 MAX_KEY_CHARS = 500
+MAX_FORM_BYTES = 16 * 1024
+"""Everybody may send this form, and it is decoded on the event loop."""
 
 
 class SignIn:
@@ -29,7 +31,7 @@ class SignIn:
         """Yield the routes."""
         yield self._frame.open(SIGN_IN, self._show)
         yield self._frame.open(SIGN_IN, self._sign_in, "POST")
-        yield self._frame.action("/ui/sign-out", self._sign_out, scope="read")
+        yield self._frame.action("/ui/sign-out", self._sign_out, scope=None)
 
     async def _show(self, request: Request) -> Response:
         if await self._visitors.of(request) is not None:
@@ -38,7 +40,7 @@ class SignIn:
 
     async def _sign_in(self, request: Request) -> Response:
         check_origin(request)
-        form = await read_form(request)
+        form = await read_form(request, MAX_FORM_BYTES)
         text, back = form.get("key", [""])[0].strip(), form.get("next", [""])[0]
         key = self._keyring.key_of(text) if 0 < len(text) <= MAX_KEY_CHARS else None
         if key is None:

@@ -1,8 +1,10 @@
 """Who may look at the page: sign-in, cookies, protection of forms, headers."""
 
 import re
+import socket
 import time
 from hashlib import sha256
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -10,7 +12,7 @@ import sqlalchemy as sa
 
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import audit_log, page_sessions
-from tests.producer.gateway.gateway_process import new_key, revoke
+from tests.producer.gateway.gateway_process import line_of, new_key, revoke
 from tests.producer.gateway.ui.conftest import Site
 
 pytestmark = pytest.mark.slow
@@ -43,6 +45,21 @@ class TestGivenAVisitorWithoutASession:
 
         assert answer.status_code == 401
         assert "set-cookie" not in answer.headers
+
+    def test_when_its_form_is_larger_than_a_key_needs_then_it_is_413(self, site: Site) -> None:
+        assert site.browser().sign_in("x" * 100_000).status_code == 413
+
+    def test_when_it_leaves_in_its_form_then_that_is_no_failure(self, site: Site) -> None:
+        url, request_id = httpx.URL(site.url), uuid4().hex
+        head = f"POST {SIGN_IN} HTTP/1.1\r\nhost: {url.netloc.decode()}\r\norigin: {site.url}\r\n"
+        form = (
+            f"x-request-id: {request_id}\r\ncontent-type: application/x-www-form-urlencoded\r\ncontent-length: 99\r\n"
+        )
+
+        with socket.create_connection((url.host, url.port or 80)) as connection:
+            connection.sendall(f"{head}{form}\r\nkey=".encode())
+
+        assert line_of(site.gateway, request_id)["status"] == 499
 
     @pytest.mark.parametrize("back", ["https://evil.example/", "//evil.example", "/ui//evil.example", "/ui/\\evil"])
     def test_when_the_way_back_leads_elsewhere_then_it_is_not_taken(self, site: Site, back: str) -> None:
@@ -114,6 +131,15 @@ class TestGivenASignIn:
 
         answer = httpx.get(f"{site.url}/ui/", cookies={"sluice_session": token})
         assert answer.status_code == 303
+
+    def test_when_its_key_has_no_scope_but_submit_then_it_can_sign_out(self, site: Site) -> None:
+        browser = site.visitor(scopes=("submit",))
+        found = re.search(r'name="csrf" value="([^"]+)"', browser.get("/ui/try").text)
+        assert found is not None
+
+        browser.http.post("/ui/sign-out", data={"csrf": found[1]}, headers={"origin": site.url})
+
+        assert browser.get("/ui/try").status_code == 303
 
     def test_when_it_is_made_and_ended_then_the_audit_log_has_both(self, site: Site) -> None:
         browser = site.visitor("audited")
