@@ -27,7 +27,7 @@ screenshots: setup ## Take the README's pictures of the gateway's page; needs Ch
 	@$(BIN)/python -m tools.screenshots
 
 test: setup ## The fast suite. `make check` runs the rules of code and documents.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long and not gpu" --ignore tests/rules
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not gpu" --ignore tests/rules
 
 test-long: setup ## Full parameter grids, all examples of property tests, long faults. Over an hour; NEMESIS_MINUTES=5 shortens it.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not gpu and not clients" --timeout 1800

@@ -43,6 +43,7 @@ def soak(folder: Path, *, jobs: int, kills: int, at_most_s: float, life_s: float
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_when_all_goes_wrong_for_a_while_then_an_outside_checker_finds_nothing(tmp_path: Path) -> None:
     soak(tmp_path, jobs=60, kills=3, at_most_s=60, life_s=1.0, hurry=20)
 

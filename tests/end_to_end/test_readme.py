@@ -23,6 +23,7 @@ import torch
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.transport import embedded
+from tests.grids import fast_only
 from tests.producer.gateway.gateway_process import gateway_process
 from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
@@ -296,8 +297,22 @@ RUNNERS: dict[str, Runner] = {
 }
 
 
+SLOW = (
+    "worker doctor", "worker audit", "worker callbacks", "worker migrate", "worker fleet", "producer keys ",
+    "producer serve --queue", "producer queues pause", "producer jobs list --",
+)  # fmt: skip
+"""Commands that the long suite runs: each takes a second or more, and has tests of its own."""
+
+
+def is_slow(command: str) -> bool:
+    """Whether only the long suite runs a command."""
+    return command.startswith(SLOW) or ("--gpu" in command and "--queue" in command)
+
+
 class TestGivenTheReadmeAndTheGuide:
-    @pytest.mark.parametrize("command", commands())
+    @pytest.mark.parametrize(
+        "command", fast_only([c for c in commands() if not is_slow(c)], [c for c in commands() if is_slow(c)])
+    )
     def test_when_a_command_is_run_then_it_does_what_it_says(
         self, command: str, place: Place, producer: Producer
     ) -> None:

@@ -59,6 +59,7 @@ class TestGivenAModelThatLosesItsDevice:
 
         check_every_token_once(client, dict(zip(job_ids, [losing, GOOD], strict=True)))
 
+    @pytest.mark.long
     def test_when_a_job_does_it_each_time_then_it_is_given_up_and_its_mate_completes(
         self, workers: WorkerPool, client: Any
     ) -> None:

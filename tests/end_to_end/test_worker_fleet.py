@@ -126,6 +126,7 @@ class TestGivenAFleetWhoseWorkersStillStart:
             wait_for_ends(client, [job_id])
             check_every_token_once(client, {job_id: ask})
 
+    @pytest.mark.long
     def test_when_ctrl_c_comes_then_it_ends_as_asked(self, starting: WorkerProcess) -> None:
         starting.signal(signal.SIGINT)
 

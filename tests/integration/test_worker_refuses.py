@@ -101,6 +101,7 @@ class TestGivenARedisThatIsNotThere:
 
 
 class TestGivenAServerThatIsNotForUs:
+    @pytest.mark.long
     def test_when_the_password_is_wrong_then_it_is_said_and_not_shown(self, guarded: RedisServer) -> None:
         url = f"redis://:hunter2@127.0.0.1:{guarded.port}"
 

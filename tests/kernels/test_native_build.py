@@ -39,6 +39,7 @@ class TestGivenALibraryThatAnotherUserCouldWrite:
     """Loading it would run what that user put there."""
 
     @pytest.mark.parametrize("mode", [0o720, 0o702], ids=["group", "others"])
+    @pytest.mark.long
     def test_when_it_is_loaded_then_it_is_built_again(self, tmp_path: Path, mode: int) -> None:
         load_library("native", tmp_path)
         (built,) = tmp_path.iterdir()

@@ -77,6 +77,7 @@ class TestGivenADeadSet:
         assert [(job.id, job.published) for job in jobs] == [(one, (1,)) for one in meant]
         check(queue)
 
+    @pytest.mark.long
     def test_when_it_holds_ten_thousand_then_all_are_listed_once_and_requeued(
         self, queue: Queue, producer: Producer
     ) -> None:

@@ -90,6 +90,7 @@ class TestGivenACertificateThatIsNot:
         with pytest.raises(WorkerError, match="ssl_certfile"):
             wait_until_usable(connect(url, timeout_s=5), url, patience_s=0.3, log=get_log())
 
+    @pytest.mark.long
     def test_when_a_worker_process_starts_with_a_foreign_one_then_it_exits_as_misused(
         self, guarded: Guarded, tmp_path: Path
     ) -> None:

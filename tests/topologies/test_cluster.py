@@ -277,6 +277,7 @@ def _resumed(keys: QueueKeys) -> HeldJob:
 
 
 class TestGivenAWorkerProcessWithItsRecorder:
+    @pytest.mark.long
     def test_when_a_shard_is_killed_and_returns_then_others_continue_and_nothing_is_lost(
         self, queue: Partitioned, tmp_path: Path
     ) -> None:

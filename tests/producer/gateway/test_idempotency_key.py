@@ -76,6 +76,7 @@ class TestGivenASecondRequestWithTheSameKey:
 
         assert raised.value.code == "idempotency_conflict"
 
+    @pytest.mark.long
     def test_when_it_is_another_tenants_then_it_has_a_job_of_its_own(
         self, queue_server: RedisServer, sqlite_url: str
     ) -> None:

@@ -11,6 +11,7 @@ from sluice.producer.contract.packing import pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, Worker, ending, new_job, tokens
+from tests.grids import fast_only
 from tests.servers import RedisServer
 from tests.worker.audit.audits import Scene
 
@@ -246,6 +247,7 @@ class TestGivenAQueueOfTwoPartitions:
 
 
 class TestGivenAQueueThatContradictsItself:
+    @pytest.mark.parametrize("_any_redis_process", fast_only(["valkey"], ["redis-7.0", "redis-6.2"]), indirect=True)
     @pytest.mark.parametrize("name", WITHIN_THE_QUEUE)
     def test_when_audited_and_repaired_then_it_is_consistent_and_every_job_ends_once(
         self, any_scene: Scene, name: str
