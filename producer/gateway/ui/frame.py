@@ -101,6 +101,10 @@ class Frame:
         """Return whether a visitor may go on watching."""
         return self._visitors.is_still_in(visitor)
 
+    async def has_session(self, visitor: Visitor) -> bool:
+        """Return whether a visitor is still signed in."""
+        return await self._visitors.has_session(visitor)
+
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:

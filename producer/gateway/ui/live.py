@@ -1,4 +1,4 @@
-"""Live streams of pages: server-sent events, until the reader leaves, its key is revoked or the gateway stops."""
+"""Live streams of pages: server-sent events, until the reader leaves, is signed in no more, or the gateway stops."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ class Live:
             if not self.may_go_on(request, visitor):
                 return False
             await asyncio.sleep(min(BEAT_S, left_s))
-        return self.may_go_on(request, visitor)
+        return self.may_go_on(request, visitor) and await self._frame.has_session(visitor)
 
 
 def event(kind: str, data: object, position: str | None = None) -> bytes:

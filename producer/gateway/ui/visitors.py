@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.keyring import Keyring
@@ -76,6 +77,18 @@ class Visitors:
         if key is None:
             return not self._keyring.is_required
         return self._keyring.active_key(key.id) is not None
+
+    async def has_session(self, visitor: Visitor) -> bool:
+        """Return whether a visitor has neither signed out nor been signed in for too long.
+
+        While the database is away it counts as signed in: the keyring says how long keys are accepted meanwhile.
+        """
+        if visitor.token is None:
+            return True
+        try:
+            return await SQL.run(self._sessions.key_id_of, visitor.token) is not None
+        except HistoryUnavailable:
+            return True
 
 
 def check_form(request: Request, visitor: Visitor, given: str) -> None:

@@ -132,6 +132,22 @@ class TestGivenASignIn:
         answer = httpx.get(f"{site.url}/ui/", cookies={"sluice_session": token})
         assert answer.status_code == 303
 
+    def test_when_it_signs_out_then_its_live_stream_ends(self, site: Site) -> None:
+        browser = site.visitor()
+        csrf, cookies = browser.csrf, dict(browser.http.cookies)
+
+        with browser.http.stream("GET", "/ui/events", headers={"accept": "text/event-stream"}, timeout=10) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: parts"
+            form, origin = {"csrf": csrf}, {"origin": site.url}
+            httpx.post(f"{site.url}/ui/sign-out", data=form, headers=origin, cookies=cookies)
+            began_s = time.monotonic()
+            kinds: list[str] = []
+            while kinds[-1:] != ["event: over"] and time.monotonic() - began_s < 10:
+                kinds.append(next(lines))
+
+        assert kinds[-1] == "event: over"
+
     def test_when_its_key_has_no_scope_but_submit_then_it_can_sign_out(self, site: Site) -> None:
         browser = site.visitor(scopes=("submit",))
         found = re.search(r'name="csrf" value="([^"]+)"', browser.get("/ui/try").text)
