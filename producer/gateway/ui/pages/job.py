@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import BadOffset, JobNotDone, JobNotFound, ProducerError
+from sluice.producer.errors import BadOffset, JobNotDone, JobNotFound, ProducerError, QueueUnreachable
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.ownership import unknown_job
 from sluice.producer.gateway.queues import QueueClients, Queues
@@ -194,5 +194,8 @@ async def _text(
             await sent.put(event("output", data, ",".join(map(str, cursors))))
     except JobNotDone:
         return
+    except QueueUnreachable:  # for longer than this waits: the page asks again, from its position
+        await sent.put(event("over", {}))
+        await sent.put(None)
     except ProducerError:
         await sent.put(event("lost", {}))
