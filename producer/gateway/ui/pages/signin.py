@@ -48,7 +48,8 @@ class SignIn:
         async with self._audit.action(Caller(key), "sign_in", key.id):
             token = await SQL.run(self._sessions.begin, key.id)
         response = RedirectResponse(back if is_own_path(back) else HOME, 303)
-        is_secure = request.url.scheme == "https"
+        # As the browser sees it: a proxy in front may end TLS, and the origin was checked.
+        is_secure = request.headers["origin"].lower().startswith("https:")
         response.set_cookie(
             COOKIE, token, max_age=LIFE_S, path="/ui", secure=is_secure, httponly=True, samesite="strict"
         )

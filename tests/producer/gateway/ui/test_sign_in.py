@@ -88,6 +88,15 @@ class TestGivenASignIn:
         assert (cookie.path, cookie.has_nonstandard_attr("HttpOnly")) == ("/ui", True)
         assert cookie.get_nonstandard_attr("SameSite") == "strict"
 
+    def test_when_a_proxy_in_front_ended_tls_then_the_cookie_is_secure(self, site: Site) -> None:
+        key, origin = new_key(site.database_url, "acme"), site.url.replace("http:", "https:")
+        form, browser = {"key": key}, site.browser()
+
+        while (answer := browser.http.post(SIGN_IN, data=form, headers={"origin": origin})).status_code != 303:
+            pass
+
+        assert "; secure" in answer.headers["set-cookie"].lower()
+
     def test_when_the_database_is_read_then_it_has_only_the_hash(self, site: Site) -> None:
         token = site.visitor().http.cookies["sluice_session"]
 
