@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.clients.environments import python_in
-from tests.end_to_end.processes import ROOT
+from tests.end_to_end.processes import ROOT, worker_pool
 from tests.producer.gateway.batches.processes import (
     PATIENCE_S,
     Place,
@@ -26,7 +26,7 @@ from tests.producer.gateway.batches.processes import (
     until,
     until_it,
 )
-from tests.servers import RedisServer
+from tests.servers import RedisServer, redis_server
 
 pytestmark = [pytest.mark.long, pytest.mark.clients]
 
@@ -78,6 +78,14 @@ def _wait_for(port: int) -> None:
             return
         time.sleep(0.05)  # between two tries
     raise TimeoutError("the emulator did not start")
+
+
+@pytest.fixture(scope="module")
+def queue_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
+    """A server of its own: gateways of the others mark their folders in its queue, and then no gateway is ready."""
+    with redis_server("valkey") as server, worker_pool(server.url, tmp_path_factory.mktemp("s3")) as pool:
+        pool.start_all(1)
+        yield server
 
 
 @pytest.fixture
