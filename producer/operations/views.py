@@ -42,13 +42,19 @@ def status(queue: Queue, job_id: JobId) -> Operation[JobStatus]:
     [view] = yield from views(queue, [job_id])
     if view is None:
         raise JobNotFound(job_id)
-    facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
     if view.state is not JobState.QUEUED:
-        return JobStatus(**facts)
+        return status_of(queue, view, None)
     try:
-        survey = yield from ask_call(calls.inspect(queue.keys_of(job_id)))
+        return status_of(queue, view, (yield from ask_call(calls.inspect(queue.keys_of(job_id)))))
     except AccessDenied:
-        return JobStatus(**facts)  # a user limited to one tenant cannot read the whole queue
+        return status_of(queue, view, None)  # a user limited to one tenant cannot read the whole queue
+
+
+def status_of(queue: Queue, view: JobView, survey: QueueView | None) -> JobStatus:
+    """Return the state of a job with the estimate of its start, if its partition's survey is known."""
+    facts = {name: getattr(view, name) for name in JobView.__dataclass_fields__}
+    if survey is None or view.state is not JobState.QUEUED:
+        return JobStatus(**facts)
     reason = wait_reason(queue, view, survey)
     return JobStatus(**facts, starts_in_s=_starts_in_s(view, survey), waits_for=reason.message)
 

@@ -29,6 +29,7 @@ from sluice.producer.gateway.ui.pages.overview import OverviewPage
 from sluice.producer.gateway.ui.pages.signin import HOME, SignIn
 from sluice.producer.gateway.ui.pages.tenants import TenantsPage
 from sluice.producer.gateway.ui.read.jobs import JobReader
+from sluice.producer.gateway.ui.read.surveys import Surveys
 from sluice.producer.gateway.ui.sessions import Sessions
 from sluice.producer.gateway.ui.templates import STATIC
 from sluice.producer.gateway.ui.visitors import Visitors
@@ -64,19 +65,20 @@ def page_routes(parts: Parts) -> Iterator[BaseRoute]:
     keyring, queues, database = parts.keyring, parts.queues, parts.database
     sessions, audit = Sessions(database), AuditLog(database)
     visitors = Visitors(keyring, sessions)
-    reader = JobReader(queues, parts.records, parts.settings)
+    surveys = Surveys(queues)
+    reader = JobReader(queues, surveys, parts.records, parts.settings)
     frame = Frame(visitors)
     live = Live(frame)
     yield Mount("/ui/static", Assets(directory=STATIC))
     yield frame.open("/", _home)
     yield frame.open("/ui", _home)
     yield from SignIn(frame, visitors, keyring, sessions, audit).routes()
-    yield from OverviewPage(frame, live, queues, database).routes()
+    yield from OverviewPage(frame, live, queues, surveys, database).routes()
     yield from JobsPage(frame, queues, database).routes()
     yield from JobPage(frame, live, reader, queues, audit).routes()
     yield from DeadPage(frame, queues, audit).routes()
     yield from BatchPages(frame, live, queues, database, parts.storage).routes()
-    yield from TenantsPage(frame, queues, database, keyring, audit).routes()
+    yield from TenantsPage(frame, queues, surveys, database, keyring, audit).routes()
     yield from AskPage(frame, queues, parts.rates, database, audit).routes()
     yield frame.open("/ui/{rest:path}", _unknown)
 

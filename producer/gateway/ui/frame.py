@@ -31,7 +31,13 @@ HEADERS = {
 SIGN_IN = "/ui/sign-in"
 EVENTS = "text/event-stream"
 MAX_FORM_BYTES, MAX_FIELDS = 4 * 1024 * 1024, 5000
-TITLES: Mapping[int, str] = {403: "Not allowed", 404: "Not found", 409: "Not possible now", 503: "Not available now"}
+TITLES: Mapping[int, str] = {
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    429: "Too many at once",
+    503: "Not available now",
+}
 
 Form = Mapping[str, list[str]]
 Page = Callable[[Request, Visitor], Awaitable[Response]]

@@ -2,53 +2,72 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from time import monotonic
-from typing import Generic, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.connections.drain import is_draining
-from sluice.producer.gateway.errors import HttpError
+from sluice.producer.gateway.errors import LIMIT, HttpError
 from sluice.producer.gateway.ui.frame import EVENTS, HEADERS, Frame
 from sluice.producer.gateway.ui.visitors import Visitor
 
 BEAT_S = 0.5
 """How often a stream looks whether it may go on."""
 
-Found = TypeVar("Found")
+MAX_STREAMS = 30
+"""Live streams that one API key may have open at a gateway: each costs a few commands a second."""
+
+RETRY_S = 10
 Parts = Mapping[str, str]
 """HTML by the id of the element that shows it."""
 
+Handler = Callable[[Request, Visitor], Awaitable[AsyncIterator[bytes]]]
 
-class Latest(Generic[Found]):
-    """A value that all open pages share: it is read at most so often. Changes with each read."""
 
-    def __init__(self, read: Callable[[], Awaitable[Found]], every_s: float) -> None:
-        self._read, self._every_s = read, every_s
-        self._reading: asyncio.Task[Found] | None = None
-        self._read_s = float("-inf")
+class LiveResponse(StreamingResponse):
+    """A stream that counts as open while it is sent. Asked for with HEAD, it is only its headers."""
 
-    async def get(self) -> Found:
-        """Return the value, read again if it is old."""
-        is_old = monotonic() - self._read_s >= self._every_s
-        if self._reading is None or (self._reading.done() and (is_old or self._reading.exception() is not None)):
-            self._read_s = monotonic()
-            self._reading = asyncio.ensure_future(self._read())
-        return await asyncio.shield(self._reading)
+    def __init__(self, events: AsyncIterator[bytes], open_streams: Counter[str], name: str) -> None:
+        super().__init__(events, headers={**HEADERS, "x-accel-buffering": "no"}, media_type=EVENTS)
+        self._open, self._name = open_streams, name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        if scope["method"] == "HEAD":
+            await Response(headers=dict(self.headers))(scope, receive, send)
+            return
+        self._open[self._name] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._open[self._name] -= 1
 
 
 class Live:
-    """Where live streams come from."""
+    """Where live streams come from. Changes: it counts those that are open."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
+        self._open: Counter[str] = Counter()
 
-    def stream(self, events: AsyncIterator[bytes]) -> StreamingResponse:
-        """Answer with events."""
-        return StreamingResponse(events, headers={**HEADERS, "x-accel-buffering": "no"}, media_type=EVENTS)
+    def route(self, path: str, handler: Handler) -> Route:
+        """Return the route of a stream: the handler returns its events. A key with too many open ones gets a 429."""
+
+        async def answer(request: Request, visitor: Visitor) -> Response:
+            name = "" if visitor.caller.key is None else visitor.caller.key.id
+            if self._open[name] >= MAX_STREAMS:
+                message = f"{MAX_STREAMS} pages of this API key are live already; close one"
+                raise HttpError(429, LIMIT, message, "too_many_streams", headers={"retry-after": str(RETRY_S)})
+            return LiveResponse(await handler(request, visitor), self._open, name)
+
+        return self._frame.page(path, answer)
 
     def may_go_on(self, request: Request, visitor: Visitor) -> bool:
         """Return whether a stream goes on: the key is active, and the gateway does not stop."""
@@ -74,13 +93,16 @@ class Live:
                 yield event("over", {})
                 return
 
-    async def wait(self, request: Request, visitor: Visitor, wait_s: float) -> bool:
-        """Wait, and return whether the stream goes on."""
-        until_s = monotonic() + wait_s
-        while (left_s := until_s - monotonic()) > 0:
+    async def wait(self, request: Request, visitor: Visitor, wait_s: float, woken: asyncio.Event | None = None) -> bool:
+        """Wait, at most until an event is set, which is cleared; and return whether the stream goes on."""
+        until_s, woken = monotonic() + wait_s, woken or asyncio.Event()
+        while not woken.is_set() and (left_s := until_s - monotonic()) > 0:
             if not self.may_go_on(request, visitor):
                 return False
-            await asyncio.sleep(min(BEAT_S, left_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(BEAT_S, left_s)):
+                    await woken.wait()
+        woken.clear()
         return self.may_go_on(request, visitor) and await self._frame.has_session(visitor)
 
 

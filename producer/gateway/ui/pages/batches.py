@@ -37,7 +37,7 @@ class BatchPages:
         one = f"{PATH}/{{queue}}/{{batch}}"
         yield self._frame.page(PATH, self._list)
         yield self._frame.page(one, self._show)
-        yield self._frame.page(f"{one}/events", self._events)
+        yield self._live.route(f"{one}/events", self._events)
         yield self._frame.page(f"{one}/{{kind}}.jsonl", self._download)
 
     async def _list(self, request: Request, visitor: Visitor) -> Response:
@@ -53,13 +53,13 @@ class BatchPages:
         parts = await self._parts(queue, batch_id, visitor)
         return render(request, "batch.html", queue=queue, batch_id=batch_id, parts=parts)
 
-    async def _events(self, request: Request, visitor: Visitor) -> Response:
+    async def _events(self, request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
         queue, batch_id = self._asked(request)
 
         async def read() -> Parts:
             return await self._parts(queue, batch_id, visitor)
 
-        return self._live.stream(self._live.parts(request, visitor, read, PUSH_EVERY_S))
+        return self._live.parts(request, visitor, read, PUSH_EVERY_S)
 
     async def _parts(self, queue: str, batch_id: str, visitor: Visitor) -> Parts:
         try:

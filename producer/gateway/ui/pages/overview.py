@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,14 +15,15 @@ from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY
 from sluice.producer.gateway.ui.frame import Frame, render
-from sluice.producer.gateway.ui.live import Latest, Live, Parts
+from sluice.producer.gateway.ui.latest import Latest
+from sluice.producer.gateway.ui.live import Live, Parts
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue, ttft_of_tenant
 from sluice.producer.gateway.ui.read.overview import Latency, Memory, Overview, Trends, overview
+from sluice.producer.gateway.ui.read.surveys import Surveys
 from sluice.producer.gateway.ui.templates import fragment
 from sluice.producer.gateway.ui.visitors import Visitor
 from sluice.producer.operations.operation import Ask, Operation, Reply
 
-READ_EVERY_S = 1.0
 LATENCY_EVERY_S = 5.0
 PUSH_EVERY_S = 2.0
 
@@ -37,31 +39,36 @@ class OwnFigures:
 class OverviewPage:
     """The page, and its live stream."""
 
-    def __init__(self, frame: Frame, live: Live, queues: Queues, database: Database) -> None:
+    def __init__(self, frame: Frame, live: Live, queues: Queues, surveys: Surveys, database: Database) -> None:
         self._frame, self._live = frame, live
         self._queues, self._database = queues, database
+        self._surveys = surveys
         self._trends = Trends()
-        self._latest = Latest(self._read, READ_EVERY_S)
+        self._latest = Latest(self._parts, PUSH_EVERY_S)
+        self._own: dict[str, Latest[Parts]] = {}
         self._latencies = Latest(self._read_latencies, LATENCY_EVERY_S)
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
         yield self._frame.page("/ui/", self._show)
-        yield self._frame.page("/ui/events", self._events)
+        yield self._live.route("/ui/events", self._events)
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
-        if not visitor.may("admin"):
-            return render(request, "own_overview.html", parts=await self._own_parts(visitor))
-        return render(request, "overview.html", parts=await self._parts())
+        template = "overview.html" if visitor.may("admin") else "own_overview.html"
+        return render(request, template, parts=await self._parts_for(visitor).get())
 
-    async def _events(self, request: Request, visitor: Visitor) -> Response:
-        async def read() -> Parts:
-            return await self._parts() if visitor.may("admin") else await self._own_parts(visitor)
+    async def _events(self, request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
+        return self._live.parts(request, visitor, self._parts_for(visitor).get, PUSH_EVERY_S)
 
-        return self._live.stream(self._live.parts(request, visitor, read, PUSH_EVERY_S))
+    def _parts_for(self, visitor: Visitor) -> Latest[Parts]:
+        """Return what all visitors that may see the same share."""
+        if visitor.may("admin"):
+            return self._latest
+        tenant = visitor.caller.tenant
+        return self._own.setdefault(tenant, Latest(partial(self._own_parts, tenant), PUSH_EVERY_S))
 
     async def _parts(self) -> Parts:
-        found = await self._latest.get()
+        found = await self._read()
         values = {"found": found}
         return {
             "alerts": fragment("parts/alerts.html", **values),
@@ -70,8 +77,7 @@ class OverviewPage:
             "series": json.dumps(found.series),
         }
 
-    async def _own_parts(self, visitor: Visitor) -> Parts:
-        tenant = visitor.caller.tenant
+    async def _own_parts(self, tenant: str) -> Parts:
         names = [queue.name for queue in self._queues]
         try:
             counts, ttft = await asyncio.gather(
@@ -84,7 +90,7 @@ class OverviewPage:
 
     async def _read(self) -> Overview:
         names = [queue.name for queue in self._queues]
-        views = await asyncio.gather(*(queue.submitting.queue() for queue in self._queues))
+        views = await asyncio.gather(*map(self._surveys.of, self._queues))
         latencies, memory = await self._latencies.get(), await self._memory()
         return overview(dict(zip(names, views, strict=True)), latencies, memory, self._trends)
 

@@ -20,6 +20,7 @@ from sluice.producer.gateway.tables.threads import HISTORY, SQL
 from sluice.producer.gateway.ui.audit import AuditLog
 from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
 from sluice.producer.gateway.ui.read.overview import Latency
+from sluice.producer.gateway.ui.read.surveys import Surveys
 from sluice.producer.gateway.ui.read.usage import Price, Usage, prices_now, set_price, ttft_by_tenant, usage_by_tenant
 from sluice.producer.gateway.ui.visitors import Visitor
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
@@ -51,9 +52,17 @@ class TenantLine:
 class TenantsPage:
     """The page, and the form that sets a price. Without `admin`, a visitor sees its own tenant."""
 
-    def __init__(self, frame: Frame, queues: Queues, database: Database, keyring: Keyring, audit: AuditLog) -> None:
-        self._frame, self._queues, self._database = frame, queues, database
-        self._keyring, self._audit = keyring, audit
+    def __init__(
+        self,
+        frame: Frame,
+        queues: Queues,
+        surveys: Surveys,
+        database: Database,
+        keyring: Keyring,
+        audit: AuditLog,
+    ) -> None:
+        self._frame, self._queues, self._surveys = frame, queues, surveys
+        self._database, self._keyring, self._audit = database, keyring, audit
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
@@ -78,7 +87,7 @@ class TenantsPage:
 
     async def _totals(self) -> list[TenantTotals]:
         try:
-            views = await asyncio.gather(*(queue.submitting.queue() for queue in self._queues))
+            views = await asyncio.gather(*map(self._surveys.of, self._queues))
         except ProducerError:
             return []
         return [one for queue, view in zip(self._queues, views, strict=True) for one in tenant_totals(queue.name, view)]

@@ -1,7 +1,9 @@
 """What is known of one job: by its queue, by the history, and its prompt while the queue has it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from time import monotonic
 from typing import Any
 
 from sluice.producer.bulk.recorded import recorded_outcome
@@ -17,20 +19,23 @@ from sluice.producer.contract.wire import (
     decode_prompt,
     decode_spec,
 )
-from sluice.producer.errors import JobNotDone, JobNotFound, ProducerError
+from sluice.producer.errors import AccessDenied, JobNotDone, ProducerError
 from sluice.producer.gateway.errors import HttpError
-from sluice.producer.gateway.native.bodies import Record
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.ownership import own_job_id, unknown_job
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.settings import GatewaySettings
+from sluice.producer.gateway.ui.read.surveys import Surveys
 from sluice.producer.gateway.ui.visitors import Visitor
-from sluice.producer.history.queries import History
+from sluice.producer.history.queries import AttemptRow, History, JobRow
 from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
-from sluice.producer.operations.views import JobStatus
+from sluice.producer.operations.views import JobStatus, status_of
 
-MAX_PARTITION = 10_000
+RECORDED_WITHIN_S = 5.0
+"""How long after a change the history may lack it."""
+
+Record = tuple[JobRow, Sequence[AttemptRow]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class JobFacts:
     """What the queue knows; None when it has forgotten the job."""
 
     record: Record | None
-    """What the history knows: its row, events and attempts."""
+    """What the history knows: its row and attempts."""
 
     @property
     def tenant(self) -> str:
@@ -80,8 +85,8 @@ class JobFacts:
 class JobReader:
     """The jobs that a visitor may see."""
 
-    def __init__(self, queues: Queues, records: Records, settings: GatewaySettings) -> None:
-        self._queues, self._records = queues, records
+    def __init__(self, queues: Queues, surveys: Surveys, records: Records, settings: GatewaySettings) -> None:
+        self._queues, self._surveys, self._records = queues, surveys, records
         self._partitions = {queue.name: queue.partitions for queue in settings.queues}
 
     def id_of(self, visitor: Visitor, text: str) -> JobId:
@@ -118,18 +123,29 @@ class JobReader:
         Raises:
             HttpError: 404, it is unknown.
         """
-        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
-        if record is not None and record[0].queue not in self._partitions:
-            record = None
+        record = await self.record(job_id)
         for queue in self._queues:
-            try:
-                now = await queue.submitting.status(job_id)
-            except JobNotFound:
-                continue
-            return JobFacts(id=job_id, queue=queue.name, now=now, record=record)
+            if (now := await self.status(queue, job_id)) is not None:
+                return JobFacts(id=job_id, queue=queue.name, now=now, record=record)
         if record is None:
             raise unknown_job()
         return JobFacts(id=job_id, queue=record[0].queue, now=None, record=record)
+
+    async def status(self, queue: QueueClients, job_id: JobId) -> JobStatus | None:
+        """Return what a queue knows of a job; None: nothing."""
+        [view] = await queue.submitting.views([job_id])
+        if view is None:
+            return None
+        survey = None
+        if view.state is JobState.QUEUED:
+            with suppress(AccessDenied):
+                survey = (await self._surveys.of(queue))[split_job_id(job_id)[0]]
+        return status_of(Queue(queue.name, self._partitions[queue.name]), view, survey)
+
+    async def record(self, job_id: JobId) -> Record | None:
+        """Return what the history knows of a job of the gateway's queues; None: nothing, or it cannot be read."""
+        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
+        return record if record is not None and record[0].queue in self._partitions else None
 
     async def choices(self, facts: JobFacts) -> Sequence[ChoiceResult]:
         """Return the output of a job that has ended, as far as it is still kept."""
@@ -153,6 +169,51 @@ class JobReader:
             return None
 
 
+class Watched:
+    """A job that a page watches. Changes with each look: the history is read only while it may lack something."""
+
+    def __init__(
+        self, reader: JobReader, queue: QueueClients, facts: JobFacts, lag_s: float = RECORDED_WITHIN_S
+    ) -> None:
+        self.facts = facts
+        self._reader, self._queue, self._lag_s = reader, queue, lag_s
+        self._changed_s = monotonic()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is expected: the job has ended, and the history has its end or is late."""
+        record = self.facts.record
+        is_recorded = record is not None and record[0].finished_ms is not None
+        return self.facts.is_over and (is_recorded or not self._is_new)
+
+    async def look(self) -> JobFacts:
+        """Read what may have changed.
+
+        Raises:
+            HttpError: 404, the job is forgotten.
+            QueueUnreachable: the server does not answer.
+        """
+        before = self.facts
+        now = await self._reader.status(self._queue, before.id)
+        has_changed = _moment(now) != _moment(before.now)
+        if has_changed:
+            self._changed_s = monotonic()
+        record = await self._reader.record(before.id) if has_changed or self._is_new else before.record
+        if now is None and record is None:
+            raise unknown_job()
+        self.facts = JobFacts(id=before.id, queue=before.queue, now=now, record=record)
+        return self.facts
+
+    @property
+    def _is_new(self) -> bool:
+        return monotonic() - self._changed_s < self._lag_s
+
+
+def _moment(now: JobStatus | None) -> tuple[object, ...]:
+    """Return what changes at each event of a job that the history records."""
+    return () if now is None else (now.version, now.state, now.attempt, now.first_token_ms)
+
+
 def prompt_text(prompt: Prompt) -> str:
     """Return a prompt for reading."""
     if isinstance(prompt, str):
@@ -167,7 +228,7 @@ def _read_prompt(queue: Queue, job_id: JobId) -> Operation[Prompt | None]:
 
 def _record(history: History, job_id: JobId) -> Record | None:
     row = history.job(job_id)
-    return None if row is None else (row, history.timeline(job_id), history.attempts(job_id))
+    return None if row is None else (row, history.attempts(job_id))
 
 
 def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as in `options`

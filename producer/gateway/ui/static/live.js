@@ -39,7 +39,7 @@
       say("lost", "reconnecting");
       if (opened.readyState === EventSource.CLOSED) {
         close();
-        setTimeout(open, RETRY_MS);
+        refused(url);
       }
     };
     opened.addEventListener("parts", (event) => { say("live", "live"); show(JSON.parse(event.data)); });
@@ -59,6 +59,20 @@
   function close() {
     if (source) source.close();
     source = null;
+  }
+
+  // An EventSource does not say why it was refused.
+  async function refused(url) {
+    let wait = RETRY_MS;
+    try {
+      const answer = await fetch(url, { method: "HEAD", headers: { accept: "text/event-stream" } });
+      if (answer.status === 401) return location.reload();
+      if (answer.status === 429) {
+        wait = 1000 * Number(answer.headers.get("retry-after"));
+        say("wait", "paused: too many pages are open");
+      }
+    } catch { /* the gateway is away */ }
+    setTimeout(open, wait);
   }
 
   async function check() {

@@ -1,6 +1,5 @@
 """The live stream of a job while its queue is away for longer than a gateway waits."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.settings import GatewaySettings
-from sluice.producer.gateway.ui.pages import job as job_page
-from sluice.producer.gateway.ui.read.jobs import JobFacts
+from sluice.producer.gateway.ui.pages.jobstream import TextFeed
 from sluice.producer.operations.follow import cursor_at
 
 
@@ -18,13 +16,13 @@ from sluice.producer.operations.follow import cursor_at
 class TestGivenAQueueThatStaysAway:
     async def test_when_text_is_waited_for_then_the_stream_ends_to_be_resumed(self, tmp_path: Path) -> None:
         url = f"unix://{tmp_path}/nobody.sock"
-        facts = JobFacts(id=JobId("0.acme.1"), queue="default", now=None, record=None)
-        sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         settings = GatewaySettings(redis_url=url, database_url="sqlite:////nowhere/keys.db")
         async with Queues(settings) as queues, AsyncProducer(url, patience_s=0.1) as following:
             first = queues.first
             queue = QueueClients(first.name, first.submitting, following, first.readers)
 
-            await job_page._text(queue, facts, [cursor_at(0)], sent)  # pyright: ignore[reportPrivateUsage]  # 60 s from outside
+            text = TextFeed(queue, JobId("0.acme.1"), [cursor_at(0)])
+            await text.send()
 
+        sent = text.sent
         assert [sent.get_nowait(), sent.get_nowait()] == [b"event: over\ndata: {}\n\n", None]

@@ -1,0 +1,25 @@
+"""A reading that all open pages share, so that its cost does not grow with them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+
+
+class Latest(Generic[Found]):
+    """A value that all open pages share: it is read at most so often. Changes with each read."""
+
+    def __init__(self, read: Callable[[], Awaitable[Found]], every_s: float) -> None:
+        self._read, self._every_s = read, every_s
+        self._reading: asyncio.Task[Found] | None = None
+        self._read_s = float("-inf")
+
+    async def get(self) -> Found:
+        """Return the value, read again if it is old."""
+        is_old = monotonic() - self._read_s >= self._every_s
+        if self._reading is None or (self._reading.done() and (is_old or self._reading.exception() is not None)):
+            self._read_s = monotonic()
+            self._reading = asyncio.ensure_future(self._read())
+        return await asyncio.shield(self._reading)

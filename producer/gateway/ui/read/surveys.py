@@ -1,0 +1,24 @@
+"""What the queues say of themselves, read once a second for all pages of a gateway."""
+
+from collections.abc import Sequence
+
+from sluice.producer.contract.calls import QueueView
+from sluice.producer.gateway.queues import QueueClients, Queues
+from sluice.producer.gateway.ui.latest import Latest
+
+READ_EVERY_S = 1.0
+
+
+class Surveys:
+    """The surveys of a gateway's queues, one view per partition."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._latest = {queue.name: Latest(queue.submitting.queue, READ_EVERY_S) for queue in queues}
+
+    async def of(self, queue: QueueClients) -> Sequence[QueueView]:
+        """Return the survey of a queue.
+
+        Raises:
+            QueueUnreachable: the server does not answer.
+        """
+        return await self._latest[queue.name].get()
