@@ -81,8 +81,8 @@ class TestGivenManyPagesOfJobsThatWait:
         with ExitStack() as stack:
             lines = stream(stack, clock).iter_lines()
             idle = rate(site, lines)
-            for job_id in jobs:
-                next(stream(stack, browser, f"/ui/jobs/{job_id}/events").iter_lines())
+            pages = [stream(stack, browser, f"/ui/jobs/{job_id}/events").iter_lines() for job_id in jobs]
+            assert [next(page) for page in pages] == ["event: parts"] * len(jobs)
 
             watched = rate(site, lines)
 
