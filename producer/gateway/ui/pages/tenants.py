@@ -19,9 +19,10 @@ from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY, SQL
 from sluice.producer.gateway.ui.audit import AuditLog
 from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
+from sluice.producer.gateway.ui.read.day import DayUsage
 from sluice.producer.gateway.ui.read.overview import Latency
 from sluice.producer.gateway.ui.read.surveys import Surveys
-from sluice.producer.gateway.ui.read.usage import Price, Usage, prices_now, set_price, ttft_by_tenant, usage_by_tenant
+from sluice.producer.gateway.ui.read.usage import Price, Usage, prices_now, set_price, ttft_by_tenant
 from sluice.producer.gateway.ui.visitors import Visitor
 from sluice.producer.operations.totals import TenantTotals, tenant_totals
 
@@ -63,6 +64,7 @@ class TenantsPage:
     ) -> None:
         self._frame, self._queues, self._surveys = frame, queues, surveys
         self._database, self._keyring, self._audit = database, keyring, audit
+        self._day = DayUsage(database, [queue.name for queue in queues])
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
@@ -73,17 +75,19 @@ class TenantsPage:
         names = [queue.name for queue in self._queues]
         own = None if visitor.may("admin") else visitor.caller.tenant
         try:
-            usage, ttft, known = await asyncio.gather(
-                HISTORY.run(usage_by_tenant, self._database, names, own),
+            (usage, hours_left), ttft, known = await asyncio.gather(
+                self._day.get(),
                 HISTORY.run(ttft_by_tenant, self._database, names, own),
                 HISTORY.run(prices_now, self._database),
             )
         except HistoryUnavailable as error:
             raise HttpError(503, SERVER, "the job history does not answer now; try again") from error
+        if own is not None:
+            usage = {own: usage.get(own, Usage())}
         totals = await self._totals() if own is None else []
-        named = {*usage, *(one.tenant for one in totals), *([own] if own is not None else [])}
+        named = {*usage, *(one.tenant for one in totals)}
         lines = _lines(sorted(named), totals, usage, ttft, self._keyring)
-        return render(request, "tenants.html", tenants=lines, prices=known, is_all=own is None)
+        return render(request, "tenants.html", tenants=lines, prices=known, is_all=own is None, hours_left=hours_left)
 
     async def _totals(self) -> list[TenantTotals]:
         try:

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from sluice.producer.contract.tables import HOUR_MS, hourly_usage, jobs, prices
+from sluice.producer.contract.tables import hourly_usage, jobs, prices
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.ui.read.overview import Latency
 from sluice.producer.history.percentiles import percentile
 
-HOURS = 24
 RECENT_S = 900
 MAX_JOBS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a tenant used in the last day."""
+    """What a tenant used."""
 
     jobs: int = 0
     prompt_tokens: int = 0
@@ -31,6 +30,19 @@ class Usage:
     def tokens(self) -> int:
         """Prompt and output tokens."""
         return self.prompt_tokens + self.output_tokens
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Return both together."""
+        costs: dict[str, float] = {}
+        for currency, amount in (*self.costs, *other.costs):
+            costs[currency] = costs.get(currency, 0.0) + amount
+        return Usage(
+            jobs=self.jobs + other.jobs,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            costs=tuple(sorted(costs.items())),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +57,20 @@ class Price:
     currency: str
 
 
-def usage_by_tenant(database: Database, queues: Sequence[str], tenant: str | None) -> Mapping[str, Usage]:
-    """Return the usage of the last day, of one tenant or of all."""
-    since_ms = round(time.time() * 1000) - HOURS * HOUR_MS
+def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Mapping[str, Usage]:
+    """Return what each tenant used in an hour."""
     u = hourly_usage.c
     names = ("jobs", "prompt_tokens", "cached_tokens", "output_tokens", "cost")
     query = sa.select(u.tenant, u.currency, *(sa.func.sum(u[name]).label(name) for name in names))
-    query = query.where(u.hour_ms >= since_ms, u.queue.in_(queues)).group_by(u.tenant, u.currency)
-    if tenant is not None:
-        query = query.where(u.tenant == tenant)
+    query = query.where(u.hour_ms == hour_ms, u.queue.in_(queues)).group_by(u.tenant, u.currency)
     found: dict[str, Usage] = {}
     with database.reading() as connection:
         for row in connection.execute(query).mappings():
-            before = found.get(str(row["tenant"]), Usage())
-            cost = () if row["cost"] is None else ((str(row["currency"]), float(row["cost"])),)
-            found[str(row["tenant"])] = Usage(
-                jobs=before.jobs + int(row["jobs"]),
-                prompt_tokens=before.prompt_tokens + int(row["prompt_tokens"]),
-                cached_tokens=before.cached_tokens + int(row["cached_tokens"]),
-                output_tokens=before.output_tokens + int(row["output_tokens"]),
-                costs=(*before.costs, *cost),
-            )
+            costs = () if row["cost"] is None else ((str(row["currency"]), float(row["cost"])),)
+            tokens = {f"{kind}_tokens": int(row[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output")}
+            usage = Usage(jobs=int(row["jobs"]), costs=costs, **tokens)
+            name = str(row["tenant"])
+            found[name] = found.get(name, Usage()) + usage
     return found
 
 

@@ -8,12 +8,13 @@ from secrets import token_hex
 import pytest
 import sqlalchemy as sa
 
-from sluice.producer.contract.tables import batches, jobs
+from sluice.producer.contract.tables import HOUR_MS, batches, jobs
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.ui.read.batches import errors_of, newest_batches, one_batch
+from sluice.producer.gateway.ui.read.day import HOURS, DayUsage
 from sluice.producer.gateway.ui.read.joblist import Wanted, page_of_jobs
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue
-from sluice.producer.gateway.ui.read.usage import Price, prices_now, set_price, ttft_by_tenant, usage_by_tenant
+from sluice.producer.gateway.ui.read.usage import Price, prices_now, set_price, ttft_by_tenant, usage_in_hour
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Recorded:
 
     database: Database
     queue: str
+    hour_ms: int
+    """In which its jobs ended."""
 
     def price(self, since_ms: int, amount: float) -> Price:
         """A price of that model."""
@@ -53,7 +56,7 @@ def recorded(history_url: str) -> Generator[Recorded]:
         with database.transaction() as connection:
             connection.execute(sa.insert(jobs), rows)
             connection.execute(batches.insert().values(queue=queue, id="b", created_ms=now_ms - 3000))
-        yield Recorded(database, queue)
+        yield Recorded(database, queue, (now_ms - 1000) - (now_ms - 1000) % HOUR_MS)
 
 
 class TestGivenJobsOfTwoTenants:
@@ -61,11 +64,11 @@ class TestGivenJobsOfTwoTenants:
         database, queue = recorded.database, recorded.queue
         set_price(database, recorded.price(0, 1.0))
 
-        usage = usage_by_tenant(database, [queue], "a")
+        usage = usage_in_hour(database, [queue], recorded.hour_ms)
         [batch] = newest_batches(database, [queue], "a")
 
         figures = {name: (one.jobs, one.tokens, one.costs) for name, one in usage.items()}
-        assert figures == {"a": (2, 4_000_000, (("EUR", 6.0),))}
+        assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),))
         assert (batch.size, batch.ended, batch.share, batch.recent) == (2, 2, 1.0, 2)
         assert errors_of(database, queue, "b", "a") == [("broken", 1, "no")]
         assert errors_of(database, queue, "b", "z") == []
@@ -77,13 +80,35 @@ class TestGivenJobsOfTwoTenants:
     def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
         database, queue, other = recorded.database, recorded.queue, f"{recorded.queue}-other"
 
-        assert {*usage_by_tenant(database, [queue], None)} == {"a", "z"}
-        assert usage_by_tenant(database, [other], None) == {}
+        assert {*usage_in_hour(database, [queue], recorded.hour_ms)} == {"a", "z"}
+        assert usage_in_hour(database, [other], recorded.hour_ms) == {}
         assert newest_batches(database, [other], None) == []
         assert page_of_jobs(database, Wanted(queues=[other]))[0] == []
         latencies = ttft_by_queue(database, [queue, other])
         assert (latencies[queue].p50_s, latencies[other].p50_s) == (1.0, None)
         assert {name: one.p95_s for name, one in ttft_by_tenant(database, [queue], None).items()} == {"a": 1, "z": 1}
+
+    async def test_when_the_day_is_read_again_then_only_the_newest_hours_are_counted(self, recorded: Recorded) -> None:
+        day = DayUsage(recorded.database, [recorded.queue])
+        first, hours_left = await day.get(wait_s=60)
+        with recorded.database.transaction() as connection:
+            is_own = jobs.c.queue == recorded.queue
+            connection.execute(jobs.update().where(is_own, jobs.c.tenant == "z").values(tenant="y"))
+            connection.execute(jobs.update().where(is_own).values(finished_ms=jobs.c.finished_ms - 4 * HOUR_MS))
+
+        kept, _ = await day.get(wait_s=60)
+
+        assert (hours_left, {name: one.jobs for name, one in first.items()}) == (0, {"a": 2, "z": 1})
+        assert kept == first
+        assert {*(await DayUsage(recorded.database, [recorded.queue]).get(wait_s=60))[0]} == {"a", "y"}
+
+    async def test_when_a_page_cannot_wait_then_it_says_how_many_hours_are_missing(self, recorded: Recorded) -> None:
+        day = DayUsage(recorded.database, [recorded.queue])
+
+        found, hours_left = await day.get(wait_s=0)
+
+        assert (found, hours_left) == ({}, HOURS)
+        assert (await day.get(wait_s=60))[1] == 0
 
     def test_when_a_price_is_set_again_then_the_newest_is_shown(self, recorded: Recorded) -> None:
         for since_ms, amount in ((5, 1.0), (9, 3.0), (9, 4.0)):
