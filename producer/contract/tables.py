@@ -307,7 +307,7 @@ audit_log = sa.Table(
         "action", sa.Text, nullable=False, comment="cancel, requeue, delete, submit, set_price, sign_in, sign_out"
     ),
     sa.Column("queue", sa.Text),
-    sa.Column("target", sa.Text, nullable=False, comment="id of the job, batch or key"),
+    sa.Column("target", sa.Text, nullable=False, comment="id of the job or key, model, or address; one row for each"),
     sa.Column("outcome", sa.Text, comment="none: the gateway ended before it knew"),
     sa.Index("audit_log_by_time", "at_ms"),
     sa.Index("audit_log_by_target", "target", "at_ms"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
+from sluice.producer.contract.tables import HOUR_MS, attempts, audit_log, batches, jobs, results
 
 SLICE_JOBS = 500
 PAUSE_S = 0.02
@@ -16,7 +16,8 @@ PAUSE_S = 0.02
 def forget_before(engine: Engine, before_ms: int, *, pause: Callable[[float], None] = time.sleep) -> int:
     """Delete jobs that ended before `before_ms` (rounded down to the hour), with their attempts and results.
 
-    Jobs that have not ended are kept at any age. A batch is deleted with the last of its jobs.
+    Jobs that have not ended are kept at any age. A batch is deleted with the last of its jobs. Rows of the audit log
+    are deleted at the same age.
 
     Returns:
         The number of deleted jobs.
@@ -26,6 +27,8 @@ def forget_before(engine: Engine, before_ms: int, *, pause: Callable[[float], No
         num_deleted += num_in_slice
         pause(PAUSE_S)
     _forget_empty_batches(engine, before_ms)
+    while _forget_audit_slice(engine, before_ms):
+        pause(PAUSE_S)
     return num_deleted
 
 
@@ -62,3 +65,9 @@ def _forget_empty_batches(engine: Engine, before_ms: int) -> None:
     is_empty = ~sa.exists().where(of_batch)
     with engine.begin() as connection:
         connection.execute(batches.delete().where(batches.c.created_ms < before_ms, is_empty))
+
+
+def _forget_audit_slice(engine: Engine, before_ms: int) -> int:
+    with engine.begin() as connection:
+        old = sa.select(audit_log.c.id).where(audit_log.c.at_ms < before_ms).limit(SLICE_JOBS)
+        return connection.execute(audit_log.delete().where(audit_log.c.id.in_(old))).rowcount

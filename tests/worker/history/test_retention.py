@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from sluice.producer.contract.tables import HOUR_MS, attempts, batches, jobs, results
+from sluice.producer.contract.tables import HOUR_MS, attempts, audit_log, batches, jobs, results
 from sluice.worker.history.retention import SLICE_JOBS, erase_prompts_before, forget_before
 from tests.worker.history import events as e
 from tests.worker.history.test_rows import write
@@ -50,6 +50,16 @@ class TestGivenOldAndNewJobs:
         assert ids_in(history, jobs.c.id) == ["0.a.new", "0.a.waiting"]
         assert ids_in(history, attempts.c.job_id) == ids_in(history, results.c.job_id) == ["0.a.new"]
         assert ids_in(history, batches.c.id) == ["new", "waiting"]
+
+    def test_when_forgotten_then_old_rows_of_the_audit_log_go(self, history: Engine) -> None:
+        ages = {f"old{number}": NOW - 6 * DAY_MS for number in range(SLICE_JOBS + 5)} | {"new": NOW - 4 * DAY_MS}
+        with history.begin() as connection:
+            given = [{"id": name, "at_ms": at_ms, "action": "cancel", "target": name} for name, at_ms in ages.items()]
+            connection.execute(audit_log.insert(), given)
+
+        forget_before(history, NOW - 5 * DAY_MS, pause=no_pause)
+
+        assert ids_in(history, audit_log.c.id) == ["new"]
 
     def test_when_there_are_more_than_a_bite_then_all_go(self, sqlite_history: Engine) -> None:
         write(sqlite_history, [event for n in range(SLICE_JOBS + 5) for event in ran(f"0.a.{n}", e.NOON_MS)])

@@ -11,7 +11,7 @@ from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.native.search import unknown_queue
 from sluice.producer.gateway.queues import QueueClients, Queues
-from sluice.producer.gateway.ui.audit import AuditLog
+from sluice.producer.gateway.ui.audit import AuditLog, Entry
 from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
 from sluice.producer.gateway.ui.read.deadset import DeadGroup, code_of, groups_of
 from sluice.producer.gateway.ui.visitors import Visitor
@@ -62,10 +62,8 @@ class DeadPage:
         ids = await self._selected(visitor, queue, ticked, code)
         if not ids:
             return after(PATH, "dead_none")
-        target = f"{len(ids)} jobs: {' '.join(ids)}" if code is None else f"{len(ids)} jobs with the error {code}"
-        async with self._audit.action(visitor.caller, action, target, queue.name) as entry:
-            num_changed = await _apply(queue, action, ids)
-            entry.outcome = f"{num_changed} of {len(ids)}"
+        async with self._audit.action(visitor.caller, action, ids, queue.name) as entry:
+            num_changed = await _apply(queue, action, ids, entry)
         word = "requeued" if action == "requeue" else "deleted"
         return after(PATH, f"dead_{word}" if num_changed == len(ids) else "dead_partly")
 
@@ -80,10 +78,14 @@ class DeadPage:
         return [view.id for view in dead if view.id in ticked]
 
 
-async def _apply(queue: QueueClients, action: str, ids: Sequence[JobId]) -> int:
+async def _apply(queue: QueueClients, action: str, ids: Sequence[JobId], entry: Entry) -> int:
     """Requeue or delete jobs, and return how many were."""
     total = 0
     for at in range(0, len(ids), SLICE_JOBS):
         some, producer = ids[at : at + SLICE_JOBS], queue.submitting
-        total += sum(await (producer.requeue(some) if action == "requeue" else producer.delete(some)))
+        changed = await (producer.requeue(some) if action == "requeue" else producer.delete(some))
+        # Of each, so that they are right if a later slice fails.
+        for job_id, is_changed in zip(some, changed, strict=True):
+            entry.outcomes[job_id] = "done" if is_changed else "refused"
+        total += sum(changed)
     return total

@@ -1,11 +1,13 @@
 """Sign in with an API key, and sign out."""
 
+import re
 from collections.abc import Iterator
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from sluice.producer.api_keys.key import ID_BYTES, split_key
 from sluice.producer.gateway.access import Caller
 from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.tables.threads import SQL
@@ -15,6 +17,7 @@ from sluice.producer.gateway.ui.sessions import LIFE_S, Sessions
 from sluice.producer.gateway.ui.visitors import COOKIE, Visitor, Visitors, check_origin
 
 HOME = "/ui/"
+KEY_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 MAX_KEY_CHARS = 500
 MAX_FORM_BYTES = 16 * 1024
 """Everybody may send this form, and it is decoded on the event loop."""
@@ -44,6 +47,7 @@ class SignIn:
         text, back = form.get("key", [""])[0].strip(), form.get("next", [""])[0]
         key = self._keyring.key_of(text) if 0 < len(text) <= MAX_KEY_CHARS else None
         if key is None:
+            await self._audit.refused_sign_in(request.client.host if request.client else "", _id_in(text))
             return render(request, "sign_in.html", status=401, back=back, is_wrong=True)
         async with self._audit.action(Caller(key), "sign_in", key.id):
             token = await SQL.run(self._sessions.begin, key.id)
@@ -62,3 +66,9 @@ class SignIn:
         response = RedirectResponse(SIGN_IN, 303)
         response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
         return response
+
+
+def _id_in(text: str) -> str | None:
+    """Return the part of a key that is no secret; None of a text that is none."""
+    key_id = split_key(text)[0]
+    return key_id if KEY_ID.fullmatch(key_id) else None

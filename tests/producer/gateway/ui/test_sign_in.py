@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import audit_log, page_sessions
-from tests.producer.gateway.gateway_process import line_of, new_key, revoke
+from tests.producer.gateway.gateway_process import gateway_process, line_of, new_key, revoke
 from tests.producer.gateway.ui.conftest import Site
 
 pytestmark = pytest.mark.slow
@@ -45,6 +45,18 @@ class TestGivenAVisitorWithoutASession:
 
         assert answer.status_code == 401
         assert "set-cookie" not in answer.headers
+
+    def test_when_the_key_is_wrong_then_the_audit_log_has_its_id_and_address_alone(self, site: Site) -> None:
+        key = new_key(site.database_url, "mistyped")
+        key_id = key.split("_")[1]
+
+        # Its own gateway: each writes down a few in a minute.
+        with gateway_process(site.server.url, database_url=site.database_url) as gateway, gateway.http() as http:
+            http.post(SIGN_IN, data={"key": f"{key}x"}, headers={"origin": str(http.base_url).rstrip("/")})
+
+        query = sa.select(audit_log.c.target, audit_log.c.tenant, audit_log.c.outcome)
+        assert rows(site.database_url, query.where(audit_log.c.key_id == key_id)) == [("127.0.0.1", None, "refused")]
+        assert key.split("_", 2)[2] not in str(rows(site.database_url, sa.select(*audit_log.columns)))
 
     def test_when_its_form_is_larger_than_a_key_needs_then_it_is_413(self, site: Site) -> None:
         assert site.browser().sign_in("x" * 100_000).status_code == 413
