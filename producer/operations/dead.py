@@ -47,7 +47,8 @@ def dead_jobs(queue: Queue, wanted: DeadFilter) -> Operation[list[JobView]]:
     """Return the selected dead jobs, oldest failure first. Changes nothing."""
     found: list[JobView] = []
     for survey, keys in zip((yield from inspect(queue)), queue.all_keys(), strict=True):
-        ids = yield from _dead_ids(keys)
+        # An id has its tenant: the jobs of others need not be read.
+        ids = [job_id for job_id in (yield from _dead_ids(keys)) if wanted.tenant in (None, split_job_id(job_id)[1])]
         views = yield from for_jobs(queue, ids, calls.status, slice_jobs=limits.MAX_JOBS_PER_CALL)
         # A job that was requeued in the meantime has no end.
         ended = [view for view in views if view is not None and view.ended_ms is not None]

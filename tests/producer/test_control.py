@@ -65,6 +65,18 @@ class TestGivenADeadSet:
         (view, *_) = producer.dead()
         assert (view.error, view.attempt, view.failures, view.requeues) == ("it broke", 1, 0, 0)
 
+    def test_when_those_of_a_tenant_are_listed_then_the_jobs_of_others_are_not_read(
+        self, queue: Queue, producer: Producer
+    ) -> None:
+        fail(queue, *[f"a{number}" for number in range(50)], tenant="one")
+        own = fail(queue, "b", tenant="two")
+        queue.client.config_resetstat()
+
+        found = [view.id for view in producer.dead(DeadFilter(tenant="two"))]
+
+        assert found == own
+        assert queue.client.info("commandstats")["cmdstat_hgetall"]["calls"] < 10
+
     def test_when_a_filter_is_requeued_then_those_jobs_alone_go_on_after_their_token(
         self, queue: Queue, producer: Producer
     ) -> None:

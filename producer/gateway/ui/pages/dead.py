@@ -1,12 +1,15 @@
 """The dead set: jobs that failed for good, in groups of the same error; requeue or delete them by selection."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sluice.producer.contract.calls import JobView
 from sluice.producer.contract.wire import JobId
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.native.search import unknown_queue
@@ -26,6 +29,26 @@ SAID.update(
     dead_partly=("bad", "Some of the selected jobs could not be changed: they were requeued or deleted before."),
     dead_none=("bad", "Select at least one job."),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What a form asks for: the jobs that were ticked, or all of a group as the page showed it."""
+
+    action: str
+    queue: str
+    ticked: frozenset[str]
+    code: str | None
+    """The error of the group; None: only what was ticked."""
+
+    until_ms: int
+    """When the newest job of the group had failed. Those that failed since then were not seen."""
+
+    def has(self, view: JobView) -> bool:
+        """Return whether a dead job is one of them."""
+        if self.code is None:
+            return view.id in self.ticked
+        return code_of(view) == self.code and (view.ended_ms or 0) <= self.until_ms
 
 
 class DeadPage:
@@ -48,34 +71,40 @@ class DeadPage:
         return render(request, "dead.html", groups=groups)
 
     async def _change(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        del request
-        action = form.get("do", [""])[0]
-        if action not in ("requeue", "delete"):
-            raise bad_request("choose requeue or delete")
+        chosen = _chosen(form)
         try:
-            queue = self._queues[form.get("queue", [""])[0]]
+            queue = self._queues[chosen.queue]
         except KeyError as error:
             raise unknown_queue() from error
-        ticked = form.get("job", [])
-        # Without scripts, "all" stays ticked beside jobs.
-        code = form.get("code", [""])[0] if form.get("all") and not ticked else None
-        ids = await self._selected(visitor, queue, ticked, code)
-        if not ids:
+        jobs = await self._selected(visitor, queue, chosen)
+        if not jobs:
             return after(PATH, "dead_none")
-        async with self._audit.action(visitor.caller, action, ids, queue.name) as entry:
-            num_changed = await _apply(queue, action, ids, entry)
-        word = "requeued" if action == "requeue" else "deleted"
+        if chosen.action == "delete" and "confirmed" not in form:
+            return render(request, "dead_confirm.html", chosen=chosen, groups=groups_of(queue.name, jobs), jobs=jobs)
+        ids = [view.id for view in jobs]
+        async with self._audit.action(visitor.caller, chosen.action, ids, queue.name) as entry:
+            num_changed = await _apply(queue, chosen.action, ids, entry)
+        word = "requeued" if chosen.action == "requeue" else "deleted"
         return after(PATH, f"dead_{word}" if num_changed == len(ids) else "dead_partly")
 
-    async def _selected(
-        self, visitor: Visitor, queue: QueueClients, given: Sequence[str], code: str | None
-    ) -> list[JobId]:
-        """Return the jobs that were ticked, or all of a group; only those in the dead set that the visitor may see."""
-        dead = await queue.submitting.dead(DeadFilter(tenant=visitor.tenant))
-        if code is not None:
-            return [view.id for view in dead if code_of(view) == code]
-        ticked = {*given}
-        return [view.id for view in dead if view.id in ticked]
+    async def _selected(self, visitor: Visitor, queue: QueueClients, chosen: Chosen) -> list[JobView]:
+        """Return the chosen jobs that are dead and that the visitor may see."""
+        return [view for view in await queue.submitting.dead(DeadFilter(tenant=visitor.tenant)) if chosen.has(view)]
+
+
+def _chosen(form: Form) -> Chosen:
+    action, until = form.get("do", [""])[0], form.get("until", [""])[0]
+    if action not in ("requeue", "delete"):
+        raise bad_request("choose requeue or delete")
+    ticked = form.get("job", [])
+    return Chosen(
+        action=action,
+        queue=form.get("queue", [""])[0],
+        ticked=frozenset(ticked),
+        # Without scripts, "all" stays ticked beside jobs.
+        code=form.get("code", [""])[0] if form.get("all") and not ticked else None,
+        until_ms=int(until) if re.fullmatch("[0-9]{1,15}", until) else 0,
+    )
 
 
 async def _apply(queue: QueueClients, action: str, ids: Sequence[JobId], entry: Entry) -> int:

@@ -26,6 +26,11 @@ class DeadGroup:
         return self.jobs[:LISTED]
 
     @property
+    def until_ms(self) -> int:
+        """When the newest of them failed: later ones are not among those that were seen."""
+        return self.jobs[0].ended_ms or 0
+
+    @property
     def example(self) -> str:
         """The message of the newest one."""
         return self.jobs[0].error or ""

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.producer import Producer
 from sluice.producer.operations.dead import DeadFilter
-from tests.producer.gateway.ui.conftest import IDLE, Site
+from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
 
 pytestmark = pytest.mark.slow
@@ -27,6 +27,12 @@ def dead(site: Site, tenant: str) -> set[str]:
         return {str(view.id) for view in producer.dead(DeadFilter(tenant=tenant))}
 
 
+def seen_until(browser: Browser) -> str:
+    """What the form of the only group says of the time at which it was read."""
+    [until_ms] = re.findall(r'name="until" value="(\d+)"', browser.get("/ui/dead").text)
+    return str(until_ms)
+
+
 class TestGivenDeadJobs:
     def test_when_the_page_is_opened_then_they_are_grouped_by_error(self, site: Site) -> None:
         failed(site, "grouped", 2)
@@ -39,7 +45,7 @@ class TestGivenDeadJobs:
     def test_when_some_are_deleted_then_the_others_stay(self, site: Site) -> None:
         jobs, browser = failed(site, "deleter", 3), site.visitor("deleter")
 
-        answer = browser.post("/ui/dead", do="delete", queue="default", job=jobs[:2])
+        answer = browser.post("/ui/dead", do="delete", queue="default", job=jobs[:2], confirmed="1")
 
         assert answer.headers["location"].endswith("said=dead_deleted")
         assert dead(site, "deleter") == {jobs[2]}
@@ -47,18 +53,54 @@ class TestGivenDeadJobs:
     def test_when_one_is_ticked_beside_all_then_only_that_one_is_deleted(self, site: Site) -> None:
         jobs, browser = failed(site, "ticker", 2), site.visitor("ticker")
 
-        browser.post("/ui/dead", do="delete", queue="default", code="prompt_too_long", all="1", job=jobs[:1])
+        fields = {"do": "delete", "queue": "default", "code": "prompt_too_long", "all": "1", "confirmed": "1"}
+        browser.post("/ui/dead", **fields, until=seen_until(browser), job=jobs[:1])
 
         assert dead(site, "ticker") == {jobs[1]}
 
     def test_when_all_of_a_group_are_requeued_then_they_run_again(self, site: Site) -> None:
         jobs, browser = failed(site, "requeuer", 2), site.visitor("requeuer")
 
-        answer = browser.post("/ui/dead", do="requeue", queue="default", code="prompt_too_long", all="1")
+        group = {"code": "prompt_too_long", "all": "1", "until": seen_until(browser)}
+        answer = browser.post("/ui/dead", do="requeue", queue="default", **group)
 
         assert answer.headers["location"].endswith("said=dead_requeued")
         with Producer(site.server.url) as producer:
             until(lambda: all(producer.status(one).requeues == 1 for one in jobs))
+
+    def test_when_all_are_deleted_then_the_number_is_confirmed_first(self, site: Site) -> None:
+        jobs, browser = failed(site, "confirmer", 2), site.visitor("confirmer")
+        fields = {"do": "delete", "queue": "default", "code": "prompt_too_long", "all": "1"}
+        fields["until"] = seen_until(browser)
+
+        asked = browser.post("/ui/dead", **fields)
+
+        assert asked.status_code == 200
+        assert "Delete 2 jobs?" in asked.text
+        assert "prompt_too_long" in asked.text
+        assert dead(site, "confirmer") == {*jobs}
+        hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', asked.text)
+        sent = {**dict(hidden), "do": "delete"}
+        browser.http.post("/ui/dead", data=sent, headers={"origin": site.url})
+        assert dead(site, "confirmer") == set()
+
+    @pytest.mark.parametrize("action", ["requeue", "delete"])
+    def test_when_another_dies_after_the_page_was_read_then_all_does_not_mean_it(self, site: Site, action: str) -> None:
+        tenant = f"later-{action}"
+        seen, browser = failed(site, tenant, 2), site.visitor(tenant)
+        until_ms = seen_until(browser)
+        [unseen] = failed(site, tenant, 1)
+
+        fields = {"code": "prompt_too_long", "all": "1", "until": until_ms, "confirmed": "1"}
+        browser.post("/ui/dead", do=action, queue="default", **fields)
+
+        with Producer(site.server.url) as producer:
+            assert producer.status(unseen).requeues == 0
+            until(lambda: unseen in dead(site, tenant))
+            if action == "requeue":
+                assert [producer.status(one).requeues for one in seen] == [1, 1]
+            else:
+                assert dead(site, tenant) == {unseen}
 
     def test_when_another_tenants_are_selected_then_nothing_happens(self, site: Site) -> None:
         jobs = failed(site, "victim", 1)
