@@ -340,7 +340,7 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     limits = ModelLimits(
         max_model_len=plan.max_model_len,
         vocab_size=config.vocab_size,
-        eos_token_ids=plan.folder.eos_token_ids,
+        eos_token_ids=plan.folder.eos_token_ids | options.end_token_ids,
         num_blocks=_num_blocks(decoder, plan),
         block_size=options.block_size,
     )

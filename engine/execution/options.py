@@ -14,6 +14,9 @@ class ModelOptions:
     path: Path
     """A folder with config.json and safetensors."""
 
+    end_token_ids: frozenset[int] = frozenset()
+    """Tokens that end an output besides those of the folder's configs: the tokenizer's, the chat template's."""
+
     device: str = "cpu"
     """"cpu", or "cuda:0"."""
 

@@ -22,6 +22,9 @@ from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config import Json, text_part
 from sluice.kernels.philox import NOISE_VERSION
 
+SEMANTICS_VERSION = 1
+"""Raised when the same folder would end outputs at other tokens, or sample by other defaults."""
+
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 """What the names of a text part's tensors have besides: `language_model.model.…` or `model.language_model.…`."""
@@ -103,12 +106,16 @@ class ModelFolder:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an output: the generation config's, else the config's."""
-        ids = self.generation_config.get("eos_token_id")
-        ids = self.config.get("eos_token_id") if ids is None else ids
+        """End tokens that `eos_source` names."""
+        ids = (self.config if self.eos_source == "config.json" else self.generation_config).get("eos_token_id")
         if isinstance(ids, int):
             return frozenset([ids])
         return frozenset(cast("list[int]", ids)) if isinstance(ids, list) else frozenset()
+
+    @property
+    def eos_source(self) -> str:
+        """The config that names end tokens: the generation config, else the model's."""
+        return "config.json" if self.generation_config.get("eos_token_id") is None else "generation_config.json"
 
     def dtype(self, wanted: str) -> torch.dtype:
         """Return the dtype to compute in: `wanted`, or for "auto" that of the weights.
@@ -142,7 +149,7 @@ class ModelFolder:
         kept = (" int8" if is_int8 else "") + (" fp8 cache" if has_fp8_cache else "")
         kept += f" kernels {kernels}" if kernels else ""
         kept += f" angles for {angles_for}" if angles_for is not None else ""
-        digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION}".encode())
+        digest = sha256(f"{dtype}{kept} noise {NOISE_VERSION} semantics {SEMANTICS_VERSION}".encode())
         for name in _HASHED_FILES:
             path = self.path / name
             digest.update(f"\0{name}\0".encode())

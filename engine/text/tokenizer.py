@@ -26,8 +26,8 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class TokenizerFacts:
     """Tokenizer settings of a folder besides the vocabulary."""
 
-    eos_token_ids: frozenset[int] = frozenset()
-    """Tokens that end an output: those of the generation config (else the config), and the tokenizer's own."""
+    eos_token_id: int | None = None
+    """The tokenizer's own end token."""
 
     special_tokens: Mapping[str, str]
     """bos_token, eos_token and so on, as named in chat templates."""
@@ -87,6 +87,12 @@ class Tokenizer:
         """Return the token with the id `token_id` as written in the vocabulary, if there is one."""
         return self._backend.id_to_token(token_id)
 
+    def added_token_at_start(self, text: str) -> int | None:
+        """Return the longest added token, such as `<|im_end|>`, that `text` begins with."""
+        added = self._backend.get_added_tokens_decoder()
+        found = [token_id for token_id, token in added.items() if text.startswith(token.content)]
+        return max(found, key=lambda token_id: len(added[token_id].content), default=None)
+
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a model folder.
@@ -102,7 +108,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     backend = _read_backend(path) if path.is_file() else _convert_backend(folder)
     config = _read_json(folder / "config.json")
     _check_vocabulary(backend, config, folder)
-    return Tokenizer(backend, _read_facts(folder, backend, config))
+    return Tokenizer(backend, _read_facts(folder, backend))
 
 
 def _read_backend(path: Path) -> Backend:
@@ -142,14 +148,11 @@ def _check_vocabulary(backend: Backend, config: Mapping[str, object], folder: Pa
         )
 
 
-def _read_facts(folder: Path, backend: Backend, config: Mapping[str, object]) -> TokenizerFacts:
-    settings = _read_json(folder / "tokenizer_config.json")
+def _read_facts(folder: Path, backend: Backend) -> TokenizerFacts:
+    settings = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
     special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-    own_eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
-    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
-    declared = config.get("eos_token_id") if declared is None else declared
     return TokenizerFacts(
-        eos_token_ids=frozenset(_ids(declared) + _ids(own_eos)),
+        eos_token_id=backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None,
         special_tokens=special_tokens,
         chat_template=_read_chat_template(folder, settings),
     )
@@ -186,12 +189,6 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = cast("dict[str, object]", value).get("content")
     return value if isinstance(value, str) else None
-
-
-def _ids(value: object) -> list[int]:
-    """Return token ids, which are written as one number or as a list."""
-    values = cast("list[object]", value) if isinstance(value, list) else [value]
-    return [token_id for token_id in values if isinstance(token_id, int)]
 
 
 class _Pieces:

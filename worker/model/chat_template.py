@@ -151,19 +151,8 @@ class ChatTemplate:
         Raises:
             JobRejected: the template refuses these messages or fails on them.
         """
-        now = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
-
-        def strftime_now(form: str) -> str:
-            _check_widths(form)
-            return now.strftime(form)
-
         try:
-            return self.template.render(
-                messages=[_as_dict(message) for message in messages],
-                add_generation_prompt=True,
-                strftime_now=strftime_now,
-                **self.special_tokens,
-            )
+            return self._rendered(messages, now_ms=now_ms, asks_for_answer=True)
         except TemplateRefusal as refusal:
             raise JobRejected(INVALID_REQUEST, f"the model's chat template refuses these messages: {refusal}") from None
         except _CANNOT_RENDER as error:
@@ -171,6 +160,32 @@ class ChatTemplate:
             raise JobRejected(
                 INVALID_REQUEST, f"the model's chat template cannot render these messages: {reason}"
             ) from error
+
+    def text_after_answer(self) -> str:
+        """Return what the template writes after an assistant's message at the end of a chat: its end token, if any.
+
+        Empty if it does not render such a chat.
+        """
+        answer = "answer-7f3a"
+        chat = (Message(role="user", content="question"), Message(role="assistant", content=answer))
+        try:
+            return self._rendered(chat, now_ms=0, asks_for_answer=False).rpartition(answer)[2].lstrip()
+        except (TemplateRefusal, *_CANNOT_RENDER):
+            return ""
+
+    def _rendered(self, messages: Sequence[Message], *, now_ms: int, asks_for_answer: bool) -> str:
+        now = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
+
+        def strftime_now(form: str) -> str:
+            _check_widths(form)
+            return now.strftime(form)
+
+        return self.template.render(
+            messages=[_as_dict(message) for message in messages],
+            add_generation_prompt=asks_for_answer,
+            strftime_now=strftime_now,
+            **self.special_tokens,
+        )
 
 
 def _as_dict(message: Message) -> dict[str, str]:

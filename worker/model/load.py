@@ -5,7 +5,7 @@ Preparing checks all but the weights. Imports torch only to load a real model, a
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,8 @@ class LoadedModel:
     executor: Executor
     encode: Encoder
     template: ChatTemplate | None
+    end_tokens: tuple[str, ...] = ()
+    """The tokens that end an output, each with its sources."""
 
     @property
     def max_job_tokens(self) -> int:
@@ -225,6 +227,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     # Imported here because torch takes seconds to import and the null model does not need it.
     from sluice.engine.execution.model_runner import load_planned, plan_load
     from sluice.engine.text.tokenizer import load_tokenizer
+    from sluice.worker.model.end_tokens import end_tokens_of
 
     check_device(config.model.device)
     tokenizer = load_tokenizer(folder)
@@ -232,12 +235,15 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     template = compile_template(facts.chat_template, facts.special_tokens) if facts.chat_template else None
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
+    ends = end_tokens_of(plan.folder, tokenizer, template)
+    plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
     name = (config.model.path if is_name(config.model.path) else None) or folder.name
 
     def load_weights() -> LoadedModel:
         executor = guarded(lambda: load_planned(plan))
         encode = bounded_encoder(tokenizer, executor.limits)
         loaded = _loaded_model(name, executor, tokenizer, config, encode, template)
+        loaded = replace(loaded, end_tokens=tuple(ends.described(tokenizer)))
         _warm_up(loaded)
         return loaded
 

@@ -128,6 +128,7 @@ def _load(site: Site, log: Log) -> LoadedModel:
         kv_tokens=limits.num_blocks * limits.block_size,
         max_num_seqs=config.step_limits.max_num_seqs,
         max_num_batched_tokens=config.step_limits.max_num_batched_tokens,
+        end_tokens="; ".join(served.end_tokens),
         **({} if config.model.device == "cpu" else {"kernels": chain.description()}),
     )
     return served

@@ -47,19 +47,11 @@ class TestGivenAModelFolder:
         assert tokenizer.decode(token_ids, skip_special_tokens=True) == "two words"
         assert tokenizer.decode(token_ids, skip_special_tokens=False) == "<|end|>two words"
 
-    def test_when_only_the_config_names_an_end_then_it_is_taken(self, folder: Path) -> None:
-        assert load_tokenizer(folder).facts.eos_token_ids == {1}
+    @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+    def test_when_it_names_its_own_end_then_its_id_is_known(self, folder: Path, name: str) -> None:
+        write(folder, name, {"eos_token": {"content": "<|begin|>"}})
 
-    def test_when_the_generation_config_names_ends_then_the_tokenizers_own_is_kept_too(self, folder: Path) -> None:
-        write(folder, "generation_config.json", {"eos_token_id": [3, 4]})
-        write(folder, "tokenizer_config.json", {"eos_token": {"content": "<|begin|>"}})
-
-        assert load_tokenizer(folder).facts.eos_token_ids == {0, 3, 4}
-
-    def test_when_the_end_has_the_id_zero_then_it_is_taken(self, folder: Path) -> None:
-        write(folder, "generation_config.json", {"eos_token_id": 0})
-
-        assert load_tokenizer(folder).facts.eos_token_ids == {0}
+        assert load_tokenizer(folder).facts.eos_token_id == 0
 
     def test_when_it_names_special_tokens_then_templates_can_use_them(self, folder: Path) -> None:
         write(folder, "tokenizer_config.json", {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}, "x": 1})
