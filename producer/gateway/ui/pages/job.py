@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sluice.producer.contract.wire import JobId
+from sluice.producer.contract.wire import JobId, Prompt
 from sluice.producer.errors import JobNotFound
 from sluice.producer.gateway.errors import CALLER, HttpError
 from sluice.producer.gateway.ownership import unknown_job
@@ -16,8 +16,12 @@ from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
 from sluice.producer.gateway.ui.live import Live
 from sluice.producer.gateway.ui.pages.jobstream import JobStream, job_parts
 from sluice.producer.gateway.ui.read.calls import as_curl, as_python
-from sluice.producer.gateway.ui.read.jobs import JobReader, prompt_text
+from sluice.producer.gateway.ui.read.jobs import JobFacts, JobReader, prompt_text
 from sluice.producer.gateway.ui.visitors import Visitor
+
+KINDS = ("sh", "py")
+MAX_SHOWN_CHARS = 20_000
+"""Of a prompt, and of a call: a page with all of a long one would be slow."""
 
 SAID.update(
     cancelled=("good", "The job is cancelled."),
@@ -38,6 +42,7 @@ class JobPage:
         """Yield the routes."""
         one = "/ui/jobs/{job_id}"
         yield self._frame.page(one, self._show)
+        yield self._frame.page(f"{one}/ask.{{kind}}", self._call)
         yield self._live.route(f"{one}/events", self._stream.events)
         yield self._frame.action(f"{one}/cancel", self._cancel, scope="control")
         yield self._frame.action(f"{one}/requeue", self._requeue, scope="control")
@@ -49,18 +54,25 @@ class JobPage:
         facts = await self._reader.find(self._id(request, visitor))
         choices = await self._reader.choices(facts) if facts.is_over else ()
         prompt = await self._reader.prompt(facts)
-        base_url = str(request.base_url).rstrip("/")
-        curl = as_curl(base_url, facts.queue, prompt, facts.options, has_keys=visitor.token is not None)
         return render(
             request,
             "job.html",
             facts=facts,
             choices=choices,
             prompt=None if prompt is None else prompt_text(prompt),
-            curl=curl,
-            python=as_python(facts.queue, prompt, facts.options),
+            calls={kind: _call_in(kind, request, visitor, facts, prompt) for kind in KINDS},
+            max_chars=MAX_SHOWN_CHARS,
             parts=job_parts(facts, visitor),
         )
+
+    async def _call(self, request: Request, visitor: Visitor) -> Response:
+        """Answer with a whole call, as a file."""
+        kind, facts = request.path_params["kind"], await self._reader.find(self._id(request, visitor))
+        if kind not in KINDS:
+            raise unknown_job()
+        text = _call_in(kind, request, visitor, facts, await self._reader.prompt(facts))
+        headers = {"content-disposition": f'attachment; filename="ask.{kind}"'}
+        return Response(text.encode(errors="replace"), headers=headers, media_type="text/plain; charset=utf-8")
 
     # ------------------------------------------------------------ changes
 
@@ -85,3 +97,11 @@ class JobPage:
                     409, CALLER, "only a failed job can be requeued, while the queue has its prompt", "state"
                 )
         return after(f"/ui/jobs/{job_id}", "requeued")
+
+
+def _call_in(kind: str, request: Request, visitor: Visitor, facts: JobFacts, prompt: Prompt | None) -> str:
+    """Return a job as a call that asks for it again."""
+    if kind == "py":
+        return as_python(facts.queue, prompt, facts.options)
+    base_url = str(request.base_url).rstrip("/")
+    return as_curl(base_url, facts.queue, prompt, facts.options, has_keys=visitor.token is not None)

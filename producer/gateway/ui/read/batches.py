@@ -99,14 +99,29 @@ def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None)
         return None if created_ms is None else _line(connection, (queue, batch_id), int(created_ms), row, tenant)
 
 
-def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[tuple[str, int, str]]:
-    """Return each kind of error with its number of jobs and a message."""
-    code = sa.func.coalesce(jobs.c.error_code, jobs.c.state)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorKind:
+    """Jobs of a batch that ended alike."""
+
+    name: str
+    jobs: int
+    example: str
+    column: str
+    """What the name is: of an error, or of a state if the jobs have no error. The list of jobs filters by it."""
+
+
+def errors_of(database: Database, queue: str, batch_id: str, tenant: str | None) -> list[ErrorKind]:
+    """Return each kind of error, the most frequent first."""
+    name, has_code = sa.func.coalesce(jobs.c.error_code, jobs.c.state), jobs.c.error_code.is_not(None)
     wanted = (*_of(queue, batch_id, tenant), jobs.c.state.in_(("failed", "expired", "cancelled")))
-    query = sa.select(code, sa.func.count(), sa.func.max(sa.func.coalesce(jobs.c.error, jobs.c.reason, "")))
+    example = sa.func.max(sa.func.coalesce(jobs.c.error, jobs.c.reason, ""))
+    query = sa.select(name, sa.func.count(), example, has_code).where(*wanted).group_by(name, has_code)
     with database.reading() as connection:
-        rows = connection.execute(query.where(*wanted).group_by(code).order_by(sa.func.count().desc()).limit(LISTED))
-        return [(str(name), int(number), str(message)) for name, number, message in rows]
+        rows = connection.execute(query.order_by(sa.func.count().desc()).limit(LISTED)).all()
+    return [
+        ErrorKind(name=str(name), jobs=int(number), example=str(text), column="error" if has_code else "state")
+        for name, number, text, has_code in rows
+    ]
 
 
 def _line(

@@ -11,12 +11,12 @@ UNKNOWN = "the prompt, which the queue no longer has"
 
 
 def as_curl(base_url: str, queue: str, prompt: Prompt | None, options: Mapping[str, Any], *, has_keys: bool) -> str:
-    """Return a command for a shell."""
+    """Return a command for a shell. The body is no argument: one may have at most 128 KiB."""
     body = json.dumps({**_asked(prompt), **_plain(options)}, indent=2)
     key = ' \\\n  -H "authorization: Bearer $SLUICE_API_KEY"' if has_keys else ""
     return (
         f"curl -s {shlex.quote(f'{base_url}/jobs?queue={queue}')}{key} \\\n"
-        f"  -H 'content-type: application/json' \\\n  -d {shlex.quote(body)}"
+        f"  -H 'content-type: application/json' --data-binary @- <<'BODY'\n{body}\nBODY\n"
     )
 
 

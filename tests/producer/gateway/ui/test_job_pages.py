@@ -1,6 +1,9 @@
 """The list of jobs and the page of one: what they show, to whom, and what their buttons do."""
 
+import json
+import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from html import unescape
@@ -12,6 +15,7 @@ import sqlalchemy as sa
 
 from sluice.producer import Producer
 from sluice.producer.contract.tables import audit_log
+from tests.producer.gateway.gateway_process import new_key
 from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_sign_in import rows
 
@@ -104,6 +108,34 @@ class TestGivenAWaitingJob:
         assert '"prompt": "hello"' in text
         assert "temperature=0.25," in text
         assert f"/jobs?queue={IDLE}" in text
+
+    @pytest.mark.parametrize("kind", ["sh", "py"])
+    def test_when_its_prompt_is_long_then_the_page_says_so_and_the_file_has_all(self, site: Site, kind: str) -> None:
+        prompt = "".join(f"<{number}> 'it''s'\n" for number in range(20_000))
+        with Producer(site.server.url, queue=IDLE) as producer:
+            job_id = producer.submit(prompt, tenant="acme").id
+        browser = site.visitor()
+
+        page, file = browser.get(f"/ui/jobs/{job_id}").text, browser.get(f"/ui/jobs/{job_id}/ask.{kind}")
+
+        assert f'data-copy="as-{kind}"' not in page
+        assert page.count("the file has all") == 2
+        assert file.headers["content-disposition"] == f'attachment; filename="ask.{kind}"'
+        assert (json.dumps(prompt) if kind == "sh" else ascii(prompt)) in file.text
+
+    def test_when_its_command_is_run_then_the_same_is_asked(self, site: Site) -> None:
+        with Producer(site.server.url, queue=IDLE) as producer:
+            job_id = producer.submit(f"{HOSTILE} $HOME `date` 'BODY'\nBODY\n" * 10_000, tenant="acme").id
+        script = site.visitor().get(f"/ui/jobs/{job_id}/ask.sh").text
+        key = new_key(site.database_url, "acme")
+        until(lambda: site.browser().sign_in(key).status_code == 303)
+
+        environ = {**os.environ, "SLUICE_API_KEY": key}
+        ran = subprocess.run(["bash", "-s"], input=script, env=environ, capture_output=True, text=True, check=True)
+
+        with Producer(site.server.url, queue=IDLE) as producer:
+            one, other = (producer.status(found).prompt_tokens for found in (job_id, json.loads(ran.stdout)["id"]))
+        assert one == other
 
     def test_when_it_is_forgotten_then_its_stream_ends(self, site: Site) -> None:
         browser, job_id = site.visitor(), submitted(site, queue=IDLE)

@@ -1,11 +1,14 @@
 """The dead set, batches, tenants with their costs, and questions from the page."""
 
 import re
+from html import unescape
 
 import pytest
 
 from sluice.producer import Producer
+from sluice.producer.contract import tables
 from sluice.producer.operations.dead import DeadFilter
+from tests.producer.gateway.gateway_process import write
 from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
 
@@ -128,6 +131,15 @@ class TestGivenABatch:
         assert "shared" in first.get("/ui/batches").text
         assert "shared" not in site.visitor("third").get("/ui/batches").text
         assert site.visitor("third").get("/ui/batches/default/shared").status_code == 404
+
+    def test_when_jobs_ended_without_an_error_then_its_link_lists_them(self, site: Site) -> None:
+        job_id, path, browser = "0.stopper.1", f"/ui/batches/{IDLE}/stopped", site.visitor("stopper")
+        row = {"id": job_id, "queue": IDLE, "partition": 0, "tenant": "stopper", "version": 3, "state": "cancelled"}
+        write(site.database_url, tables.jobs.insert().values(**row, batch="stopped", submitted_ms=1, finished_ms=2))
+
+        [link] = re.findall(r'<td class="nowrap"><a href="/ui/jobs([^"]+)">cancelled</a>', browser.get(path).text)
+
+        assert listed(browser, unescape(link)) == [job_id]
 
     def test_when_a_page_of_a_batch_is_unknown_then_it_is_404(self, site: Site) -> None:
         browser = site.visitor()

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from sluice.producer.contract.tables import HOUR_MS, batches, jobs
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.ui.read.batches import errors_of, newest_batches, one_batch
+from sluice.producer.gateway.ui.read.batches import ErrorKind, errors_of, newest_batches, one_batch
 from sluice.producer.gateway.ui.read.day import HOURS, DayUsage
 from sluice.producer.gateway.ui.read.joblist import Wanted, page_of_jobs
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue
@@ -70,7 +70,7 @@ class TestGivenJobsOfTwoTenants:
         figures = {name: (one.jobs, one.tokens, one.costs) for name, one in usage.items()}
         assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),))
         assert (batch.size, batch.ended, batch.share, batch.recent) == (2, 2, 1.0, 2)
-        assert errors_of(database, queue, "b", "a") == [("broken", 1, "no")]
+        assert errors_of(database, queue, "b", "a") == [ErrorKind(name="broken", jobs=1, example="no", column="error")]
         assert errors_of(database, queue, "b", "z") == []
         assert one_batch(database, queue, "b", "nobody") is None
         assert counts_of_tenant(database, "a", [queue]) == {"done": 1, "failed": 1}
