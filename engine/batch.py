@@ -1,27 +1,67 @@
-"""Contents of one step: frozen values passed from the scheduler to the executor and back. Knows no tensors."""
+"""Contents of one step: plain, frozen values passed from the scheduler to the executor and back. Knows no tensors.
 
+A running sequence has a row slot, from its admission until the last step that has it has landed. The executor keeps
+what a step needs of a sequence by slot: its tokens, its block table, its sampling options. A batch names the slots that
+it computes and brings what has changed in them (`Admission`, `TableWrite`).
+
+Such a write says what a slot contains, not what to add: repeating it changes nothing. So a step can be run again, whole
+or in parts, whatever became of the attempt before; and the scheduler repeats a write in each step until one with it has
+succeeded.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.engine.request import TokenLogprobs
+from sluice.engine.request import SamplingParams, TokenLogprobs
 from sluice.engine.sequence import Sequence
 
 
 # A named tuple instead of a frozen dataclass: one is made per sequence and step, in 0.25 instead of 1.07 us.
-class ScheduledSequence(NamedTuple):
-    """A sequence and the number of its tokens that this step computes.
+class ScheduledRow(NamedTuple):
+    """A running sequence and the number of its tokens that this step computes.
 
-    The step computes tokens `start` to `start + num_tokens` (exclusive). All of them are in `sequence.token_ids`,
-    except a token that the step in flight samples: then `start` equals the length of `token_ids` and `num_tokens` is 1.
+    The step computes tokens `start` to `start + num_tokens` (exclusive). The slot has all of them, except a token that
+    the step in flight samples: then `num_tokens` is 1, and only the device knows it.
     """
 
-    sequence: Sequence
+    slot: int
+    sequence_id: int
+    """The generation of the slot: ids are never reused, slots are."""
+
     start: int
     """Tokens computed, or scheduled in a step in flight, when this step was planned."""
 
     num_tokens: int
     samples: bool
     """Whether the step reaches the sequence's last known token and so samples a new one."""
+
+
+class Admission(NamedTuple):
+    """Contents of a slot that a sequence has got. They replace those of any other sequence."""
+
+    slot: int
+    sequence_id: int
+    request_id: str
+    choice: int
+    sampling: SamplingParams
+    cache_salt: str
+    """Under which its blocks are found; for checks."""
+
+    token_ids: tuple[int, ...]
+    """Prompt and output so far. The executor adds what it samples itself."""
+
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]
+
+
+class TableWrite(NamedTuple):
+    """Blocks of a running sequence: they are entries `first` and following of its block table."""
+
+    slot: int
+    sequence_id: int
+    first: int
+    block_ids: tuple[int, ...]
 
 
 class PaddingRow(NamedTuple):
@@ -44,45 +84,58 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one step, in scheduling order."""
+    """The rows of one step, in scheduling order."""
 
-    sequences: tuple[ScheduledSequence, ...]
+    rows: tuple[ScheduledRow, ...]
     num_joined: int = 0
-    """Number of sequences, at the end of `sequences`, that joined in this step."""
+    """Number of sequences, at the end of `rows`, that joined in this step."""
 
     padding: tuple[PaddingRow, ...] = ()
     """Padding of a padded discipline, or padding that fills up a recorded step (`graph_buckets.pad`).
     The executor computes it and discards the result.
     """
 
+    admissions: tuple[Admission, ...] = ()
+    """Made before `table_writes`, and both before anything is computed."""
+
+    table_writes: tuple[TableWrite, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     """Copies, independent of each other: no block is both a source and a destination."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the step has no sequences."""
-        return not self.sequences
+        """Whether the step has no rows."""
+        return not self.rows
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step over all sequences, without padding."""
-        return sum(scheduled.num_tokens for scheduled in self.sequences)
+        """Tokens computed in this step over all rows, without padding."""
+        return sum(row.num_tokens for row in self.rows)
 
     @property
     def num_padding_tokens(self) -> int:
         """Padding tokens computed in this step."""
         return sum(row.num_tokens for row in self.padding)
 
-    def part(self, sequences: tuple[ScheduledSequence, ...]) -> "Batch":
-        """Return a batch of only the given sequences and their copies.
+    def with_writes(self, admissions: tuple[Admission, ...], table_writes: tuple[TableWrite, ...]) -> "Batch":
+        """Return the batch with these writes."""
+        return Batch(self.rows, self.num_joined, self.padding, admissions, table_writes, self.copies)
+
+    def part(self, rows: tuple[ScheduledRow, ...]) -> "Batch":
+        """Return a batch of only the given rows, their writes and their copies.
 
         Padding is dropped, and so are the copies of other sequences, whose destination blocks may already have been
         written.
         """
-        if not self.copies:
-            return Batch(sequences)
-        ids = {scheduled.sequence.id for scheduled in sequences}
-        return Batch(sequences, copies=tuple(copy for copy in self.copies if copy.sequence_id in ids))
+        if not (self.admissions or self.table_writes or self.copies):
+            return Batch(rows)
+        ids = {row.sequence_id for row in rows}
+        return Batch(
+            rows,
+            admissions=tuple(one for one in self.admissions if one.sequence_id in ids),
+            table_writes=tuple(one for one in self.table_writes if one.sequence_id in ids),
+            copies=tuple(one for one in self.copies if one.sequence_id in ids),
+        )
 
 
 class Sampled(NamedTuple):
@@ -94,3 +147,31 @@ class Sampled(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     """Why this row failed (NaN or all-masked logits), in a sentence for the producer of the request."""
+
+
+def admission_of(sequence: Sequence) -> Admission:
+    """Return what the slot of `sequence` contains now."""
+    return Admission(
+        slot=sequence.slot,
+        sequence_id=sequence.id,
+        request_id=sequence.request_id,
+        choice=sequence.choice,
+        sampling=sequence.sampling,
+        cache_salt=sequence.cache_salt,
+        token_ids=tuple(sequence.token_ids),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        block_ids=tuple(sequence.block_table),
+    )
+
+
+def batch_of(parts: Iterable[tuple[Sequence, int, int, bool]]) -> Batch:
+    """Return a step outside any scheduler: sequences, each with `start`, `num_tokens` and `samples` of its row.
+
+    They are admitted with the step, to the slots from 0 on.
+    """
+    rows: list[ScheduledRow] = []
+    admissions: list[Admission] = []
+    for slot, (sequence, start, num_tokens, samples) in enumerate(parts):
+        rows.append(ScheduledRow(slot, sequence.id, start, num_tokens, samples))
+        admissions.append(admission_of(sequence)._replace(slot=slot))
+    return Batch(tuple(rows), admissions=tuple(admissions))

@@ -57,30 +57,25 @@ class Executor(Protocol):
     def lag(self) -> int:
         """Number of steps that may be launched ahead of the one being collected: 0 or 1.
 
-        At 1, a batch may contain sequences whose last token is sampled by the previous step
-        (`Sequence.num_drawn_tokens`); its id is read on the device from their row in that step.
+        At 1, a batch may contain sequences whose last token is sampled by the previous step; its id is read on the
+        device from their row in that step.
         """
         ...
 
     def launch(self, batch: Batch) -> Launched:
-        """Start computing every scheduled token, writing its keys and values through the sequence's block table.
+        """Start computing every scheduled token, writing its keys and values through its slot's block table.
 
-        Blocks are first copied as `batch.copies` says. The cache has one block more than `limits` reports; nothing
-        reads
-        it.
+        The writes of `batch` come first, then its copies. The cache has one block more than `limits` reports, which
+        nothing reads, and there is one slot more than sequences use, the last. The batch's padding is computed too, and
+        its results are discarded.
 
-        The batch's padding is computed too, and its results are discarded. The call reads everything it needs from the
-        sequences before it returns, and changes none. It may be repeated for the same batch after it, or its `collect`,
-        raised.
+        The call may be repeated for the same batch, or for a part of it, after it, or its `collect`, raised. The tokens
+        that a step samples are in their slots, and follow those that the step computed, once it is collected.
 
         Raises:
             Exception: any error of the device; the engine rolls the step back, retries it without the newest sequences
                 and fails only the sequence that causes the error.
         """
-        ...
-
-    def forget(self, sequence_ids: list[int]) -> None:
-        """Drop the state kept for ended sequences (penalty counts). A step in flight may still have rows of theirs."""
         ...
 
 

@@ -60,7 +60,6 @@ class LLMEngine:
         if problems := config.problems():
             raise ValueError("; ".join(problems))
         self._config = config
-        self._executor = executor
         self._limits = executor.limits
         self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries)
         self._scheduler = Scheduler(config, self._limits, clock)
@@ -134,7 +133,7 @@ class LLMEngine:
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled)
             deltas += self._outputs.read(part, sampled)
-        deltas += [self._outputs.of_sequence(sequence).end(finish) for sequence, finish in outcome.failed]
+        deltas += [self._outputs.of_sequence(sequence_id).end(finish) for sequence_id, finish in outcome.failed]
         # Before landing: a preempted sequence still holds its blocks then, and a failed row must remove them from the
         # prefix index.
         self._retire(self._outputs.finished())
@@ -269,7 +268,6 @@ class LLMEngine:
             # A failed row may have left wrong keys and values in its blocks: remove them from the prefix index.
             suspects=[output.sequence for output in outputs if output.has_failed],
         )
-        self._executor.forget([output.sequence.id for output in outputs])
 
     def _take_ended(self) -> list[TokenDelta]:
         ended, self._ended = self._ended, []

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
 
-from sluice.engine.batch import Batch, Sampled, ScheduledSequence
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
 from sluice.engine.request import TokenLogprobs
-from sluice.engine.sequence import Sequence
 from sluice.engine.text.detokenizer import ByteDetokenizer
 
 END_OF_SEQUENCE = 256
@@ -88,7 +87,8 @@ class NullModel:
     def __init__(self, config: NullModelConfig | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.config = config if config is not None else NullModelConfig()
         self._sleep = sleep
-        self._keys: dict[int, int] = {}
+        self._keys: dict[int, tuple[int, int | None]] = {}
+        """By slot: the key of its tokens, and how many log-probabilities are requested."""
 
     @property
     def limits(self) -> ModelLimits:
@@ -111,24 +111,17 @@ class NullModel:
         if self.config.step_s or self.config.token_s:
             num_tokens = batch.num_tokens + batch.num_padding_tokens
             self._sleep(self.config.step_s + self.config.token_s * num_tokens)
-        return Computed([self._draw(scheduled) for scheduled in batch.sequences if scheduled.samples])
+        for admission in batch.admissions:
+            self._keys[admission.slot] = _key(admission), admission.sampling.logprobs
+        return Computed([self._draw(row) for row in batch.rows if row.samples])
 
-    def forget(self, sequence_ids: list[int]) -> None:
-        """See `Executor.forget`."""
-        for sequence_id in sequence_ids:
-            self._keys.pop(sequence_id, None)
-
-    def _draw(self, scheduled: ScheduledSequence) -> Sampled:
-        sequence, start, num_tokens, _ = scheduled
-        key = self._keys.get(sequence.id)
-        if key is None:
-            key = self._keys[sequence.id] = _key(sequence)
-        bits = (key ^ (start + num_tokens)) * _MULTIPLIER & _MASK
+    def _draw(self, row: ScheduledRow) -> Sampled:
+        key, num_asked = self._keys[row.slot]
+        bits = (key ^ (row.start + row.num_tokens)) * _MULTIPLIER & _MASK
         bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK
         mean = self.config.mean_output_tokens
-        row = _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
-        num_asked = sequence.sampling.logprobs
-        return row if num_asked is None else self._with_logprobs(row, num_asked)
+        sampled = _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]
+        return sampled if num_asked is None else self._with_logprobs(sampled, num_asked)
 
     def _with_logprobs(self, row: Sampled, num_asked: int) -> Sampled:
         """Add log-probabilities: those of letters are given that the sequence does not end."""
@@ -139,8 +132,8 @@ class NullModel:
         return row._replace(logprobs=(TokenLogprobs(chosen=chosen, top=_LIKELIEST[:num_asked]),))
 
 
-def _key(sequence: Sequence) -> int:
-    """Hash everything that the tokens of `sequence` depend on except their position."""
-    prompt = array("I", sequence.token_ids[: sequence.num_prompt_tokens]).tobytes()
-    salt = sequence.sampling.seed.to_bytes(8, "little") + sequence.choice.to_bytes(4, "little")
+def _key(admission: Admission) -> int:
+    """Hash everything that the tokens of a sequence depend on except their position."""
+    prompt = array("I", admission.token_ids[: admission.num_prompt_tokens]).tobytes()
+    salt = admission.sampling.seed.to_bytes(8, "little") + admission.choice.to_bytes(4, "little")
     return int.from_bytes(blake2b(prompt, digest_size=8, key=salt).digest(), "little")

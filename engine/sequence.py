@@ -54,6 +54,12 @@ class Sequence:
     ids.
     """
 
+    slot: int = -1
+    """Its row slot while it has blocks, else -1 (`sluice.engine.scheduling.row_slots`)."""
+
+    num_sent_blocks: int = 0
+    """Leading blocks of `block_table` that the executor is known to have. 0: it does not have the sequence."""
+
     block_table: list[int] = field(default_factory=list[int])
     num_slots: int = 0
     """Token slots of the blocks in `block_table`."""

@@ -116,12 +116,11 @@ class RecordingRunner:
         self.steps: list[tuple[int, int]] = []
         self.limits = runner.limits
         self.fingerprint = runner.fingerprint
-        self.forget = runner.forget
         self.lag = runner.lag
 
     def launch(self, batch: Batch) -> Launched:
         """Start the step, and record it."""
-        self.steps.append((batch.num_tokens, sum(scheduled.samples for scheduled in batch.sequences)))
+        self.steps.append((batch.num_tokens, sum(row.samples for row in batch.rows)))
         return self.runner.launch(batch)
 
 
@@ -244,7 +243,7 @@ def measure_peers(folder: Path, jobs: list[Job]) -> None:
 FIRST_TOKEN = """
 import time; begin = time.perf_counter()
 from pathlib import Path
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import batch_of
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
@@ -252,7 +251,7 @@ runner = load_model_runner(ModelOptions(path=Path({folder!r}), num_blocks=1024))
 loaded = time.perf_counter()
 sequence = Sequence(id=0, request_id="r", choice=0, sampling=SamplingParams(temperature=0), token_ids=[5] * 64,
                     num_prompt_tokens=64, block_table=[1, 2, 3, 4])
-runner.launch(Batch((ScheduledSequence(sequence, 0, 64, True),))).collect()
+runner.launch(batch_of([(sequence, 0, 64, True)])).collect()
 print(f"{{loaded - begin:.2f}} s to load, {{time.perf_counter() - begin:.2f}} s to the first token of 64")
 """
 

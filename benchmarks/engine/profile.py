@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 
@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.engine.bare import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, batch_of
 from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.models.inputs import BatchTensors
@@ -77,14 +77,15 @@ class Case:
             for i in range(self.num_sequences)
         ]
         start = self.context - self.num_new
-        return Batch(tuple(ScheduledSequence(sequence, start, self.num_new, samples=True) for sequence in sequences))
+        return batch_of((sequence, start, self.num_new, True) for sequence in sequences)
 
 
 def compute_contexts(runner: ModelRunner, batch: Batch) -> None:
     """Write the keys and values that `batch` reads: unwritten memory is one shared page of zeros."""
-    for scheduled in batch.sequences:
-        if scheduled.start:
-            runner.launch(Batch((ScheduledSequence(scheduled.sequence, 0, scheduled.start, samples=False),))).collect()
+    for row in batch.rows:
+        if row.start:
+            context = row._replace(start=0, num_tokens=row.start, samples=False)
+            runner.launch(replace(batch, rows=(context,))).collect()
 
 
 def median_s(call: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import batch_of
 from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
@@ -54,7 +54,7 @@ def answer_logits(runner: ModelRunner, token_ids: list[int], num_asked: int) -> 
         num_prompt_tokens=len(token_ids),
         block_table=list(range(-(-len(token_ids) // BLOCK_SIZE))),
     )
-    tensors = runner.lay_out(Batch((ScheduledSequence(sequence, 0, len(token_ids), samples=True),)))
+    tensors = runner.lay_out(batch_of([(sequence, 0, len(token_ids), True)]))
     wanted = torch.arange(num_asked - 1, len(token_ids) - 1)
     return runner.forward(replace(tensors, logit_rows=wanted)).float().clone()
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from benchmarks.gpu.checks.block_copies import on_device
 from benchmarks.gpu.report import Line
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import batch_of
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.slots import Slots
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder
@@ -297,9 +298,10 @@ def logits_of_prompts(
     caches = make_caches(
         decoder.config, num_blocks=blocks_each * len(prompts), block_size=block_size, dtype=cache_dtype, device=device
     )
+    slots = Slots(num_slots=len(prompts), max_blocks_per_seq=blocks_each)
     layout = BatchLayout(
+        slots,
         max_num_seqs=len(prompts),
-        max_blocks_per_seq=blocks_each,
         num_blocks=blocks_each * len(prompts),
         block_size=block_size,
         device=device,
@@ -308,16 +310,13 @@ def logits_of_prompts(
     sequences = [_sequence(i, prompt, blocks[i]) for i, prompt in enumerate(prompts)]
     parts: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, longest, chunk):
-        scheduled = tuple(
-            ScheduledSequence(s, start, min(chunk, s.num_tokens - start), samples=True)
-            for s in sequences
-            if start < s.num_tokens
-        )
-        tensors = layout.lay_out(Batch(scheduled))
+        batch = batch_of((s, start, min(chunk, s.num_tokens - start), True) for s in sequences if start < s.num_tokens)
+        slots.write(batch)
+        tensors = layout.lay_out(batch)
         every_row = torch.arange(tensors.input_ids.shape[0], device=device)
         rows = decoder.forward(replace(tensors, logit_rows=every_row), caches)
-        for item, logits in zip(scheduled, rows.split([item.num_tokens for item in scheduled]), strict=True):
-            parts[item.sequence.id].append(logits)
+        for row, logits in zip(batch.rows, rows.split([row.num_tokens for row in batch.rows]), strict=True):
+            parts[row.sequence_id].append(logits)
     return [torch.cat(chunks) for chunks in parts]
 
 

@@ -28,9 +28,8 @@ def _install() -> None:
     launch, send = NullModel.launch, trips.run_many
 
     def noting_launch(self: NullModel, batch: Batch) -> Computed:
-        for scheduled in batch.sequences:
-            if scheduled.start == 0:
-                ledger.record(name_of(scheduled.sequence.request_id.partition("#")[0]))
+        for admission in batch.admissions:
+            ledger.record(name_of(admission.request_id.partition("#")[0]))
         return launch(self, batch)
 
     def noting_send(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - handed through

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.trace.marks import Event, Marks, Place, events_of
-from sluice.engine.execution import model_runner
-from sluice.engine.execution.sampler import Sampler
+from sluice.engine.execution import launched, model_runner
+from sluice.engine.execution.sampling.sampler import Sampler
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.scheduling import scheduler
 from sluice.engine.text.output import Outputs
@@ -19,11 +19,11 @@ from sluice.engine.text.output import Outputs
 ENGINE_PLACES = (
     Place(LLMEngine, "step", "step"),
     Place(scheduler.Scheduler, "schedule", "plan"),
-    Place(model_runner.ModelRunner, "lay_out", "lay out"),
+    Place(model_runner.ModelRunner, "_lay_out", "lay out"),
     Place(model_runner.GraphedDecoder, "forward", "forward"),
     Place(model_runner.ModelRunner, "forward", "forward"),
     Place(Sampler, "sample", "sample"),
-    Place(model_runner.GuardedLaunch, "collect", "wait"),
+    Place(launched.LaunchedStep, "collect", "wait"),
     Place(scheduler.Scheduler, "commit", "commit"),
     Place(Outputs, "read", "text"),
 )

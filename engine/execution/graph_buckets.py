@@ -50,11 +50,11 @@ class Buckets:
         """Return the smallest bucket that holds `batch`; None if there is none or the batch is already padded."""
         if batch.is_empty or batch.padding:
             return None
-        longest = max(scheduled.start + scheduled.num_tokens for scheduled in batch.sequences)
+        longest = max(row.start + row.num_tokens for row in batch.rows)
         context = _next(self._contexts, longest)
         if context is None:
             return None
-        if batch.num_tokens == len(batch.sequences):
+        if batch.num_tokens == len(batch.rows):
             size = _next(self._decodes, batch.num_tokens)
             return None if size is None else Bucket(size, size, 1, context)
         size = _next(self._mixed, batch.num_tokens)
@@ -62,7 +62,7 @@ class Buckets:
             return None
         # One row more than sequences holds the padding tokens; there are never more rows than tokens to give logits of.
         num_rows = min(self._max_num_seqs + 1, size)
-        if size - batch.num_tokens > (num_rows - len(batch.sequences)) * self._contexts[-1]:
+        if size - batch.num_tokens > (num_rows - len(batch.rows)) * self._contexts[-1]:
             return None
         # A row of padding attends only to itself: its tokens are its context.
         longest = max(longest, min(size - batch.num_tokens, self._contexts[-1]))
@@ -77,7 +77,7 @@ class Buckets:
 
 def pad(batch: Batch, bucket: Bucket) -> Batch:
     """Pad `batch` to the sizes of `bucket`, which holds it."""
-    num_rows = bucket.num_rows - len(batch.sequences)
+    num_rows = bucket.num_rows - len(batch.rows)
     num_tokens = bucket.num_tokens - batch.num_tokens
     if bucket.max_query_len == 1:
         rows = [PaddingRow(1, 1)] * num_rows

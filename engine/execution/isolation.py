@@ -19,17 +19,16 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sluice.engine.batch import Batch, Sampled, ScheduledSequence
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken, OutOfMemory
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.request import FailureKind, Finish, FinishReason, SamplingParams
-from sluice.engine.sequence import Sequence
 
 MAX_SHORTAGES = 20
 """Consecutive steps that lack memory, each half as large as the one before, after which their size is not the cause."""
 
-_PROBE_ID = -1
-"""The id of the probe sequence."""
+_PROBE_SLOT = -1
+"""The last slot, which no sequence uses."""
 
 
 class NotLaunched(NamedTuple):
@@ -56,8 +55,8 @@ class StepOutcome:
     done: list[tuple[Batch, list[Sampled]]] = field(default_factory=list[tuple[Batch, list[Sampled]]])
     """Parts that succeeded, with a row for each sequence that samples; one part if nothing failed."""
 
-    failed: list[tuple[Sequence, Finish]] = field(default_factory=list[tuple[Sequence, Finish]])
-    """Sequences that cause the failure, each with its end."""
+    failed: list[tuple[int, Finish]] = field(default_factory=list[tuple[int, Finish]])
+    """Ids of the sequences that cause the failure, each with its end."""
 
     has_failed: bool = False
     """Whether the step as launched failed, or nothing in it succeeded, regardless of later retries."""
@@ -158,9 +157,8 @@ class IsolatingExecutor:
 
     def _divide(self, batch: Batch, error: Exception, outcome: StepOutcome) -> None:
         """Find the failing sequences of a failed `batch`."""
-        if len(batch.sequences) == 1:
-            sequence = batch.sequences[0].sequence
-            outcome.failed.append((sequence, _failure(error)))
+        if len(batch.rows) == 1:
+            outcome.failed.append((batch.rows[0].sequence_id, _failure(error)))
             return
         for part in _parts(batch):
             problem = self._take(self.launch(part), outcome)
@@ -169,48 +167,50 @@ class IsolatingExecutor:
 
     def _check_device(self) -> None:
         """Check that the device can compute a sequence of one token, in the block that no sequence uses."""
-        probe = Sequence(
-            id=_PROBE_ID,
+        probe = Admission(
+            slot=_PROBE_SLOT,
+            sequence_id=-1,
             request_id="",
             choice=0,
             sampling=SamplingParams(temperature=0, max_tokens=1),
-            token_ids=[0],
+            cache_salt="",
+            token_ids=(0,),
             num_prompt_tokens=1,
-            block_table=[self._executor.limits.num_blocks],
+            block_ids=(self._executor.limits.num_blocks,),
         )
+        row = ScheduledRow(_PROBE_SLOT, probe.sequence_id, start=0, num_tokens=1, samples=True)
         outcome = StepOutcome()
-        error = self._take(self.launch(Batch((ScheduledSequence(probe, 0, 1, True),))), outcome)
+        error = self._take(self.launch(Batch((row,), admissions=(probe,))), outcome)
         if error is not None or not outcome.went_well:
             raise EngineBroken(f"the device can no longer compute: {self.last_failure or 'its logits are not finite'}")
-        self._executor.forget([_PROBE_ID])
 
 
 def _parts(batch: Batch) -> tuple[Batch, Batch]:
     """Split into sequences that ran before and those that have just joined; in halves if all are of one kind."""
-    sequences = batch.sequences
-    middle = len(sequences) - batch.num_joined
-    if middle in (0, len(sequences)):
-        middle = len(sequences) // 2
-    return batch.part(sequences[:middle]), batch.part(sequences[middle:])
+    rows = batch.rows
+    middle = len(rows) - batch.num_joined
+    if middle in (0, len(rows)):
+        middle = len(rows) // 2
+    return batch.part(rows[:middle]), batch.part(rows[middle:])
 
 
 def _without(batch: Batch, unwanted: Set[int]) -> Batch:
     """Return `batch` without the `unwanted` sequences."""
-    kept = tuple(scheduled for scheduled in batch.sequences if scheduled.sequence.id not in unwanted)
-    joined = batch.sequences[len(batch.sequences) - batch.num_joined :]
-    num_joined = sum(scheduled.sequence.id not in unwanted for scheduled in joined)
+    kept = tuple(row for row in batch.rows if row.sequence_id not in unwanted)
+    joined = batch.rows[len(batch.rows) - batch.num_joined :]
+    num_joined = sum(row.sequence_id not in unwanted for row in joined)
     return replace(batch.part(kept), num_joined=num_joined, padding=batch.padding)
 
 
 def _rows_without(batch: Batch, sampled: list[Sampled], unwanted: Set[int]) -> tuple[Batch, list[Sampled]]:
     """Return `batch` and its rows without the `unwanted` sequences."""
-    drawing = [scheduled for scheduled in batch.sequences if scheduled.samples]
+    drawing = [row for row in batch.rows if row.samples]
     pairs = zip(drawing, sampled, strict=True)
-    return _without(batch, unwanted), [row for scheduled, row in pairs if scheduled.sequence.id not in unwanted]
+    return _without(batch, unwanted), [result for row, result in pairs if row.sequence_id not in unwanted]
 
 
 def _check_rows(batch: Batch, sampled: list[Sampled]) -> None:
-    num_expected = sum(scheduled.samples for scheduled in batch.sequences)
+    num_expected = sum(row.samples for row in batch.rows)
     if len(sampled) != num_expected:
         raise RuntimeError(f"the executor returned {len(sampled)} rows, not {num_expected}")
 

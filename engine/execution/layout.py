@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
@@ -50,14 +51,17 @@ class BatchLayout:
     """The layout of steps. It keeps the block tables of the last step, since most rows stay the same."""
 
     def __init__(
-        self, *, max_num_seqs: int, max_blocks_per_seq: int, num_blocks: int, block_size: int, device: torch.device
+        self, slots: Slots, *, max_num_seqs: int, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
+        self._slots = slots
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._device = device
         self._staging = Staging(device)
-        self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
-        self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._tables = np.zeros((max_num_seqs, slots.tables.shape[1]), dtype=np.int32)
+        self._rows: list[tuple[Slot | None, int]] = [(None, 0)] * max_num_seqs
+        """Of each row of `_tables`: whose blocks, and how many."""
+
         self._padding_tables = self._tables[:0]
         """Tables for the largest number of padding rows so far; None until padding is first needed."""
 
@@ -76,18 +80,19 @@ class BatchLayout:
         Raises:
             KeyError: a token is known neither to the host nor to the previous step.
         """
-        scheduled, padding = batch.sequences, batch.padding
-        if not (padding or drawn_rows) and self._device.type == "cpu" and _are_decodes(scheduled):
-            return self._lay_out_decodes(scheduled)
-        token_ids = _token_ids(scheduled, drawn_rows or {}) + [PADDING] * batch.num_padding_tokens
-        starts = [item.start for item in scheduled] + [row.context_len - row.num_tokens for row in padding]
-        sizes = [item.num_tokens for item in scheduled] + [row.num_tokens for row in padding]
+        rows, padding = batch.rows, batch.padding
+        slots = [self._slots[row] for row in rows]
+        if not (padding or drawn_rows) and self._device.type == "cpu" and _are_decodes(rows, slots):
+            return self._lay_out_decodes(rows, slots)
+        token_ids = _token_ids(rows, slots, drawn_rows or {}) + [PADDING] * batch.num_padding_tokens
+        starts = [row.start for row in rows] + [row.context_len - row.num_tokens for row in padding]
+        sizes = [row.num_tokens for row in rows] + [row.num_tokens for row in padding]
         # A rectangle of decodes computes the logits of its finished rows as well.
-        samples = [item.samples for item in scheduled] + [row.num_tokens == 1 for row in padding]
+        samples = [row.samples for row in rows] + [row.num_tokens == 1 for row in padding]
         lengths = np.array(sizes, dtype=np.int32)
         ends = lengths.cumsum(dtype=np.int32)
         context_lens = np.array(starts, dtype=np.int32) + lengths
-        tables = self._block_tables([item.sequence.block_table for item in scheduled])
+        tables = self._block_tables(rows, slots)
         if padding:
             tables = np.concatenate((tables, self._tables_of_padding(len(padding))))
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
@@ -110,22 +115,22 @@ class BatchLayout:
             max_context_len=max_context_len,
         )
 
-    def _lay_out_decodes(self, scheduled: tuple[ScheduledSequence, ...]) -> BatchTensors:
+    def _lay_out_decodes(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> BatchTensors:
         """Lay out decodes whose tokens the host knows, in preallocated memory and in plain Python.
 
         A dozen operations over arrays of a few numbers take a tenth of such a step, because the weights evict numpy's
         and torch's code from the processor's caches.
         """
         size = self._block_size
-        tables = self._block_tables([sequence.block_table for sequence, _, _, _ in scheduled])
-        if len(self._decodes.slots) != len(scheduled):
+        tables = self._block_tables(rows, slots)
+        if len(self._decodes.slots) != len(rows):
             self._decodes = _Decodes(tables)
-        starts = [start for _, start, _, _ in scheduled]
-        self._decodes.input_ids[:] = [sequence.token_ids[start] for sequence, start, _, _ in scheduled]
+        starts = [row.start for row in rows]
+        self._decodes.input_ids[:] = [slot.token_ids[start] for slot, start in zip(slots, starts, strict=True)]
         self._decodes.positions[:] = starts
         self._decodes.context_lens[:] = [start + 1 for start in starts]
         self._decodes.slots[:] = [
-            sequence.block_table[start // size] * size + start % size for sequence, start, _, _ in scheduled
+            tables.item(row, start // size) * size + start % size for row, start in enumerate(starts)
         ]
         return self._decodes.tensors(max(starts) + 1)
 
@@ -144,13 +149,16 @@ class BatchLayout:
         )
         return plan, logit_rows
 
-    def _block_tables(self, tables: list[list[int]]) -> NDArray[np.int32]:
-        """Return the tables as rows `[S, max_blocks]`; a row is written only if it changed."""
-        for row, table in enumerate(tables):
-            if self._rows[row] != table:
-                self._tables[row, : len(table)] = table
-                self._rows[row] = table.copy()
-        return self._tables[: len(tables)]
+    def _block_tables(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> NDArray[np.int32]:
+        """Return the tables of the rows `[S, max_blocks]`; one is copied only if it grew or is another's."""
+        for number, slot in enumerate(slots):
+            known, num_known = self._rows[number]
+            num_blocks = slot.num_blocks
+            if known is not slot or num_known != num_blocks:
+                first = num_known if known is slot else 0
+                self._tables[number, first:num_blocks] = self._slots.tables[rows[number].slot, first:num_blocks]
+                self._rows[number] = slot, num_blocks
+        return self._tables[: len(slots)]
 
     def _tables_of_padding(self, num_rows: int) -> NDArray[np.int32]:
         """Block tables of rows that read the cache's blocks in sequence, as far apart as those of real rows."""
@@ -163,20 +171,20 @@ class BatchLayout:
         return self._padding_tables[:num_rows]
 
 
-def _are_decodes(scheduled: tuple[ScheduledSequence, ...]) -> bool:
-    """Whether each of some sequences has one token, known to the host, and samples the next."""
-    return bool(scheduled) and all(
-        num_tokens == 1 and samples and start < len(sequence.token_ids)
-        for sequence, start, num_tokens, samples in scheduled
+def _are_decodes(rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> bool:
+    """Whether each of some rows has one token, known to the host, and samples the next."""
+    return bool(rows) and all(
+        num_tokens == 1 and samples and start < len(slot.token_ids)
+        for (_, _, start, num_tokens, samples), slot in zip(rows, slots, strict=True)
     )
 
 
-def _token_ids(scheduled: tuple[ScheduledSequence, ...], drawn_rows: Mapping[int, int]) -> list[int]:
+def _token_ids(rows: tuple[ScheduledRow, ...], slots: list[Slot], drawn_rows: Mapping[int, int]) -> list[int]:
     """Return the ids of all tokens; where only the previous step knows one, its row there as `StepPlan` defines."""
     token_ids: list[int] = []
-    for sequence, start, num_tokens, _ in scheduled:
-        if start == len(sequence.token_ids):
-            token_ids.append(-1 - drawn_rows[sequence.id])
+    for (_, sequence_id, start, num_tokens, _), slot in zip(rows, slots, strict=True):
+        if start == len(slot.token_ids):
+            token_ids.append(-1 - drawn_rows[sequence_id])
         else:
-            token_ids += sequence.token_ids[start : start + num_tokens]
+            token_ids += slot.token_ids[start : start + num_tokens]
     return token_ids

@@ -3,21 +3,22 @@
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
 from sluice.engine.execution.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.graph_buckets import MIXED_TOKENS, Bucket, Buckets, nothing, pad
 from sluice.engine.execution.kv_cache import block_bytes, blocks_that_fit, check_one_sequence_fits, make_caches
+from sluice.engine.execution.launched import LaunchedStep, Undrawn
 from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.execution.memory import free_memory_bytes, give_memory_back, peak_bytes
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.sampler import Sampler
+from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler
+from sluice.engine.execution.slots import Slots
 from sluice.engine.execution.start.kernel_trial import (
     kernels_tried,
     num_processes,
@@ -40,30 +41,6 @@ from sluice.kernels.paged_attention import FP8
 _FP8_CAPABILITY = (8, 9)
 
 
-class GuardedLaunch(NamedTuple):
-    """A launched step that translates late errors: most device errors surface when results are collected."""
-
-    launched: Launched
-
-    def collect(self) -> list[Sampled]:
-        """See `Launched.collect`."""
-        return guarded(self.launched.collect)
-
-
-class Undrawn(NamedTuple):
-    """A step that samples nothing.
-
-    Collecting it still waits for the device, so that the host cannot run ahead without limit.
-    """
-
-    pending_copy: PendingCopy
-
-    def collect(self) -> list[Sampled]:
-        """See `Launched.collect`."""
-        self.pending_copy.wait()
-        return []
-
-
 class ModelRunner:
     """A model on a device as the engine's executor. One thread at a time."""
 
@@ -81,14 +58,16 @@ class ModelRunner:
         )
         self._runs = block_runs(self._caches)
         self._max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
+        self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
+        # A slot of a step in flight is not used again before the step has landed.
+        self._slots = Slots(options.max_num_seqs * (1 + self._lag), self._max_blocks_per_seq)
         self._layout = BatchLayout(
+            self._slots,
             max_num_seqs=options.max_num_seqs,
-            max_blocks_per_seq=self._max_blocks_per_seq,
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             device=weights.device,
         )
-        self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
         self._drawn_rows: dict[int, int] = {}
         """For the step launched last: the row of each sequence, by its id, in `_drawn_ids`."""
 
@@ -135,7 +114,7 @@ class ModelRunner:
             EngineBroken: the device is lost.
         """
         try:
-            return GuardedLaunch(guarded(lambda: self._launch(batch)))
+            return guarded(lambda: self._launch(batch))
         except OutOfMemory:
             # Releasing torch's cached pieces may yield a contiguous one.
             give_memory_back(self._device)
@@ -143,22 +122,30 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Launched:
+        self._slots.write(batch)
         if batch.copies:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
-        sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
-        rows = self._sampler.prepare(sampling) if sampling else None
+        sampling = [row for row in batch.rows if row.samples]
+        prepared = self._prepared(sampling) if sampling else None
         logits, tokens = self._computed(batch)
-        drawn_rows = {scheduled.sequence.id: row for row, scheduled in enumerate(sampling)} if self._lag else {}
-        if rows is None:
+        drawn_rows = {row.sequence_id: number for number, row in enumerate(sampling)} if self._lag else {}
+        if prepared is None:
             self._drawn_rows = drawn_rows
-            return Undrawn(PendingCopy((), self._device))
+            return LaunchedStep(Undrawn(PendingCopy((), self._device)), sampling, self._slots)
         # The rows of padding follow theirs.
         count = len(sampling)
-        drawn = self._sampler.sample(logits[:count], rows, drawn=tokens[:count] if tokens is not None else None)
+        drawn = self._sampler.sample(logits[:count], prepared, drawn=tokens[:count] if tokens is not None else None)
         # Set both together, and only for a launched step: rows of one step do not index the ids of another.
         self._drawn_rows, self._drawn_ids = drawn_rows, drawn.token_ids
-        return drawn
+        return LaunchedStep(drawn, sampling, self._slots)
+
+    def _prepared(self, sampling: list[ScheduledRow]) -> PreparedRows:
+        slots = [self._slots[row] for row in sampling]
+        positions = [
+            row.start + row.num_tokens - slot.num_prompt_tokens for row, slot in zip(sampling, slots, strict=True)
+        ]
+        return self._sampler.prepare(slots, positions)
 
     def _computed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the logits `[R, V]` of the rows of `batch` that sample, then of padding.
@@ -167,15 +154,15 @@ class ModelRunner:
         """
         bucket = self._buckets.of(batch) if self._graphs is not None else None
         if self._graphs is None or bucket is None:
-            return self.forward(self.lay_out(batch)), None
+            return self.forward(self._lay_out(batch)), None
         is_due = not self._graphs.has(bucket) and self._graphs.request(bucket)
         if is_due or self._graphs.has(bucket):
-            tensors = self.lay_out(pad(batch, bucket))
+            tensors = self._lay_out(pad(batch, bucket))
             if not is_due or self._graphs.record(bucket, tensors):
                 logits = self._graphs.forward(tensors, bucket)
                 # The next step reads them, after it may have recorded another step, which draws to the same place.
                 return logits, self._sampler.options.drawn.clone()
-        return self.forward(self.lay_out(batch)), None
+        return self.forward(self._lay_out(batch)), None
 
     def _recordings(self, options: ModelOptions, device: torch.device) -> GraphedDecoder | None:
         if not _records(options, device):
@@ -228,10 +215,14 @@ class ModelRunner:
     def _record(self, bucket: Bucket) -> None:
         # Padding only: it reads any block and writes to none that a sequence uses.
         if self._graphs is not None:
-            self._graphs.record(bucket, self.lay_out(nothing(bucket)))
+            self._graphs.record(bucket, self._lay_out(nothing(bucket)))
 
     def lay_out(self, batch: Batch) -> BatchTensors:
         """Run the first part of `launch`: return the model's inputs, valid until the next call."""
+        self._slots.write(batch)
+        return self._lay_out(batch)
+
+    def _lay_out(self, batch: Batch) -> BatchTensors:
         return self._layout.lay_out(batch, self._drawn_rows, self._drawn_ids)
 
     def forward(self, tensors: BatchTensors) -> Tensor:
@@ -241,10 +232,6 @@ class ModelRunner:
     def time_phases(self, tensors: BatchTensors) -> dict[str, float]:
         """Return seconds per phase of a native step, which is run; for measurements."""
         return self._decoder.time_phases(tensors, self._caches)
-
-    def forget(self, sequence_ids: list[int]) -> None:
-        """Drop state kept for ended sequences."""
-        self._sampler.forget(sequence_ids)
 
     @property
     def _device(self) -> torch.device:

@@ -28,7 +28,7 @@ no slot or no block is left.
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
+from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.sequence import Sequence
@@ -48,11 +48,9 @@ class Step(Protocol):
     def max_tokens(self) -> int: ...
     @property
     def now_s(self) -> float: ...
-    def run(self) -> list[ScheduledSequence]: ...
-    def run_prompts(self) -> list[ScheduledSequence]: ...
-    def join(
-        self, scheduled: Iterable[ScheduledSequence], cut: Cut, *, holds_back: bool = True
-    ) -> list[ScheduledSequence]: ...
+    def run(self) -> list[ScheduledRow]: ...
+    def run_prompts(self) -> list[ScheduledRow]: ...
+    def join(self, scheduled: Iterable[ScheduledRow], cut: Cut, *, holds_back: bool = True) -> list[ScheduledRow]: ...
     def chunk(self, num_owed: int, tokens_left: int) -> int: ...
 
 
@@ -217,7 +215,7 @@ class FixedBatches(Orca):
         elif self._first_seen_s is None:
             self._first_seen_s = step.now_s
 
-    def _padding(self, rows: list[ScheduledSequence]) -> tuple[PaddingRow, ...]:
+    def _padding(self, rows: list[ScheduledRow]) -> tuple[PaddingRow, ...]:
         """Return the padding that completes the rectangle of `rows` and of the sequences that have ended."""
         if not rows:
             return ()

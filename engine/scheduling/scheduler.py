@@ -24,7 +24,7 @@ them has completed. So a failed step can be retried unchanged, the row of an end
 in use, and a preempted sequence still gets its token. The cost: a sequence that needs such a block misses one step, so
 the first in the order computes a token in at least every second step.
 
-Hot module: no logging, no allocation per sequence and step except its `ScheduledSequence`.
+Hot module: no logging, no allocation per sequence and step except its `ScheduledRow`.
 """
 
 from bisect import insort
@@ -33,12 +33,13 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledSequence
+from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.scheduling.block_manager import BlockManager
 from sluice.engine.scheduling.disciplines import Cut, make_discipline
 from sluice.engine.scheduling.policies import Policy, make_policy
+from sluice.engine.scheduling.row_slots import RowSlots
 from sluice.engine.scheduling.step_budget import StepBudget
 from sluice.engine.sequence import Sequence, SequenceStatus
 
@@ -111,6 +112,8 @@ class Scheduler:
         self.blocks = BlockManager(
             limits.num_blocks, limits.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
+        # Those that leave keep theirs while a step in flight has them.
+        self._slots = RowSlots(2 * config.max_num_seqs)
         self.running: list[Sequence] = []
         """In the policy's order; for first come, first served this is the order of admission."""
 
@@ -129,7 +132,9 @@ class Scheduler:
         """Plan one step. No token counts as computed before `commit`, so a failed step has changed nothing."""
         self._num_preemptions_before = self.counters.num_preemptions
         batch = self._discipline.plan(self)
-        return self._with_copies(batch) if self.blocks.num_pending_copies else batch
+        if self.blocks.num_pending_copies:
+            batch = self._with_copies(batch)
+        return self._slots.with_writes(batch)
 
     def shrink(self, batch: Batch) -> None:
         """Plan smaller steps for a while: the device lacked memory for `batch`, of which nothing was computed.
@@ -162,17 +167,15 @@ class Scheduler:
         """The time on the engine's clock."""
         return self._clock()
 
-    def run(self) -> list[ScheduledSequence]:
+    def run(self) -> list[ScheduledRow]:
         """Schedule all running sequences; one that lacks a block takes it from the last in the order."""
         return self._schedule(self.running)
 
-    def run_prompts(self) -> list[ScheduledSequence]:
+    def run_prompts(self) -> list[ScheduledRow]:
         """Schedule running sequences that owe more than one token. They hold all the blocks they need."""
         return self._schedule([sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1])
 
-    def join(
-        self, scheduled: Iterable[ScheduledSequence], cut: Cut, *, holds_back: bool = True
-    ) -> list[ScheduledSequence]:
+    def join(self, scheduled: Iterable[ScheduledRow], cut: Cut, *, holds_back: bool = True) -> list[ScheduledRow]:
         """Schedule waiting sequences after those `scheduled` in this step; none after a preemption.
 
         Args:
@@ -183,8 +186,8 @@ class Scheduler:
         """
         if not self.waiting or self.counters.num_preemptions > self._num_preemptions_before:
             return []
-        tokens_left = self.max_tokens - sum(one.num_tokens for one in scheduled)
-        computing = [one.sequence for one in scheduled if one.num_tokens > 1]
+        tokens_left = self.max_tokens - sum(row.num_tokens for row in scheduled)
+        computing = [self._slots[row] for row in scheduled if row.num_tokens > 1]
         computing += [sequence for sequence in self.running if sequence.num_launched_tokens > 1]
         return self._schedule_waiting(tokens_left, cut, self._coming(computing) if holds_back else None)
 
@@ -197,7 +200,7 @@ class Scheduler:
 
     def launch(self, batch: Batch) -> None:
         """Record that a step is in flight while the next one is planned."""
-        for sequence, _, num_tokens, samples in batch.sequences:
+        for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
             sequence.num_launched_tokens += num_tokens
             sequence.num_drawn_tokens += samples
 
@@ -206,7 +209,7 @@ class Scheduler:
 
         Sequences that left meanwhile, and are in no other step in flight, release their blocks.
         """
-        for sequence, _, num_tokens, samples in batch.sequences:
+        for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
             sequence.num_launched_tokens -= num_tokens
             sequence.num_drawn_tokens -= samples
         landed = [sequence for sequence in self.leaving if not sequence.num_launched_tokens]
@@ -217,19 +220,20 @@ class Scheduler:
             if sequence.status is SequenceStatus.LEAVING:
                 self._let_wait(sequence)
             else:
-                self.blocks.release(sequence)
+                self._release(sequence)
 
     def commit(self, batch: Batch, sampled: list[Sampled]) -> None:
         """Advance the sequences of a successful step by what it computed and sampled."""
         self._budget.note_success()
+        self._slots.confirm(batch)
         if batch.copies:
             self._end_copies(batch)
-        rows = iter(sampled)
+        results = iter(sampled)
         block_size = self.blocks.block_size
-        for sequence, start, num_tokens, samples in batch.sequences:
+        for sequence, (_, _, start, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
             sequence.num_computed_tokens = num_computed = start + num_tokens
             if samples:
-                sequence.token_ids += next(rows).token_ids
+                sequence.token_ids += next(results).token_ids
             # A single token fills a block only at its end.
             if num_tokens > 1 or num_computed % block_size == 0:
                 self.blocks.publish(sequence)
@@ -247,7 +251,7 @@ class Scheduler:
         for sequence in sequences:
             some_waited |= sequence.status is SequenceStatus.WAITING
             if not sequence.num_launched_tokens:
-                self.blocks.release(sequence)
+                self._release(sequence)
             elif sequence.status is SequenceStatus.RUNNING:
                 self.leaving.append(sequence)
             sequence.status = SequenceStatus.FINISHED
@@ -302,6 +306,7 @@ class Scheduler:
             AssertionError: an invariant is violated.
         """
         self.blocks.check_invariants([*self.running, *self.leaving])
+        self._slots.check_invariants([*self.running, *self.leaving])
         orders = [self._policy.order(sequence) for sequence in self.running]
         assert orders == sorted(set(orders)), "the running sequences are out of order"
         assert len(self.running) <= self._config.max_num_seqs, "more sequences run than max_num_seqs"
@@ -318,11 +323,12 @@ class Scheduler:
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_table, "a waiting sequence holds blocks"
+            assert sequence.slot < 0, "a waiting sequence has a row slot"
             assert sequence.cow_source is None, "a waiting sequence holds the source of a copy"
             assert sequence.num_computed_tokens == 0
 
-    def _schedule(self, sequences: list[Sequence]) -> list[ScheduledSequence]:
-        scheduled: list[ScheduledSequence] = []
+    def _schedule(self, sequences: list[Sequence]) -> list[ScheduledRow]:
+        scheduled: list[ScheduledRow] = []
         tokens_left = self.max_tokens
         # A victim is always the last running sequence: it is taken from the end that the loop has not reached.
         for sequence in sequences:
@@ -339,7 +345,7 @@ class Scheduler:
                 num_tokens = self.chunk(num_owed, tokens_left - num_behind)
             if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
                 continue
-            scheduled.append(ScheduledSequence(sequence, start, num_tokens, num_tokens == num_owed))
+            scheduled.append(ScheduledRow(sequence.slot, sequence.id, start, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
         return scheduled
 
@@ -350,17 +356,17 @@ class Scheduler:
         """
         size = self.blocks.block_size
         copies = [
-            BlockCopy(sequence.id, sequence.cow_source, sequence.block_table[start // size])
-            for sequence, start, *_ in batch.sequences
+            BlockCopy(sequence.id, sequence.cow_source, sequence.block_table[row.start // size])
+            for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True)
             if sequence.cow_source is not None and not sequence.num_launched_tokens
         ]
         return replace(batch, copies=tuple(copies))
 
     def _end_copies(self, batch: Batch) -> None:
         copied = {copy.sequence_id for copy in batch.copies}
-        for sequence, *_ in batch.sequences:
-            if sequence.id in copied:
-                self.blocks.end_copy(sequence)
+        for row in batch.rows:
+            if row.sequence_id in copied:
+                self.blocks.end_copy(self._slots[row])
 
     def _num_blind_tokens(self, sequence: Sequence) -> int:
         """Return `Sequence.num_blind_tokens`: nothing is planned past the last token; penalties need every token."""
@@ -368,10 +374,8 @@ class Scheduler:
             return 0
         return min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len) - 1
 
-    def _schedule_waiting(
-        self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None
-    ) -> list[ScheduledSequence]:
-        scheduled: list[ScheduledSequence] = []
+    def _schedule_waiting(self, tokens_left: int, cut: Cut, coming: dict[int, Sequence] | None) -> list[ScheduledRow]:
+        scheduled: list[ScheduledRow] = []
         held_back: list[Sequence] = []
         # Every running sequence must find a token in each step's budget, even if this step has none for it.
         most = min(self._config.max_num_seqs, self.max_tokens)
@@ -389,7 +393,7 @@ class Scheduler:
             self._join(sequence, num_cached)
             if coming is not None:
                 coming |= self._coming([sequence])
-            scheduled.append(ScheduledSequence(sequence, num_cached, num_tokens, num_tokens == num_owed))
+            scheduled.append(ScheduledRow(sequence.slot, sequence.id, num_cached, num_tokens, num_tokens == num_owed))
             tokens_left -= num_tokens
             for other in held_back:
                 other.num_overtaken += 1
@@ -425,6 +429,7 @@ class Scheduler:
         insort(self.running, sequence, key=self._policy.order)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = num_cached
+        self._slots.assign(sequence)
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self._clock()
             sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
@@ -444,6 +449,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
+        self._slots.note_growth(sequence)
         return True
 
     def _preempt(self, victim: Sequence) -> None:
@@ -455,9 +461,14 @@ class Scheduler:
         else:
             self._let_wait(victim)
 
+    def _release(self, sequence: Sequence) -> None:
+        self.blocks.release(sequence)
+        if sequence.slot >= 0:
+            self._slots.release(sequence)
+
     def _let_wait(self, victim: Sequence) -> None:
         """Release the blocks of a preempted sequence and queue it for recomputation."""
-        self.blocks.release(victim)
+        self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = SequenceStatus.WAITING
         self.waiting.push(victim)

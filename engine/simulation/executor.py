@@ -5,7 +5,7 @@ The engine is the real one.
 
 from dataclasses import dataclass
 
-from sluice.engine.batch import Batch
+from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
 from sluice.engine.null_model import NullModel, NullModelConfig
 from sluice.engine.simulation.step_time import StepTime, work_of
@@ -48,6 +48,10 @@ class SimulatedExecutor:
         self._has_prompts = has_prompts
         self._step_time = step_time
         self._clock = clock
+        self._has_run: dict[int, int] = {}
+        """By slot: the sequence, if it ran before."""
+
+        self._seen: set[int] = set()
 
     @property
     def limits(self) -> ModelLimits:
@@ -67,9 +71,13 @@ class SimulatedExecutor:
     def _charged(self, batch: Batch) -> Batch:
         if not self._has_prompts:
             return batch
+        for slot, sequence_id, *_ in batch.admissions:
+            if sequence_id in self._seen:
+                self._has_run[slot] = sequence_id
+            self._seen.add(sequence_id)
         # Only to measure its work: nothing is copied or padded.
-        return Batch(tuple(row for row in batch.sequences if row.num_tokens == 1 or row.sequence.num_preemptions))
+        return Batch(tuple(row for row in batch.rows if row.num_tokens == 1 or self._is_again(row)))
 
-    def forget(self, sequence_ids: list[int]) -> None:
-        """See `Executor.forget`."""
-        self._model.forget(sequence_ids)
+    def _is_again(self, row: ScheduledRow) -> bool:
+        """Whether a row computes what was computed before it was preempted."""
+        return self._has_run.get(row.slot) == row.sequence_id

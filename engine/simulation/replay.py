@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sluice.engine.batch import Batch, Sampled
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed, Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import Request, SamplingParams
-from sluice.engine.sequence import Sequence as SequenceState
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.step_time import StepTime, StepWork, work_of
@@ -138,13 +137,16 @@ class RecordingExecutor:
         self.steps: list[StepRecord] = []
         self.limits = executor.limits
         self.fingerprint = executor.fingerprint
-        self.forget = executor.forget
+        self._admitted: dict[int, Admission] = {}
+        self._num_blocks: dict[int, int] = {}
+        """Both by slot."""
 
     def launch(self, batch: Batch) -> Computed:
         """See `Executor.launch`."""
         begin_s = self._clock.now_s()
         sampled = self._executor.launch(batch).collect()
-        rows = batch.sequences
+        rows = batch.rows
+        self._note_writes(batch)
         self.steps.append(
             StepRecord(
                 begin_s=begin_s,
@@ -153,18 +155,27 @@ class RecordingExecutor:
                 num_rows=len(rows),
                 num_padding_rows=len(batch.padding),
                 num_padding_tokens=batch.num_padding_tokens,
-                num_held_tokens=sum(row.sequence.num_slots for row in rows),
+                num_held_tokens=sum(self._num_blocks[row.slot] for row in rows) * self.limits.block_size,
                 num_filled_tokens=sum(row.start + row.num_tokens for row in rows),
             )
         )
-        drawn = [row.sequence for row in rows if row.samples]
-        return Computed([self._steer(sequence, row) for sequence, row in zip(drawn, sampled, strict=True)])
+        drawn = [row for row in rows if row.samples]
+        return Computed([self._steer(row, result) for row, result in zip(drawn, sampled, strict=True)])
 
-    def _steer(self, sequence: SequenceState, row: Sampled) -> Sampled:
-        is_last = sequence.num_output_tokens + 1 == self._lengths.get(sequence.request_id)
+    def _note_writes(self, batch: Batch) -> None:
+        for admission in batch.admissions:
+            self._admitted[admission.slot] = admission
+            self._num_blocks[admission.slot] = len(admission.block_ids)
+        for slot, _, first, block_ids in batch.table_writes:
+            self._num_blocks[slot] = first + len(block_ids)
+
+    def _steer(self, row: ScheduledRow, result: Sampled) -> Sampled:
+        admission = self._admitted[row.slot]
+        num_output_tokens = row.start + row.num_tokens - admission.num_prompt_tokens
+        is_last = num_output_tokens + 1 == self._lengths.get(admission.request_id)
         if is_last:
             return _END_ROW
-        return row if row.token_ids != _END_ROW.token_ids else _OTHER_ROW
+        return result if result.token_ids != _END_ROW.token_ids else _OTHER_ROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class StepWork(NamedTuple):
 def work_of(batch: Batch) -> StepWork:
     """Return the work of `batch`, including padding."""
     tokens = kv_tokens = pairs = rows = 0
-    for _, start, num_tokens, samples in batch.sequences:
+    for _, _, start, num_tokens, samples in batch.rows:
         tokens += num_tokens
         kv_tokens += start + num_tokens
         pairs += _pairs(start, num_tokens)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.engine.batch import Batch, Sampled, ScheduledSequence
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken
 from sluice.engine.executor import Executor, Launched, ModelLimits
 
@@ -86,7 +86,15 @@ class ChaoticExecutor:
         self._executor = executor
         self._faults = tuple(faults)
         self._read_prompt = read_prompt
+        self._admitted: dict[int, Admission] = {}
+        """By slot."""
+
         self._asked: dict[int, list[Fault]] = {}
+        """By slot: the faults in its prompt."""
+
+        self._num_resumed: dict[int, int] = {}
+        """By sequence: the tokens of earlier attempts, with which it was first admitted."""
+
         self._num_happened: Counter[tuple[int, Fault]] = Counter()
 
     @property
@@ -106,41 +114,35 @@ class ChaoticExecutor:
 
     def launch(self, batch: Batch) -> Launched:
         """See `Executor.launch`."""
-        sampling = [scheduled for scheduled in batch.sequences if scheduled.samples]
-        due = [self._due(scheduled) for scheduled in sampling]
+        for admission in batch.admissions:
+            self._note(admission)
+        due = [self._due(row) for row in batch.rows if row.samples]
         for fault in due:
             if fault is not None:
                 _happen(fault.kind)
         launched = self._executor.launch(batch)
         return _Spoilt(launched, due) if any(due) else launched
 
-    def forget(self, sequence_ids: list[int]) -> None:
-        """See `Executor.forget`."""
-        self._executor.forget(sequence_ids)
-        for sequence_id in sequence_ids:
-            self._asked.pop(sequence_id, None)
+    def _note(self, admission: Admission) -> None:
+        self._admitted[admission.slot] = admission
+        num_output_tokens = len(admission.token_ids) - admission.num_prompt_tokens
+        self._num_resumed.setdefault(admission.sequence_id, num_output_tokens)
+        if self._read_prompt is not None:
+            prompt = list(admission.token_ids[: admission.num_prompt_tokens])
+            self._asked[admission.slot] = faults_in(self._read_prompt(prompt))
 
-    def _due(self, scheduled: ScheduledSequence) -> Fault | None:
-        """Return the fault of this sequence in this step, and count the occurrence."""
-        sequence = scheduled.sequence
-        for fault in (*self._faults, *self._asked_by(scheduled)):
-            position = scheduled.start + scheduled.num_tokens - sequence.num_prompt_tokens
-            is_meant = fault.request_id in (None, sequence.request_id) and fault.at == position
-            num_happened = self._num_happened[sequence.id, fault] + (sequence.num_resumed_tokens > 0)
+    def _due(self, row: ScheduledRow) -> Fault | None:
+        """Return the fault of a sequence in this step, and count the occurrence."""
+        admission = self._admitted[row.slot]
+        position = row.start + row.num_tokens - admission.num_prompt_tokens
+        has_resumed = self._num_resumed[row.sequence_id] > 0
+        for fault in (*self._faults, *self._asked.get(row.slot, ())):
+            is_meant = fault.request_id in (None, admission.request_id) and fault.at == position
+            num_happened = self._num_happened[row.sequence_id, fault] + has_resumed
             if is_meant and (fault.times is None or num_happened < fault.times):
-                self._num_happened[sequence.id, fault] += 1
+                self._num_happened[row.sequence_id, fault] += 1
                 return fault
         return None
-
-    def _asked_by(self, scheduled: ScheduledSequence) -> list[Fault]:
-        if self._read_prompt is None:
-            return []
-        sequence = scheduled.sequence
-        asked = self._asked.get(sequence.id)
-        if asked is None:
-            prompt = self._read_prompt(sequence.token_ids[: sequence.num_prompt_tokens])
-            asked = self._asked[sequence.id] = faults_in(prompt)
-        return asked
 
 
 _NAN_ROW = Sampled((), error="the model's logits are not numbers")

@@ -153,9 +153,9 @@ class Outputs:
         self._by_sequence[output.sequence.id] = output
         self._by_request.setdefault(output.request_id, []).append(output)
 
-    def of_sequence(self, sequence: Sequence) -> ChoiceOutput:
-        """Return the open choice that `sequence` generates."""
-        return self._by_sequence[sequence.id]
+    def of_sequence(self, sequence_id: int) -> ChoiceOutput:
+        """Return the open choice that a sequence generates."""
+        return self._by_sequence[sequence_id]
 
     def of_request(self, request_id: str) -> list[ChoiceOutput]:
         """Return the open choices of a request; none if it is unknown."""
@@ -182,8 +182,8 @@ class Outputs:
     def read(self, batch: Batch, sampled: list[Sampled]) -> list[TokenDelta]:
         """Return what a step added to each choice that sampled a token."""
         outputs = self._by_sequence
-        rows = iter(sampled)
-        return [outputs[sequence.id].accept(next(rows)) for sequence, _, _, samples in batch.sequences if samples]
+        results = iter(sampled)
+        return [outputs[sequence_id].accept(next(results)) for _, sequence_id, _, _, samples in batch.rows if samples]
 
 
 def _stop_ids(request: Request, limits: ModelLimits) -> dict[int, int | None]:

@@ -3,19 +3,31 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from sluice.engine.batch import Batch, BlockCopy, Sampled
+from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
-from sluice.engine.executor import Computed, Executor, ModelLimits
+from sluice.engine.execution.slots import Slot, Slots
+from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Finish, Request, SamplingParams, TokenDelta
-from sluice.engine.sequence import Sequence
 from tests.engine.lagging import LaggingExecutor
 
 JUNK = b"ab .\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xff"
 """Bytes of one, two, three and four byte characters, drawn in any order: most of it is not UTF-8."""
+
+
+class Checked(NamedTuple):
+    """A step of the checking model."""
+
+    rows: list[Sampled]
+    sampling: list[ScheduledRow]
+    slots: Slots
+
+    def collect(self) -> list[Sampled]:
+        self.slots.add_tokens(self.sampling, self.rows)
+        return self.rows
 
 
 class CheckingModel:
@@ -30,9 +42,15 @@ class CheckingModel:
     def __init__(self, config: NullModelConfig, *, alphabet: bytes = b"") -> None:
         self._model = NullModel(config)
         self._alphabet = alphabet
-        self._slots: dict[int, int] = {}
+        self._contents_of: dict[int, int] = {}
+        """By slot of the cache."""
+
+        self._slots = Slots(num_slots=1024, max_blocks_per_seq=-(-config.max_model_len // config.block_size))
         self._drawn: dict[int, int] = {}
-        """The last token of each sequence, as a device keeps it."""
+        """The last token of each sequence of the step launched last, as a device keeps it."""
+
+        self._salts: dict[int, str] = {}
+        """By row slot."""
 
         self.num_computed_tokens = 0
         self.num_copies = 0
@@ -46,50 +64,51 @@ class CheckingModel:
     def fingerprint(self) -> str:
         return self._model.fingerprint
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
+        self._slots.write(batch)
+        self._salts |= {admission.slot: admission.cache_salt for admission in batch.admissions}
         self._copy(batch.copies)
         written: set[int] = set()
-        for sequence, start, num_tokens, samples in batch.sequences:
-            tokens = self._tokens(sequence, start)
-            assert num_tokens > 0
-            assert samples == (start + num_tokens == len(tokens))
-            contents, slots = list(self._contents(tokens, sequence.cache_salt)), self._slots_of(sequence)
-            end = start + num_tokens
-            assert [self._slots.get(slot) for slot in slots[:start]] == contents[:start], "a slot holds something else"
-            assert written.isdisjoint(slots[start:end]), "two sequences write the same slot"
-            written |= set(slots[start:end])
-            self._slots |= zip(slots[start:end], contents[start:end], strict=True)
+        for row in batch.rows:
+            slot, start, end = self._slots[row], row.start, row.start + row.num_tokens
+            assert row.num_tokens > 0
+            token_ids = self._tokens(row, slot)
+            assert row.samples == (end == len(token_ids))
+            contents, places = list(self._contents(token_ids, self._salts[row.slot])), self._places(row.slot, slot)
+            known = [self._contents_of.get(place) for place in places[:start]]
+            assert known == contents[:start], "a slot holds something else"
+            assert written.isdisjoint(places[start:end]), "two sequences write the same slot"
+            written |= set(places[start:end])
+            self._contents_of |= zip(places[start:end], contents[start:end], strict=True)
         self.num_computed_tokens += batch.num_tokens
         self.largest_batch = max(self.largest_batch, batch.num_tokens)
         rows = [self._translate(row) for row in self._model.launch(batch).rows]
-        drawing = [scheduled.sequence.id for scheduled in batch.sequences if scheduled.samples]
-        self._drawn = {key: row.token_ids[-1] for key, row in zip(drawing, rows, strict=True)}
-        return Computed(rows)
+        sampling = [row for row in batch.rows if row.samples]
+        self._drawn = {row.sequence_id: result.token_ids[-1] for row, result in zip(sampling, rows, strict=True)}
+        return Checked(rows, sampling, self._slots)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         size = self.limits.block_size
         assert {copy.source for copy in copies}.isdisjoint(copy.destination for copy in copies), "copies have an order"
         for copy, offset in product(copies, range(size)):
-            self._slots[copy.destination * size + offset] = self._slots.get(copy.source * size + offset, -1)
+            content = self._contents_of.get(copy.source * size + offset, -1)
+            self._contents_of[copy.destination * size + offset] = content
         self.num_copies += len(copies)
 
     def scribble(self, block_ids: list[int]) -> None:
         """Write something over all slots of these blocks."""
         size = self.limits.block_size
-        self._slots |= {block_id * size + offset: -1 for block_id in block_ids for offset in range(size)}
-
-    def forget(self, sequence_ids: list[int]) -> None:
-        self._model.forget(sequence_ids)
+        self._contents_of |= {block_id * size + offset: -1 for block_id in block_ids for offset in range(size)}
 
     def _translate(self, row: Sampled) -> Sampled:
         if not self._alphabet or row.token_ids[0] > 255:
             return row
         return Sampled(tuple(self._alphabet[token_id % len(self._alphabet)] for token_id in row.token_ids))
 
-    def _tokens(self, sequence: Sequence, start: int) -> list[int]:
-        """Those of `sequence`, with the one that only the device has where the step is to read it."""
-        is_fed = start == len(sequence.token_ids)
-        return [*sequence.token_ids, self._drawn[sequence.id]] if is_fed else sequence.token_ids
+    def _tokens(self, row: ScheduledRow, slot: Slot) -> list[int]:
+        """Those of a slot, with the one that only the device has where the step is to read it."""
+        is_fed = row.start == len(slot.token_ids)
+        return [*slot.token_ids, self._drawn[row.sequence_id]] if is_fed else slot.token_ids
 
     def _contents(self, token_ids: list[int], salt: str) -> Iterator[int]:
         content = hash(salt)
@@ -97,9 +116,11 @@ class CheckingModel:
             content = hash((content, token_id))
             yield content
 
-    def _slots_of(self, sequence: Sequence) -> list[int]:
+    def _places(self, number: int, slot: Slot) -> list[int]:
+        """The slots of the cache that a row slot has, in order."""
         size = self.limits.block_size
-        return [block_id * size + offset for block_id in sequence.block_table for offset in range(size)]
+        table: list[int] = self._slots.tables[number, : slot.num_blocks].tolist()
+        return [block_id * size + offset for block_id in table for offset in range(size)]
 
 
 @dataclass(slots=True, eq=False)

@@ -2,12 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.executor import Executor, Launched, ModelLimits
-from sluice.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     # Most of what lags computes with integers, and needs no torch.
@@ -17,9 +15,8 @@ if TYPE_CHECKING:
 class LaggingExecutor:
     """Computes a step only when the next one was launched, or when its rows are waited for; in the order of launches.
 
-    What a step needs of its sequences is copied when it is launched, as block tables are copied to a device. Blocks
-    that a step is the first to write are scribbled over as soon as it is launched, before the step in flight has run:
-    one that was taken from a row in flight shows. A step is computed whether anybody collects it or not.
+    Blocks that a step is the first to write are scribbled over as soon as it is launched, before the step in flight has
+    run: one that was taken from a row in flight shows. A step is computed whether anybody collects it or not.
     """
 
     lag = 1
@@ -28,6 +25,9 @@ class LaggingExecutor:
         self._executor = executor
         self._scribble = scribble
         self._in_flight: deque[_LaggingStep] = deque()
+        self._tables: dict[int, tuple[int, ...]] = {}
+        """Block tables by row slot, with the writes of all launched steps."""
+
         self.num_lagged = 0
         """Steps that were launched while another one was in flight."""
 
@@ -40,6 +40,10 @@ class LaggingExecutor:
         return self._executor.fingerprint
 
     def launch(self, batch: Batch) -> Launched:
+        for one in batch.admissions:
+            self._tables[one.slot] = one.block_ids
+        for slot, _, first, block_ids in batch.table_writes:
+            self._tables[slot] = (*self._tables[slot][:first], *block_ids)
         self._scribble(self._fresh_blocks(batch))
         step = _LaggingStep(self, batch)
         self._in_flight.append(step)
@@ -52,15 +56,12 @@ class LaggingExecutor:
         """Let the device get on with the oldest step."""
         self._in_flight.popleft().run(self._executor)
 
-    def forget(self, sequence_ids: list[int]) -> None:
-        self._executor.forget(sequence_ids)
-
     def _fresh_blocks(self, batch: Batch) -> list[int]:
         size = self.limits.block_size
         return [copy.destination for copy in batch.copies] + [
             block_id
-            for sequence, start, num_tokens, _ in batch.sequences
-            for block_id in sequence.block_table[-(-start // size) : -(-(start + num_tokens) // size)]
+            for row in batch.rows
+            for block_id in self._tables[row.slot][-(-row.start // size) : -(-(row.start + row.num_tokens) // size)]
         ]
 
 
@@ -81,26 +82,18 @@ class _LaggingStep:
 
     def __init__(self, device: LaggingExecutor, batch: Batch) -> None:
         self._device = device
-        self._batch = _copied(batch)
-        self._result: list[Sampled] | Exception | None = None
+        self._batch = batch
+        self._launched: Launched | Exception | None = None
 
     def run(self, executor: Executor) -> None:
         try:
-            self._result = executor.launch(self._batch).collect()
+            self._launched = executor.launch(self._batch)
         except Exception as error:  # noqa: BLE001 - it is raised when the step is collected
-            self._result = error
+            self._launched = error
 
     def collect(self) -> list[Sampled]:
-        while self._result is None:
+        while self._launched is None:
             self._device.run_next()
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-
-def _copied(batch: Batch) -> Batch:
-    return replace(batch, sequences=tuple(row._replace(sequence=_copy(row.sequence)) for row in batch.sequences))
-
-
-def _copy(sequence: Sequence) -> Sequence:
-    return replace(sequence, token_ids=sequence.token_ids.copy(), block_table=sequence.block_table.copy())
+        if isinstance(self._launched, Exception):
+            raise self._launched
+        return self._launched.collect()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, ScheduledRow, batch_of
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
 from tests.engine.given import checking_model, lagging
@@ -21,11 +21,14 @@ def sequence(number: int, *, blocks: list[int]) -> Sequence:
 
 
 def prompt(of: Sequence) -> Batch:
-    return Batch((ScheduledSequence(of, 0, 4, samples=True),))
+    """Its prompt, in the slot of its number."""
+    batch = batch_of([(of, 0, 4, True)])
+    return Batch((batch.rows[0]._replace(slot=of.id),), admissions=(batch.admissions[0]._replace(slot=of.id),))
 
 
 def decode(of: Sequence) -> Batch:
-    return Batch((ScheduledSequence(of, 4, 1, samples=True),))
+    """The step after its prompt."""
+    return Batch((ScheduledRow(of.id, of.id, start=4, num_tokens=1, samples=True),))
 
 
 class TestGivenADeviceThatLags:
@@ -40,17 +43,6 @@ class TestGivenADeviceThatLags:
         assert model.num_computed_tokens == 4
         step.collect()
         assert model.num_computed_tokens == 5
-
-    def test_when_a_sequence_moves_on_after_a_launch_then_the_step_reads_what_it_was(self) -> None:
-        device = lagging(checking_model())
-        first = sequence(1, blocks=[0, 1])
-        step = device.launch(prompt(first))
-
-        first.token_ids.append(99)
-        first.block_table.clear()
-
-        (row,) = step.collect()
-        assert row.error is None
 
     @pytest.mark.parametrize(("reused", "is_seen"), [(0, True), (2, False)])
     def test_when_a_block_of_a_row_in_flight_is_used_again_then_that_row_shows_it(

@@ -9,7 +9,6 @@ from sluice.engine.request import ChoiceProgress, FinishReason, Request, Room
 from sluice.engine.text.tokenizer import Tokenizer, TokenizerFacts
 from tests.engine.given import (
     JUNK,
-    CheckingModel,
     Transcripts,
     checking_model,
     engine_over,
@@ -337,33 +336,6 @@ class TestGivenRunningRequests:
             "r1/0 running: 5 prompt + 1 output tokens, 5 computed, 2 blocks, 0 preemptions",
             "r2/0 waiting: 5 prompt + 0 output tokens, 0 computed, 0 blocks, 0 preemptions",
         ]
-
-
-class ForgetfulModel(CheckingModel):
-    """Keeps which sequences it had to forget."""
-
-    def __init__(self) -> None:
-        super().__init__(NullModelConfig(num_blocks=64, block_size=4))
-        self.forgotten: list[int] = []
-
-    def forget(self, sequence_ids: list[int]) -> None:
-        super().forget(sequence_ids)
-        self.forgotten += sequence_ids
-
-
-class TestGivenAnExecutorThatKeepsSomethingForEachSequence:
-    def test_when_sequences_end_in_any_way_then_it_has_to_forget_each_once(self) -> None:
-        model = ForgetfulModel()
-        engine = engine_over(model)
-        engine.add([request(name, max_tokens=3) for name in ("ends", "aborted", "dropped", "replaced", "replaced")])
-        engine.step()
-
-        engine.abort(["aborted"])
-        engine.drop(["dropped", "unknown"])
-        while not engine.is_idle:
-            engine.step()
-
-        assert sorted(model.forgotten) == [0, 1, 2, 3, 4]
 
 
 class TestGivenRoom:

@@ -6,12 +6,13 @@ import pytest
 
 from sluice.engine.batch import Batch
 from sluice.engine.errors import EngineBroken, OutOfMemory
-from sluice.engine.executor import Computed, Executor, Launched
+from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import ChoiceProgress, FinishReason, Request, TokenDelta
 from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind
 from tests.engine.given import (
+    Checked,
     CheckingModel,
     Transcripts,
     checking_model,
@@ -346,11 +347,18 @@ class WatchingExecutor:
         self._executor = executor
         self.limits = executor.limits
         self.fingerprint = executor.fingerprint
-        self.forget = executor.forget
         self.fed: set[str] = set()
+        self._in_flight: set[tuple[int, int]] = set()
+        """For each token that the step in flight samples: its sequence and its position."""
+
+        self._requests: dict[int, str] = {}
 
     def launch(self, batch: Batch) -> Launched:
-        self.fed |= {s.request_id for s, start, *_ in batch.sequences if start == len(s.token_ids)}
+        self._requests |= {one.sequence_id: one.request_id for one in batch.admissions}
+        self.fed |= {
+            self._requests[row.sequence_id] for row in batch.rows if (row.sequence_id, row.start) in self._in_flight
+        }
+        self._in_flight = {(row.sequence_id, row.start + row.num_tokens) for row in batch.rows if row.samples}
         return self._executor.launch(batch)
 
 
@@ -379,7 +387,7 @@ class FlakyModel(CheckingModel):
         self._failing = failing
         self._num_steps = 0
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
         self._num_steps += 1
         if self._num_steps in self._failing:
             raise RuntimeError("injected failure")
@@ -391,7 +399,7 @@ class CrampedModel(CheckingModel):
 
     room = 9
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
         if batch.num_tokens > self.room:
             raise OutOfMemory(f"no memory for {batch.num_tokens} tokens")
         return super().launch(batch)

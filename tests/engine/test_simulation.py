@@ -2,11 +2,9 @@
 
 import pytest
 
-from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
+from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
 from sluice.engine.config import DISCIPLINE_NAMES, EngineConfig
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, poisson
 from sluice.engine.simulation.capacity import largest_rate
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
@@ -21,12 +19,8 @@ def config(discipline: str = "continuous") -> EngineConfig:
     return EngineConfig(discipline=discipline, max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
 
 
-def row(start: int, num_tokens: int, *, samples: bool = True) -> ScheduledSequence:
-    tokens = [0] * (start + num_tokens)
-    sequence = Sequence(
-        id=0, request_id="", choice=0, sampling=SamplingParams(), token_ids=tokens, num_prompt_tokens=len(tokens)
-    )
-    return ScheduledSequence(sequence, start, num_tokens, samples)
+def row(start: int, num_tokens: int, *, samples: bool = True) -> ScheduledRow:
+    return ScheduledRow(slot=0, sequence_id=0, start=start, num_tokens=num_tokens, samples=samples)
 
 
 class TestGivenAStep:

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.engine.batch import Batch, ScheduledSequence
 from sluice.engine.execution.kv_cache import make_caches
-from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
+from tests.engine.layouts import StepLayout
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE, save_text_and_images
 
 CPU = torch.device("cpu")
@@ -46,12 +45,11 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
     caches = make_caches(
         decoder.config, num_blocks=num_blocks, block_size=block_size, dtype=decoder.weights.embedding.dtype, device=CPU
     )
-    layout = BatchLayout(
+    layout = StepLayout(
         max_num_seqs=len(prompts),
         max_blocks_per_seq=blocks_per_sequence,
         num_blocks=num_blocks,
         block_size=block_size,
-        device=CPU,
     )
     blocks = torch.randperm(num_blocks).view(len(prompts), -1).tolist()
     sequences = [
@@ -68,18 +66,14 @@ def _logits(decoder: Decoder, prompts: list[list[int]], *, block_size: int, chun
     ]
     parts: dict[int, list[torch.Tensor]] = {sequence.id: [] for sequence in sequences}
     for start in range(0, max(map(len, prompts)), chunk):
-        scheduled = tuple(
-            ScheduledSequence(s, start, min(chunk, s.num_tokens - start), samples=True)
-            for s in sequences
-            if start < s.num_tokens
-        )
-        tensors = layout.lay_out(Batch(scheduled))
+        scheduled = [(s, start, min(chunk, s.num_tokens - start), True) for s in sequences if start < s.num_tokens]
+        tensors = layout.lay_out(scheduled)
         every_row = torch.arange(tensors.input_ids.shape[0])
         rows = decoder.forward(replace(tensors, logit_rows=every_row), caches).split(
-            [item.num_tokens for item in scheduled]
+            [size for _, _, size, _ in scheduled]
         )
-        for item, logits in zip(scheduled, rows, strict=True):
-            parts[item.sequence.id].append(logits)
+        for (sequence, *_), logits in zip(scheduled, rows, strict=True):
+            parts[sequence.id].append(logits)
     return [torch.cat(chunks) for chunks in parts.values()]
 
 

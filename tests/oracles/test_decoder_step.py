@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.engine.batch import Batch, ScheduledSequence
 from sluice.engine.execution.kv_cache import make_caches
-from sluice.engine.execution.layout import BatchLayout
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
@@ -24,6 +22,7 @@ from sluice.kernels.linear import cpu as linear_cpu
 from sluice.kernels.native import library
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.write_kv import HeadNorm
+from tests.engine.layouts import Part, StepLayout
 from tests.oracles.tiny_models import GEMMA2, GEMMA3, TinyModel
 
 CPU = torch.device("cpu")
@@ -92,19 +91,20 @@ def sequences() -> list[Tokens]:
 
 
 def forward(
-    decoder: Decoder, parts: Sequence[ScheduledSequence], caches: list[KVCache], *, by_operations: bool = False
+    decoder: Decoder, parts: Sequence[Part], caches: list[KVCache], *, by_operations: bool = False
 ) -> torch.Tensor:
     """Logits of the last token of each part."""
-    layout = BatchLayout(
-        max_num_seqs=len(parts), max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
-    )
-    tensors = layout.lay_out(Batch(tuple(parts)))
+    tensors = layout_of(len(parts)).lay_out(parts)
     compute = decoder.forward_by_operations if by_operations else decoder.forward
     return compute(tensors, caches).clone()
 
 
-def whole(sequence: Tokens) -> ScheduledSequence:
-    return ScheduledSequence(sequence, 0, sequence.num_tokens, samples=True)
+def layout_of(max_num_seqs: int) -> StepLayout:
+    return StepLayout(max_num_seqs=max_num_seqs, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+
+
+def whole(sequence: Tokens) -> Part:
+    return sequence, 0, sequence.num_tokens, True
 
 
 class TestGivenADecoder:
@@ -135,7 +135,7 @@ class TestGivenADecoder:
         assert all(bool(cache.keys.view(torch.uint8).any()) for cache in caches)
 
     def test_when_rows_want_no_logits_then_they_are_left_out_of_the_logits_only(self, decoder: Decoder) -> None:
-        parts = [whole(sequence)._replace(samples=i % 2 == 0) for i, sequence in enumerate(sequences())]
+        parts = [(*whole(sequence)[:3], i % 2 == 0) for i, sequence in enumerate(sequences())]
 
         actual = forward(decoder, parts, caches_of(decoder))
 
@@ -151,8 +151,8 @@ class TestGivenADecoder:
         for sequence in tokens:
             for start in range(0, sequence.num_tokens - 1, 7):
                 size = min(7, sequence.num_tokens - 1 - start)
-                forward(decoder, [ScheduledSequence(sequence, start, size, samples=True)], caches)
-        last = [ScheduledSequence(sequence, sequence.num_tokens - 1, 1, samples=True) for sequence in tokens]
+                forward(decoder, [(sequence, start, size, True)], caches)
+        last = [(sequence, sequence.num_tokens - 1, 1, True) for sequence in tokens]
         decoded = forward(decoder, last, caches)
         alone = [forward(decoder, [part], caches) for part in last]
 
@@ -165,15 +165,13 @@ class TestGivenADecoder:
         others = [caches_of(decoder) for _ in range(2)]
         caches = caches_of(decoder)
         for each in (caches, *others):
-            forward(decoder, [ScheduledSequence(one, 0, 20, samples=True) for one in (first, second)], each)
-        layout = BatchLayout(
-            max_num_seqs=2, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
-        )
+            forward(decoder, [(one, 0, 20, True) for one in (first, second)], each)
+        layout = layout_of(2)
         steps = [[(first, 20), (second, 20)], [(first, 21)], [(first, 22), (second, 21)], [(first, 23), (second, 22)]]
 
         for step in steps:
-            parts = tuple(ScheduledSequence(sequence, start, 1, samples=True) for sequence, start in step)
-            tensors = layout.lay_out(Batch(parts))
+            parts = tuple((sequence, start, 1, True) for sequence, start in step)
+            tensors = layout.lay_out(parts)
             actual = decoder.forward(tensors, caches).clone()
 
             assert torch.equal(actual, decoder.forward_by_operations(tensors, others[0]))
@@ -253,10 +251,7 @@ class TestGivenABatchThatNativeCodeWouldMisread:
         decoder = load_decoder(
             parse_config(folder.config), folder.weights, form=form, max_model_len=160, max_tokens=256
         )
-        layout = BatchLayout(
-            max_num_seqs=5, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
-        )
-        tensors = layout.lay_out(Batch(tuple(whole(sequence) for sequence in sequences())))
+        tensors = layout_of(5).lay_out([whole(sequence) for sequence in sequences()])
 
         with pytest.raises(ValueError, match=problem):
             decoder.forward(replace(tensors, **{name: wrong}), caches_of(decoder))

@@ -7,11 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice.engine.batch import Batch
-from sluice.engine.executor import Computed
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import ChoiceProgress, FinishReason, Request
-from tests.engine.given import JUNK, CheckingModel, Transcripts, engine_over, lagging, note, request, undisturbed
+from tests.engine.given import (
+    JUNK,
+    Checked,
+    CheckingModel,
+    Transcripts,
+    engine_over,
+    lagging,
+    note,
+    request,
+    undisturbed,
+)
 
 NUM_SLOTS = 60
 
@@ -41,8 +50,8 @@ class FlakyModel(CheckingModel):
     num_failures = 0
     is_late = False
 
-    def launch(self, batch: Batch) -> Computed:
-        if self.num_failures and len(batch.sequences) > 1:
+    def launch(self, batch: Batch) -> Checked:
+        if self.num_failures and len(batch.rows) > 1:
             self.num_failures -= 1
             if self.is_late:
                 super().launch(batch)

@@ -129,9 +129,10 @@ class Run:
             assert self.num_steps < 5000, "starved"
 
     def launch(self, batch: Batch) -> None:
-        for sequence, start, num_tokens, _ in batch.sequences:
-            for position in range(start, start + num_tokens):
-                self.num_computed[sequence.id, position].append(sequence.num_preemptions)
+        for row in batch.rows:
+            num_preemptions = self.sequences[row.sequence_id].num_preemptions
+            for position in range(row.start, row.start + row.num_tokens):
+                self.num_computed[row.sequence_id, position].append(num_preemptions)
         self.scheduler.launch(batch)
         self.in_flight.append(batch)
 
@@ -144,10 +145,9 @@ class Run:
         self.scheduler.check_invariants()
 
     def commit(self, batch: Batch) -> None:
-        self.scheduler.commit(
-            batch, [Sampled((sequence.id % 3,)) for sequence, *_, samples in batch.sequences if samples]
-        )
-        ended = [s for s, *_ in batch.sequences if s.num_output_tokens >= s.sampling.max_tokens]
+        self.scheduler.commit(batch, [Sampled((row.sequence_id % 3,)) for row in batch.rows if row.samples])
+        computed = [self.sequences[row.sequence_id] for row in batch.rows]
+        ended = [s for s in computed if s.num_output_tokens >= s.sampling.max_tokens]
         self.scheduler.finish(ended)
         self.scheduler.land(batch)
         self.finished_at |= {sequence.id: self.num_steps for sequence in ended}
@@ -175,12 +175,12 @@ def test_budgets_hold_and_none_overtakes(
     def watch(batch: Batch, waited: list[Sequence]) -> None:
         assert batch.num_tokens <= run.scheduler.max_tokens
         assert batch.num_tokens + batch.num_padding_tokens <= config.max_num_batched_tokens
-        assert len(batch.sequences) <= config.max_num_seqs
-        joined = [scheduled.sequence for scheduled in batch.sequences[len(batch.sequences) - batch.num_joined :]]
+        assert len(batch.rows) <= config.max_num_seqs
+        joined = [run.sequences[row.sequence_id] for row in batch.rows[len(batch.rows) - batch.num_joined :]]
         left_behind = [sequence for sequence in waited if sequence not in joined]
         assert all(run.order(s) < run.order(other) for s in joined for other in left_behind)
-        for scheduled in batch.sequences:
-            assert scheduled.num_tokens > 0
+        for row in batch.rows:
+            assert row.num_tokens > 0
 
     run.to_the_end(watch)
 
@@ -254,8 +254,8 @@ def test_priority_waits_only_for_those_who_may_go_before_and_those_who_ran(
     began: dict[int, int] = {}
 
     def watch(batch: Batch, waited: list[Sequence]) -> None:
-        for scheduled in batch.sequences:
-            began.setdefault(scheduled.sequence.id, run.num_steps)
+        for row in batch.rows:
+            began.setdefault(row.sequence_id, run.num_steps)
 
     run.to_the_end(watch)
 

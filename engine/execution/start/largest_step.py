@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, batch_of
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
 from sluice.engine.sequence import Sequence
 
@@ -21,16 +21,13 @@ def largest_batches(
     shares = [max_num_batched_tokens // num_seqs] * num_seqs
     shares[0] += max_num_batched_tokens - sum(shares)
     prompts = [
-        ScheduledSequence(meaningless_sequence(index, share, block_size, COSTLIEST), 0, share, True)
+        (meaningless_sequence(index, share, block_size, COSTLIEST), 0, share, True)
         for index, share in enumerate(min(share, max_model_len) for share in shares)
     ]
     # One list of tokens and one of blocks for all: contexts may be long. Penalties would count each token of each.
     longest = meaningless_sequence(num_seqs, max_model_len, block_size, FILTERED)
-    decodes = [
-        ScheduledSequence(replace(longest, id=longest.id - index), max_model_len - 1, 1, True)
-        for index in range(num_seqs)
-    ]
-    return [Batch(tuple(prompts)), Batch(tuple(decodes))]
+    decodes = [(replace(longest, id=longest.id - index), max_model_len - 1, 1, True) for index in range(num_seqs)]
+    return [batch_of(prompts), batch_of(decodes)]
 
 
 def meaningless_sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:

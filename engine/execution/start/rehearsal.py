@@ -7,14 +7,18 @@ first three and every kind of option are run. Everything is computed in one bloc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, batch_of
 from sluice.engine.execution.start.largest_step import COSTLIEST, FILTERED, meaningless_sequence
 from sluice.engine.request import SamplingParams
+from sluice.engine.sequence import Sequence
 
 _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_CONTEXT = 256
 _PREFIX = 1024
 """Tokens before a prompt that continues: more than any kernel takes at once."""
+
+_Part = tuple[Sequence, int, int, bool]
+"""See `batch_of`."""
 
 
 def rehearsal_batches(
@@ -23,28 +27,28 @@ def rehearsal_batches(
     """Yield the steps: prompts of every length, alone, continued and beside a decode, then decodes of every context."""
     ids = iter(range(10**9))
 
-    def row(num_tokens: int, context: int, sampling: SamplingParams) -> ScheduledSequence:
+    def row(num_tokens: int, context: int, sampling: SamplingParams) -> _Part:
         sequence = meaningless_sequence(next(ids), context, block_size, sampling)
-        return ScheduledSequence(sequence, context - num_tokens, num_tokens, True)
+        return sequence, context - num_tokens, num_tokens, True
 
     for num_tokens in _doubled(1, min(max_num_batched_tokens, max_model_len)):
         continued = min(num_tokens + _PREFIX, max_model_len)
-        yield Batch((row(num_tokens, num_tokens, _GREEDY),))
-        yield Batch((row(num_tokens, continued, FILTERED),))
+        yield batch_of([row(num_tokens, num_tokens, _GREEDY)])
+        yield batch_of([row(num_tokens, continued, FILTERED)])
         if num_tokens < max_num_batched_tokens and max_num_seqs > 1:
-            yield Batch((row(num_tokens, continued, COSTLIEST), row(1, min(_PREFIX, max_model_len), _GREEDY)))
+            yield batch_of([row(num_tokens, continued, COSTLIEST), row(1, min(_PREFIX, max_model_len), _GREEDY)])
     for context in _doubled(_LEAST_CONTEXT, max_model_len):
-        yield Batch((row(1, context, FILTERED),))
+        yield batch_of([row(1, context, FILTERED)])
     most_rows = min(max_num_seqs, max_num_batched_tokens)
     for num_rows in _doubled(1, most_rows):
-        yield Batch(tuple(_copies(row(1, min(_PREFIX, max_model_len), FILTERED), num_rows, ids)))
+        yield batch_of(_copies(row(1, min(_PREFIX, max_model_len), FILTERED), num_rows, ids))
     for context in (1, max_model_len):
-        yield Batch(tuple(_copies(row(1, context, FILTERED), most_rows, ids)))
+        yield batch_of(_copies(row(1, context, FILTERED), most_rows, ids))
 
 
-def _copies(row: ScheduledSequence, num_rows: int, ids: Iterator[int]) -> Iterable[ScheduledSequence]:
-    """Repeat a row with fresh ids; one list of tokens and one of blocks for all, since contexts may be long."""
-    return (row._replace(sequence=replace(row.sequence, id=-2 - next(ids))) for _ in range(num_rows))
+def _copies(part: _Part, num_rows: int, ids: Iterator[int]) -> Iterable[_Part]:
+    """Repeat a row with fresh ids."""
+    return ((replace(part[0], id=-2 - next(ids)), *part[1:]) for _ in range(num_rows))
 
 
 def _doubled(first: int, last: int) -> list[int]:

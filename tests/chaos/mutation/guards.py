@@ -595,7 +595,7 @@ RESUME = (
         name="resume replays without penalty counts",
         patches=(
             Patch(
-                "engine/execution/sampler.py",
+                "engine/execution/sampling/sampler.py",
                 "self.counts[at] += position >= sequence.num_prompt_tokens",
                 "self.counts[at] += position >= sequence.num_prompt_tokens + sequence.num_resumed_tokens",
             ),
@@ -606,7 +606,7 @@ RESUME = (
         name="resume draws the noise of another position",
         patches=(
             Patch(
-                "engine/execution/sampler.py",
+                "engine/execution/sampling/sampler.py",
                 "[start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]",
                 "[start + num_tokens - s.num_prompt_tokens - s.num_resumed_tokens "
                 "for s, start, num_tokens, _ in scheduled]",
@@ -616,7 +616,7 @@ RESUME = (
     ),
     Guard(
         name="choices share their noise",
-        patches=(Patch("engine/execution/row_options.py", "counter_2(sequence.choice)", "counter_2(0)"),),
+        patches=(Patch("engine/execution/sampling/row_options.py", "counter_2(sequence.choice)", "counter_2(0)"),),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_choices_or_seeds_differ_then_so_do_their_tokens",),
     ),
     Guard(

@@ -77,7 +77,7 @@ def keep_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[Te
 
     def computed(batch: Batch) -> tuple[Tensor, Tensor | None]:
         found, drawn = compute(batch)
-        kept.append(found[: sum(scheduled.samples for scheduled in batch.sequences)].clone())
+        kept.append(found[: sum(row.samples for row in batch.rows)].clone())
         return found, drawn
 
     monkeypatch.setattr(runner, "_computed", computed)

@@ -4,22 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
+from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
 from sluice.engine.execution.graph_buckets import MIXED_TOKENS, Buckets, nothing, pad
-from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
 
 
-def scheduled(start: int, num_tokens: int) -> ScheduledSequence:
-    sequence = Sequence(
-        id=0,
-        request_id="",
-        choice=0,
-        sampling=SamplingParams(),
-        token_ids=[0] * (start + num_tokens),
-        num_prompt_tokens=start + num_tokens,
-    )
-    return ScheduledSequence(sequence, start, num_tokens, True)
+def scheduled(start: int, num_tokens: int) -> ScheduledRow:
+    return ScheduledRow(slot=0, sequence_id=0, start=start, num_tokens=num_tokens, samples=True)
 
 
 def decodes(count: int, context: int = 100) -> Batch:
@@ -80,14 +70,14 @@ class TestGivenAnyBatch:
         assert bucket.num_rows <= bucket.num_tokens, "each row has the logits of one of its tokens"
         for padded in (pad(batch, bucket), nothing(bucket)):
             assert padded.num_tokens + padded.num_padding_tokens == bucket.num_tokens
-            assert len(padded.sequences) + len(padded.padding) == bucket.num_rows
-            rows = [(row.num_tokens, row.start + row.num_tokens) for row in padded.sequences]
+            assert len(padded.rows) + len(padded.padding) == bucket.num_rows
+            rows = [(row.num_tokens, row.start + row.num_tokens) for row in padded.rows]
             rows += [(row.num_tokens, row.context_len) for row in padded.padding]
             assert max(size for size, _ in rows) <= bucket.max_query_len
             assert max(context for _, context in rows) <= bucket.max_context_len <= max_model_len
-            num_logits = len(padded.sequences) + sum(row.num_tokens == 1 for row in padded.padding)
+            num_logits = len(padded.rows) + sum(row.num_tokens == 1 for row in padded.padding)
             assert num_logits <= bucket.num_rows
-        assert pad(batch, bucket).sequences == batch.sequences
+        assert pad(batch, bucket).rows == batch.rows
         assert pad(batch, bucket).num_joined == 1
 
     def test_when_nothing_is_asked_for_then_a_bucket_of_padding_alone_has_its_sizes(self) -> None:

@@ -4,12 +4,22 @@ import pytest
 
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.errors import EngineBroken
-from sluice.engine.executor import Computed, Launched
+from sluice.engine.executor import Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import FinishReason
 from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultKind
-from tests.engine.given import CheckingModel, Transcripts, checking_model, engine_over, note, request, run, undisturbed
+from tests.engine.given import (
+    Checked,
+    CheckingModel,
+    Transcripts,
+    checking_model,
+    engine_over,
+    note,
+    request,
+    run,
+    undisturbed,
+)
 
 
 class CountingExecutor(ChaoticExecutor):
@@ -20,7 +30,7 @@ class CountingExecutor(ChaoticExecutor):
         self.asked: list[int] = []
 
     def launch(self, batch: Batch) -> Launched:
-        self.asked.append(len(batch.sequences))
+        self.asked.append(len(batch.rows))
         return super().launch(batch)
 
 
@@ -143,11 +153,13 @@ class DyingModel(CheckingModel):
 
     dies_by: FaultKind | None = None
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
         if self.dies_by is FaultKind.FAIL:
             raise RuntimeError("the device is gone")
         launched = super().launch(batch)
-        return launched if self.dies_by is None else Computed([Sampled((), error="not finite") for _ in launched.rows])
+        if self.dies_by is None:
+            return launched
+        return launched._replace(rows=[Sampled((), error="not finite") for _ in launched.rows])
 
 
 class TestGivenADeviceThatIsLost:
@@ -178,8 +190,9 @@ class TestGivenADeviceThatIsLost:
 
     def test_when_it_returns_fewer_rows_than_sequences_then_the_step_has_failed(self) -> None:
         class Forgetful(CheckingModel):
-            def launch(self, batch: Batch) -> Computed:
-                return Computed(super().launch(batch).rows[1:])
+            def launch(self, batch: Batch) -> Checked:
+                launched = super().launch(batch)
+                return launched._replace(rows=launched.rows[1:], sampling=launched.sampling[1:])
 
         engine = engine_over(Forgetful(NullModelConfig()))
         engine.add([request("r0", max_tokens=2), request("r1", max_tokens=2)])

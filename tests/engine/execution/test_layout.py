@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch import Batch, PaddingRow, ScheduledSequence
-from sluice.engine.execution.layout import BatchLayout
+from sluice.engine.batch import Batch, PaddingRow
 from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
+from tests.engine.layouts import Part, StepLayout
 
 BLOCK_SIZE = 4
 DRAWN_IDS = torch.tensor([900, 901, -1, 903, 904, 905])
@@ -35,22 +35,23 @@ def sequence(number: int, num_tokens: int) -> Sequence:
     )
 
 
-def lay_out(*scheduled: ScheduledSequence, drawn_rows: dict[int, int]) -> BatchTensors:
-    layout = BatchLayout(
-        max_num_seqs=4, max_blocks_per_seq=4, num_blocks=32, block_size=BLOCK_SIZE, device=torch.device("cpu")
-    )
-    return layout.lay_out(Batch(scheduled), drawn_rows, DRAWN_IDS)
+def layout_of(*, num_blocks: int = 32) -> StepLayout:
+    return StepLayout(max_num_seqs=4, max_blocks_per_seq=4, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
 
-def fed(number: int, num_known: int) -> ScheduledSequence:
+def lay_out(*parts: Part, drawn_rows: dict[int, int]) -> BatchTensors:
+    return layout_of().lay_out(parts, drawn_rows, DRAWN_IDS)
+
+
+def fed(number: int, num_known: int) -> Part:
     """A row whose one token is the one after those that are known."""
-    return ScheduledSequence(sequence(number, num_known), num_known, 1, samples=True)
+    return sequence(number, num_known), num_known, 1, True
 
 
 class TestGivenTokensThatTheHostDoesNotKnow:
     def test_when_they_are_laid_out_then_each_comes_from_its_own_row_of_the_step_before(self) -> None:
-        prompt = ScheduledSequence(sequence(1, 6), 2, 3, samples=False)
-        decode = ScheduledSequence(sequence(2, 5), 4, 1, samples=True)
+        prompt = sequence(1, 6), 2, 3, False
+        decode = sequence(2, 5), 4, 1, True
 
         tensors = lay_out(fed(3, 7), prompt, fed(0, 3), decode, drawn_rows={0: 5, 2: 1, 3: 0, 9: 2})
 
@@ -68,7 +69,7 @@ class TestGivenTokensThatTheHostDoesNotKnow:
         assert tensors.logit_rows.tolist() == [0, 1]
 
     def test_when_the_host_knows_all_then_nothing_is_fed(self) -> None:
-        tensors = lay_out(ScheduledSequence(sequence(1, 5), 4, 1, True), drawn_rows={1: 0})
+        tensors = lay_out((sequence(1, 5), 4, 1, True), drawn_rows={1: 0})
 
         assert tensors.input_ids.tolist() == [14]
 
@@ -80,11 +81,6 @@ class TestGivenTokensThatTheHostDoesNotKnow:
 
 class TestGivenStepsOfDecodesAlone:
     """The host lays them out over the last step's, in their own order."""
-
-    def layout(self) -> BatchLayout:
-        return BatchLayout(
-            max_num_seqs=4, max_blocks_per_seq=4, num_blocks=32, block_size=BLOCK_SIZE, device=torch.device("cpu")
-        )
 
     @given(
         steps=st.lists(
@@ -98,13 +94,13 @@ class TestGivenStepsOfDecodesAlone:
     def test_when_they_come_and_go_then_each_step_is_laid_out_as_any_other_would_be(
         self, steps: list[list[tuple[int, int]]]
     ) -> None:
-        own, general = self.layout(), self.layout()
+        own, general = layout_of(), layout_of()
         for step in steps:
-            batch = Batch(tuple(ScheduledSequence(sequence(n, length), length - 1, 1, True) for n, length in step))
+            parts = [(sequence(n, length), length - 1, 1, True) for n, length in step]
 
-            actual = own.lay_out(batch)
+            actual = own.lay_out(parts)
 
-            expected = general.lay_out(batch, {-1: 0}, DRAWN_IDS)
+            expected = general.lay_out(parts, {-1: 0}, DRAWN_IDS)
             for name in (field.name for field in fields(BatchTensors)):
                 one, other = getattr(actual, name), getattr(expected, name)
                 if name == "block_tables":
@@ -117,21 +113,16 @@ class TestGivenStepsOfDecodesAlone:
 
 
 class TestGivenPadding:
-    def layout(self) -> BatchLayout:
-        return BatchLayout(
-            max_num_seqs=4, max_blocks_per_seq=4, num_blocks=7, block_size=BLOCK_SIZE, device=torch.device("cpu")
-        )
-
     def test_when_padding_varies_then_a_row_reads_the_same_blocks(self) -> None:
-        layout = self.layout()
+        layout = layout_of(num_blocks=7)
 
         for num_rows in (1, 5, 2, 6):
-            tensors = layout.lay_out(Batch((), padding=(PaddingRow(1, 1),) * num_rows))
+            tensors = layout.lay_out_batch(Batch((), padding=(PaddingRow(1, 1),) * num_rows))
             expected = [[row * 4 % 7] for row in range(num_rows)]
             assert tensors.block_tables.tolist() == expected
 
     def test_when_steps_are_padded_one_after_the_other_then_the_tables_are_made_once(self) -> None:
-        tables_of = self.layout()._tables_of_padding  # pyright: ignore[reportPrivateUsage]
+        tables_of = layout_of(num_blocks=7).layout._tables_of_padding  # pyright: ignore[reportPrivateUsage]
 
         assert np.shares_memory(tables_of(1), tables_of(5))
 

@@ -66,13 +66,14 @@ class TestGivenTheLargestBatches:
         )
 
         assert prompts.num_tokens == min(max_num_batched_tokens, max_num_seqs * max_model_len)
-        assert len(prompts.sequences) == len(decodes.sequences) == max_num_seqs
-        for scheduled in (*prompts.sequences, *decodes.sequences):
-            end = scheduled.start + scheduled.num_tokens
-            assert scheduled.samples
-            assert end == scheduled.sequence.num_tokens <= max_model_len
-            assert len(scheduled.sequence.block_table) * 16 >= end
-        assert {row.start + 1 for row in decodes.sequences} == {max_model_len}
+        assert len(prompts.rows) == len(decodes.rows) == max_num_seqs
+        for batch in (prompts, decodes):
+            for row, admission in zip(batch.rows, batch.admissions, strict=True):
+                end = row.start + row.num_tokens
+                assert row.samples
+                assert end == len(admission.token_ids) <= max_model_len
+                assert len(admission.block_ids) * 16 >= end
+        assert {row.start + 1 for row in decodes.rows} == {max_model_len}
 
 
 class Scales:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sluice import worker
-from sluice.engine.batch import Batch, ScheduledSequence
+from sluice.engine.batch import Batch, batch_of
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import EngineBroken
 from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
@@ -167,7 +167,7 @@ def chunk_of_a_prompt() -> Batch:
         num_prompt_tokens=40,
         block_table=[0, 1, 2],
     )
-    return Batch((ScheduledSequence(sequence, 0, 16, samples=False),))
+    return batch_of([(sequence, 0, 16, False)])
 
 
 class TestGivenAStepThatDrawsNothing:

@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledSequence
+from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledRow
 from sluice.engine.errors import OutOfMemory
-from sluice.engine.executor import Computed
 from sluice.engine.null_model import NullModelConfig
-from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
-from tests.engine.given import CheckingModel, Transcripts, engine_over, lagging, note, request, undisturbed
+from tests.engine.given import Checked, CheckingModel, Transcripts, engine_over, lagging, note, request, undisturbed
 
 SHARED = b"You are a patient judge of short answers; say yes or no."
 BLOCK_SIZE = 16
@@ -32,7 +29,7 @@ class WatchingModel(CheckingModel):
         super().__init__(config)
         self.copying: list[Batch] = []
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
         if not batch.copies:
             return super().launch(batch)
         self.copying.append(batch)
@@ -203,7 +200,7 @@ class TestGivenAStepWithCopiesThatFails:
         started.check(*prompts)
         assert len(started.model.copying) > num_failures
         for batch in started.model.copying:
-            assert {copy.sequence_id for copy in batch.copies} <= {one.sequence.id for one in batch.sequences}
+            assert {copy.sequence_id for copy in batch.copies} <= {row.sequence_id for row in batch.rows}
 
     def test_when_there_is_no_memory_for_it_then_the_next_one_has_its_copies(
         self, lag: int, writes_first: bool
@@ -235,14 +232,14 @@ class SickModel(CheckingModel):
 
     def __init__(self, config: NullModelConfig) -> None:
         super().__init__(config)
-        self.probed: list[list[int]] = []
+        self.probed: list[tuple[int, ...]] = []
 
-    def launch(self, batch: Batch) -> Computed:
-        rows = super().launch(batch).rows
-        if all(scheduled.sequence.id >= 0 for scheduled in batch.sequences):
-            return Computed([Sampled((), error="not finite") for _ in rows])
-        self.probed += [scheduled.sequence.block_table for scheduled in batch.sequences]
-        return Computed(rows)
+    def launch(self, batch: Batch) -> Checked:
+        checked = super().launch(batch)
+        if all(row.sequence_id >= 0 for row in batch.rows):
+            return checked._replace(rows=[Sampled((), error="not finite") for _ in checked.rows])
+        self.probed += [admission.block_ids for admission in batch.admissions]
+        return checked
 
 
 class TestGivenAStepOfWhichNothingWentWell:
@@ -253,16 +250,12 @@ class TestGivenAStepOfWhichNothingWentWell:
 
         engine.step()
 
-        assert model.probed == [[20]]
+        assert model.probed == [(20,)]
 
 
 class TestGivenABatchWithCopies:
     def test_when_it_is_divided_then_each_part_has_the_copies_of_its_own_sequences(self) -> None:
-        sequences = [
-            Sequence(id=n, request_id="", choice=0, sampling=SamplingParams(), token_ids=[1], num_prompt_tokens=1)
-            for n in range(3)
-        ]
-        rows = tuple(ScheduledSequence(sequence, 0, 1, True) for sequence in sequences)
+        rows = tuple(ScheduledRow(slot=n, sequence_id=n, start=0, num_tokens=1, samples=True) for n in range(3))
         copies = (BlockCopy(0, 5, 6), BlockCopy(2, 5, 7))
         batch = Batch(rows, num_joined=3, copies=copies)
 

@@ -41,30 +41,31 @@ class Bench:
         )
         config = EngineConfig(**small | options, discipline=discipline)
         self.scheduler = Scheduler(config, limits, clock=self.clock)
-        self.num_made = 0
+        self.sequences: list[Sequence] = []
 
     def add(self, num_prompt_tokens: int, max_tokens: int = 8) -> Sequence:
         sequence = Sequence(
-            id=self.num_made,
-            request_id=f"r{self.num_made}",
+            id=len(self.sequences),
+            request_id=f"r{len(self.sequences)}",
             choice=0,
             sampling=SamplingParams(max_tokens=max_tokens),
-            token_ids=[self.num_made] * num_prompt_tokens,
+            token_ids=[len(self.sequences)] * num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
         )
-        self.num_made += 1
+        self.sequences.append(sequence)
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> Batch:
         """Plan and commit a step, and let those go that have their longest output."""
         batch = self.scheduler.schedule()
-        self.scheduler.commit(batch, [Sampled((7,)) for scheduled in batch.sequences if scheduled.samples])
+        self.scheduler.commit(batch, [Sampled((7,)) for row in batch.rows if row.samples])
         self.scheduler.finish(
             [
-                one.sequence
-                for one in batch.sequences
-                if one.sequence.num_output_tokens >= one.sequence.sampling.max_tokens
+                self.sequences[row.sequence_id]
+                for row in batch.rows
+                if self.sequences[row.sequence_id].num_output_tokens
+                >= self.sequences[row.sequence_id].sampling.max_tokens
             ]
         )
         self.scheduler.check_invariants()
@@ -73,7 +74,7 @@ class Bench:
 
 def shares(batch: Batch) -> list[tuple[int, int]]:
     """(sequence, tokens) of each row."""
-    return [(scheduled.sequence.id, scheduled.num_tokens) for scheduled in batch.sequences]
+    return [(row.sequence_id, row.num_tokens) for row in batch.rows]
 
 
 class TestGivenSequencesThatGenerate:
@@ -238,7 +239,7 @@ class TestGivenABatchThatIsGathered:
         for _ in range(3):
             bench.add(2)
 
-        assert len(bench.step().sequences) == 3
+        assert len(bench.step().rows) == 3
 
     def test_when_one_came_while_the_last_batch_ran_then_that_time_counts(self) -> None:
         bench = Bench("dynamic", batch_window_s=0.5, max_num_seqs=2)

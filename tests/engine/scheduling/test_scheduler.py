@@ -11,6 +11,8 @@ from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 
 _ids = count()
+_made: dict[int, Sequence] = {}
+"""By id."""
 
 
 def scheduler_with(*, num_blocks: int = 64, block_size: int = 4, **options: Any) -> Scheduler:
@@ -28,7 +30,7 @@ def scheduler_with(*, num_blocks: int = 64, block_size: int = 4, **options: Any)
 
 def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0, arrival_s: float = 0.0) -> Sequence:
     sequence_id = next(_ids)
-    return Sequence(
+    _made[sequence_id] = Sequence(
         id=sequence_id,
         request_id=f"r{sequence_id}",
         choice=0,
@@ -38,6 +40,7 @@ def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0,
         token_ids=[sequence_id % 256 if token is None else token] * num_tokens,
         num_prompt_tokens=num_tokens,
     )
+    return _made[sequence_id]
 
 
 def added(scheduler: Scheduler, num_tokens: int, **options: Any) -> Sequence:
@@ -49,7 +52,7 @@ def added(scheduler: Scheduler, num_tokens: int, **options: Any) -> Sequence:
 def step(scheduler: Scheduler) -> Batch:
     """Plan a step, and commit it with the token 7 for all that sample."""
     batch = scheduler.schedule()
-    scheduler.commit(batch, [Sampled((7,)) for scheduled in batch.sequences if scheduled.samples])
+    scheduler.commit(batch, [Sampled((7,)) for row in batch.rows if row.samples])
     scheduler.check_invariants()
     return batch
 
@@ -63,7 +66,7 @@ def step_until_preempted(scheduler: Scheduler, sequence: Sequence) -> None:
 
 
 def shares(batch: Batch) -> list[tuple[Sequence, int]]:
-    return [(scheduled.sequence, scheduled.num_tokens) for scheduled in batch.sequences]
+    return [(_made[row.sequence_id], row.num_tokens) for row in batch.rows]
 
 
 class TestGivenPromptsThatWait:
@@ -80,7 +83,7 @@ class TestGivenPromptsThatWait:
         scheduler = scheduler_with()
         long = added(scheduler, 20)
 
-        chunks = [step(scheduler).sequences[0] for _ in range(3)]
+        chunks = [step(scheduler).rows[0] for _ in range(3)]
 
         assert [(c.start, c.num_tokens, c.samples) for c in chunks] == [(0, 16, False), (16, 4, True), (20, 1, True)]
         assert long.num_output_tokens == 2
@@ -193,7 +196,7 @@ class TestGivenAFullCache:
         next_one = added(scheduler, 1, priority=1)
         batches = [step(scheduler) for _ in range(6)]
 
-        gave_way = next(n for n, batch in enumerate(batches) if len(batch.sequences) == 1)
+        gave_way = next(n for n, batch in enumerate(batches) if len(batch.rows) == 1)
 
         assert [sequence for sequence, _ in shares(batches[gave_way])] == [urgent]
         assert [sequence for sequence, _ in shares(batches[gave_way + 1])] == [urgent, next_one]
@@ -295,7 +298,7 @@ class TestGivenPrefixCaching:
         step_until_preempted(scheduler, newest)
 
         scheduler.finish([oldest])
-        (returned,) = step(scheduler).sequences
+        (returned,) = step(scheduler).rows
 
         assert returned.start > 0
         assert newest.num_cached_tokens == 0

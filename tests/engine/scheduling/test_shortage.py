@@ -8,11 +8,10 @@ from sluice.engine.batch import Batch
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.errors import EngineBroken, OutOfMemory
 from sluice.engine.execution.isolation import MAX_SHORTAGES
-from sluice.engine.executor import Computed
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import FinishReason
 from sluice.engine.scheduling.step_budget import REST, StepBudget
-from tests.engine.given import CheckingModel, engine_over, lagging, request, run, undisturbed
+from tests.engine.given import Checked, CheckingModel, engine_over, lagging, request, run, undisturbed
 
 SIZES = [3, 40, 11, 1, 25, 17, 60, 8]
 NAMES = [f"r{n}" for n in range(len(SIZES))]
@@ -26,7 +25,7 @@ class CrampedModel(CheckingModel):
         self.room = room
         self.asked: list[int] = []
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch) -> Checked:
         self.asked.append(batch.num_tokens)
         if batch.num_tokens > self.room:
             raise OutOfMemory(f"no memory for {batch.num_tokens} tokens")
@@ -120,8 +119,13 @@ class TestGivenADeviceWithRoomForSmallStepsOnly:
 class TooLarge(CheckingModel):
     """Never has memory for one request, whatever else is in the step."""
 
-    def launch(self, batch: Batch) -> Computed:
-        if any(scheduled.sequence.request_id == "large" for scheduled in batch.sequences):
+    def __init__(self, config: NullModelConfig) -> None:
+        super().__init__(config)
+        self.large: set[int] = set()
+
+    def launch(self, batch: Batch) -> Checked:
+        self.large |= {one.sequence_id for one in batch.admissions if one.request_id == "large"}
+        if any(row.sequence_id in self.large for row in batch.rows):
             raise OutOfMemory("it is too large")
         return super().launch(batch)
 

@@ -30,17 +30,17 @@ class TestGivenLimits:
         max_num_seqs, max_num_batched_tokens, max_model_len = limits
 
         for batch in batches_of(*limits):
-            assert 1 <= len(batch.sequences) <= max_num_seqs
+            assert 1 <= len(batch.rows) <= max_num_seqs
             assert batch.num_tokens <= max_num_batched_tokens
-            assert all(0 <= one.start < one.start + one.num_tokens <= max_model_len for one in batch.sequences)
+            assert all(0 <= one.start < one.start + one.num_tokens <= max_model_len for one in batch.rows)
 
     def test_when_steps_are_made_then_the_largest_and_the_longest_are_among_them(self) -> None:
         batches = batches_of(256, 8192, 40960)
 
         assert max(batch.num_tokens for batch in batches) == 8192
-        assert {len(batch.sequences) for batch in batches} >= {1, 2, 4, 8, 16, 32, 64, 128, 256}
-        assert any(len(b.sequences) == 256 and b.sequences[0].start == 40959 for b in batches)
-        assert len({one.sequence.id for b in batches for one in b.sequences}) == sum(len(b.sequences) for b in batches)
+        assert {len(batch.rows) for batch in batches} >= {1, 2, 4, 8, 16, 32, 64, 128, 256}
+        assert any(len(b.rows) == 256 and b.rows[0].start == 40959 for b in batches)
+        assert len({one.sequence_id for b in batches for one in b.rows}) == sum(len(b.rows) for b in batches)
 
 
 def test_when_a_model_is_rehearsed_then_every_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:

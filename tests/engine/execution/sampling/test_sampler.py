@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice.engine.batch import ScheduledSequence
-from sluice.engine.execution import sampler as module
-from sluice.engine.execution.sampler import Sampler
+from sluice.engine.execution.sampling import sampler as module
+from sluice.engine.execution.sampling.sampler import Sampler
+from sluice.engine.execution.slots import Slot
 from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
 from sluice.kernels.sample import SampleOptions, draws_with
 
 VOCAB_SIZE = 12
@@ -44,14 +43,14 @@ PARAMS = st.builds(
 )
 
 
-def sequence_with(sequence_id: int, prompt: list[int], params: SamplingParams) -> Sequence:
-    return Sequence(
-        id=sequence_id,
-        request_id="",
+def slot_with(sequence_id: int, prompt: list[int], params: SamplingParams) -> Slot:
+    return Slot(
+        sequence_id=sequence_id,
         choice=0,
         sampling=params,
         token_ids=prompt.copy(),
         num_prompt_tokens=len(prompt),
+        num_blocks=0,
     )
 
 
@@ -79,14 +78,14 @@ def make_sampler() -> Sampler:
     return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_rows=8, device=torch.device("cpu"))
 
 
-def drawn_from(sampler: Sampler, logits: Tensor, sequences: Items[Sequence]) -> Tensor:
-    """The logits that `sample` is given for the next token of each sequence."""
-    rows = sampler.prepare([ScheduledSequence(one, one.num_tokens - 1, 1, True) for one in sequences])
+def drawn_from(sampler: Sampler, logits: Tensor, slots: Items[Slot]) -> Tensor:
+    """The logits that `sample` is given for the next token of each slot."""
+    rows = sampler.prepare(slots, [len(slot.token_ids) - slot.num_prompt_tokens for slot in slots])
     sampler.sample(logits, rows)
     return _drawn_from.pop()
 
 
-def expected_row(row: NDArray[np.float32], sequence: Sequence) -> NDArray[np.float32]:
+def expected_row(row: NDArray[np.float32], sequence: Slot) -> NDArray[np.float32]:
     """Biases, bans, repetition, frequency and presence, each rounded to float32, token by token."""
     params, result = sequence.sampling, row.copy()
     output = sequence.token_ids[sequence.num_prompt_tokens :]
@@ -105,7 +104,7 @@ def expected_row(row: NDArray[np.float32], sequence: Sequence) -> NDArray[np.flo
     return result
 
 
-def check_drawn_from(sampler: Sampler, sequences: Items[Sequence], seed: int) -> None:
+def check_drawn_from(sampler: Sampler, sequences: Items[Slot], seed: int) -> None:
     logits = torch.randn(len(sequences), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
     logits[:, 3], logits[:, 4], logits[:, 5] = 0.0, -0.0, -math.inf
     before = logits.clone()
@@ -123,13 +122,13 @@ def test_given_any_rows_when_they_generate_then_each_step_draws_from_what_was_as
     rows: list[tuple[list[int], SamplingParams]], output: list[int]
 ) -> None:
     sampler = make_sampler()
-    sequences = [sequence_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
+    sequences = [slot_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
 
     for step, token in enumerate(output):
         # The last of them misses every second step.
         check_drawn_from(sampler, sequences[: len(sequences) - step % 2] or sequences, seed=step)
         for sequence in sequences:
-            sequence.token_ids.append((token + sequence.id) % VOCAB_SIZE)
+            sequence.token_ids.append((token + sequence.sequence_id) % VOCAB_SIZE)
 
 
 class TestGivenRowsOfEveryKind:
@@ -138,7 +137,7 @@ class TestGivenRowsOfEveryKind:
     both = replace(penalised, logit_bias={2: 1.5, 7: -3.0}, min_tokens=1)
 
     def test_when_a_step_is_drawn_then_their_logits_change_by_one_call(self) -> None:
-        sequences = [sequence_with(i, [2, 3], p) for i, p in enumerate([self.penalised, self.biased, self.both])]
+        sequences = [slot_with(i, [2, 3], p) for i, p in enumerate([self.penalised, self.biased, self.both])]
 
         with patch.object(module, "apply_penalties", wraps=module.apply_penalties) as apply:
             drawn_from(make_sampler(), torch.zeros(3, VOCAB_SIZE), sequences)
@@ -148,19 +147,18 @@ class TestGivenRowsOfEveryKind:
         pairs = list(zip(entries.rows.tolist(), entries.token_ids.tolist(), strict=True))
         assert sorted(pairs) == [(0, 2), (0, 3), (1, 1), (1, 7), (2, 1), (2, 2), (2, 3), (2, 7)]
 
-    def test_when_forgotten_ids_come_again_then_no_earlier_state_is_left(self) -> None:
+    def test_when_a_slot_is_admitted_again_then_no_earlier_state_is_left(self) -> None:
         sampler, logits = make_sampler(), torch.zeros(1, VOCAB_SIZE)
-        edited = drawn_from(sampler, logits, [sequence_with(0, [2, 3], self.both)])
+        edited = drawn_from(sampler, logits, [slot_with(0, [2, 3], self.both)])
 
-        sampler.forget([0])
-        plain = drawn_from(sampler, logits, [sequence_with(0, [2, 3], SamplingParams(temperature=0))])
+        plain = drawn_from(sampler, logits, [slot_with(0, [2, 3], SamplingParams(temperature=0))])
 
         assert edited is not logits
         assert plain is logits
 
     def test_when_the_bans_of_all_rows_are_over_then_nothing_is_copied(self) -> None:
         sampler = make_sampler()
-        sequence = sequence_with(0, [2, 3], SamplingParams(temperature=0, min_tokens=1))
+        sequence = slot_with(0, [2, 3], SamplingParams(temperature=0, min_tokens=1))
         logits = torch.zeros(1, VOCAB_SIZE)
 
         first = drawn_from(sampler, logits, [sequence])
@@ -171,7 +169,7 @@ class TestGivenRowsOfEveryKind:
         assert second is logits
 
     def test_when_a_step_is_drawn_again_after_the_bans_were_over_then_they_are_back(self) -> None:
-        sampler, sequence = make_sampler(), sequence_with(0, [2, 3], self.biased)
+        sampler, sequence = make_sampler(), slot_with(0, [2, 3], self.biased)
         sequence.token_ids += [5, 6]
         check_drawn_from(sampler, [sequence], seed=0)
 

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sluice.engine.execution.slots import Slot
 from sluice.engine.execution.transfers import Staging
-from sluice.engine.sequence import Sequence
 from sluice.kernels.philox import counter_2
 from sluice.kernels.sample import SampleOptions, sample
 
@@ -54,12 +54,9 @@ class RowOptions:
         self.drawn = torch.zeros(self._num_rows, dtype=torch.int64, device=device)
         """The tokens that `draw`, or a replay of it, drew last."""
 
-        self._packed: dict[int, bytes] = {}
-        """The fields of each sequence, by its id."""
-
-    def fill(self, sequences: Iterable[Sequence]) -> NDArray[np.int32]:
-        """Set the rows to these sequences; return the array of their positions, to be written before each `send`."""
-        packed = b"".join([self._packed.get(one.id) or self._pack(one) for one in sequences])
+    def fill(self, slots: Iterable[Slot]) -> NDArray[np.int32]:
+        """Set the rows to these slots' options; return the array of positions, to be written before each `send`."""
+        packed = b"".join([slot.options or self._pack(slot) for slot in slots])
         rows = np.frombuffer(packed, dtype=_FIELDS)
         count = len(rows)
         for name in _NAMES:
@@ -68,18 +65,13 @@ class RowOptions:
         self._fields["temperature"][count:] = 0.0
         return self._positions[:count]
 
-    def _pack(self, sequence: Sequence) -> bytes:
-        params = sequence.sampling
+    def _pack(self, slot: Slot) -> bytes:
+        params = slot.sampling
         # A temperature too small to divide by selects the most likely token.
         temperature = params.temperature if params.temperature >= _LEAST_TEMPERATURE else 0.0
         top_k = min(params.top_k, self._vocab_size)
-        packed = _PACKED.pack(params.seed, counter_2(sequence.choice), temperature, params.top_p, params.min_p, top_k)
-        self._packed[sequence.id] = packed
-        return packed
-
-    def forget(self, sequence_id: int) -> None:
-        """Drop what is kept for a sequence."""
-        self._packed.pop(sequence_id, None)
+        slot.options = _PACKED.pack(params.seed, counter_2(slot.choice), temperature, params.top_p, params.min_p, top_k)
+        return slot.options
 
     def send(self) -> None:
         """Copy the options to the device, after all work launched there."""

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.execution.row_options import RowOptions
+from sluice.engine.execution.sampling.row_options import RowOptions
+from sluice.engine.execution.slots import Slot
 from sluice.engine.request import SamplingParams
-from sluice.engine.sequence import Sequence
 from sluice.kernels.philox import counter_2
 from sluice.kernels.sample import sample
 
@@ -26,10 +26,8 @@ PARAMS = st.builds(
 STEPS = st.lists(st.lists(st.tuples(PARAMS, st.integers(0, 3)), min_size=1, max_size=MAX_ROWS), min_size=1, max_size=4)
 
 
-def sequence(number: int, params: SamplingParams, choice: int) -> Sequence:
-    return Sequence(
-        id=number, request_id="", choice=choice, sampling=params, token_ids=[1], num_prompt_tokens=1, block_table=[]
-    )
+def slot(number: int, params: SamplingParams, choice: int) -> Slot:
+    return Slot(sequence_id=number, choice=choice, sampling=params, token_ids=[1], num_prompt_tokens=1, num_blocks=0)
 
 
 def make_options() -> RowOptions:
@@ -43,9 +41,9 @@ class TestGivenRowsThatComeAndGo:
     ) -> None:
         rows = make_options()
         for at, step in enumerate(steps):
-            sequences = [sequence(100 * at + n, params, choice) for n, (params, choice) in enumerate(step)]
+            slots = [slot(100 * at + n, params, choice) for n, (params, choice) in enumerate(step)]
 
-            rows.fill(sequences)[:] = range(len(step))
+            rows.fill(slots)[:] = range(len(step))
             rows.send()
 
             options = rows.first(len(step))
@@ -67,7 +65,7 @@ class TestGivenLogits:
     def test_when_padding_is_drawn_too_then_the_rows_have_the_same_tokens(self) -> None:
         rows = make_options()
         params = [SamplingParams(temperature=1.0, seed=n, top_k=20) for n in range(3)]
-        rows.fill([sequence(n, one, 0) for n, one in enumerate(params)])[:] = [5, 6, 7]
+        rows.fill([slot(n, one, 0) for n, one in enumerate(params)])[:] = [5, 6, 7]
         rows.send()
         logits = torch.randn(MAX_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 

@@ -1,0 +1,1 @@
+"""Sampling: options of rows, changes of their logits, and the draw."""

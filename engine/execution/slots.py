@@ -1,0 +1,93 @@
+"""What the executor keeps of each running sequence, by its row slot (`sluice.engine.batch`). Knows no tensors.
+
+The scheduler writes it through batches; the sampled tokens are added here when a step is collected, at their positions.
+Both may be repeated. Nothing is dropped when a sequence ends: the next one to get its slot replaces it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from sluice.engine.execution.sampling.token_edits import TokenEdits
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A running sequence, as steps need it. Mutable: its tokens, its table and what the sampler keeps of it grow.
+
+    The first blocks of one object never change: whoever keeps a copy of its table needs only those that came.
+    """
+
+    sequence_id: int
+    choice: int
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    token_ids: list[int]
+    """Prompt and output, as far as the host knows them."""
+
+    num_blocks: int
+    options: bytes = b""
+    """Its sampling options as they are sent to the device; empty until they were first needed."""
+
+    edits: "TokenEdits | None" = None
+    """Changes of its logits; None until they were first needed."""
+
+
+class Slots:
+    """The slots of one executor, and their block tables."""
+
+    def __init__(self, num_slots: int, max_blocks_per_seq: int) -> None:
+        # One slot more, the last, is for probes: see `isolation`.
+        self._slots: list[Slot | None] = [None] * (num_slots + 1)
+        self.tables = np.zeros((num_slots + 1, max_blocks_per_seq), dtype=np.int32)
+        """Block ids of each slot; beyond `Slot.num_blocks` they are those of earlier sequences."""
+
+    def __getitem__(self, row: ScheduledRow) -> Slot:
+        slot = self._slots[row.slot]
+        if slot is None or slot.sequence_id != row.sequence_id:
+            raise KeyError(f"slot {row.slot} does not have sequence {row.sequence_id}")
+        return slot
+
+    def write(self, batch: Batch) -> None:
+        """Make the writes of `batch`."""
+        for admission in batch.admissions:
+            self._admit(admission)
+        for slot, sequence_id, first, block_ids in batch.table_writes:
+            held = self._slots[slot]
+            # The sequence may have left between two attempts at a step.
+            if held is not None and held.sequence_id == sequence_id:
+                held.num_blocks = first + len(block_ids)
+                self.tables[slot, first : held.num_blocks] = block_ids
+
+    def add_tokens(self, rows: Iterable[ScheduledRow], sampled: Iterable[Sampled]) -> None:
+        """Write the tokens that `rows`, all of which sample, have sampled."""
+        for row, result in zip(rows, sampled, strict=True):
+            held = self._slots[row.slot]
+            end = row.start + row.num_tokens
+            # It may have left, or have failed in the step before.
+            if held is not None and held.sequence_id == row.sequence_id and end <= len(held.token_ids):
+                held.token_ids[end : end + len(result.token_ids)] = result.token_ids
+
+    def _admit(self, admission: Admission) -> None:
+        num_blocks = len(admission.block_ids)
+        self.tables[admission.slot, :num_blocks] = admission.block_ids
+        held = self._slots[admission.slot]
+        if held is not None and held.sequence_id == admission.sequence_id:
+            # Repeated, or preempted meanwhile: tokens that were sampled since it was planned are still its own.
+            held.token_ids[: len(admission.token_ids)] = admission.token_ids
+            self._slots[admission.slot] = replace(held, num_blocks=num_blocks)
+            return
+        self._slots[admission.slot] = Slot(
+            sequence_id=admission.sequence_id,
+            choice=admission.choice,
+            sampling=admission.sampling,
+            num_prompt_tokens=admission.num_prompt_tokens,
+            token_ids=list(admission.token_ids),
+            num_blocks=num_blocks,
+        )

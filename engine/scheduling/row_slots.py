@@ -1,0 +1,91 @@
+"""Row slots of the running sequences, and what the executor has not been told of them (`sluice.engine.batch`)."""
+
+from sluice.engine.batch import Admission, Batch, ScheduledRow, TableWrite, admission_of
+from sluice.engine.sequence import Sequence
+
+
+class RowSlots:
+    """Which sequence has which slot. Mutable.
+
+    A sequence has one from its admission until the last step that has it has landed. The lowest ones are used first.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._sequences: list[Sequence | None] = [None] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._stale: dict[int, Sequence] = {}
+        """By slot: those whose block table the executor does not have, as far as is known."""
+
+    def __getitem__(self, row: ScheduledRow) -> Sequence:
+        sequence = self._sequences[row.slot]
+        if sequence is None or sequence.id != row.sequence_id:
+            raise KeyError(f"slot {row.slot} does not belong to sequence {row.sequence_id}")
+        return sequence
+
+    def of(self, batch: Batch) -> list[Sequence]:
+        """Return the sequence of each row of `batch`."""
+        sequences = self._sequences
+        return [sequence for row in batch.rows if (sequence := sequences[row[0]]) is not None]
+
+    def assign(self, sequence: Sequence) -> None:
+        """Give a free slot to `sequence`, which has just been admitted."""
+        sequence.slot = slot = self._free.pop()
+        sequence.num_sent_blocks = 0
+        self._sequences[slot] = self._stale[slot] = sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the slot of `sequence` back: no step in flight has it."""
+        self._sequences[sequence.slot] = None
+        self._stale.pop(sequence.slot, None)
+        self._free.append(sequence.slot)
+        sequence.slot = -1
+
+    def note_growth(self, sequence: Sequence) -> None:
+        """Note that `sequence` has got more blocks."""
+        self._stale[sequence.slot] = sequence
+
+    def with_writes(self, batch: Batch) -> Batch:
+        """Add the writes that the executor has not confirmed, of sequences in the step and of others."""
+        if not self._stale:
+            return batch
+        admissions: list[Admission] = []
+        writes: list[TableWrite] = []
+        for slot, sequence in self._stale.items():
+            num_sent = sequence.num_sent_blocks
+            if num_sent == 0:
+                admissions.append(admission_of(sequence))
+            else:
+                writes.append(TableWrite(slot, sequence.id, num_sent, tuple(sequence.block_table[num_sent:])))
+        return batch.with_writes(tuple(admissions), tuple(writes))
+
+    def confirm(self, batch: Batch) -> None:
+        """Note that a step has succeeded, and so the executor has the writes of `batch`."""
+        for one in batch.admissions:
+            self._confirm(one.slot, one.sequence_id, len(one.block_ids))
+        for slot, sequence_id, first, block_ids in batch.table_writes:
+            self._confirm(slot, sequence_id, first + len(block_ids))
+
+    def _confirm(self, slot: int, sequence_id: int, num_blocks: int) -> None:
+        sequence = self._stale.get(slot)
+        if sequence is not None and sequence.id == sequence_id:
+            sequence.num_sent_blocks = max(sequence.num_sent_blocks, num_blocks)
+            if sequence.num_sent_blocks == len(sequence.block_table):
+                del self._stale[slot]
+
+    def check_invariants(self, holders: list[Sequence]) -> None:
+        """Check that exactly `holders` have a slot each.
+
+        Raises:
+            AssertionError: an invariant is violated.
+        """
+        held = {sequence.slot: sequence for sequence in holders}
+        assert len(held) == len(holders), "two sequences have the same slot"
+        assert {slot: one for slot, one in enumerate(self._sequences) if one is not None} == held, (
+            "slots and sequences do not match"
+        )
+        assert sorted(self._free) == [slot for slot, one in enumerate(self._sequences) if one is None], (
+            "a slot is neither free nor held"
+        )
+        for slot, sequence in held.items():
+            is_known = sequence.num_sent_blocks == len(sequence.block_table)
+            assert is_known or slot in self._stale, "the executor will never get a block table"
