@@ -207,6 +207,38 @@ class Finish:
     """Cause of the failure, if the reason is ERROR and the request was not rejected."""
 
 
+MAX_PREEMPTIONS = 16
+"""Preemptions of a sequence whose times are kept; their waits are all added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preemptions:
+    """When a sequence was preempted, and when it ran again; times on the engine's monotonic clock."""
+
+    ended: tuple[tuple[float, float], ...] = ()
+    """Begin and end of the first ones that are over."""
+
+    waited_s: float = 0.0
+    """The time from preemption until it ran again, of all that are over."""
+
+    since_s: float | None = None
+    """When the one began that is not over; None if it runs or never did."""
+
+    def begin(self, now_s: float) -> "Preemptions":
+        """Return what is known once the sequence is preempted."""
+        return Preemptions(self.ended, self.waited_s, now_s)
+
+    def end(self, now_s: float) -> "Preemptions":
+        """Return what is known once it runs again."""
+        if self.since_s is None:
+            return self
+        ended = (*self.ended, (self.since_s, now_s))[:MAX_PREEMPTIONS]
+        return Preemptions(ended, self.waited_s + now_s - self.since_s)
+
+
+NEVER_PREEMPTED = Preemptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStats:
     """Statistics of a sequence so far; times on the engine's monotonic clock."""
@@ -216,6 +248,7 @@ class SequenceStats:
     """Prompt tokens found in the prefix cache when the sequence was first scheduled."""
 
     num_preemptions: int = 0
+    preemptions: Preemptions = NEVER_PREEMPTED
     first_scheduled_s: float | None = None
     num_resumed_tokens: int = 0
     """Output tokens that an earlier attempt had published."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import NEVER_PREEMPTED, Preemptions, SamplingParams
 
 
 class SequenceStatus(Enum):
@@ -78,6 +78,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    preemptions: Preemptions = NEVER_PREEMPTED
     num_overtaken: int = 0
     """Sequences that joined before it while it was held back for a prefix that another one computes."""
 

@@ -435,6 +435,8 @@ class Scheduler:
             sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_tokens += sequence.num_cached_tokens
+        elif sequence.num_preemptions:
+            sequence.preemptions = sequence.preemptions.end(self._clock())
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Get `sequence` blocks for `num_tokens`, preempting from the end of the order if necessary.
@@ -454,6 +456,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         victim.num_preemptions += 1
+        victim.preemptions = victim.preemptions.begin(self._clock())
         self.counters.num_preemptions += 1
         if victim.num_launched_tokens:
             victim.status = SequenceStatus.LEAVING

@@ -102,7 +102,7 @@ class ChoiceOutput:
     @property
     def stats(self) -> SequenceStats:
         """The sequence's statistics; rebuilt only when the scheduler has changed it."""
-        if self._stats is None or self._stats.num_preemptions != self.sequence.num_preemptions:
+        if self._stats is None or self._stats.preemptions is not self.sequence.preemptions:
             self._stats = _stats(self.sequence)
         return self._stats
 
@@ -197,6 +197,7 @@ def _stats(sequence: Sequence) -> SequenceStats:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_cached_tokens=sequence.num_cached_tokens,
         num_preemptions=sequence.num_preemptions,
+        preemptions=sequence.preemptions,
         first_scheduled_s=sequence.first_scheduled_s,
         num_resumed_tokens=sequence.num_resumed_tokens,
     )

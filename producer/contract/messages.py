@@ -384,6 +384,8 @@ class JobRecord:
     output_tokens: int | None = None
     resumed_tokens: int = 0
     preemptions: int = 0
+    preempted_ms: int = 0
+    preemption_times: tuple[tuple[int, int | None], ...] = ()  # ms from the attempt's start, ms until it ran again
     first_scheduled_ms: int | None = None
     first_token_ms: int | None = None
     last_token_ms: int | None = None
@@ -416,10 +418,10 @@ class OutboxEvent:
     """all: submitted_ms (older workers leave it out). submitted: queue, priority, prompt_tokens, cost, spec, seed,
     batch, not_before_ms, deadline_ms, ttl_ms, digest, custom_id, line and endpoint (of a line of a bulk file), prompt
     (if the history keeps prompts) or prompt_to_hash (if it keeps their hashes). started: epoch, attempt, incarnation.
-    returned: why, epoch, gap_ms. ended: state, reason, error, error_code, epoch, attempt, incarnation, gap_ms, record
-    (encoded JobRecord, if a worker ended it), result (encoded, if the history keeps results) or result_bytes (its
-    length, if it is too large for an event: read it from its key). A field without a value is absent. Text, seeds
-    (decimal) and encoded messages are bytes."""
+    returned: why, epoch, gap_ms, seen_ms (its worker's last heartbeat). ended: state, reason, error, error_code,
+    epoch, attempt, incarnation, gap_ms, record (encoded JobRecord, if a worker ended it), result (encoded, if the
+    history keeps results) or result_bytes (its length, if it is too large for an event: read it from its key). A field
+    without a value is absent. Text, seeds (decimal) and encoded messages are bytes."""
 
 
 def check_prompt(prompt: Prompt) -> None:

@@ -31,7 +31,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0013"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -142,6 +142,9 @@ attempts = sa.Table(
     sa.Column("outcome", sa.Text, comment="done, failed, cancelled, expired or returned; none while it runs"),
     sa.Column("why", sa.Text, comment="why it was returned, or the error code"),
     sa.Column("gap_s", sa.Double, comment="longest wait of a reader in it, from the last token of the one before"),
+    sa.Column("seen_ms", Ms, comment="last heartbeat of its worker, if that died"),
+    sa.Column("preempted_s", sa.Double, comment="the waits of all its preemptions"),
+    sa.Column("preemption_times", Json, comment="of its first 16: [[ms from started_ms, ms until it ran again]]"),
     sa.Column("end_version", sa.BigInteger, comment="the job's version at this end; the first end of a claim stands"),
     sa.Index("attempts_by_incarnation", "incarnation", "started_ms"),
 )

@@ -443,7 +443,12 @@ def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]
     return items
 
 
-_READERS: Mapping[object, Callable[[object], object]] = {str | None: as_str, float | None: as_float}
+def _times(value: object) -> tuple[tuple[int, int | None], ...]:
+    return tuple((as_int(at), None if wait is None else as_int(wait)) for at, wait in map(as_list, as_list(value)))
+
+
+_TIMES = tuple[tuple[int, int | None], ...]
+_READERS: Mapping[object, Callable[[object], object]] = {str | None: as_str, float | None: as_float, _TIMES: _times}
 _RECORD = {field.name: _READERS.get(field.type, as_int) for field in fields(JobRecord)}
 """The reader of each measurement, by its type."""
 

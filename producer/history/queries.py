@@ -97,6 +97,15 @@ class AttemptRow:
     gap_s: float | None
     """Longest wait of a reader for tokens, from the last token of the attempt before."""
 
+    seen_ms: int | None = None
+    """The last heartbeat of its worker, if that died."""
+
+    preempted_s: float | None = None
+    """The waits of all its preemptions."""
+
+    preemption_times: Sequence[Sequence[int | None]] | None = None
+    """The first ones: milliseconds from its start, and milliseconds until it ran again; None if it did not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyRow:

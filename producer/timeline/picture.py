@@ -1,6 +1,6 @@
 """The timeline of a job as a picture: bars and marks in percent of its time. No I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice.producer.timeline.durations import seconds
@@ -65,6 +65,11 @@ class Try:
     end_ms: int | None
     outcome: str | None
     why: str | None
+    seen_ms: int | None = None
+    """The last heartbeat of its worker, if that died."""
+
+    preemptions: Sequence[tuple[int, int | None]] = ()
+    """The first ones: begin, and when it ran again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +152,27 @@ def _waits(times: Times, scale: Scale, now_ms: int) -> Iterator[Bar]:
 
 
 def _bars_of(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Iterator[Bar]:
+    """Yield what an attempt did, what interrupted that, and the time in which its worker was dead."""
+    lost_ms = _lost_ms(times, one, end_ms)
+    yield from _phases(times, one, lost_ms, lane, scale)
+    for begin_ms, again_ms in one.preemptions:
+        if begin_ms < lost_ms:
+            until_ms = min(lost_ms, again_ms or lost_ms)
+            yield _bar(scale, max(begin_ms, one.start_ms), until_ms, lane, "preempted", "Preempted")
+    if lost_ms < end_ms:
+        yield _bar(scale, lost_ms, end_ms, lane, "lost", "Its worker was lost")
+
+
+def _lost_ms(times: Times, one: Try, end_ms: int) -> int:
+    """Return until when an attempt ran, as far as is known: a worker that dies sends no more heartbeats."""
+    if one.seen_ms is None:
+        return end_ms
+    first_ms = times.first_token_ms
+    known = [one.start_ms, one.seen_ms, *([first_ms] if first_ms is not None and first_ms < end_ms else [])]
+    return min(end_ms, max(known))
+
+
+def _phases(times: Times, one: Try, end_ms: int, lane: int, scale: Scale) -> Iterator[Bar]:
     """Yield what an attempt did: it waited in its worker, computed the prompt, and generated."""
     scheduled_ms, first_ms = times.scheduled_ms, times.first_token_ms
     begin_ms = one.start_ms

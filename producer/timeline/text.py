@@ -5,8 +5,17 @@ from collections.abc import Iterator
 from sluice.producer.timeline.durations import seconds
 from sluice.producer.timeline.picture import Bar, Picture, Times
 
-MARKS = {"queue": "·", "prefill": "▒", "decode": "█", "death": "✗", "end-done": "●", "end-bad": "✗"}
-LEGEND = "· waits   ▒ prompt   █ output   ✗ handed over or failed   ● done"
+MARKS = {
+    "queue": "·",
+    "prefill": "▒",
+    "decode": "█",
+    "preempted": "▁",
+    "lost": "~",
+    "death": "✗",
+    "end-done": "●",
+    "end-bad": "✗",
+}
+LEGEND = "· waits   ▒ prompt   █ output   ▁ preempted   ~ worker lost   ✗ handed over or failed   ● done"
 LEAST_COLUMNS = 20
 
 

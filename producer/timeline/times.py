@@ -40,9 +40,18 @@ def _tries(rows: Sequence[AttemptRow], now: JobStatus | None) -> Iterator[Try]:
             end_ms=row.ended_ms,
             outcome=row.outcome,
             why=row.why,
+            seen_ms=row.seen_ms,
+            preemptions=tuple(_preemptions(row)),
         )
     if now is not None and now.started_ms is not None and now.attempt > number:
         yield Try(number=now.attempt, start_ms=now.started_ms, end_ms=now.ended_ms, outcome=None, why=None)
+
+
+def _preemptions(row: AttemptRow) -> Iterator[tuple[int, int | None]]:
+    for at_ms, wait_ms in row.preemption_times or ():
+        if at_ms is not None:
+            begin_ms = (row.started_ms or 0) + at_ms
+            yield begin_ms, None if wait_ms is None else begin_ms + wait_ms
 
 
 def _first(*values: int | None) -> int | None:

@@ -104,6 +104,7 @@ class TestGivenADeadWorker:
         dead, worker = queue.worker("A"), queue.worker("B")
         old = dead.take()
         dead.advance(tokens(old, 0, 3, first_scheduled_ms=7, first_token_ms=8, fingerprint="f"))
+        beaten_ms = dead.beat(old.id).server_ms
         queue.pass_time(EXPIRY_MS + 1)
 
         job = worker.take()
@@ -113,6 +114,7 @@ class TestGivenADeadWorker:
         assert (job.first_scheduled_ms, job.first_token_ms) == (7, 8)
         assert [e.kind for e in queue.events(job_id)] == ["submitted", "started", "returned", "started"]
         assert queue.events(job_id)[2].fields["why"] == b"death"
+        assert queue.events(job_id)[2].fields["seen_ms"] == beaten_ms
         assert list(queue.look().workers) == ["B"]
         assert dead.advance(tokens(old, 3, 1)) == [Replaced()]
         check(queue)

@@ -143,6 +143,12 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_record,
         decode_record,
     ),
+    (
+        "920183ab707265656d7074696f6e7302ac707265656d707465645f6d7319b0707265656d7074696f6e5f74696d657392922819925ac0",
+        JobRecord(preemptions=2, preemption_times=((40, 25), (90, None)), preempted_ms=25),
+        encode_record,
+        decode_record,
+    ),
 ]
 
 
@@ -420,6 +426,7 @@ records = st.builds(
     prompt_tokens=st.none() | st.integers(0, 99),
     resumed_tokens=st.integers(0, 99),
     itl_p50_ms=st.none() | floats,
+    preemption_times=st.lists(st.tuples(st.integers(0, 2**53), st.none() | st.integers(0, 99)), max_size=16).map(tuple),
 )
 messages = st.builds(Message, role=st.sampled_from(["system", "user", "tool"]), content=texts, name=st.none() | texts)
 prompts = (

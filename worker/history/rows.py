@@ -66,7 +66,9 @@ IDENTITY: tuple[str, ...] = ("id", "queue", "partition", "tenant", "submitted_ms
 
 ATTEMPT_KEY: tuple[str, ...] = ("job_id", "submitted_ms", "epoch")
 STARTED_ATTEMPT: tuple[str, ...] = ("attempt", "incarnation", "started_ms")
-ENDED_ATTEMPT: tuple[str, ...] = ("end_version", "ended_ms", "outcome", "why", "gap_s")
+ENDED_ATTEMPT: tuple[str, ...] = (
+    "end_version", "ended_ms", "outcome", "why", "gap_s", "seen_ms", "preempted_s", "preemption_times",
+)  # fmt: skip
 """Columns of an attempt's end. The first end wins: a requeue of a failed job does not change how its attempt ended."""
 
 
@@ -192,6 +194,7 @@ def _returned(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
     change.is_returned = True
     end: Row = {"end_version": event.version, "ended_ms": event.at_ms, "outcome": "returned", "why": code or why}
     end["gap_s"] = _seconds(_whole(event.fields.get("gap_ms")))
+    end["seen_ms"] = _whole(event.fields.get("seen_ms"))
     _merge_attempt_into(change, event, end)
 
 
@@ -212,7 +215,8 @@ def _ended(change: JobChange, event: OutboxEvent, _: KeepPrompts) -> None:
     }
     columns: Row = {"gap_s": _seconds(_whole(fields.get("gap_ms")))}
     _read_into(columns, fields.get("record"), lambda data: _record_columns(decode_record(data)))
-    attempt: Row = {"attempt": row["attempts"], "incarnation": incarnation, "gap_s": columns.pop("gap_s")}
+    attempt: Row = {"attempt": row["attempts"], "incarnation": incarnation}
+    attempt |= {name: columns.pop(name) for name in _MEASURED_OF_ATTEMPT if name in columns}
     row |= columns
     _read_result(change, row, event)
     change.job = merge(change.job, row)
@@ -295,6 +299,8 @@ def _record_columns(record: JobRecord) -> Row:
         "first_token_ms": record.first_token_ms,
         "last_token_ms": record.last_token_ms,
         "gap_s": _seconds(record.gap_ms),
+        "preempted_s": _seconds(record.preempted_ms) if record.preemption_times else None,
+        "preemption_times": [list(one) for one in record.preemption_times] or None,
     }
     return columns | {name: value for name, value in also.items() if value is not None}
 
@@ -340,6 +346,7 @@ def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row])
 
 _NOTHING_YET = -1
 _OPTIONS = tuple(option.name for option in fields(JobOptions))
+_MEASURED_OF_ATTEMPT = ("gap_s", "preempted_s", "preemption_times")
 _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}
 

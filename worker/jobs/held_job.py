@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import Enum
 from itertools import count
 
-from sluice.engine.request import Finish, FinishReason, TokenDelta
+from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, SequenceStats, TokenDelta
 from sluice.producer.contract.calls import LeasedJob, Progress
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
@@ -268,8 +268,22 @@ class HeldJob:
         if measures.first_scheduled_ms is None and stats.first_scheduled_s is not None:
             measures.first_scheduled_ms = now_ms - int((now_s - stats.first_scheduled_s) * 1000)
         if delta.finish is not None:
-            measures.preemptions += stats.num_preemptions
+            if stats.num_preemptions:
+                self._add_preemptions(stats, now_s, now_ms)
             measures.cached_tokens = max(measures.cached_tokens, stats.num_cached_tokens)
+
+    def _add_preemptions(self, stats: SequenceStats, now_s: float, now_ms: int) -> None:
+        """Add those of a choice that has ended. Their times are from the start of this attempt."""
+        measures, known = self._measures, stats.preemptions
+        now_ms -= self._leased.pulled_ms
+        some: list[tuple[int, int | None]] = list(measures.preemption_times)
+        for begin_s, end_s in known.ended:
+            some.append((now_ms - _ms(now_s - begin_s), _ms(end_s - begin_s)))
+        if known.since_s is not None:
+            some.append((now_ms - _ms(now_s - known.since_s), None))
+        measures.preemptions += stats.num_preemptions
+        measures.preempted_ms += _ms(known.waited_s)
+        measures.preemption_times = tuple(sorted(some, key=lambda one: one[0])[:MAX_PREEMPTIONS])
 
     def _end_of(self, finish: Finish) -> End:
         usage = usage_of(self._measures, self._choices)
@@ -351,3 +365,7 @@ class HeldJob:
     def has_updates(self) -> bool:
         """Whether its channels lack tokens or ends."""
         return any(choice.has_updates for choice in self._choices)
+
+
+def _ms(duration_s: float) -> int:
+    return round(duration_s * 1000)

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.producer.contract.wire import ChoiceResult, JobRecord, JobResult, Usage, WireError, encode_result
+from sluice.producer.contract.wire import (
+    ChoiceResult,
+    JobRecord,
+    JobResult,
+    Usage,
+    WireError,
+    encode_result,
+)
 from sluice.worker.jobs.channel import ChannelOutput
 
 
@@ -15,6 +22,8 @@ class JobMeasures:
     cached_tokens: int = 0
     resumed_tokens: int = 0
     preemptions: int = 0
+    preemption_times: tuple[tuple[int, int | None], ...] = ()
+    preempted_ms: int = 0
     first_scheduled_ms: int | None = None
     first_token_ms: int | None = None
     last_token_ms: int | None = None
@@ -88,6 +97,8 @@ def record_of(
         output_tokens=sum(len(choice.token_ids) for choice in choices),
         resumed_tokens=measures.resumed_tokens,
         preemptions=measures.preemptions,
+        preemption_times=measures.preemption_times,
+        preempted_ms=measures.preempted_ms,
         first_scheduled_ms=measures.first_scheduled_ms,
         first_token_ms=measures.first_token_ms,
         last_token_ms=measures.last_token_ms,

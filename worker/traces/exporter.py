@@ -14,7 +14,7 @@ from importlib.metadata import version
 import sqlalchemy as sa
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -133,6 +133,7 @@ class TraceExporter:
             parent=None if parent_id is None else context(parent_id, is_remote=span.is_remote_child),
             resource=self._resource,
             attributes=span.attributes,
+            events=[Event(one.name, one.attributes, one.at_ms * _NS) for one in span.events],
             kind=SpanKind.SERVER if span.name == "llm_request" else SpanKind.INTERNAL,
             instrumentation_scope=self._scope,
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),

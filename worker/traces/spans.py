@@ -10,6 +10,9 @@ it is. Names follow vLLM's request spans (vllm-project/vllm#44402), attributes O
             sluice_prefill               until the first token is published
             sluice_decode                until the last token is computed
             sluice_publish               until the end is published
+            sluice_lost                  from the last heartbeat of a worker that died until another takes over
+
+Preemptions are events of the phase in which they happened, `sluice_decode` in general.
 
 Ids are functions of the job, so a span that is exported twice is the same span.
 """
@@ -19,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 from sluice.producer.contract.wire import JobId
 
@@ -37,9 +40,17 @@ Interval = tuple[int, int]
 MAX_MS = (2**63 - 1) // 1_000_000
 """The last time that a span can have: it counts nanoseconds. A forged event may have a later one."""
 
-PHASES = ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish")
+PHASES = ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish", "sluice_lost")
 TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
+
+
+class SpanEvent(NamedTuple):
+    """A moment in a span."""
+
+    name: str
+    at_ms: int
+    attributes: Attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,7 @@ class JobSpan:
     start_ms: int
     end_ms: int
     attributes: Attributes = field(default_factory=Attributes)
+    events: tuple[SpanEvent, ...] = ()
     error: str | None = None
     is_remote_child: bool = False
     """Whether its parent is a span of the producer."""
@@ -117,11 +129,23 @@ class _Maker:
         error = None if row["outcome"] == "done" else str(row["why"] or row["outcome"] or "no end is known")
         whole = self._span("sluice_attempt", row["epoch"], times)
         yield replace(whole, attributes=_attempt_attributes(row), error=error)
-        borders = (times[0], *self._borders(row, *times), times[1])
+        alive_ms = self._alive_ms(row, *times)
+        borders = (times[0], *self._borders(row, times[0], alive_ms), alive_ms, times[1])
+        preemptions = list(_preemptions(row, times[0], alive_ms))
         for name, (start_ms, end_ms) in zip(PHASES, pairwise(borders), strict=True):
             if end_ms > start_ms:
                 phase = self._span(name, row["epoch"], (start_ms, end_ms))
-                yield replace(phase, parent_id=whole.span_id)
+                events = tuple(one for one in preemptions if start_ms <= one.at_ms < end_ms)
+                yield replace(phase, parent_id=whole.span_id, events=events)
+
+    def _alive_ms(self, row: Row, started_ms: int, ended_ms: int) -> int:
+        """Return until when its worker was alive, as far as is known: it sent a heartbeat, or the first token."""
+        seen_ms, first_ms = _ms(row["seen_ms"]), _ms(self._job["first_token_ms"])
+        if seen_ms is None:
+            return ended_ms
+        if first_ms is not None and first_ms <= ended_ms:
+            seen_ms = max(seen_ms, first_ms)
+        return _within(seen_ms, started_ms, ended_ms)
 
     def _borders(self, row: Row, started_ms: int, ended_ms: int) -> tuple[int, int, int]:
         """Return when pull, prefill and decode of an attempt ended.
@@ -193,6 +217,12 @@ def _attempt_attributes(row: Row) -> Attributes:
             "sluice.reader_gap_s": row["gap_s"],
         }
     )
+
+
+def _preemptions(row: Row, started_ms: int, ended_ms: int) -> Iterator[SpanEvent]:
+    for at_ms, wait_ms in cast("Sequence[tuple[int, int | None]]", row["preemption_times"] or ()):
+        attributes = {"sluice.wait_ms": wait_ms, "sluice.worker": row["incarnation"]}
+        yield SpanEvent("preempted", _within(started_ms + at_ms, started_ms, ended_ms), _known(attributes))
 
 
 def _known(values: Mapping[str, object]) -> Attributes:

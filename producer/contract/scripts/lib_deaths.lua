@@ -89,10 +89,11 @@ function about_death(incarnation)
     call('HSET', key, 'death', next_number())
   end
   call('PEXPIRE', key, LIMITS.WORKER_KEPT_S * 1000)
-  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'death')
+  local about = call('HMGET', key, 'mates', 'apart', 'farewell', 'death', 'beaten')
   return {
     incarnation = incarnation, mates = tonumber(about[1]) or 0, is_apart = about[2] == '1',
     is_deregistered = about[3] == '1', number = tonumber(about[4] or '') or 0,
+    seen = about[3] ~= '1' and whole(about[5], LIMITS.MAX_NUMBER) or nil,
   }
 end
 

@@ -75,7 +75,7 @@ local function return_job(job, lease, why, retry_at)
   count_waiting(job, 1)
   local is_retry = why == 'retry'
   emit('returned', job, {
-    why = why, epoch = lease[EPOCH], gap_ms = job.gap, error = is_retry and job.error or nil,
+    why = why, epoch = lease[EPOCH], gap_ms = job.gap, seen_ms = job.seen, error = is_retry and job.error or nil,
     error_code = is_retry and job.error_code or nil,
   })
   if why == 'suspect' then

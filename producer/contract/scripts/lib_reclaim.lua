@@ -51,7 +51,8 @@ local function move_to_me(job, lease, death)
   call('HDEL', held_key(death.incarnation), job.id)
   enter(job, 'queued')
   count('running_jobs', -1)
-  emit('returned', job, { why = death.is_deregistered and 'farewell' or 'death', epoch = lease[EPOCH] })
+  local why = death.is_deregistered and 'farewell' or 'death'
+  emit('returned', job, { why = why, epoch = lease[EPOCH], seen_ms = job.seen })
   lease[PREVIOUS] = death.incarnation
   start(job, lease, payload, need, mark)
 end
@@ -62,6 +63,7 @@ local function reclaim_job(id, death)
   local job, why = load_running(id)
   if not job then return forget_lease_of_nothing(id, lease, why) end
   if lease[FLAG] ~= '' then return end_without_worker(job, lease, lease[FLAG], END_REASONS[lease[FLAG]]) end
+  job.seen = death.seen
   if is_settled_by_death(job, lease, death) then return end
   local wait_ms = wait_for_model(job, lease)
   if wait_ms then return return_job(job, lease, death.is_deregistered and 'farewell' or 'death', NOW + wait_ms) end

@@ -1,12 +1,13 @@
 """Who runs in a step, and how many tokens each computes."""
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import SamplingParams
+from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 
@@ -15,7 +16,9 @@ _made: dict[int, Sequence] = {}
 """By id."""
 
 
-def scheduler_with(*, num_blocks: int = 64, block_size: int = 4, **options: Any) -> Scheduler:
+def scheduler_with(
+    *, num_blocks: int = 64, block_size: int = 4, clock: Callable[[], float] = lambda: 0.0, **options: Any
+) -> Scheduler:
     small: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
     config = EngineConfig(**small | options)
     limits = ModelLimits(
@@ -25,7 +28,7 @@ def scheduler_with(*, num_blocks: int = 64, block_size: int = 4, **options: Any)
         num_blocks=num_blocks,
         block_size=block_size,
     )
-    return Scheduler(config, limits, clock=lambda: 0.0)
+    return Scheduler(config, limits, clock=clock)
 
 
 def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0, arrival_s: float = 0.0) -> Sequence:
@@ -170,6 +173,21 @@ class TestGivenAFullCache:
         assert scheduler.waiting.in_order() == [newest, later]
         assert [sequence for sequence, _ in shares(batch)] == [oldest]
 
+    def test_when_it_runs_again_then_it_says_when_it_was_preempted_and_until_when(self) -> None:
+        now_s = iter(range(1000))
+        scheduler, oldest, newest = self.full(clock=lambda: float(next(now_s)))
+        step_until_preempted(scheduler, newest)
+        began_s = newest.preemptions.since_s
+
+        scheduler.finish([oldest])
+        step(scheduler)
+
+        assert began_s is not None
+        [(begin_s, end_s)] = newest.preemptions.ended
+        assert (begin_s, newest.preemptions.waited_s, newest.preemptions.since_s) == (began_s, end_s - began_s, None)
+        assert end_s > begin_s
+        assert oldest.preemptions is NEVER_PREEMPTED
+
     def test_when_it_returns_then_its_prompt_and_output_are_recomputed_and_it_continues(self) -> None:
         scheduler, oldest, newest = self.full()
         step_until_preempted(scheduler, newest)
@@ -227,7 +245,8 @@ class TestGivenAPromptThatIsBeingComputed:
     """A hundred tokens, of which a step computes sixteen."""
 
     def being_computed(self, **options: Any) -> tuple[Scheduler, Sequence]:
-        scheduler = scheduler_with(**{"enable_prefix_caching": True} | options)
+        settings: dict[str, Any] = {"enable_prefix_caching": True}
+        scheduler = scheduler_with(**settings | options)
         first = added(scheduler, 100, token=5)
         step(scheduler)
         return scheduler, first

@@ -122,9 +122,10 @@ class TestGivenASequenceOnItsWay:
         choice.sequence.first_scheduled_s = 5.0
         choice.sequence.num_cached_tokens = 1
         before = choice.accept(Sampled((97,))).stats
-        choice.sequence.num_preemptions = 2
+        choice.sequence.num_preemptions = 1
+        choice.sequence.preemptions = choice.sequence.preemptions.begin(6.0)
 
         after = choice.accept(Sampled((97,))).stats
 
         assert (before.num_cached_tokens, before.num_preemptions, before.first_scheduled_s) == (1, 0, 5.0)
-        assert after.num_preemptions == 2
+        assert (after.num_preemptions, after.preemptions.since_s) == (1, 6.0)

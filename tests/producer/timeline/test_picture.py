@@ -1,5 +1,7 @@
 """The timeline of a job as bars and marks."""
 
+from dataclasses import replace
+
 from sluice.producer.timeline.picture import Times, Try, picture
 
 
@@ -49,6 +51,27 @@ class TestGivenAJob:
         assert [(mark.kind, mark.at, mark.lane) for mark in drawn.marks] == [("death", 40, 1), ("end-done", 100, 2)]
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 2] == [("decode", 60, 40)]
         assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 0] == [("queue", 40, 20)]
+
+    def test_when_its_worker_was_silent_before_then_that_time_is_not_drawn_as_generating(self) -> None:
+        lost = replace(attempt(1, 0, 600, "returned"), seen_ms=300)
+
+        drawn = picture(times(tries=(lost, attempt(2, 600, 1000, "done")), first_token_ms=100), now_ms=9999)
+
+        assert [(bar.kind, bar.start, bar.width) for bar in drawn.bars if bar.lane == 1] == [
+            ("prefill", 0, 10),
+            ("decode", 10, 20),
+            ("lost", 30, 30),
+        ]
+
+    def test_when_it_was_preempted_then_each_wait_lies_over_what_it_interrupted(self) -> None:
+        preempted = replace(attempt(1, 0, 1000, "done"), preemptions=((400, 500), (800, None)))
+
+        drawn = picture(times(tries=(preempted,), first_token_ms=100), now_ms=9999)
+
+        assert [(bar.kind, bar.start, bar.width, bar.title) for bar in drawn.bars][-2:] == [
+            ("preempted", 40, 10, "Preempted: 100 ms"),
+            ("preempted", 80, 20, "Preempted: 200 ms"),
+        ]
 
     def test_when_the_end_of_an_attempt_is_not_recorded_yet_then_it_ends_with_the_next(self) -> None:
         tries = (attempt(1, 0, None), attempt(2, 600, None))

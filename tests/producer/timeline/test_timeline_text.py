@@ -30,6 +30,18 @@ class TestGivenAJobWhoseWorkerDied:
         ]
 
 
+class TestGivenAPreemptedJobWhoseWorkerWasLost:
+    def test_when_it_is_drawn_then_both_are_seen(self) -> None:
+        first = Try(
+            number=1, start_ms=0, end_ms=600, outcome="returned", why="death", seen_ms=400, preemptions=((100, 200),)
+        )
+        job = times(tries=(first, attempt(2, 600, 1000, "done")), first_token_ms=0)
+
+        lines = list(lines_of(picture(job, now_ms=0), job, width=70))
+
+        assert lines[1] == "attempt 1 ████▁▁▁▁▁█████████~~~~~~~~~~✗                   death 600 ms"
+
+
 class TestGivenAnyJob:
     @given(
         moments=st.lists(st.integers(0, 10**7), min_size=6, max_size=6).map(sorted),

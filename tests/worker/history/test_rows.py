@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
 from sluice.producer.contract.tables import attempts, jobs, results
+from sluice.producer.contract.wire import encode_record
 from sluice.worker.history.rows import KeepPrompts, changes_of
 from sluice.worker.history.writer import HistoryWriter
 from tests.worker.history import events as e
@@ -59,6 +60,15 @@ class TestGivenAJobThatRanOnce:
         assert (found["prompt_tokens"], found["cached_tokens"], found["output_tokens"]) == (11, 4, 20)
         assert (found["pulled_ms"], found["attempts"], found["worker"]) == (e.NOON_MS + 40, 1, "host:17")
         assert found["record_error"] is None
+
+    def test_when_it_was_preempted_then_its_attempt_says_when_and_how_long(self, history: Engine) -> None:
+        preempted = e.record(preemption_times=((70, 250), (600, None)), preempted_ms=250)
+
+        write(history, [e.submitted(JOB), e.started(JOB), e.ended(JOB, record=encode_record(preempted))])
+
+        with history.connect() as connection:
+            [claim] = connection.execute(sa.select(attempts)).mappings()
+        assert (claim["preempted_s"], claim["preemption_times"]) == (0.25, [[70, 250], [600, None]])
 
     def test_when_recorded_then_options_and_metadata_are_json(self, history: Engine) -> None:
         write(history, [e.submitted(JOB)])

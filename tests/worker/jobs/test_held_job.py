@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.engine.request import Finish, FinishReason, Preemptions, SequenceStats, TokenDelta
 from sluice.producer.contract.calls import LeasedJob
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
@@ -23,10 +24,10 @@ JOBS = WORKER / "jobs"
 PAGE = ROOT / "docs" / "reference" / "job-states.md"
 
 
-def new_job(*, choices: int = 1) -> HeldJob:
+def new_job(*, choices: int = 1, pulled_ms: int = 0) -> HeldJob:
     leased = LeasedJob(
         id=JobId("0.t.a"), epoch=1, attempt=1, priority=0, spec=b"", payload=b"", seed=1, choices=choices,
-        submitted_ms=0, pulled_ms=0, deadline_ms=None, prompt_tokens=1, published=(0,) * choices,
+        submitted_ms=0, pulled_ms=pulled_ms, deadline_ms=None, prompt_tokens=1, published=(0,) * choices,
         ended=(False,) * choices, fingerprint=None, was_reclaimed=False, fits=True,
     )  # fmt: skip
     return Leases().new_job(leased, QueueKeys("q"), JobSpec())
@@ -124,3 +125,24 @@ class TestGivenATransition:
         assert job.give_back()
         assert not job.give_back()
         assert (job.is_active, job.is_held) == (False, True)
+
+
+class TestGivenAJobWhoseChoicesWerePreempted:
+    def test_when_they_end_then_its_measures_have_the_first_ones_by_time(self) -> None:
+        job = new_job(choices=2, pulled_ms=5000)
+        job.admit()
+        waits = Preemptions().begin(1.5).end(1.75).begin(2.0)
+        many = Preemptions()
+        for number in range(20):
+            many = many.begin(1.0 + number / 10).end(1.05 + number / 10)
+
+        for choice, known in enumerate((waits, many)):
+            stats = SequenceStats(num_prompt_tokens=1, num_preemptions=2, preemptions=known)
+            delta = TokenDelta("r", choice, 0, (), "", stats, finish=Finish(reason=FinishReason.LENGTH))
+            job.add_output(delta, now_s=4.0, now_ms=9000)
+
+        measures = job.measures
+        assert (measures.preemptions, measures.preempted_ms) == (4, 250 + 20 * 50)
+        assert len(measures.preemption_times) == 16
+        assert measures.preemption_times[:2] == ((1000, 50), (1100, 50))
+        assert {(1500, 250), (2000, None)} <= set(measures.preemption_times)

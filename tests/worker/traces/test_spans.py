@@ -104,6 +104,25 @@ class TestGivenAJobWhoseWorkerWasKilled:
         assert [span.attributes["sluice.worker"] for span in (killed, resumed)] == ["inc-1", "inc-2"]
         assert len({span.trace_id for span in spans}) == 1
 
+    def test_when_its_last_heartbeat_is_known_then_decode_ends_there(self) -> None:
+        rows = [attempt(1, 40, 600, outcome="returned", why="death", seen_ms=NOON_MS + 250), attempt(2, 700, 1000)]
+
+        spans = spans_of(job(attempts=2), rows)
+
+        assert by_name(spans)[5:8] == [
+            ("sluice_decode", 100, 250), ("sluice_lost", 250, 600), ("sluice_queue", 600, 700),
+        ]  # fmt: skip
+
+
+class TestGivenAPreemptedJob:
+    def test_when_spans_are_made_then_decode_has_an_event_for_each(self) -> None:
+        spans = spans_of(job(), [attempt(1, 40, 1000, preemption_times=[[160, 30], [400, None]])])
+
+        [decode] = [span for span in spans if span.name == "sluice_decode"]
+        assert [(one.name, one.at_ms - NOON_MS) for one in decode.events] == [("preempted", 200), ("preempted", 440)]
+        assert [one.attributes.get("sluice.wait_ms") for one in decode.events] == [30, None]
+        assert not any(span.events for span in spans if span is not decode)
+
 
 class TestGivenAProducerThatTraces:
     def test_when_it_samples_then_the_job_is_a_part_of_its_trace(self) -> None:
@@ -130,14 +149,14 @@ Ms = st.none() | st.integers(NOON_MS - 10, NOON_MS + 2000)
 class TestGivenAnyRows:
     @given(
         times=st.fixed_dictionaries(dict.fromkeys(("scheduled_ms", "first_token_ms", "last_token_ms"), Ms)),
-        claims=st.lists(st.tuples(Ms, Ms), max_size=4),
+        claims=st.lists(st.tuples(Ms, Ms, Ms), max_size=4),
     )
     def test_when_spans_are_made_then_they_are_nested_stable_and_in_order(
-        self, times: dict[str, int | None], claims: list[tuple[int | None, int | None]]
+        self, times: dict[str, int | None], claims: list[tuple[int | None, int | None, int | None]]
     ) -> None:
         rows = [
-            {**attempt(epoch, 0, 0), "started_ms": start, "ended_ms": end}
-            for epoch, (start, end) in enumerate(claims, start=1)
+            {**attempt(epoch, 0, 0), "started_ms": start, "ended_ms": end, "seen_ms": seen}
+            for epoch, (start, end, seen) in enumerate(claims, start=1)
         ]
 
         spans = spans_of(job(**times), rows)
@@ -147,7 +166,7 @@ class TestGivenAnyRows:
         parents = {span.span_id: span for span in spans}
         for span in spans:
             assert span.end_ms >= span.start_ms
-            if span.name in ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish"):
+            if span.name in ("sluice_pull", "sluice_prefill", "sluice_decode", "sluice_publish", "sluice_lost"):
                 assert span.parent_id is not None
                 parent = parents[span.parent_id]
                 assert parent.start_ms <= span.start_ms <= span.end_ms <= parent.end_ms
