@@ -71,6 +71,7 @@ class CompletedRequest:
     arrival: Arrival
     scheduled_s: float = 0.0
     token_times_s: list[float] = field(default_factory=list[float])
+    token_ids: list[int] = field(default_factory=list[int])
 
     @property
     def end_s(self) -> float:
@@ -243,6 +244,7 @@ def _note(engine: LLMEngine, completed: list[CompletedRequest], clock: Clock, be
         if not one.token_times_s:
             one.scheduled_s = (delta.stats.first_scheduled_s or 0.0) - began_s
         one.token_times_s += [now_s] * len(delta.token_ids)
+        one.token_ids += delta.token_ids
 
 
 def _request(index: int, arrival: Arrival) -> Request:
