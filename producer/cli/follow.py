@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from sluice.producer.cli.common import connection_options, is_watched, json_option, producer_of
+from sluice.producer.cli.common import connection_options, is_watched, json_option, note, producer_of
 from sluice.producer.contract.calls import BatchView
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.errors import BatchNotFound
 
-EVERY_S, RATE_S = 1.0, 30.0
+EVERY_S, RATE_S, MORE_WITHIN_S = 1.0, 30.0, 60.0
 SOME_FAILED = 1
 
 Show = Callable[["Progress"], None]
@@ -62,12 +62,40 @@ class Rate:
         return (num_ended - before) / (now_s - began_s) if now_s > began_s else None
 
 
+@dataclass(slots=True, eq=False)
+class End:
+    """Whether a batch is over. Changes with each look."""
+
+    more_within_s: float
+    """How long to wait for more jobs of an open batch."""
+
+    _total: int = 0
+    _ended_s: float | None = None
+    """Since when all of `_total` jobs have ended."""
+
+    def is_over(self, batch: BatchView, now_s: float) -> bool:
+        """Whether no more jobs will end: a closed batch gets none, and an open one has got none for a while."""
+        if batch.ended < batch.total or batch.total != self._total:
+            self._total, self._ended_s = batch.total, None
+        if batch.ended < batch.total:
+            return False
+        if self._ended_s is None:
+            self._ended_s = now_s
+        return batch.is_closed or now_s - self._ended_s >= self.more_within_s
+
+
 @click.command()
 @click.argument("batch")
+@click.option(
+    "--more-within", "more_within_s", type=click.FloatRange(0), default=MORE_WITHIN_S, show_default=True,
+    help="Seconds to wait for more jobs of an open batch, after all that it has have ended.",
+)  # fmt: skip
 @json_option
 @connection_options
-def follow(batch: str, *, as_json: bool, **values: object) -> None:
-    """Show the progress of a batch until all of its jobs have ended.
+def follow(batch: str, *, more_within_s: float, as_json: bool, **values: object) -> None:
+    """Show the progress of a batch until it is closed and all of its jobs have ended.
+
+    An open batch may get more jobs. It is over once all have ended and no more came for `--more-within` seconds.
 
     Works from any host, also after the process that submitted the batch has left. The exit code is 1 if a job failed,
     was cancelled or expired.
@@ -76,16 +104,18 @@ def follow(batch: str, *, as_json: bool, **values: object) -> None:
     Example:
         producer follow nightly
     """
-    rate = Rate()
+    rate, end = Rate(), End(more_within_s)
     with producer_of(values) as producer, _shown(as_json=as_json) as show:
         while True:
             view = producer.batch(batch)
             if not view.total:
                 raise BatchNotFound(batch)
             show(Progress(view, rate.per_s(view.ended, time.monotonic())))
-            if view.ended == view.total:
+            if end.is_over(view, time.monotonic()):
                 break
             time.sleep(EVERY_S)
+    if not view.is_closed:
+        note(f"the batch is still open: producer batches close {batch}")
     sys.exit(0 if view.done == view.total else SOME_FAILED)
 
 

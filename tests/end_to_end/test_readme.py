@@ -202,7 +202,7 @@ def _submits_a_file(here: Place, command: str, producer: Producer) -> None:
 
 def _follows_a_batch(here: Place, command: str, producer: Producer) -> None:
     producer.submit("Once upon a time", max_tokens=4, batch=command.split()[-1])
-    done = here.run(command)
+    done = here.run(f"{command} --more-within 0")  # the batch is open
     assert re.search(r"^(\d+)/\1 ", done.stdout.splitlines()[-1]), done.stdout + done.stderr
     assert (done.returncode == 0) is ("failed" not in done.stdout)
 
