@@ -50,7 +50,8 @@ class TraceExporter:
         self._scope = InstrumentationScope("sluice.worker.traces", version(DISTRIBUTION))
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-        self._is_failing = False
+        self._is_failing = self._is_over = False
+        self._num_given = self._num_tried = 0
         self.num_dropped = 0
         """Jobs whose traces were not sent."""
 
@@ -62,6 +63,7 @@ class TraceExporter:
         """Export these jobs, whose ends are in the history now. Never blocks."""
         for submission in submissions:
             if self._waiting.qsize() < MAX_WAITING:
+                self._num_given += 1
                 self._waiting.put(submission)
             else:
                 self._dropped(1, "more jobs end than can be exported")
@@ -70,7 +72,12 @@ class TraceExporter:
         """Send what waits, for at most `FLUSH_S`."""
         self._waiting.put(None)
         self._thread.join(FLUSH_S)
+        num_lost = self._num_given - self._num_tried
+        self._is_over = True
         self._exporter.shutdown()
+        if num_lost:
+            self.num_dropped += num_lost
+            self._log.warning("traces are lost at the end: the collector is too slow", lost=num_lost, after_s=FLUSH_S)
 
     def _run(self) -> None:
         is_open = True
@@ -78,6 +85,7 @@ class TraceExporter:
             some, is_open = self._next()
             if some:
                 self._export(some)
+                self._num_tried += len(some)
 
     def _next(self) -> tuple[list[Submission], bool]:
         """Wait for ended jobs. Return them, and whether more may come."""
@@ -104,6 +112,8 @@ class TraceExporter:
             self._log.info("traces are sent again", dropped=self.num_dropped)
 
     def _dropped(self, count: int, why: str) -> None:
+        if self._is_over:
+            return  # they are counted
         self.num_dropped += count
         if not self._is_failing:
             self._is_failing = True

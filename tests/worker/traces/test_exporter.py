@@ -1,10 +1,12 @@
 """The recorder exports traces to a real collector, and one that is away costs no row."""
 
+import socket
 from collections.abc import Generator, Sequence
 
 import pytest
 from sqlalchemy.engine import Engine
 from sqlalchemy.event import listen
+from structlog.testing import capture_logs
 
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
@@ -136,3 +138,19 @@ class TestGivenMoreThanCanBeExported:
         exporter.ended(some)
 
         assert exporter.num_dropped == 2
+
+
+class TestGivenACollectorThatHangs:
+    def test_when_the_recorder_stops_then_what_was_not_sent_is_counted_and_logged(
+        self, valkey: RedisServer, history: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(exporting, "FLUSH_S", 0.2)
+        with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as events:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+            exporter = TraceExporter(history, url, get_log())
+            exporter.start()
+
+            record(valkey, history, exporter, one_job("0.acme.00001"), one_job("0.acme.00002"))
+
+        assert exporter.num_dropped == 2
+        assert [event["lost"] for event in events if "lost at the end" in event["event"]] == [2]
