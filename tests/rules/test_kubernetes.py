@@ -128,6 +128,14 @@ class TestGivenTheObjects:
         assert (default["podSelector"], default["policyTypes"]) == ({}, ["Ingress", "Egress"])
         assert "ingress" not in default
 
+    def test_when_the_recorder_exports_traces_then_it_reaches_a_collector(self) -> None:
+        policy = named("NetworkPolicy", "sluice-traces")["spec"]
+        [rule] = policy["egress"]
+
+        assert policy["podSelector"]["matchLabels"] == {NAME: "sluice-recorder"}
+        assert rule["ports"] == [{"port": 4318, "protocol": "TCP"}]
+        assert rule["to"] == [{"namespaceSelector": {"matchLabels": {"sluice-collector": "true"}}}]
+
 
 class TestGivenTheScaledObject:
     def test_when_keda_asks_then_the_gateway_serves_the_figure(self) -> None:
