@@ -9,6 +9,9 @@ SAMPLE_S, NUM_SAMPLES = 10, 30
 """Length and number of the last samples that a heartbeat has."""
 
 
+MAX_PID, MAX_NUMBER = 2**22, 2**53
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """Ten seconds of a worker."""
@@ -59,7 +62,7 @@ def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
             model=about.get("model", "?"),
             version=about.get("version", "?"),
             device=about.get("device", "?"),
-            pid=int(_number(about, "pid")) or None,
+            pid=_pid(about),
             state=about.get("state", "?"),
             running=int(_number(about, "running")),
             waiting=int(_number(about, "waiting")),
@@ -78,13 +81,21 @@ def samples_of(text: str) -> tuple[Sample, ...]:
             Sample(running=row[0], waiting=row[1], kv_share=row[2] / 1000, tokens_in=row[3], tokens_out=row[4])
             for row in rows
         ]
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return ()
     return tuple(found[-NUM_SAMPLES:])
 
 
+def _pid(about: Mapping[str, str]) -> int | None:
+    """Return its process id; None if it is no id that a kernel gives: others mean groups of processes."""
+    pid = int(_number(about, "pid"))
+    return pid if 0 < pid <= MAX_PID else None
+
+
 def _number(about: Mapping[str, str], name: str) -> float:
+    """Read a field of a heartbeat, which anyone with a worker's rights writes; 0 if it is no count or rate."""
     try:
-        return float(about.get(name, "0"))
+        value = float(about.get(name, "0"))
     except ValueError:
         return 0.0
+    return value if 0 <= value <= MAX_NUMBER else 0.0

@@ -96,8 +96,10 @@ def _show(reader: QueueReader, look: Look, keys: Keys, live: Live, every_s: floa
 
 def send(action: Action, row: WorkerRow) -> str:
     """Send a worker of this host the signal of an action. Return what happened."""
-    if row.host != socket.gethostname() or row.pid is None:
-        return f"worker {row.id[:8]} is on {row.host}: only workers of this host get signals"
+    if row.pid is None:
+        return f"worker {row.id[:8]} does not tell its process"
+    if row.host != socket.gethostname():
+        return f"worker {row.id[:8]} is on {row.host}: run `worker top` there, or signal it as its host does"
     try:
         # The process may have ended, and another one have its number.
         if "sluice.worker" not in psutil.Process(row.pid).cmdline():

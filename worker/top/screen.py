@@ -12,7 +12,7 @@ from sluice.producer.contract.workers import NUM_SAMPLES, WorkerRow
 from sluice.worker.top.state import TopState
 
 BARS = " ▁▂▃▄▅▆▇█"
-KEYS = "↑↓ select   s sort   / filter   z quiet   c resume   d drain   q quit"
+KEYS = "↑↓ select   s sort   / filter   z quiet   c resume   d drain (this host's)   q quit"
 NUMERIC = ("RUN", "WAIT", "KV", "TOK/S")
 
 
