@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import batches, jobs
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.ui.read.batches import newest_batches
+from sluice.producer.gateway.ui.read.batchlist import BatchList
 from sluice.producer.gateway.ui.read.day import DayUsage
 from sluice.producer.gateway.ui.read.joblist import Wanted, page_of_jobs
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant
@@ -107,8 +107,11 @@ def readings(database: Database) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "tenants: usage", lambda: runner.run(day.get())
     yield "tenants: latency", lambda: ttft_by_tenant(database, queues, None)
     yield "tenants: prices", lambda: prices_now(database)
-    yield "batches of all", lambda: newest_batches(database, queues, None)
-    yield "batches of a tenant", lambda: newest_batches(database, queues, "t3")
+    found = BatchList(database, queues)
+    yield "batches of all", lambda: runner.run(found.get(None))
+    yield "batches of a tenant, first view", lambda: runner.run(BatchList(database, queues).get("t3"))
+    runner.run(found.get("t3", wait_s=600))
+    yield "batches of a tenant", lambda: runner.run(found.get("t3"))
     yield "jobs of all", lambda: page_of_jobs(database, Wanted(queues=queues))
     yield "jobs of a tenant", lambda: page_of_jobs(database, Wanted(queues=queues, tenant="t3"))
     yield "overview of a tenant", lambda: counts_of_tenant(database, "t3", queues)

@@ -17,7 +17,8 @@ from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY, SQL
 from sluice.producer.gateway.ui.frame import Frame, render
 from sluice.producer.gateway.ui.live import Live, Parts
-from sluice.producer.gateway.ui.read.batches import errors_of, newest_batches, one_batch, tenant_of_batch
+from sluice.producer.gateway.ui.read.batches import errors_of, one_batch, tenant_of_batch
+from sluice.producer.gateway.ui.read.batchlist import BatchList
 from sluice.producer.gateway.ui.templates import fragment
 from sluice.producer.gateway.ui.visitors import Visitor
 
@@ -31,6 +32,7 @@ class BatchPages:
     def __init__(self, frame: Frame, live: Live, queues: Queues, database: Database, storage: Storage) -> None:
         self._frame, self._live, self._queues = frame, live, queues
         self._database, self._storage, self._files = database, storage, FileStore(database)
+        self._newest = BatchList(database, [queue.name for queue in queues])
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes."""
@@ -41,12 +43,11 @@ class BatchPages:
         yield self._frame.page(f"{one}/{{kind}}.jsonl", self._download)
 
     async def _list(self, request: Request, visitor: Visitor) -> Response:
-        names = [queue.name for queue in self._queues]
         try:
-            found = await HISTORY.run(newest_batches, self._database, names, visitor.tenant)
+            found, num_left = await self._newest.get(visitor.tenant)
         except HistoryUnavailable as error:
             raise _unavailable() from error
-        return render(request, "batches.html", batches=found)
+        return render(request, "batches.html", batches=found, num_left=num_left)
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         queue, batch_id = self._asked(request)

@@ -1,13 +1,13 @@
 """Batches: their progress, rate and errors, counted from the history. Methods block."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from sluice.producer.contract.tables import batches, gateway_batches, jobs
+from sluice.producer.contract.tables import gateway_batches, jobs
 from sluice.producer.gateway.tables.database import Database
 
 LISTED = 50
@@ -68,23 +68,12 @@ class BatchLine:
         """When the rest will have ended at this rate; None if nothing ends."""
         return (self.size - self.ended) / self.rate if self.rate and not self.is_over else None
 
-
-def newest_batches(database: Database, queues: Sequence[str], tenant: str | None) -> list[BatchLine]:
-    """Return the newest batches of a tenant, or of all."""
-    names = sa.select(batches.c.queue, batches.c.id, batches.c.created_ms).where(batches.c.queue.in_(queues))
-    own = sa.select(gateway_batches).where(gateway_batches.c.queue.in_(queues))
-    if tenant is not None:
-        is_own = (jobs.c.queue == batches.c.queue, jobs.c.batch == batches.c.id, jobs.c.tenant == tenant)
-        names = names.where(sa.exists().where(*is_own))
-        own = own.where(gateway_batches.c.tenant == tenant)
-    with database.reading() as connection:
-        found = connection.execute(names.order_by(batches.c.created_ms.desc()).limit(LISTED)).all()
-        gateways = connection.execute(own.order_by(gateway_batches.c.created_ms.desc()).limit(LISTED)).mappings()
-        of_gateway = {(row["queue"], row["id"]): row for row in gateways}
-        created = {(row.queue, row.id): int(row.created_ms) for row in found}
-        created |= {key: int(row["created_ms"]) for key, row in of_gateway.items()}
-        lines = [_line(connection, key, at_ms, of_gateway.get(key), tenant) for key, at_ms in created.items()]
-    return sorted(lines, key=lambda line: line.created_ms, reverse=True)[:LISTED]
+    @property
+    def mean_eta_s(self) -> float | None:
+        """The same at the average rate since its begin."""
+        if self.is_over or not self.ended:
+            return None
+        return (self.size - self.ended) * max(1.0, time.time() - self.created_ms / 1000) / self.ended
 
 
 def one_batch(database: Database, queue: str, batch_id: str, tenant: str | None) -> BatchLine | None:

@@ -12,7 +12,7 @@ from sluice.producer.gateway.tables.threads import HISTORY
 from sluice.producer.gateway.ui.read.usage import Usage, usage_in_hour
 
 HOURS = 24
-WAIT_S = 0.1
+WAIT_S = 0.08
 """How long a page waits for hours that are not counted yet."""
 
 RECENT_EVERY_S, OLD_EVERY_S = 5.0, 3600.0

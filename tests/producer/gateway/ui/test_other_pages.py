@@ -128,7 +128,7 @@ class TestGivenABatch:
         until(lambda: "2 of 2 jobs have ended" in first.get("/ui/batches/default/shared").text)
         until(lambda: "1 of 1 jobs have ended" in second.get("/ui/batches/default/shared").text)
 
-        assert "shared" in first.get("/ui/batches").text
+        until(lambda: "shared" in first.get("/ui/batches").text)
         assert "shared" not in site.visitor("third").get("/ui/batches").text
         assert site.visitor("third").get("/ui/batches/default/shared").status_code == 404
 

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from sluice.producer.contract.tables import HOUR_MS, batches, jobs
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.ui.read.batches import ErrorKind, errors_of, newest_batches, one_batch
+from sluice.producer.gateway.ui.read.batches import ErrorKind, errors_of, one_batch
+from sluice.producer.gateway.ui.read.batchlist import BatchList
 from sluice.producer.gateway.ui.read.day import HOURS, DayUsage
 from sluice.producer.gateway.ui.read.joblist import Wanted, page_of_jobs
 from sluice.producer.gateway.ui.read.latencies import counts_of_tenant, ttft_by_queue
@@ -25,6 +26,11 @@ class Recorded:
     queue: str
     hour_ms: int
     """In which its jobs ended."""
+
+    @property
+    def conditions(self) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+        """What selects its jobs, and its batch."""
+        return jobs.c.queue == self.queue, batches.c.queue == self.queue
 
     def price(self, since_ms: int, amount: float) -> Price:
         """A price of that model."""
@@ -60,16 +66,16 @@ def recorded(history_url: str) -> Generator[Recorded]:
 
 
 class TestGivenJobsOfTwoTenants:
-    def test_when_a_tenant_reads_then_all_figures_are_its_own(self, recorded: Recorded) -> None:
+    async def test_when_a_tenant_reads_then_all_figures_are_its_own(self, recorded: Recorded) -> None:
         database, queue = recorded.database, recorded.queue
         set_price(database, recorded.price(0, 1.0))
 
         usage = usage_in_hour(database, [queue], recorded.hour_ms)
-        [batch] = newest_batches(database, [queue], "a")
+        [batch], _ = await BatchList(database, [queue]).get("a", wait_s=60)
 
         figures = {name: (one.jobs, one.tokens, one.costs) for name, one in usage.items()}
         assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),))
-        assert (batch.size, batch.ended, batch.share, batch.recent) == (2, 2, 1.0, 2)
+        assert (batch.size, batch.ended, batch.share) == (2, 2, 1.0)
         assert errors_of(database, queue, "b", "a") == [ErrorKind(name="broken", jobs=1, example="no", column="error")]
         assert errors_of(database, queue, "b", "z") == []
         assert one_batch(database, queue, "b", "nobody") is None
@@ -77,16 +83,40 @@ class TestGivenJobsOfTwoTenants:
         listed, _ = page_of_jobs(database, Wanted(queues=[queue], tenant="a"))
         assert [one.tenant for one in listed] == ["a", "a"]
 
-    def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
+    async def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
         database, queue, other = recorded.database, recorded.queue, f"{recorded.queue}-other"
 
         assert {*usage_in_hour(database, [queue], recorded.hour_ms)} == {"a", "z"}
         assert usage_in_hour(database, [other], recorded.hour_ms) == {}
-        assert newest_batches(database, [other], None) == []
+        assert await BatchList(database, [other]).get(None) == ([], 0)
         assert page_of_jobs(database, Wanted(queues=[other]))[0] == []
         latencies = ttft_by_queue(database, [queue, other])
         assert (latencies[queue].p50_s, latencies[other].p50_s) == (1.0, None)
         assert {name: one.p95_s for name, one in ttft_by_tenant(database, [queue], None).items()} == {"a": 1, "z": 1}
+
+    async def test_when_batches_are_listed_again_then_only_those_that_changed_are_counted(
+        self, recorded: Recorded
+    ) -> None:
+        found, (is_own, is_batch) = BatchList(recorded.database, [recorded.queue]), recorded.conditions
+        first, _ = await found.get("a", wait_s=60)
+        with recorded.database.transaction() as connection:
+            connection.execute(jobs.update().where(is_own).values(tenant="a"))
+        kept, _ = await found.get("a", wait_s=60)
+        with recorded.database.transaction() as connection:
+            connection.execute(batches.update().where(is_batch).values(refreshed_ms=7, done=2, failed=1))
+
+        counted, _ = await found.get("a", wait_s=60)
+        of_all, _ = await found.get(None)
+
+        assert [[line.size for line in lines] for lines in (first, kept, counted, of_all)] == [[2], [2], [3], [3]]
+
+    async def test_when_a_page_cannot_wait_then_it_says_how_many_batches_are_missing(self, recorded: Recorded) -> None:
+        found = BatchList(recorded.database, [recorded.queue])
+
+        assert await found.get("z", wait_s=0) == ([], 1)
+
+        lines, num_left = await found.get("z", wait_s=60)
+        assert ([line.size for line in lines], num_left) == ([1], 0)
 
     async def test_when_the_day_is_read_again_then_only_the_newest_hours_are_counted(self, recorded: Recorded) -> None:
         day = DayUsage(recorded.database, [recorded.queue])
