@@ -1,5 +1,6 @@
 """How pages write numbers, times and text. No I/O."""
 
+import json
 import time
 from datetime import UTC, datetime
 
@@ -48,8 +49,13 @@ def money(value: float | None, currency: str | None) -> str:
     """Format a cost."""
     if value is None:
         return DASH
-    digits = 2 if value == 0 or abs(value) >= 1 else 4
-    return f"{value:,.{digits}f} {currency or ''}".rstrip()
+    text = f"{value:,.2f}" if abs(value) >= 1 else f"{value:,.4f}".removesuffix("00")
+    return f"{text} {currency or ''}".rstrip()
+
+
+def plain(value: object) -> str:
+    """Format an option: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def visible(text: object) -> str:

@@ -19,6 +19,7 @@ FILTERS = (
     formats.moment,
     formats.money,
     formats.percent,
+    formats.plain,
     formats.seconds,
     formats.visible,
 )

@@ -107,6 +107,7 @@ class TestGivenAWaitingJob:
 
         assert '"prompt": "hello"' in text
         assert "temperature=0.25," in text
+        assert r'<dt>stop</dt><dd>["\n"]</dd>' in text
         assert f"/jobs?queue={IDLE}" in text
 
     @pytest.mark.parametrize("kind", ["sh", "py"])

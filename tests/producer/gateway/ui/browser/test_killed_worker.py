@@ -1,5 +1,6 @@
 """A job is watched while its worker is killed: the page shows every token once, and the hand-over."""
 
+import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -40,7 +41,7 @@ class TestGivenAJobThatIsWatched:
         with Producer(redis_url) as producer, chromium.window() as window:
             job = producer.submit("once upon a time", max_tokens=NUM_TOKENS)
             window.page.goto(f"{url}/ui/jobs/{job.id}")
-            window.page.wait_for_function("document.getElementById('choice-0').textContent.length > 20")
+            expect(window.page.locator("#choice-0")).to_have_text(re.compile(r"\S.{20}", re.DOTALL))
 
             owner = producer.status(job).owner or ""
             [worker] = [one for one in workers if owner.startswith(one.incarnation)]

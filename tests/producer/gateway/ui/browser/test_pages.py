@@ -13,11 +13,12 @@ from tests.producer.gateway.gateway_process import new_key
 from tests.producer.gateway.ui.browser.conftest import NARROW, WIDE, Chromium, Scheme, Window
 from tests.producer.gateway.ui.conftest import ALL, IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
-from tests.producer.gateway.ui.test_other_pages import dead, failed
+from tests.producer.gateway.ui.test_other_pages import TOO_LONG, dead, failed
 
 pytestmark = pytest.mark.browser
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}}
 PAGES = ("/ui/", "/ui/jobs", "/ui/batches", "/ui/dead", "/ui/tenants", "/ui/try")
+BATCHES = (f"/ui/batches/{IDLE}/looked-at", "/ui/batches/default/broken")
 MAX_SHIFT = 0.01
 
 
@@ -64,13 +65,16 @@ class TestGivenEveryPage:
         self, site: Site, chromium: Chromium, scheme: Scheme, size: tuple[int, int]
     ) -> None:
         failed(site, "looker", 2)
+        with Producer(site.server.url) as producer:
+            producer.submit(TOO_LONG, tenant="looker", batch="broken")
+        until(lambda: "prompt_too_long" in site.visitor("looker").get("/ui/batches/default/broken").text)
         with Producer(site.server.url, queue=IDLE) as producer:
             job_id = producer.submit("<b>hello</b>", tenant="looker", batch="looked-at").id
         with chromium.window(size, scheme) as window:
             window.page.goto(f"{site.url}/ui/sign-in")
             found = {"/ui/sign-in": violations(window)}
             signed_in(window, site, "looker")
-            for path in (*PAGES, f"/ui/jobs/{job_id}", f"/ui/batches/{IDLE}/looked-at", "/ui/none"):
+            for path in (*PAGES, f"/ui/jobs/{job_id}", *BATCHES, "/ui/none"):
                 window.page.goto(f"{site.url}{path}")
                 window.page.wait_for_timeout(1500)
                 found[path] = violations(window)
