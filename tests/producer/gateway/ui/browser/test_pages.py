@@ -1,6 +1,7 @@
 """The pages in a real browser: they work, stand still, and can be used by everybody."""
 
 import re
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,12 @@ from axe_playwright_python.sync_playwright import Axe  # pyright: ignore[reportM
 from playwright.sync_api import expect
 
 from sluice.producer import Producer
+from sluice.producer.gateway.ui.live import RETRY_S
 from tests.producer.gateway.gateway_process import new_key
 from tests.producer.gateway.ui.browser.conftest import NARROW, WIDE, Chromium, Scheme, Window
 from tests.producer.gateway.ui.conftest import ALL, IDLE, Browser, Site
 from tests.producer.gateway.ui.test_job_pages import listed, until
+from tests.producer.gateway.ui.test_live_streams import stream
 from tests.producer.gateway.ui.test_other_pages import TOO_LONG, dead, failed
 
 pytestmark = pytest.mark.browser
@@ -34,12 +37,13 @@ def is_listed(browser: Browser, job_id: str) -> bool:
     return job_id in listed(browser)
 
 
-def signed_in(window: Window, site: Site, tenant: str, scopes: tuple[str, ...] = ALL) -> None:
-    """Sign in with a new key; the gateway reads the keys twice a second."""
-    key = new_key(site.database_url, tenant, scopes=scopes)
-    while site.browser().sign_in(key).status_code != 303:
+def signed_in(window: Window, site: Site, tenant: str, scopes: tuple[str, ...] = ALL) -> Browser:
+    """Sign in with a new key, and return another browser with it; the gateway reads the keys twice a second."""
+    key, other = new_key(site.database_url, tenant, scopes=scopes), site.browser()
+    while other.sign_in(key).status_code != 303:
         pass
     window.sign_in(site.url, key)
+    return other
 
 
 class TestGivenTheOverview:
@@ -98,6 +102,21 @@ class TestGivenEveryPage:
             window.page.evaluate(hide % "false" + tell)
 
             expect(window.page.locator("#live")).to_have_text("live")
+
+
+@pytest.mark.long
+class TestGivenAKeyWithTooManyLivePages:
+    def test_when_another_is_opened_then_it_is_paused_until_one_is_closed(self, site: Site, chromium: Chromium) -> None:
+        with chromium.window() as window:
+            other = signed_in(window, site, "crowded")
+            window.page.goto("about:blank")
+            with ExitStack() as stack:
+                while other.http.head("/ui/events").status_code == 200:
+                    stream(stack, other)
+                window.page.goto(f"{site.url}/ui/")
+                expect(window.page.locator("#live")).to_have_text("paused: too many pages are open")
+
+            expect(window.page.locator("#live")).to_have_text("live", timeout=3000 * RETRY_S)
 
 
 @pytest.mark.long
