@@ -107,7 +107,9 @@ class TestGivenTheFiguresOfTheDocuments:
             by_name = {one.label: text(one.figures) for one in result.rows}
             assert summary_of(row) == {label: by_name[label] for label in summary_of(row)}
 
-    @pytest.mark.parametrize("name", [case("arrivals"), case("poisson"), case("capacity"), case("split")])
+    @pytest.mark.parametrize(
+        "name", [case("arrivals"), case("published"), case("poisson"), case("capacity"), case("split")]
+    )
     def test_when_a_case_is_run_then_its_claims_are_those_documented(self, name: str) -> None:
         documented = documented_claims()
 

@@ -1,0 +1,125 @@
+"""Published figures that no traffic of the other cases answers: short replays, and sums over what the text states."""
+
+from benchmarks.disciplines.runs import CARD, CaseResult, Claim, Machine, Row, row, simulated, times
+from sluice.engine.simulation.arrivals import Arrival
+from sluice.engine.simulation.step_time import StepTime
+
+ITERATION_S = 0.035
+STEADY = StepTime(fixed_s=ITERATION_S)
+"""A step of 35 ms, whatever is in it."""
+
+_KV_BYTES_PER_TOKEN_AND_LAYER = 32 * 128 * 2 * 2
+"""32 heads of 128 values, keys and values, 2 bytes each: a model of 7 billion parameters, which has 32 layers."""
+
+
+def published(size: float) -> CaseResult:
+    """Answer the figures that a replay of some seconds or a product can answer."""
+    rows, claims = _slots_of_100_tokens(size)
+    more_rows, more_claims = _three_lengths(size)
+    return CaseResult(
+        name="published",
+        setting="a step takes 35 ms whatever is in it",
+        rows=rows + more_rows,
+        claims=[_script_of_ttft(), *claims, *more_claims, _padding_of_four(), *_sums()],
+    )
+
+
+def _script_of_ttft() -> Claim:
+    """Evaluate the published formula: a batch of 8 that come 0.05 s apart starts with its first and takes 0.5 s."""
+    static_s = sum(0.5 - 0.05 * place for place in range(8)) / 8
+    return Claim(
+        what="mean TTFT by the published script itself, over one iteration, for 20, 50 and 100 requests alike",
+        published="1.04 s, 26x",
+        predicted="9x",
+        measured=f"{static_s:.3f} s, {times(static_s, ITERATION_S)}",
+    )
+
+
+def _slots_of_100_tokens(size: float) -> tuple[list[Row], list[Claim]]:
+    """Send a burst of outputs of 100 tokens to batches of 8, and to 64 slots."""
+    arrivals = _burst([100], max(64, round(640 * size)))
+    eight = row("100 tokens: static, 8", simulated("static", Machine(step_time=STEADY, max_num_seqs=8), arrivals))
+    ours = row("100 tokens: continuous, 64", simulated("continuous", _roomy(64), arrivals))
+    before, after = eight.figures.requests_per_s, ours.figures.requests_per_s
+    claim = Claim(
+        what="requests a second, batches of 8 -> 64 slots, 100 tokens each",
+        published="0.29 -> 100 (345x)",
+        predicted="2.3 -> 18 (8x)",
+        measured=f"{before:.2f} -> {after:.2f} ({times(after, before)})",
+    )
+    return [eight, ours], [claim]
+
+
+def _three_lengths(size: float) -> tuple[list[Row], list[Claim]]:
+    """Send a burst of outputs of 50, 100 and 200 tokens, in turn, to three slots."""
+    arrivals = _burst([50, 100, 200], max(30, round(300 * size)))
+    rows = [
+        row(f"50, 100, 200: {name}", simulated(name, Machine(step_time=STEADY, max_num_seqs=3), arrivals))
+        for name in ("static", "continuous")
+    ]
+    before, after = (one.figures.requests_per_s for one in rows)
+    claim = Claim(
+        what="requests a second, outputs of 50, 100 and 200 tokens",
+        published="100 -> 300 (3x)",
+        predicted="1.7x (200 over the mean)",
+        measured=f"{before:.2f} -> {after:.2f} ({times(after, before)})",
+    )
+    return rows, [claim]
+
+
+def _padding_of_four() -> Claim:
+    arrivals = [Arrival(at_s=0.0, num_prompt_tokens=tokens, num_output_tokens=1) for tokens in (2, 6, 18, 25)]
+    figures = row("", simulated("static", Machine(step_time=STEADY, max_num_seqs=4), arrivals)).figures
+    return Claim(
+        what="padding of four prompts of 2, 6, 18 and 25 tokens",
+        published="49 %",
+        predicted="49 %",
+        measured=f"{figures.padding:.0%}",
+    )
+
+
+def _sums() -> list[Claim]:
+    tokens_per_s = 53.2 / 0.187
+    layer_bytes = 32768 * 16 * _KV_BYTES_PER_TOKEN_AND_LAYER
+    cache_bytes = 32 * layer_bytes
+    memory_bytes_per_s = 3e12
+    row_bytes = 1024 * 40 * 5120 * 2 * 2
+    free_bytes = 48e9 * 0.9 - 26e9
+    return [
+        Claim(
+            what="requests a second of 53.2 rows at 187 ms a token, 512 tokens each",
+            published="482",
+            predicted="-",
+            measured=f"{tokens_per_s / 512:.2f} ({tokens_per_s:.0f} tokens/s)",
+        ),
+        Claim(
+            what="moving 32,768 blocks of 16 tokens: GB in one layer and in 32; ms to read and write them at 3 TB/s",
+            published="8.5 GB, 10 ms",
+            predicted="-",
+            measured=f"{layer_bytes / 1e9:.1f} -> {cache_bytes / 1e9:.0f} GB; "
+            f"{2 * cache_bytes / memory_bytes_per_s * 1e3:.0f} ms",
+        ),
+        Claim(
+            what="sequences of 1,024 tokens beside a model of 13 billion parameters in 90 % of 48 GB",
+            published="18",
+            predicted="-",
+            measured=f"{int(free_bytes // row_bytes)}",
+        ),
+        Claim(
+            what="rows at which the products of a decode take as long as reading the weights",
+            published="256",
+            predicted="-",
+            measured=f"{CARD.fixed_s / CARD.token_s:.0f}",
+        ),
+    ]
+
+
+def _roomy(max_num_seqs: int) -> Machine:
+    return Machine(step_time=STEADY, max_num_seqs=max_num_seqs)
+
+
+def _burst(lengths: list[int], count: int) -> list[Arrival]:
+    return [
+        Arrival(at_s=0.0, num_prompt_tokens=16, num_output_tokens=lengths[number % len(lengths)])
+        for number in range(count)
+    ]
