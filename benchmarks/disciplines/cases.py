@@ -20,6 +20,7 @@ from benchmarks.disciplines.runs import (
     simulated,
     times,
 )
+from benchmarks.disciplines.sweeps import concurrency, fragmentation
 from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
 from sluice.engine.simulation.capacity import largest_rate
@@ -357,6 +358,8 @@ CASES: dict[str, Callable[[float], CaseResult]] = {
     "long-prompts": long_prompts,
     "utilisation": utilisation,
     "memory": equal_memory,
+    "concurrency": concurrency,
+    "fragmentation": fragmentation,
     "capacity": capacity,
     "goodput": goodput,
     "split": split,

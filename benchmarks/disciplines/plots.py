@@ -67,6 +67,20 @@ def _bars(axes: Axes, result: CaseResult) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _knee(axes: Axes, result: CaseResult) -> None:
+    counts, rates = zip(*result.curves[0].points, strict=True)
+    tpots_ms = [one.figures.tpot_mean_s * 1e3 for one in result.rows]
+    axes.plot(counts, rates, color="#000000", marker="o", markersize=5)
+    axes.plot(counts, [rates[0] * count for count in counts], color="#999999", linewidth=0.8, zorder=0)
+    for count, rate, tpot_ms in zip(counts, rates, tpots_ms, strict=True):
+        axes.annotate(f"{tpot_ms:.1f} ms", (count, rate), textcoords="offset points", xytext=(6, -12))
+    axes.set(xscale="log", yscale="log", xlabel="sequences at once (beside each point: time per output token)")
+    axes.set(ylabel="output tokens a second", xticks=counts, xticklabels=[f"{count:.0f}" for count in counts])
+    axes.set(xlim=(0.8, 480), ylim=(min(rates) * 0.7, max(rates) * 2))
+    axes.minorticks_off()
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+
+
 def _lines(axes: Axes, result: CaseResult) -> None:
     for curve in result.curves:
         colour, marker, dash = _STYLES[curve.label]
@@ -80,4 +94,5 @@ _PLOTS: dict[str, Callable[[Axes, CaseResult], None]] = {
     "split": _goodput,
     "long-prompts": _gaps,
     "memory": _bars,
+    "concurrency": _knee,
 }

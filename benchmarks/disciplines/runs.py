@@ -25,6 +25,7 @@ class Machine:
 
     step_time: StepTime = CARD
     num_blocks: int = 8192
+    block_size: int = 16
     max_model_len: int = 16384
     max_num_seqs: int = 64
     budget: int = 2048
@@ -33,7 +34,7 @@ class Machine:
     @property
     def cache(self) -> NullModelConfig:
         """Its limits, for the simulated executor."""
-        return NullModelConfig(num_blocks=self.num_blocks, max_model_len=self.max_model_len)
+        return NullModelConfig(num_blocks=self.num_blocks, block_size=self.block_size, max_model_len=self.max_model_len)
 
 
 def config_for(discipline: str, machine: Machine, arrivals: Iterable[Arrival]) -> EngineConfig:

@@ -94,9 +94,11 @@ def case(name: str) -> ParameterSet:
 
 
 class TestGivenTheFiguresOfTheDocuments:
-    @pytest.mark.parametrize("name", [case("utilisation"), case("memory"), case("long-prompts")])
+    @pytest.mark.parametrize(
+        "name", [case("utilisation"), case("memory"), case("long-prompts"), case("concurrency"), case("fragmentation")]
+    )
     def test_when_a_case_is_run_then_its_tables_and_claims_are_those_documented(self, name: str) -> None:
-        head, *documented = table_after(LAB, f"`--case {name}`")
+        head, *documented = table_after(LAB, f"`--case {name}`:")
 
         result = CASES[name](1.0)
 
