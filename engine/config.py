@@ -7,7 +7,7 @@ POLICY_NAMES = ("fcfs", "priority")
 """Names of the scheduling policies in `sluice.engine.scheduling.policies`."""
 
 DISCIPLINE_NAMES = ("continuous", "prefill-first", "slots", "orca", "dynamic", "static")
-"""Names of the batching disciplines in `sluice.engine.scheduling.disciplines`."""
+"""Names of the batching disciplines in `sluice.engine.scheduling.comparison`."""
 
 WHOLE_PROMPT_DISCIPLINES = frozenset({"prefill-first", "orca", "dynamic", "static"})
 """Disciplines that compute a prompt in one step if the step's budget holds it."""
@@ -64,7 +64,7 @@ class EngineConfig:
 
     discipline: str = "continuous"
     """When waiting sequences join, how many blocks they reserve and how prompts are split: a name in
-    `engine.scheduling.disciplines`.
+    `engine.scheduling.comparison`.
     """
 
     batch_window_s: float = 0.1

@@ -11,7 +11,7 @@ from sluice.engine.errors import RequestRejected
 from sluice.engine.execution.isolation import IsolatingExecutor, StepInFlight, StepOutcome
 from sluice.engine.executor import Executor, Preparing, TextDecoder
 from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
-from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
@@ -62,7 +62,7 @@ class LLMEngine:
         self._config = config
         self._limits = executor.limits
         self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries)
-        self._scheduler = Scheduler(config, self._limits, clock)
+        self._scheduler = make_scheduler(config, self._limits, clock)
         self._outputs = Outputs(decoder, self._limits)
         self._lag = executor.lag if self._scheduler.may_overlap else 0
         self._preparing = executor if isinstance(executor, Preparing) else None
@@ -143,18 +143,7 @@ class LLMEngine:
 
     def room(self) -> Room:
         """Return what can start within the next steps; all zero while any sequence waits for room."""
-        scheduler = self._scheduler
-        num_places = scheduler.num_places
-        if num_places == 0:
-            return Room(kv_tokens=0, prefill_tokens=0, sequences=0)
-        budget = self._config.max_num_batched_tokens
-        offered = budget + (self._config.max_waiting_tokens or budget)
-        num_free_blocks = scheduler.blocks.num_free_blocks - scheduler.num_spare_blocks
-        return Room(
-            kv_tokens=max(0, num_free_blocks * self._limits.block_size - scheduler.num_held_tokens()),
-            prefill_tokens=max(0, offered - scheduler.num_owed_tokens()),
-            sequences=num_places,
-        )
+        return self._scheduler.room()
 
     @property
     def is_idle(self) -> bool:
@@ -165,7 +154,7 @@ class LLMEngine:
     def idle_s(self) -> float:
         """Seconds until a step has something to do: 0 if it has now, infinity if no request is known.
 
-        Between the two while a discipline gathers a batch: see `sluice.engine.scheduling.disciplines`.
+        Between the two while a discipline gathers a batch: see `sluice.engine.scheduling.comparison`.
         """
         if self._scheduler.running or self._ended or self._in_flight:
             return 0.0

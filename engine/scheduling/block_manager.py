@@ -111,7 +111,7 @@ class SharedTail(NamedTuple):
     token_ids: list[int]
 
 
-class Reusable(NamedTuple):
+class CachedPrefix(NamedTuple):
     """Cached blocks that a sequence without blocks can reuse."""
 
     block_ids: list[int]
@@ -149,69 +149,63 @@ class BlockManager:
         """Blocks without a reference, indexed or not."""
         return len(self._free)
 
-    def known_prefix(self, sequence: Sequence) -> list[int]:
-        """Return the cached full blocks that `sequence` begins with; its last token must yield logits."""
-        if not self._is_caching:
-            return []
-        self._hash_up_to(sequence, (sequence.num_tokens - 1) // self.block_size)
-        found: list[int] = []
-        for key in sequence.block_hashes[: (sequence.num_tokens - 1) // self.block_size]:
-            block_id = self._known.get(key)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+    def lookup(self, sequence: Sequence) -> CachedPrefix:
+        """Return the cached blocks that a waiting `sequence` begins with; its last token must yield logits."""
+        known = self._known_prefix(sequence)
+        num_tokens = len(known) * self.block_size
+        tail = self._tails.get(sequence.block_hashes[len(known) - 1]) if known else None
+        if tail is None:
+            return CachedPrefix(known, None, num_tokens)
+        # One token must yield logits.
+        end = min(num_tokens + self.block_size, sequence.num_tokens - 1)
+        num_shared = _num_shared(sequence.token_ids[num_tokens:end], tail.token_ids)
+        return CachedPrefix(known, tail if num_shared else None, num_tokens + num_shared)
 
-    def num_known_tokens(self, sequence: Sequence) -> int:
-        """Return how many tokens of a waiting `sequence` have cached keys and values."""
-        return self._reusable(sequence).num_tokens
-
-    def next_hash(self, sequence: Sequence) -> int | None:
-        """Return the hash of the first full block of `sequence` that is not in the index.
-
-        None if there is no such block.
+    def next_hash(self, sequence: Sequence, num_found: int) -> int | None:
+        """Return the hash of the full block of `sequence` after its first `num_found`; None if there is none.
 
         For a waiting sequence it is the first block that it lacks; for one that holds blocks, the first that it will
         publish.
         """
-        num_found = sequence.num_published_blocks if sequence.block_table else len(self.known_prefix(sequence))
         num_full = min(len(sequence.block_hashes), (sequence.num_tokens - 1) // self.block_size)
         return sequence.block_hashes[num_found] if num_found < num_full else None
 
-    def num_coming_tokens(self, sequence: Sequence, other: Sequence) -> int:
-        """Return the tokens that a waiting `sequence` will find once `other`, of equal `next_hash`, is computed."""
-        lacking = sequence.block_hashes[len(self.known_prefix(sequence)) :]
+    def num_common_tokens(self, sequence: Sequence, num_found: int, other: Sequence) -> int:
+        """Return the tokens that `sequence`, which has found some blocks, will find once `other` is computed.
+
+        Both have the same `next_hash`.
+        """
+        lacking = sequence.block_hashes[num_found:]
         coming = other.block_hashes[other.num_published_blocks :]
         # Hashes are chained: equal hashes mean equal prefixes.
         return sum(mine == theirs for mine, theirs in zip(lacking, coming, strict=False)) * self.block_size
 
-    def try_hold(self, sequence: Sequence, *, num_spare: int, num_held: int = 0) -> int | None:
-        """Give a sequence without blocks all blocks that its known tokens need.
+    def try_hold(self, sequence: Sequence, found: CachedPrefix, *, num_spare: int, num_held: int = 0) -> bool:
+        """Give a sequence without blocks all blocks that its known tokens need, or change nothing and return False.
 
         Args:
             sequence: waiting, with an empty block table.
+            found: of `lookup`, since which no block was taken or released.
             num_spare: blocks that must stay free afterwards.
             num_held: tokens to reserve blocks for, if more than the sequence has: its longest possible output.
-
-        Returns:
-            Tokens whose keys and values are cached; None if there are not enough blocks.
         """
-        known, tail, num_cached = self._reusable(sequence)
+        known, tail, num_cached = found
         num_new = blocks_needed(max(sequence.num_tokens, num_held), self.block_size) - len(known)
         num_idle = sum(self._ref_counts[block_id] == 0 for block_id in known)
         num_left = len(self._free) - num_new - num_idle - num_spare
         if num_left < 0:
-            return None
+            return False
         for block_id in known:
             self._hold(block_id)
+        table = known.copy()
         if tail is not None:
             num_shared = num_cached - len(known) * self.block_size
-            known.append(self._continue_in(sequence, tail, num_shared, num_left))
+            table.append(self._continue_in(sequence, tail, num_shared, num_left))
             num_new -= 1
-        sequence.block_table = known + [self._take() for _ in range(num_new)]
+        sequence.block_table = table + [self._take() for _ in range(num_new)]
         sequence.num_slots = len(sequence.block_table) * self.block_size
         sequence.num_published_blocks = num_cached // self.block_size
-        return num_cached
+        return True
 
     def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give `sequence` the blocks it lacks to hold `num_tokens`, or change nothing and return False."""
@@ -302,16 +296,19 @@ class BlockManager:
             is_full = len(token_ids) == self.block_size
             assert not is_full or self._hashes[block_id] is not None, "a full tail is not indexed by its hash"
 
-    def _reusable(self, sequence: Sequence) -> Reusable:
-        known = self.known_prefix(sequence)
-        num_tokens = len(known) * self.block_size
-        tail = self._tails.get(sequence.block_hashes[len(known) - 1]) if known else None
-        if tail is None:
-            return Reusable(known, None, num_tokens)
-        # One token must yield logits.
-        end = min(num_tokens + self.block_size, sequence.num_tokens - 1)
-        num_shared = _num_shared(sequence.token_ids[num_tokens:end], tail.token_ids)
-        return Reusable(known, tail if num_shared else None, num_tokens + num_shared)
+    def _known_prefix(self, sequence: Sequence) -> list[int]:
+        """Return the cached full blocks that `sequence` begins with."""
+        if not self._is_caching:
+            return []
+        num_full = (sequence.num_tokens - 1) // self.block_size
+        self._hash_up_to(sequence, num_full)
+        found: list[int] = []
+        for key in sequence.block_hashes[:num_full]:
+            block_id = self._known.get(key)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
 
     def _continue_in(self, sequence: Sequence, tail: SharedTail, num_shared: int, num_left: int) -> int:
         """Return the block in which `sequence` continues: `tail` itself, or a block to copy it to.

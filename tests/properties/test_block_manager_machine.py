@@ -37,17 +37,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
         )
         num_free = self.manager.num_free_blocks
 
-        num_cached = self.manager.try_hold(sequence, num_spare=num_spare)
+        found = self.manager.lookup(sequence)
+        is_held = self.manager.try_hold(sequence, found, num_spare=num_spare)
 
-        if num_cached is None:
+        if not is_held:
             assert (sequence.block_table, self.manager.num_free_blocks) == ([], num_free)
-            assert blocks_needed(len(token_ids), BLOCK_SIZE) + num_spare > num_free - len(
-                self.manager.known_prefix(sequence)
-            )
+            assert blocks_needed(len(token_ids), BLOCK_SIZE) + num_spare > num_free - len(found.block_ids)
             return
-        assert num_cached < len(token_ids)
+        assert found.num_tokens < len(token_ids)
         assert self.manager.num_free_blocks >= num_spare
-        sequence.num_computed_tokens = num_cached
+        sequence.num_computed_tokens = found.num_tokens
         self.sequences.append(sequence)
 
     @precondition(lambda self: bool(self.sequences))
@@ -113,7 +112,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_found_is_what_was_computed(self) -> None:
         for sequence in self.sequences:
-            known = self.manager.known_prefix(sequence)
+            known = self.manager.lookup(sequence).block_ids
             for position in range(len(known) * BLOCK_SIZE):
                 assert self.contents[self.slot(known, position)] == self.content(sequence, position)
 

@@ -12,8 +12,8 @@ from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import DISCIPLINE_NAMES, WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import SamplingParams
+from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.policies import make_policy
-from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence
 from tests.examples import examples
 
@@ -85,7 +85,7 @@ class Run:
         )
         self.config = config
         self.in_flight: deque[Batch] = deque()
-        self.scheduler = Scheduler(config, limits, clock=lambda: float(self.num_steps))
+        self.scheduler = make_scheduler(config, limits, clock=lambda: float(self.num_steps))
         self.lag = lag if self.scheduler.may_overlap else 0
         self.order = make_policy(config).order
         self.planned = sorted(planned, key=lambda arrival: arrival.at_step)

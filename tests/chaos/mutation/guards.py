@@ -595,9 +595,9 @@ RESUME = (
         name="resume replays without penalty counts",
         patches=(
             Patch(
-                "engine/execution/sampling/sampler.py",
-                "self.counts[at] += position >= sequence.num_prompt_tokens",
-                "self.counts[at] += position >= sequence.num_prompt_tokens + sequence.num_resumed_tokens",
+                "engine/execution/sampling/token_edits.py",
+                "range(self.num_counted, end)",
+                "range(self.num_counted or end - 1, end)",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
@@ -606,17 +606,16 @@ RESUME = (
         name="resume draws the noise of another position",
         patches=(
             Patch(
-                "engine/execution/sampling/sampler.py",
-                "[start + num_tokens - s.num_prompt_tokens for s, start, num_tokens, _ in scheduled]",
-                "[start + num_tokens - s.num_prompt_tokens - s.num_resumed_tokens "
-                "for s, start, num_tokens, _ in scheduled]",
+                "engine/batch.py",
+                "num_prompt_tokens=sequence.num_prompt_tokens,",
+                "num_prompt_tokens=sequence.num_prompt_tokens + sequence.num_resumed_tokens,",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
     ),
     Guard(
         name="choices share their noise",
-        patches=(Patch("engine/execution/sampling/row_options.py", "counter_2(sequence.choice)", "counter_2(0)"),),
+        patches=(Patch("engine/execution/sampling/row_options.py", "counter_2(slot.choice)", "counter_2(0)"),),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_choices_or_seeds_differ_then_so_do_their_tokens",),
     ),
     Guard(
@@ -661,8 +660,8 @@ OVERLAP = (
         patches=(
             Patch(
                 "engine/scheduling/scheduler.py",
-                "if not sequence.num_launched_tokens:\n                self.blocks.release(sequence)\n            elif",
-                "if True:\n                self.blocks.release(sequence)\n            elif",
+                "if not sequence.num_launched_tokens:\n                self._release(sequence)\n            elif",
+                "if True:\n                self._release(sequence)\n            elif",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenALateStop", MACHINE),
@@ -693,8 +692,8 @@ OVERLAP = (
         patches=(
             Patch(
                 "engine/scheduling/scheduler.py",
-                "self._max_model_len) - 1\n",
-                "self._max_model_len) + 1\n",
+                "self._limits.max_model_len) - 1\n",
+                "self._limits.max_model_len) + 1\n",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
@@ -710,7 +709,7 @@ OVERLAP = (
     ),
     Guard(
         name="a token is fed from another sequence's batch row",
-        patches=(Patch("engine/execution/layout.py", "-1 - drawn_rows[sequence.id]", "-1"),),
+        patches=(Patch("engine/execution/layout.py", "-1 - drawn_rows[sequence_id]", "-1"),),
         tests=(
             "tests/engine/execution/test_layout.py",
             f"{SAMPLING}::TestGivenSeeds::test_when_requests_run_in_any_batch_then_tokens_are_the_same",
@@ -720,7 +719,7 @@ OVERLAP = (
         name="a prompt in flight is recomputed by sequences that share it",
         patches=(
             Patch(
-                "engine/scheduling/scheduler.py",
+                "engine/scheduling/continuous.py",
                 "for sequence in self.running if sequence.num_launched_tokens > 1]",
                 "for sequence in self.running if False]",
             ),

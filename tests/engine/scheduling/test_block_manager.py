@@ -7,6 +7,12 @@ from sluice.engine.scheduling.block_manager import BlockManager, FreeBlocks, blo
 from sluice.engine.sequence import Sequence
 
 
+def try_hold(manager: BlockManager, sequence: Sequence, *, num_spare: int) -> int | None:
+    """Give `sequence` its blocks; the cached tokens, or None if there are not enough blocks."""
+    found = manager.lookup(sequence)
+    return found.num_tokens if manager.try_hold(sequence, found, num_spare=num_spare) else None
+
+
 def sequence_of(token_ids: list[int], *, salt: str = "") -> Sequence:
     return Sequence(
         id=0,
@@ -26,7 +32,7 @@ def manager_with(num_blocks: int, *, block_size: int = 4, caches: bool = True) -
 def held(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequence:
     """A sequence that holds its blocks and has computed nothing but what was there."""
     sequence = sequence_of(token_ids, salt=salt)
-    num_cached = manager.try_hold(sequence, num_spare=0)
+    num_cached = try_hold(manager, sequence, num_spare=0)
     assert num_cached is not None
     sequence.num_computed_tokens = num_cached
     return sequence
@@ -35,7 +41,7 @@ def held(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequ
 def computed(manager: BlockManager, token_ids: list[int], *, salt: str = "") -> Sequence:
     """A sequence that holds its blocks, with all its tokens computed and published."""
     sequence = sequence_of(token_ids, salt=salt)
-    assert manager.try_hold(sequence, num_spare=0) is not None
+    assert try_hold(manager, sequence, num_spare=0) is not None
     manager.end_copy(sequence)
     sequence.num_computed_tokens = sequence.num_tokens
     manager.publish(sequence)
@@ -69,7 +75,7 @@ class TestGivenAnEmptyCache:
         manager = manager_with(2)
         sequence = sequence_of(list(range(9)))
 
-        assert manager.try_hold(sequence, num_spare=0) is None
+        assert try_hold(manager, sequence, num_spare=0) is None
 
         assert sequence.block_table == []
         assert manager.num_free_blocks == 2
@@ -77,13 +83,13 @@ class TestGivenAnEmptyCache:
     def test_when_spare_blocks_must_stay_then_they_do(self) -> None:
         manager = manager_with(3)
 
-        assert manager.try_hold(sequence_of(list(range(8))), num_spare=2) is None
-        assert manager.try_hold(sequence_of(list(range(8))), num_spare=1) == 0
+        assert try_hold(manager, sequence_of(list(range(8))), num_spare=2) is None
+        assert try_hold(manager, sequence_of(list(range(8))), num_spare=1) == 0
 
     def test_when_a_sequence_grows_then_it_gets_only_the_blocks_that_it_lacks(self) -> None:
         manager = manager_with(3)
         sequence = sequence_of([1, 2, 3])
-        manager.try_hold(sequence, num_spare=0)
+        try_hold(manager, sequence, num_spare=0)
 
         assert manager.try_grow(sequence, 4)
         assert len(sequence.block_table) == 1
@@ -101,7 +107,7 @@ class TestGivenAComputedPrefix:
         first = computed(manager, list(range(10)))
         second = sequence_of([*range(8), 99, 98])
 
-        assert manager.try_hold(second, num_spare=0) == 8
+        assert try_hold(manager, second, num_spare=0) == 8
 
         assert second.block_table[:2] == first.block_table[:2]
         assert second.block_table[2] != first.block_table[2]
@@ -123,25 +129,25 @@ class TestGivenAComputedPrefix:
         manager = manager_with(8)
         computed(manager, [*range(12), 0])
 
-        assert manager.try_hold(sequence_of([*range(4), 99, *range(5, 12), 0]), num_spare=0) == 4
+        assert try_hold(manager, sequence_of([*range(4), 99, *range(5, 12), 0]), num_spare=0) == 4
 
     def test_when_the_salt_differs_then_nothing_is_shared(self) -> None:
         manager = manager_with(8)
         computed(manager, list(range(10)), salt="one tenant")
 
-        assert manager.try_hold(sequence_of(list(range(10)), salt="another"), num_spare=0) == 0
+        assert try_hold(manager, sequence_of(list(range(10)), salt="another"), num_spare=0) == 0
 
     def test_when_caching_is_off_then_nothing_is_shared(self) -> None:
         manager = manager_with(8, caches=False)
         computed(manager, list(range(10)))
 
-        assert manager.try_hold(sequence_of(list(range(10))), num_spare=0) == 0
+        assert try_hold(manager, sequence_of(list(range(10))), num_spare=0) == 0
 
     def test_when_the_step_has_not_succeeded_yet_then_nothing_is_found(self) -> None:
         manager = manager_with(8)
-        manager.try_hold(sequence_of(list(range(10))), num_spare=0)
+        try_hold(manager, sequence_of(list(range(10))), num_spare=0)
 
-        assert manager.known_prefix(sequence_of(list(range(10)))) == []
+        assert manager.lookup(sequence_of(list(range(10)))).block_ids == []
 
     def test_when_its_sequence_has_gone_then_it_is_still_found_and_counts_as_free(self) -> None:
         manager = manager_with(8)
@@ -152,7 +158,7 @@ class TestGivenAComputedPrefix:
         again = sequence_of([*range(8), 99, 98])
 
         assert manager.num_free_blocks == 8
-        assert manager.try_hold(again, num_spare=0) == 8
+        assert try_hold(manager, again, num_spare=0) == 8
         assert again.block_table[:2] == blocks[:2]
 
     def test_when_only_idle_cached_blocks_are_left_then_sharing_counts_them_once(self) -> None:
@@ -160,37 +166,37 @@ class TestGivenAComputedPrefix:
         manager.release(computed(manager, list(range(10))))
         again = sequence_of([*range(8), 99, 98])
 
-        assert manager.try_hold(again, num_spare=1) is None
-        assert manager.try_hold(again, num_spare=0) == 8
+        assert try_hold(manager, again, num_spare=1) is None
+        assert try_hold(manager, again, num_spare=0) == 8
 
     def test_when_blocks_run_out_then_the_partial_one_goes_first_and_the_beginning_last(self) -> None:
         manager = manager_with(3)
         manager.release(computed(manager, list(range(10))))
 
         one_block = sequence_of([50])
-        manager.try_hold(one_block, num_spare=0)
-        assert len(manager.known_prefix(sequence_of(list(range(10))))) == 2
+        try_hold(manager, one_block, num_spare=0)
+        assert len(manager.lookup(sequence_of(list(range(10)))).block_ids) == 2
         manager.try_grow(one_block, 8)
-        assert len(manager.known_prefix(sequence_of(list(range(10))))) == 1
+        assert len(manager.lookup(sequence_of(list(range(10)))).block_ids) == 1
 
     def test_when_unknown_blocks_come_back_later_then_they_still_go_first(self) -> None:
         manager = manager_with(4)
         known = computed(manager, list(range(9)))
         unknown = sequence_of([50])
-        manager.try_hold(unknown, num_spare=0)
+        try_hold(manager, unknown, num_spare=0)
         manager.release(known)
         manager.release(unknown)
 
-        manager.try_hold(sequence_of([60] * 8), num_spare=0)
+        try_hold(manager, sequence_of([60] * 8), num_spare=0)
 
-        assert len(manager.known_prefix(sequence_of(list(range(9))))) == 2
+        assert len(manager.lookup(sequence_of(list(range(9)))).block_ids) == 2
 
     def test_when_its_own_sequence_comes_back_then_one_token_at_least_is_computed_again(self) -> None:
         manager = manager_with(8)
         whole = computed(manager, list(range(8)))
         manager.release(whole)
 
-        assert manager.try_hold(whole, num_spare=0) == 7
+        assert try_hold(manager, whole, num_spare=0) == 7
 
     def test_when_it_is_retracted_then_it_is_not_found_again(self) -> None:
         manager = manager_with(8)
@@ -199,7 +205,7 @@ class TestGivenAComputedPrefix:
         manager.retract(first)
         manager.release(first)
 
-        assert manager.known_prefix(sequence_of(list(range(10)))) == []
+        assert manager.lookup(sequence_of(list(range(10)))).block_ids == []
         manager.check_invariants([])
 
 
@@ -213,8 +219,8 @@ class TestGivenAFollower:
         manager.release(first)
         second = sequence_of(list(range(20)))
 
-        assert manager.num_known_tokens(second) == 10
-        assert manager.try_hold(second, num_spare=0) == 10
+        assert manager.lookup(second).num_tokens == 10
+        assert try_hold(manager, second, num_spare=0) == 10
 
         assert second.block_table[:3] == blocks
         manager.check_invariants([second])
@@ -234,36 +240,36 @@ class TestGivenAFollower:
         manager.release(computed(manager, list(range(10))))
         second = computed(manager, list(range(13)))
 
-        assert manager.known_prefix(sequence_of(list(range(13)))) == second.block_table[:3]
+        assert manager.lookup(sequence_of(list(range(13)))).block_ids == second.block_table[:3]
 
     def test_when_the_same_tokens_come_again_then_one_is_computed_for_its_logits(self) -> None:
         manager = manager_with(8)
         manager.release(computed(manager, list(range(10))))
 
-        assert manager.try_hold(sequence_of(list(range(10))), num_spare=0) == 9
+        assert try_hold(manager, sequence_of(list(range(10))), num_spare=0) == 9
 
     def test_when_a_token_in_it_differs_then_it_is_copied_and_left_as_it_is(self) -> None:
         manager = manager_with(9)
         manager.release(computed(manager, list(range(10))))
 
-        assert manager.try_hold(sequence_of([*range(9), 99, *range(10)]), num_spare=0) == 9
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 10
+        assert try_hold(manager, sequence_of([*range(9), 99, *range(10)]), num_spare=0) == 9
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 10
 
     def test_when_another_one_is_left_after_the_same_tokens_then_the_last_is_found(self) -> None:
         manager = manager_with(8)
         manager.release(computed(manager, list(range(10))))
         manager.release(computed(manager, [*range(8), 99, 98]))
 
-        assert manager.num_known_tokens(sequence_of([*range(8), 99, 98, 97])) == 10
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        assert manager.lookup(sequence_of([*range(8), 99, 98, 97])).num_tokens == 10
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 8
         manager.check_invariants([])
 
     def test_when_blocks_run_out_then_it_is_used_again_and_found_no_more(self) -> None:
         manager = manager_with(3)
         manager.release(computed(manager, list(range(10))))
-        manager.try_hold(sequence_of([50]), num_spare=0)
+        try_hold(manager, sequence_of([50]), num_spare=0)
 
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 8
 
     @pytest.mark.parametrize("goes_first", [True, False])
     def test_when_what_was_before_it_is_retracted_with_another_then_it_is_not_found(self, *, goes_first: bool) -> None:
@@ -279,7 +285,7 @@ class TestGivenAFollower:
 
         again = computed(manager, list(range(8)))
 
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 8
         manager.check_invariants([again])
 
     def test_when_its_sequence_was_retracted_then_it_is_not_found(self) -> None:
@@ -291,13 +297,13 @@ class TestGivenAFollower:
         # What comes before it is known again, from another sequence.
         computed(manager, list(range(8)))
 
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 8
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 8
 
     def test_when_caching_is_off_then_there_is_none(self) -> None:
         manager = manager_with(8, caches=False)
         manager.release(computed(manager, list(range(10))))
 
-        assert manager.try_hold(sequence_of(list(range(20))), num_spare=0) == 0
+        assert try_hold(manager, sequence_of(list(range(20))), num_spare=0) == 0
 
 
 class TestGivenABlockThatASequenceFills:
@@ -320,14 +326,14 @@ class TestGivenABlockThatASequenceFills:
         first.num_computed_tokens = 9
         manager.publish(first)
 
-        assert manager.num_known_tokens(sequence_of(list(range(20)))) == 9
+        assert manager.lookup(sequence_of(list(range(20)))).num_tokens == 9
 
     def test_when_the_salt_differs_then_it_is_not_found(self) -> None:
         manager = manager_with(16)
         computed(manager, list(range(10)), salt="one tenant")
         computed(manager, list(range(8)), salt="another")
 
-        assert manager.num_known_tokens(sequence_of(list(range(20)), salt="another")) == 8
+        assert manager.lookup(sequence_of(list(range(20)), salt="another")).num_tokens == 8
 
     def test_when_its_sequence_ends_before_the_copy_is_made_then_its_block_is_kept(self) -> None:
         manager = manager_with(6)
@@ -363,7 +369,7 @@ class TestGivenABlockThatASequenceFills:
         computed(manager, list(range(10)))
         second = computed(manager, [*range(10), 99, 98, 97])
 
-        assert manager.known_prefix(sequence_of([*range(10), 99, 98, 97])) == second.block_table[:3]
+        assert manager.lookup(sequence_of([*range(10), 99, 98, 97])).block_ids == second.block_table[:3]
 
 
 class TestGivenAFullBlockFromWhichAnotherDiffers:
@@ -378,7 +384,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
         second = held(manager, [*range(10), 99])
 
         assert (second.num_computed_tokens, second.cow_source) == (10, blocks[2])
-        assert manager.known_prefix(sequence_of(list(range(13)))) == blocks
+        assert manager.lookup(sequence_of(list(range(13)))).block_ids == blocks
         manager.check_invariants([second])
 
     @pytest.mark.parametrize("num_free", [1, 0])
@@ -392,7 +398,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
 
         assert (second.num_computed_tokens, second.cow_source, second.block_table) == (10, None, blocks)
         assert manager.num_free_blocks == num_free
-        assert manager.num_known_tokens(sequence_of(list(range(13)))) == 10
+        assert manager.lookup(sequence_of(list(range(13)))).num_tokens == 10
         manager.check_invariants([second])
 
     def test_when_blocks_run_out_then_the_source_of_a_copy_is_not_among_those_used(self) -> None:
@@ -406,7 +412,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
 
         assert blocks[2] not in third.block_table + second.block_table
         assert manager.num_free_blocks == 0
-        assert manager.try_hold(sequence_of([60]), num_spare=0) is None
+        assert try_hold(manager, sequence_of([60]), num_spare=0) is None
         manager.check_invariants([second, third])
 
 

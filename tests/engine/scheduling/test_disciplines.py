@@ -9,7 +9,7 @@ from sluice.engine.config import DISCIPLINE_NAMES, EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import Room, SamplingParams
-from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
 from tests.engine.given import CheckingModel, checking_model, engine_over, request, run
 
@@ -40,7 +40,7 @@ class Bench:
             block_size=BLOCK_SIZE,
         )
         config = EngineConfig(**small | options, discipline=discipline)
-        self.scheduler = Scheduler(config, limits, clock=self.clock)
+        self.scheduler = make_scheduler(config, limits, clock=self.clock)
         self.sequences: list[Sequence] = []
 
     def add(self, num_prompt_tokens: int, max_tokens: int = 8) -> Sequence:
@@ -189,7 +189,7 @@ class TestGivenACacheThatIsSmall:
 
         bench.step()
 
-        assert bench.scheduler.num_running == num_running
+        assert len(bench.scheduler.running) == num_running
         assert 6 - bench.scheduler.blocks.num_free_blocks == num_blocks_held
 
     @pytest.mark.parametrize("discipline", ["orca", "slots", "static", "dynamic"])

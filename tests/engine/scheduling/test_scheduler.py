@@ -8,6 +8,7 @@ from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
+from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 
@@ -28,7 +29,7 @@ def scheduler_with(
         num_blocks=num_blocks,
         block_size=block_size,
     )
-    return Scheduler(config, limits, clock=clock)
+    return make_scheduler(config, limits, clock=clock)
 
 
 def sequence_of(num_tokens: int, *, token: int | None = None, priority: int = 0, arrival_s: float = 0.0) -> Sequence:

@@ -1,0 +1,95 @@
+"""Continuous batching: the scheduler of a worker. Read `ContinuousScheduler._plan` first.
+
+There is no prefill and no decode phase: a sequence is owed the tokens that it has not computed yet, one or thousands.
+Each step has one budget of tokens for all. Running sequences are scheduled first, in the policy's order, then waiting
+ones (iteration-level scheduling: Yu et al., Orca, OSDI 2022). A prompt longer than what is left of the budget is split
+into chunks, and a chunk leaves one token for each running sequence after it, so that a prompt never stalls generation
+(chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024). A sequence joins only when the blocks of its whole prompt
+are available, and gets them all at once. A sequence that cannot get a further block takes one from the last running
+sequence in the order, which is recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
+
+No sequence starves. The first in the order can take blocks from all others and fits the cache alone, so it computes at
+least one token in every step and ends after at most ceil(tokens / chunk) + max_tokens steps. Then the next one is
+first. While a step is in flight, a sequence that needs a block which one in flight still has misses one step, so the
+first in the order computes a token in at least every second step.
+
+Hot module, as `sluice.engine.scheduling.scheduler`.
+"""
+
+from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.scheduling.prefix_sharing import PrefixSharing
+from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.sequence import Sequence
+
+
+class ContinuousScheduler(Scheduler):
+    """Running sequences, then waiting ones, until the budget is used."""
+
+    may_overlap = True
+
+    def _plan(self) -> Batch:
+        num_preemptions = self.counters.num_preemptions
+        running = self._schedule_running()
+        # Blocks that were taken from one sequence are not for a newcomer.
+        if not self.waiting or self.counters.num_preemptions > num_preemptions:
+            return Batch(tuple(running))
+        joined = self._schedule_waiting(running)
+        return Batch((*running, *joined), num_joined=len(joined))
+
+    def _schedule_running(self) -> list[ScheduledRow]:
+        scheduled: list[ScheduledRow] = []
+        running, tokens_left = self.running, self.max_tokens
+        # A victim is always the last running sequence: it is taken from the end that the loop has not reached.
+        for sequence in running:
+            start = sequence.num_computed_tokens
+            num_tokens = num_owed = len(sequence.token_ids) - start
+            if num_launched := sequence.num_launched_tokens:
+                num_drawn = sequence.num_drawn_tokens
+                if num_drawn and start + num_owed + num_drawn > sequence.num_blind_tokens:
+                    continue
+                start += num_launched
+                num_tokens = num_owed = num_owed + num_drawn - num_launched
+            if num_owed > 1:
+                num_behind = len(running) - len(scheduled) - 1
+                num_tokens = self._chunk(num_owed, tokens_left - num_behind)
+            if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
+                continue
+            scheduled.append(ScheduledRow(sequence.slot, sequence.id, start, num_tokens, num_tokens == num_owed))
+            tokens_left -= num_tokens
+        return scheduled
+
+    def _schedule_waiting(self, running: list[ScheduledRow]) -> list[ScheduledRow]:
+        joined: list[ScheduledRow] = []
+        tokens_left = self.max_tokens - sum(row.num_tokens for row in running)
+        # Every running sequence must find a token in each step's budget, even if this step has none for it.
+        most = min(self._config.max_num_seqs, self.max_tokens)
+        sharing = PrefixSharing(self.blocks, self._computing_prompts(running))
+        while self.waiting and tokens_left > 0 and len(self.running) < most and sharing.may_overtake:
+            sequence = self.waiting.head
+            found = self.blocks.lookup(sequence)
+            if sharing.is_better_held_back(sequence, found):
+                sharing.hold_back(self.waiting.pop())
+                continue
+            num_tokens = self._chunk(sequence.num_tokens - found.num_tokens, tokens_left)
+            row = self._try_join(sequence, found, num_tokens)
+            if row is None:
+                break  # keep the order: no sequence overtakes one that only lacks room
+            self.waiting.pop()
+            sharing.note_joined(sequence)
+            joined.append(row)
+            tokens_left -= num_tokens
+        for sequence in sharing.held_back:
+            self.waiting.push(sequence)
+        return joined
+
+    def _chunk(self, num_owed: int, tokens_left: int) -> int:
+        """Return how many of its owed tokens a sequence computes when `tokens_left` are left of the step's budget."""
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            tokens_left = min(tokens_left, threshold)
+        return min(num_owed, tokens_left)
+
+    def _computing_prompts(self, running: list[ScheduledRow]) -> list[Sequence]:
+        """Return the sequences of which this step, or one in flight, computes more than a token."""
+        computing = [self._slots[row] for row in running if row.num_tokens > 1]
+        return computing + [sequence for sequence in self.running if sequence.num_launched_tokens > 1]

@@ -1,0 +1,64 @@
+"""In-batch prefix sharing: a sequence waits while another one computes the prefix that they share.
+
+So the choices of a request, or a burst of requests with one system prompt, compute their prompt once (Zheng et al.,
+SGLang, NeurIPS 2024). The wait lasts as long as the other sequence's prefill. Others may join meanwhile, up to a bound.
+"""
+
+from collections.abc import Iterable
+
+from sluice.engine.scheduling.block_manager import BlockManager, CachedPrefix
+from sluice.engine.sequence import Sequence
+
+_LEAST_SHARED_TOKENS = 32
+"""Sharing fewer tokens is not worth a step of waiting."""
+
+_MOST_HELD_BACK = 16
+"""Sequences that one step skips because another computes their prefix. Each costs a look into the prefix index."""
+
+_MOST_OVERTAKEN = 64
+"""Sequences that may join past one that is held back."""
+
+
+class PrefixSharing:
+    """Prefixes that are being computed while one step is planned, and the sequences that wait for them. Mutable."""
+
+    def __init__(self, blocks: BlockManager, computing: Iterable[Sequence]) -> None:
+        """Note the sequences of which this step, or one in flight, computes a part of the prompt."""
+        self._blocks = blocks
+        self._coming: dict[int, Sequence] = {}
+        """By the next hash that it will publish."""
+
+        self.held_back: list[Sequence] = []
+        for sequence in computing:
+            self._note(sequence)
+
+    @property
+    def may_overtake(self) -> bool:
+        """Whether one more sequence may join past those that are held back."""
+        return len(self.held_back) <= _MOST_HELD_BACK and all(
+            other.num_overtaken < _MOST_OVERTAKEN for other in self.held_back
+        )
+
+    def is_better_held_back(self, sequence: Sequence, found: CachedPrefix) -> bool:
+        """Whether another sequence is computing at least half of what `sequence` would compute, to be shared."""
+        key = self._blocks.next_hash(sequence, len(found.block_ids)) if self._coming else None
+        other = self._coming.get(key) if key is not None else None
+        if other is None:
+            return False
+        num_coming = self._blocks.num_common_tokens(sequence, len(found.block_ids), other)
+        return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - found.num_tokens) / 2)
+
+    def hold_back(self, sequence: Sequence) -> None:
+        """Skip `sequence` in this step."""
+        self.held_back.append(sequence)
+
+    def note_joined(self, sequence: Sequence) -> None:
+        """Note that `sequence` has joined past those that are held back, and computes its prompt in this step."""
+        self._note(sequence)
+        for other in self.held_back:
+            other.num_overtaken += 1
+
+    def _note(self, sequence: Sequence) -> None:
+        key = self._blocks.next_hash(sequence, sequence.num_published_blocks)
+        if key is not None:
+            self._coming[key] = sequence
