@@ -4,7 +4,11 @@ import sys
 from importlib import import_module
 
 BENCHMARKS = {
+    "admission": ("engine.admission", "admission modes under a load that overcommits the cache"),
+    "beside": ("service.beside", "processor time of everything but the step, by part"),
+    "budgets": ("engine.budgets", "goodput under fixed token budgets of a step, and under a budget of time"),
     "chat": ("engine.chat", "time to first token of a later chat turn"),
+    "classes": ("service.classes", "interactive jobs beside a batch: first tokens and throughput"),
     "cpu": ("engine.peers", "the service and the bare engine compared with other engines, on this CPU"),
     "disciplines": ("disciplines.run", "batching disciplines compared with published figures"),
     "durability": ("queue.durability", "cost of each durability level at submit"),
@@ -14,12 +18,15 @@ BENCHMARKS = {
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),
     "growth": ("growth.run", "how cost grows with queue, streams, context and history"),
     "history": ("queue.history", "queries on a large history"),
+    "penalties": ("engine.penalties", "what penalties cost a step, and a row on a device that lags"),
     "profile": ("engine.profile", "time per operation of a step, compared with its bound"),
     "quality": ("engine.quality", "quality loss of reduced precision"),
     "queue": ("queue.peers", "the queue compared with other queues"),
     "recorder": ("queue.recorder", "events per second from the outbox into SQL"),
     "scaling": ("scaling.run", "workers that follow the backlog in tokens, compared with the number of jobs"),
     "scheduler": ("engine.scheduler", "Python time per step outside the executor"),
+    "scattered": ("kernels.scattered", "attention over scattered block tables, compared with contiguous ones"),
+    "speculation": ("engine.speculation", "speculation compared with none, by the kind of text, on this CPU"),
     "service": ("service.run", "the service compared with the bare engine"),
     "start-gpu": ("kernels.start", "seconds until an engine on a GPU is ready, and drills with broken kernels"),
     "takeover": ("service.takeover", "time until another worker has a dead worker's jobs"),

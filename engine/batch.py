@@ -9,8 +9,9 @@ or in parts, whatever became of the attempt before; and the scheduler repeats a 
 succeeded.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sluice.engine.request import SamplingParams, TokenLogprobs
@@ -33,6 +34,8 @@ class ScheduledRow(NamedTuple):
     """Tokens computed, or scheduled in a step in flight, when this step was planned."""
 
     num_tokens: int
+    """Without the drafts that may follow them (`Batch.drafts`)."""
+
     samples: bool
     """Whether the step reaches the sequence's last known token and so samples a new one."""
 
@@ -53,6 +56,8 @@ class Admission(NamedTuple):
 
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
+    window_ids: tuple[tuple[int, ...], ...] = ()
+    """As many entries of the tables of window groups, one block for each of them; empty if there are none."""
 
 
 class TableWrite(NamedTuple):
@@ -62,6 +67,8 @@ class TableWrite(NamedTuple):
     sequence_id: int
     first: int
     block_ids: tuple[int, ...]
+    window_ids: tuple[tuple[int, ...], ...] = ()
+    """As in `Admission`."""
 
 
 class PaddingRow(NamedTuple):
@@ -80,6 +87,31 @@ class BlockCopy(NamedTuple):
 
     source: int
     destination: int
+
+
+Drafts = Mapping[int, tuple[int, ...]]
+"""By sequence id: guesses of its next tokens (`sluice.engine.speculation`). Sequences without any are left out."""
+
+MAX_DRAFTS = 64
+"""Most drafts of a step, over all rows: rows of logits that a step may have besides one for each sequence."""
+
+NO_DRAFTS: Drafts = MappingProxyType({})
+
+
+class BlockSave(NamedTuple):
+    """A copy of a block of the device to the host tier, before the step computes.
+
+    It is made once: in a later try or step, the block may hold something else.
+    """
+
+    number: int
+    """Each is larger than those before it."""
+
+    source: int
+    """On the device."""
+
+    destination: int
+    """In the host tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +134,17 @@ class Batch:
     copies: tuple[BlockCopy, ...] = ()
     """Copies, independent of each other: no block is both a source and a destination."""
 
+    loads: tuple[BlockCopy, ...] = ()
+    """Copies from blocks of the host tier, before `copies`."""
+
+    saves: tuple[BlockSave, ...] = ()
+    """Made before `loads`, in their order; every part of a step carries them all."""
+
+    drafts: Drafts = field(default_factory=lambda: NO_DRAFTS)
+    """Of rows that sample: computed after the row's own tokens, and verified. Each of them samples a token, too, with
+    the noise of its position; those that follow a wrong draft are discarded.
+    """
+
     @property
     def is_empty(self) -> bool:
         """Whether the step has no rows."""
@@ -109,8 +152,13 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step over all rows, without padding."""
-        return sum(row.num_tokens for row in self.rows)
+        """Tokens computed in this step over all rows, with drafts, without padding."""
+        return sum(row.num_tokens for row in self.rows) + self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of all rows."""
+        return sum(map(len, self.drafts.values()))
 
     @property
     def num_padding_tokens(self) -> int:
@@ -119,15 +167,15 @@ class Batch:
 
     def with_writes(self, admissions: tuple[Admission, ...], table_writes: tuple[TableWrite, ...]) -> "Batch":
         """Return the batch with these writes."""
-        return Batch(self.rows, self.num_joined, self.padding, admissions, table_writes, self.copies)
+        return replace(self, admissions=admissions, table_writes=table_writes)
 
     def part(self, rows: tuple[ScheduledRow, ...]) -> "Batch":
-        """Return a batch of only the given rows, their writes and their copies.
+        """Return a batch of only the given rows, their writes, copies and drafts.
 
         Padding is dropped, and so are the copies of other sequences, whose destination blocks may already have been
         written.
         """
-        if not (self.admissions or self.table_writes or self.copies):
+        if not (self.admissions or self.table_writes or self.copies or self.loads or self.saves or self.drafts):
             return Batch(rows)
         ids = {row.sequence_id for row in rows}
         return Batch(
@@ -135,6 +183,9 @@ class Batch:
             admissions=tuple(one for one in self.admissions if one.sequence_id in ids),
             table_writes=tuple(one for one in self.table_writes if one.sequence_id in ids),
             copies=tuple(one for one in self.copies if one.sequence_id in ids),
+            drafts={sequence_id: drafts for sequence_id, drafts in self.drafts.items() if sequence_id in ids},
+            loads=tuple(one for one in self.loads if one.sequence_id in ids),
+            saves=self.saves,
         )
 
 
@@ -142,7 +193,7 @@ class Sampled(NamedTuple):
     """Tokens sampled for one sequence in a step."""
 
     token_ids: tuple[int, ...]
-    """One token; several once speculative drafts are verified. Empty if `error` is set."""
+    """One token, after the drafts that equal what was sampled in their places. Empty if `error` is set."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
@@ -151,6 +202,7 @@ class Sampled(NamedTuple):
 
 def admission_of(sequence: Sequence) -> Admission:
     """Return what the slot of `sequence` contains now."""
+    window_ids = tuple(sequence.window_table)
     return Admission(
         slot=sequence.slot,
         sequence_id=sequence.id,
@@ -160,7 +212,8 @@ def admission_of(sequence: Sequence) -> Admission:
         cache_salt=sequence.cache_salt,
         token_ids=tuple(sequence.token_ids),
         num_prompt_tokens=sequence.num_prompt_tokens,
-        block_ids=tuple(sequence.block_table),
+        block_ids=tuple(sequence.block_table[: len(window_ids) or None]),
+        window_ids=window_ids,
     )
 
 

@@ -9,6 +9,7 @@ EngineError
 │   └── RequestTooLarge      its longest output cannot fit the KV cache
 ├── ModelFolderError         the operator must act: the model folder cannot be loaded
 ├── QuantizationUnavailable  the operator must act: the requested quantization is not supported
+├── DeterminismUnavailable   the operator must act: this model has no form here that is independent of the batch
 ├── KernelsUnavailable       the operator must act: a Triton kernel does not work here, and no other may be used
 ├── NotEnoughMemory          the operator must act: the KV cache cannot hold one sequence
 ├── OutOfMemory              temporary: the device lacks memory for this step; a smaller one may succeed
@@ -50,6 +51,10 @@ class ModelFolderError(EngineError):
 
 class QuantizationUnavailable(EngineError):
     """The weights cannot be stored in the requested form, or not on this machine."""
+
+
+class DeterminismUnavailable(EngineError):
+    """The model cannot be computed on this device so that no result depends on the batch."""
 
 
 class KernelsUnavailable(EngineError):

@@ -6,6 +6,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from sluice.engine.batch import Batch, Sampled
 
 
+def blocks_needed(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)
+
+
+def window_entries(sliding_window: int, step_tokens: int, block_size: int) -> int:
+    """Return the most entries of a block table that the tokens of a step attend to, wherever in a block they begin."""
+    return blocks_needed(max(0, sliding_window + step_tokens - 2), block_size) + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     """Limits of the model and its KV cache that the scheduler needs."""
@@ -18,6 +28,51 @@ class ModelLimits:
     num_blocks: int
     block_size: int
     """Token slots in a block."""
+
+    sliding_window: int = 0
+    """Tokens that a token attends to, itself included, in every layer or in those of window groups; 0: all."""
+
+    window_groups: int = 0
+    """Groups of layers with the sliding window that have a block table each, besides the table of those that attend to
+    all tokens; 0: all layers have one table.
+    """
+
+    num_host_blocks: int = 0
+    """Blocks of the host tier of the prefix cache."""
+
+    block_bytes: int = 0
+    """Memory of a block; 0 if nothing is stored."""
+
+    @property
+    def blocks_per_entry(self) -> int:
+        """Blocks that hold the tokens of an entry of the block tables in all layers."""
+        return 1 + self.window_groups
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the cache holds for all layers. With window groups, longer sequences take less than that."""
+        return self.num_blocks // self.blocks_per_entry * self.block_size
+
+    def blocks_of(self, num_tokens: int, step_tokens: int) -> int:
+        """Return the blocks that a sequence of `num_tokens` needs when steps compute up to `step_tokens` of it."""
+        num_entries = blocks_needed(num_tokens, self.block_size)
+        if not self.window_groups:
+            return num_entries
+        return num_entries + self.window_groups * min(num_entries, self._most_windowed(step_tokens))
+
+    def longest_sequence(self, num_blocks: int, step_tokens: int) -> int:
+        """Return the tokens of the longest sequence that needs no more than `num_blocks`; see `blocks_of`."""
+        num_entries = num_blocks // self.blocks_per_entry
+        if num_entries >= (num_windowed := self._most_windowed(step_tokens)):
+            num_entries = num_blocks - self.window_groups * num_windowed
+        return num_entries * self.block_size
+
+    def _most_windowed(self, step_tokens: int) -> int:
+        """Return the most entries of a window group's table that a sequence holds.
+
+        One of them is for a cached block that it continues in: the window of its first token begins in the next one.
+        """
+        return window_entries(self.sliding_window, step_tokens, self.block_size) + 1
 
 
 class Launched(Protocol):
@@ -65,7 +120,8 @@ class Executor(Protocol):
     def launch(self, batch: Batch) -> Launched:
         """Start computing every scheduled token, writing its keys and values through its slot's block table.
 
-        The writes of `batch` come first, then its copies. The cache has one block more than `limits` reports, which
+        The writes of `batch` come first, then its saves, loads and copies. Saves with a number that a call has made
+        already are skipped. The cache has one block more than `limits` reports, which
         nothing reads, and there is one slot more than sequences use, the last. The batch's padding is computed too, and
         its results are discarded.
 

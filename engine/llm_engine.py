@@ -13,27 +13,46 @@ from sluice.engine.executor import Executor, Preparing, TextDecoder
 from sluice.engine.request import ChoiceProgress, Finish, FinishReason, Request, Room, TokenDelta
 from sluice.engine.scheduling.disciplines import make_scheduler
 from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.choice import make_source
+from sluice.engine.speculation.source import DraftSource
 from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
+from sluice.engine.watching import Watcher, Watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Current state of the engine, for metrics and status."""
 
+    num_places: int
+    """Sequences that can run at once (`max_num_seqs`)."""
+
     num_running: int
     num_waiting: int
     kv_tokens_total: int
     kv_tokens_used: int
-    """Slots of blocks held by running sequences (cached but unreferenced blocks count as free)."""
+    """Slots of blocks held by running sequences (cached but unreferenced blocks count as free).
+
+    With window groups, the tokens that this memory would hold for all layers.
+    """
 
     num_preemptions: int
-    """Since the engine was created, as are the next five."""
+    """Since the engine was created, as are the next eight."""
 
     num_steps: int
+    num_rows: int
+    """Sequences that these steps computed, added up."""
+
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_loaded_tokens: int
     num_output_tokens: int
+    num_drafted_tokens: int
+    """Guesses that steps have verified."""
+
+    num_accepted_tokens: int
+    """Output tokens that were guessed right."""
+
     num_failed_attempts: int
     """Attempts at a step, or at a part of one, that raised."""
 
@@ -42,7 +61,7 @@ class EngineStats:
 
 
 class LLMEngine:
-    """The engine: `add`, `abort`, `step`. Not thread-safe: one thread owns it."""
+    """The engine: `add`, `abort`, `advance`. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -51,27 +70,50 @@ class LLMEngine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        draft_source: DraftSource | None = None,
+        draft_model: Executor | None = None,
     ) -> None:
         """Create an idle engine.
+
+        Args:
+            executor: computes the steps.
+            decoder: turns tokens into text.
+            config: limits and options of the scheduler.
+            clock: seconds, monotonic.
+            draft_source: guesses tokens to be verified, instead of what `config.speculation` names.
+            draft_model: guesses with `config.speculation` where earlier text does not, in steps of
+                `StepLimits.of_draft_model`. It has the vocabulary of `executor`. Steps do not overlap then.
 
         Raises:
             ValueError: settings of `config` contradict each other.
         """
-        if problems := config.problems():
+        problems = config.problems()
+        if draft_model is not None and config.speculation == "off":
+            problems.append("a draft model needs speculation, which is off")
+        if problems:
             raise ValueError("; ".join(problems))
         self._config = config
         self._limits = executor.limits
-        self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries)
-        self._scheduler = make_scheduler(config, self._limits, clock)
+        self._clock = clock
+        self._isolating = IsolatingExecutor(executor, max_retries=config.max_step_retries, clock=clock)
+        if draft_source is None:
+            draft_source = make_source(config, draft_model, self._limits.vocab_size, clock)
+        # A draft model reads a sequence's last token, which only the device has while a step is in flight.
+        lag = executor.lag if draft_model is None else 0
+        self._scheduler = make_scheduler(config, self._limits, clock, draft_source, lag=lag)
         self._outputs = Outputs(decoder, self._limits)
-        self._lag = executor.lag if self._scheduler.may_overlap else 0
+        self._advance = self.step_overlapped if self._scheduler.overlaps else self.step
+        self.advance: Callable[[], list[TokenDelta]] = self._advance
+        """How this engine steps: `step_overlapped` on a device that lags, `step` on any other. Call only this one."""
+
         self._preparing = executor if isinstance(executor, Preparing) else None
         self._in_flight: StepInFlight | None = None
-        """The step launched last, between two calls of `step`. Always None at lag 0."""
+        """The step launched last, between two calls of `step_overlapped`. Always None with `step`."""
 
         self._sequence_ids = count()
         self._ended: list[TokenDelta] = []
         self._num_steps = 0
+        self._num_rows = 0
         self._num_output_tokens = 0
 
     def validate(self, request: Request) -> None:
@@ -80,7 +122,7 @@ class LLMEngine:
         Raises:
             RequestRejected: it cannot; the message gives the numbers.
         """
-        check_request(request, self._limits)
+        check_request(request, self._limits, step_tokens=self._config.max_num_batched_tokens)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue `requests` for their first step.
@@ -113,37 +155,67 @@ class LLMEngine:
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
     def step(self) -> list[TokenDelta]:
-        """Launch the next step and return the output of the step that is due.
-
-        At lag 0 these are the same step. At lag 1 the due step is the previous one, which ran while this one was
-        planned;
-        a call returns nothing if no step is due, and launches nothing if there is nothing to plan.
+        """Advance every scheduled sequence by one step, and return what it produced.
 
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
         """
-        launched = self._launch(self._scheduler.schedule())
-        due, self._in_flight = (self._in_flight, launched) if self._lag else (launched, None)
+        batch = self._scheduler.schedule()
+        if batch.is_empty:
+            return self._deltas_of_no_step()
+        outcome = self._isolating.collect(self._isolating.launch(batch))
+        deltas = self._commit(batch, outcome)
+        if outcome.too_large is not None:
+            self._scheduler.shrink(outcome.too_large)
+        return deltas
+
+    def step_overlapped(self) -> list[TokenDelta]:
+        """Launch the next step while the previous one runs, and return what the previous one produced.
+
+        The same verbs as in `step`, with the same tokens. A call returns the output of no step if none was in flight,
+        and launches nothing if there is nothing to plan.
+
+        Raises:
+            EngineBroken: the device is lost; nothing more can run in this process.
+        """
+        due, self._in_flight = self._in_flight, self._launch_on_top(self._scheduler.schedule())
         if due is None:
-            if self._preparing is not None and self.is_idle:
-                self._preparing.prepare()
-            return self._take_ended()
+            return self._deltas_of_no_step()
         outcome = self._isolating.collect(due, unwanted=self._scheduler.ended_ids)
-        deltas = self._take_ended()
-        for part, sampled in outcome.done:
-            self._scheduler.commit(part, sampled)
-            deltas += self._outputs.read(part, sampled)
-        deltas += [self._outputs.of_sequence(sequence_id).end(finish) for sequence_id, finish in outcome.failed]
         # Before landing: a preempted sequence still holds its blocks then, and a failed row must remove them from the
         # prefix index.
-        self._retire(self._outputs.finished())
-        self._land(due, outcome)
-        self._count(deltas)
+        deltas = self._commit(due.batch, outcome)
+        self._scheduler.land(due.batch)
+        if outcome.has_failed and self._in_flight is not None:
+            # It has read tokens that were never sampled.
+            self._scheduler.land(self._in_flight.batch)
+            self._in_flight = None
+        if outcome.too_large is not None:
+            self._scheduler.shrink(outcome.too_large)
         return deltas
+
+    def stalled(self, *, for_s: float) -> list[str]:
+        """Return the requests that were preempted and have had no place for `for_s` seconds, nor any other sequence."""
+        return self._scheduler.stalled_requests(for_s)
 
     def room(self) -> Room:
         """Return what can start within the next steps; all zero while any sequence waits for room."""
         return self._scheduler.room()
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Maximum tokens of prompt and output together."""
+        limits = self._limits
+        step_tokens = self._config.max_num_batched_tokens
+        return min(limits.max_model_len, limits.longest_sequence(limits.num_blocks, step_tokens))
+
+    @property
+    def most_offered_tokens(self) -> int:
+        """Cache tokens of the largest job that an idle engine has room for.
+
+        With window groups, one long sequence takes less memory than its tokens would in many short ones.
+        """
+        return max(self._limits.num_cache_tokens, self.max_request_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -166,20 +238,38 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Current state of the engine."""
         scheduler = self._scheduler
-        num_used = self._limits.num_blocks - scheduler.blocks.num_free_blocks
+        limits, num_used = self._limits, self._limits.num_blocks - scheduler.blocks.num_free_blocks
         return EngineStats(
+            num_places=self._config.max_num_seqs,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            kv_tokens_total=self._limits.num_blocks * self._limits.block_size,
-            kv_tokens_used=num_used * self._limits.block_size,
+            kv_tokens_total=limits.num_cache_tokens,
+            kv_tokens_used=-(-num_used // limits.blocks_per_entry) * limits.block_size,
             num_preemptions=scheduler.counters.num_preemptions,
             num_steps=self._num_steps,
+            num_rows=self._num_rows,
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_cached_tokens=scheduler.counters.num_cached_tokens,
+            num_loaded_tokens=scheduler.counters.num_loaded_tokens,
             num_output_tokens=self._num_output_tokens,
+            num_drafted_tokens=scheduler.counters.num_drafted_tokens,
+            num_accepted_tokens=scheduler.counters.num_accepted_tokens,
             num_failed_attempts=self._isolating.num_failed_attempts,
             last_failure=self._isolating.last_failure,
         )
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Describe each iteration to `watcher` from now on; None ends it. Any thread may call it.
+
+        The watcher is called by the engine's thread between two steps.
+        """
+        if watcher is None:
+            self.advance, self._scheduler.on_plan = self._advance, None
+            return
+        watching = Watching(
+            self._scheduler, self._advance, watcher, num_blocks=self._limits.num_blocks, clock=self._clock
+        )
+        self._scheduler.on_plan, self.advance = watching.note_plan, watching.advance
 
     def describe(self) -> list[str]:
         """Return one line per sequence with its state (for SIGUSR1)."""
@@ -196,23 +286,33 @@ class LLMEngine:
         assert known == self._outputs.sequence_ids, "sequences and open choices do not match"
         assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that has completed"
 
-    def _launch(self, batch: Batch) -> StepInFlight | None:
+    def _launch_on_top(self, batch: Batch) -> StepInFlight | None:
+        """Launch `batch` on top of the step in flight."""
         if batch.is_empty:
             return None
         launched = self._isolating.launch(batch)
-        if self._lag:
-            self._scheduler.launch(batch)
+        self._scheduler.launch(batch)
         return launched
 
-    def _land(self, step: StepInFlight, outcome: StepOutcome) -> None:
-        """Mark `step` as no longer in flight, and the step launched on top of it too if it failed."""
-        if self._lag:
-            self._scheduler.land(step.batch)
-        if outcome.has_failed and self._in_flight is not None:
-            self._scheduler.land(self._in_flight.batch)
-            self._in_flight = None
-        if outcome.lacked_memory:
-            self._scheduler.shrink(step.batch)
+    def _commit(self, batch: Batch, outcome: StepOutcome) -> list[TokenDelta]:
+        """Advance the sequences of a collected step, end those that are done, and return what they produced."""
+        deltas = self._take_ended()
+        if not outcome.has_failed:
+            self._scheduler.note_time(batch, outcome.taken_s)
+        for part, sampled in outcome.done:
+            self._scheduler.commit(part, sampled)
+            self._num_rows += len(part.rows)
+            deltas += self._outputs.read(part, sampled)
+        deltas += [self._outputs.fail(sequence_id, finish) for sequence_id, finish in outcome.failed]
+        self._retire(self._outputs.take_finished())
+        self._count(deltas)
+        return deltas
+
+    def _deltas_of_no_step(self) -> list[TokenDelta]:
+        """Return the ends of requests that no step computed; use the time if there is nothing else to do."""
+        if self._preparing is not None and self.is_idle:
+            self._preparing.prepare()
+        return self._take_ended()
 
     def _start(self, request: Request) -> None:
         for choice, progress in enumerate(_progress(request)):
@@ -242,6 +342,7 @@ class LLMEngine:
             arrival_s=request.arrival_s,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
+            targets=request.targets,
             token_ids=[*request.prompt_token_ids, *progress.token_ids],
             num_prompt_tokens=len(request.prompt_token_ids),
             num_resumed_tokens=len(progress.token_ids),

@@ -17,6 +17,7 @@ from math import log
 from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
 from sluice.engine.request import TokenLogprobs
+from sluice.engine.speculation.verification import verified_rows
 from sluice.engine.text.detokenizer import ByteDetokenizer
 
 END_OF_SEQUENCE = 256
@@ -45,6 +46,9 @@ class NullModelConfig:
     max_model_len: int = 8192
     num_blocks: int = 4096
     block_size: int = 16
+    sliding_window: int = 0
+    window_groups: int = 0
+    num_host_blocks: int = 0
     step_s: float = 0.0
     """Minimum duration of each step."""
 
@@ -99,6 +103,9 @@ class NullModel:
             eos_token_ids=NullTokenizer.eos_token_ids,
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
+            sliding_window=self.config.sliding_window,
+            window_groups=self.config.window_groups,
+            num_host_blocks=self.config.num_host_blocks,
         )
 
     @property
@@ -111,13 +118,33 @@ class NullModel:
         if self.config.step_s or self.config.token_s:
             num_tokens = batch.num_tokens + batch.num_padding_tokens
             self._sleep(self.config.step_s + self.config.token_s * num_tokens)
+        self.admit(batch)
+        drawn = self.draw(batch)
+        if batch.drafts:
+            drawn = verified_rows([row for row in batch.rows if row.samples], batch.drafts, drawn)
+        return Computed(drawn)
+
+    def admit(self, batch: Batch) -> None:
+        """Take the admissions of `batch`."""
         for admission in batch.admissions:
             self._keys[admission.slot] = _key(admission), admission.sampling.logprobs
-        return Computed([self._draw(row) for row in batch.rows if row.samples])
 
-    def _draw(self, row: ScheduledRow) -> Sampled:
+    def draw(self, batch: Batch) -> list[Sampled]:
+        """Return a token for each row of `batch` that samples, whose slot was admitted, and one for each draft."""
+        drafts = batch.drafts
+        if not drafts:
+            return [self._draw(row) for row in batch.rows if row.samples]
+        return [
+            self._draw(row, num_drafts)
+            for row in batch.rows
+            if row.samples
+            for num_drafts in range(1 + len(drafts.get(row.sequence_id, ())))
+        ]
+
+    def _draw(self, row: ScheduledRow, num_drafts: int = 0) -> Sampled:
+        """Draw the token of `row`, or the one that follows so many of its drafts."""
         key, num_asked = self._keys[row.slot]
-        bits = (key ^ (row.start + row.num_tokens)) * _MULTIPLIER & _MASK
+        bits = (key ^ (row.start + row.num_tokens + num_drafts)) * _MULTIPLIER & _MASK
         bits = (bits ^ bits >> 29) * _MULTIPLIER & _MASK
         mean = self.config.mean_output_tokens
         sampled = _END_ROW if mean and (bits >> 8) % mean == 0 else _ROWS[bits >> 59]

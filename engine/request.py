@@ -94,6 +94,9 @@ class SamplingParams:
     """Strings that end the output; they are not part of the text."""
 
     stop_token_ids: tuple[int, ...] = ()
+    end_token_ids: frozenset[int] | None = None
+    """The model's end-of-sequence tokens. None: those of the loaded model."""
+
     ignore_eos: bool = False
     logprobs: int | None = None
     """Log-probabilities to return: of the chosen token and the n most likely ones (0 to 20). None: none."""
@@ -134,6 +137,12 @@ class SamplingParams:
             (0 <= self.seed < 2**64, "seed must be an unsigned 64-bit number", self.seed),
         )
 
+    def eos_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Return the end-of-sequence tokens that end this output; `of_model` are those of the loaded model."""
+        if self.ignore_eos:
+            return frozenset()
+        return of_model if self.end_token_ids is None else self.end_token_ids
+
     @property
     def has_penalties(self) -> bool:
         """Whether logits depend on previous tokens."""
@@ -150,6 +159,17 @@ class ChoiceProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTargets:
+    """The latency that a request asks for; what is None is up to the engine (`StepTargets`)."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+NO_TARGETS = LatencyTargets()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to the engine; it becomes one sequence per choice."""
 
@@ -158,7 +178,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     num_choices: int = 1
     priority: int = 0
-    """Higher goes first under the policy `priority`."""
+    """Its class: a higher one goes first under the policy `priority`."""
 
     arrival_s: float = 0.0
     """Time of submission on any one clock; smaller is older."""
@@ -169,6 +189,9 @@ class Request:
 
     progress: tuple[ChoiceProgress, ...] = ()
     """Progress per choice; empty on a first attempt."""
+
+    targets: LatencyTargets = NO_TARGETS
+    """Steps in which it decodes keep the strictest targets of all that decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +301,10 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the engine can accept before its next step. All zero while any sequence waits or is preempted."""
+    """What the engine can accept before its next step.
+
+    While any sequence waits or is preempted, only what those of a lower class would give up (`over_class`), or nothing.
+    """
 
     kv_tokens: int
     """Tokens that fit the free and evictable blocks."""
@@ -288,3 +314,15 @@ class Room:
 
     sequences: int
     """Sequences that may still start running."""
+
+    over_class: int | None = None
+    """None: the room is free. Else it is what the running sequences of this class would give up: it is for requests of
+    a strictly higher priority."""
+
+    @property
+    def is_some(self) -> bool:
+        """Whether any request could fit."""
+        return min(self.kv_tokens, self.prefill_tokens, self.sequences) > 0
+
+
+NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from sluice.engine.request import NEVER_PREEMPTED, Preemptions, SamplingParams
+from sluice.engine.request import NEVER_PREEMPTED, NO_TARGETS, LatencyTargets, Preemptions, SamplingParams
 
 
 class SequenceStatus(Enum):
@@ -36,6 +36,7 @@ class Sequence:
     arrival_s: float = 0.0
     tenant: str = ""
     cache_salt: str = ""
+    targets: LatencyTargets = NO_TARGETS
 
     token_ids: list[int]
     """Prompt, then output (a resumed sequence starts with its earlier output)."""
@@ -49,6 +50,9 @@ class Sequence:
     num_drawn_tokens: int = 0
     """Tokens that a step in flight samples: known on the device, not yet on the host."""
 
+    num_launched_drafts: int = 0
+    """Drafts that a step in flight verifies: until it has landed, the position of the next token is not known."""
+
     num_blind_tokens: int = 0
     """Maximum number of tokens, including those in flight, at which the next one can be planned without knowing their
     ids.
@@ -61,8 +65,19 @@ class Sequence:
     """Leading blocks of `block_table` that the executor is known to have. 0: it does not have the sequence."""
 
     block_table: list[int] = field(default_factory=list[int])
+    window_table: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    """With window groups, the blocks of each of them, for the same tokens as the first entries of `block_table`. Then
+    `block_table` is of the layers that attend to all tokens.
+    """
+
     num_slots: int = 0
-    """Token slots of the blocks in `block_table`."""
+    """Tokens that it has blocks for in all layers."""
+
+    num_passed_blocks: int = 0
+    """Leading entries of `window_table`, or without window groups of `block_table`, that it does not hold.
+
+    They are before the sliding window, and nothing reads them.
+    """
 
     block_hashes: list[int] = field(default_factory=list[int])
     """Chained hash of each full block of `token_ids`, extended as tokens arrive."""
@@ -70,15 +85,22 @@ class Sequence:
     num_published_blocks: int = 0
     """Leading blocks of `block_table` that are published in the prefix cache or came from it."""
 
-    cow_source: int | None = None
-    """Source of the pending copy-on-write of the block with the first uncomputed token; None once a step with the copy
-    has succeeded.
+    cow_sources: tuple[int, ...] = ()
+    """Sources of the pending copy-on-write of the block with the first uncomputed token, one for each block table.
+
+    Empty once a step with the copies has succeeded.
     """
+
+    loads: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Pending loads, (block of the host tier, block of `block_table`); empty once a step with them has succeeded."""
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     preemptions: Preemptions = NEVER_PREEMPTED
+    num_yields: int = 0
+    """Preemptions in favour of a sequence of a higher class."""
+
     num_overtaken: int = 0
     """Sequences that joined before it while it was held back for a prefix that another one computes."""
 
@@ -88,6 +110,23 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.token_ids)
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether no step has succeeded yet that fills its blocks from others."""
+        return bool(self.cow_sources) or bool(self.loads)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks of its tables that it holds."""
+        if not self.window_table:
+            return len(self.block_table) - self.num_passed_blocks
+        num_windowed = len(self.window_table) - self.num_passed_blocks
+        return len(self.block_table) + num_windowed * len(self.window_table[0])
+
+    def blocks_at(self, index: int) -> tuple[int, ...]:
+        """Return the blocks of entry `index` in all tables."""
+        return (self.block_table[index], *(self.window_table[index] if self.window_table else ()))
 
     @property
     def num_output_tokens(self) -> int:
@@ -104,5 +143,5 @@ class Sequence:
         return (
             f"{self.request_id}/{self.choice} {self.status.name.lower()}: {self.num_prompt_tokens} prompt "
             f"+ {self.num_output_tokens} output tokens, {self.num_computed_tokens} computed, "
-            f"{len(self.block_table)} blocks, {self.num_preemptions} preemptions"
+            f"{self.num_held_blocks} blocks, {self.num_preemptions} preemptions"
         )

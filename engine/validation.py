@@ -12,18 +12,22 @@ from sluice.engine.errors import (
 )
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request
-from sluice.engine.scheduling.block_manager import blocks_needed
 
 
-def check_request(request: Request, limits: ModelLimits) -> None:
+def check_request(request: Request, limits: ModelLimits, *, step_tokens: int = 0) -> None:
     """Check that `request` can run under `limits` when it has the engine to itself.
+
+    Args:
+        request: to be checked.
+        limits: of the model and its cache.
+        step_tokens: maximum tokens of a step; matters in a model with window groups.
 
     Raises:
         RequestRejected: it cannot; the message gives the numbers.
     """
     _check_choices(request)
     _check_tokens(request, limits)
-    _check_length(request, limits)
+    _check_length(request, limits, step_tokens)
 
 
 def _check_choices(request: Request) -> None:
@@ -52,7 +56,7 @@ def _check_known(where: str, token_ids: Iterable[int], limits: ModelLimits) -> N
         )
 
 
-def _check_length(request: Request, limits: ModelLimits) -> None:
+def _check_length(request: Request, limits: ModelLimits, step_tokens: int) -> None:
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise PromptEmpty("the prompt has no tokens")
@@ -63,8 +67,8 @@ def _check_length(request: Request, limits: ModelLimits) -> None:
         )
     # Keys and values of the last token are never computed: no token follows it.
     num_kept = min(num_prompt_tokens + request.sampling.max_tokens, limits.max_model_len) - 1
-    num_slots = limits.num_blocks * limits.block_size
-    if blocks_needed(num_kept, limits.block_size) > limits.num_blocks:
+    if limits.blocks_of(num_kept, step_tokens) > limits.num_blocks:
+        num_slots = limits.longest_sequence(limits.num_blocks, step_tokens)
         raise RequestTooLarge(
             f"prompt and output can become {num_kept + 1} tokens; this worker's KV cache holds {num_slots}. "
             f"Shorten the prompt or lower max_tokens."

@@ -30,6 +30,32 @@ typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int8_t i8x16 __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
 
+/* One register of floats, or of words of four bytes. The compiler keeps wider vectors in memory, so loops that must run
+   in registers use these. */
+#if defined(__AVX512BW__)
+#define WIDTH 16
+#else
+#define WIDTH 8
+#endif
+typedef float floats __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+typedef uint32_t words __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+
+/* The word at an address, in every lane. */
+INLINE words broadcast(const void *word) {
+#if defined(__AVX512BW__)
+  return (words)_mm512_set1_epi32(*(const int32_t *)word);
+#elif defined(__AVX2__)
+  return (words)_mm256_set1_epi32(*(const int32_t *)word);
+#else
+  return (words){0} + *(const uint32_t *)word;
+#endif
+}
+
+/* The two bfloat16 of each word. */
+INLINE floats low_float(words pairs) { return (floats)(pairs << 16); }
+INLINE floats high_float(words pairs) { return (floats)(pairs & 0xffff0000u); }
+
 INLINE f32x16 splat(float x) { return (f32x16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 INLINE float as_float(uint32_t bits) {

@@ -286,6 +286,51 @@ def tune(model: str, gpu: str | None, cpu: bool, config_file: Path | None, **giv
 
 
 @main.command()
+@click.option("--iterations", "has_all", is_flag=True, help="Print every iteration, also those without a change.")
+@click.option("--simulate", "traffic", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Replay this traffic in virtual time instead, with the settings that are given.")  # fmt: skip
+@click.option("--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS", default=10.0, show_default=True,
+              help="With --simulate: duration of a step without its tokens.")  # fmt: skip
+@click.option("--token-ms", type=click.FloatRange(0), metavar="MS", default=0.1, show_default=True,
+              help="With --simulate: what each token adds.")  # fmt: skip
+@_options("metrics.host", "metrics.port", "batching", "model.num_blocks", "model.block_size", "model.max_model_len")
+def trace(
+    has_all: bool, traffic: Path | None, step_ms: float, token_ms: float, config_file: Path | None, **given: object
+) -> None:
+    """Print iterations of a worker's engine: who joins, runs, leaves, is preempted and waits.
+
+    Follows a worker of this host until Ctrl-C. Without --iterations, those are left out in which nobody joins, leaves
+    or is preempted. With --simulate, the engine runs here in virtual time, over steps of a given duration; the file is
+    one of `worker tune`.
+
+    \b
+    A sequence is named by its request and its choice. It
+        joins      name tokens from start in blocks: the prefix cache had the tokens before start
+        runs       the same: it had its blocks before
+        leaves     name reason
+        preempted  it lost its blocks and waits again
+        waits
+
+    \b
+    Examples:
+        worker trace --iterations
+        worker trace --simulate traffic.jsonl --max-num-seqs 4 --num-blocks 64
+    """
+    config = _config_of(config_file, given)
+    if traffic is None:
+        from sluice.worker.iterations.live import live_iterations
+
+        for line in live_iterations(config.metrics, has_all=has_all):
+            say(line)
+        return
+    from sluice.engine.scheduling.timing.step_time import StepTime
+    from sluice.worker.iterations.simulated import simulated_iterations
+
+    step_time = StepTime(fixed_s=step_ms / 1e3, token_s=token_ms / 1e3)
+    simulated_iterations(config, traffic, step_time, lambda one: say(str(one)) if has_all or one.has_changes else None)
+
+
+@main.command()
 @click.option("--every", "every_s", type=click.FloatRange(0.1, 60), metavar="SECONDS", default=1.0, show_default=True,
               help="Read the queue this often.")  # fmt: skip
 @click.option("--once", "is_once", is_flag=True, help="Print the state once, without keys.")

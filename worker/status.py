@@ -24,8 +24,10 @@ COLUMNS = (
     "discipline",
     "state",
     "held",
+    "places",
     "running",
     "waiting",
+    "loop_busy",
     "tokens_per_s",
 )
 

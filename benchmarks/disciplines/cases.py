@@ -22,12 +22,12 @@ from benchmarks.disciplines.runs import (
 )
 from benchmarks.disciplines.sweeps import concurrency, fragmentation
 from sluice.engine.config import DISCIPLINE_NAMES
+from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, merged, poisson, uniform
 from sluice.engine.simulation.capacity import largest_rate
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target, percentile, summarise
 from sluice.engine.simulation.replay import Replay, replay
-from sluice.engine.simulation.step_time import StepTime
 
 ORDER = tuple(reversed(DISCIPLINE_NAMES))
 """From the oldest to the newest."""

@@ -1,8 +1,8 @@
 """Published figures that no traffic of the other cases answers: short replays, and sums over what the text states."""
 
 from benchmarks.disciplines.runs import CARD, CaseResult, Claim, Machine, Row, row, simulated, times
+from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival
-from sluice.engine.simulation.step_time import StepTime
 
 ITERATION_S = 0.035
 STEADY = StepTime(fixed_s=ITERATION_S)

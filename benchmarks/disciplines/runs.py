@@ -6,10 +6,10 @@ from typing import Any
 
 from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.null_model import NullModelConfig
+from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.figures import Figures, Target, summarise
 from sluice.engine.simulation.replay import Replay, simulate
-from sluice.engine.simulation.step_time import StepTime
 
 CARD = StepTime(fixed_s=5e-3, token_s=3e-5, kv_token_s=4.4e-8, pair_s=1.3e-9, row_s=1e-6)
 """Roughly a model of 8 billion parameters on one H100: 5 ms to read the weights, 16 GFLOP per token at 500 TFLOP/s, 128

@@ -17,21 +17,26 @@ def concurrency(size: float) -> CaseResult:
         arrivals = poisson(1e6, max(8, round(4 * count * size)), uniform(64, 192), uniform(64, 192))
         rows.append(row(f"{count}", simulated("continuous", Machine(max_num_seqs=count), arrivals)))
     rates = [one.figures.output_tokens_per_s for one in rows]
-    gains = [after / before for before, after in pairwise(rates)]
-    knee = next((counts[index] for index, gain in enumerate(gains) if gain < _LEAST_GAIN), counts[-1])
-    claim = Claim(
-        what=f"sequences at once from which twice as many gain less than {_LEAST_GAIN}x; the gain before; at last",
-        published="linear, then flat",
-        predicted="64",
-        measured=f"{knee}; {times(rates[1], rates[0])}; {times(rates[-1], rates[-2])}",
-    )
     points = list(zip((float(count) for count in counts), rates, strict=True))
     return CaseResult(
         name="concurrency",
         setting="8B-like card, a burst, prompts and outputs 64-192; rows are sequences at once",
         rows=rows,
-        claims=[claim],
+        claims=[knee_of(counts, rows, predicted="64")],
         curves=[Curve(label="continuous", points=points)],
+    )
+
+
+def knee_of(counts: list[int], rows: list[Row], *, predicted: str) -> Claim:
+    """Return the number of sequences at once from which twice as many gain little."""
+    rates = [one.figures.output_tokens_per_s for one in rows]
+    gains = [after / before for before, after in pairwise(rates)]
+    knee = next((counts[index] for index, gain in enumerate(gains) if gain < _LEAST_GAIN), counts[-1])
+    return Claim(
+        what=f"sequences at once from which twice as many gain less than {_LEAST_GAIN}x; the gain before; at last",
+        published="linear, then flat",
+        predicted=predicted,
+        measured=f"{knee}; {times(rates[1], rates[0])}; {times(rates[-1], rates[-2])}",
     )
 
 

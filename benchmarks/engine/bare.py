@@ -141,7 +141,7 @@ def run_ours(runner: RecordingRunner, jobs: Sequence[Job], max_num_seqs: int) ->
     num_tokens = 0
     runner.steps.clear()
     while not engine.is_idle:
-        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
+        num_tokens += sum(len(delta.token_ids) for delta in engine.advance())
     assert num_tokens == sum(job.num_output_tokens for job in jobs)
 
 

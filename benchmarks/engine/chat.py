@@ -115,10 +115,10 @@ class Chats:
         self._engine.add([Request(id=str(next(self._ids)), prompt_token_ids=tuple(prompt), sampling=sampling)])
         deltas: list[TokenDelta] = []
         while not deltas:
-            deltas += self._engine.step()
+            deltas += self._engine.advance()
         ttft_s = self._clock() - began_s
         while not self._engine.is_idle:
-            deltas += self._engine.step()
+            deltas += self._engine.advance()
         return Answer(
             ttft_s=ttft_s,
             token_ids=[token_id for delta in deltas for token_id in delta.token_ids],

@@ -1,7 +1,8 @@
 """Random models of the shapes that engines are compared on, created once in a temporary folder.
 
-`llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000. `qwen2-500m`: the shape of Qwen2 0.5 B, with its
-vocabulary of 151,936 and tied embeddings. Both bf16, with a tokenizer in which every token is a word.
+`llama-100m`: 12 layers x 768, 12/4 heads, vocabulary 32,000. `llama-11m`: 4 layers x 256 with the same vocabulary, as
+a draft model. `qwen2-500m`: the shape of Qwen2 0.5 B, with its vocabulary of 151,936 and tied embeddings. All bf16,
+with a tokenizer in which every token is a word.
 """
 
 # torch's and transformers' types are partial.
@@ -41,7 +42,23 @@ def make_qwen2(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-SHAPES: Mapping[str, Callable[[Path], None]] = {"llama-100m": make_llama, "qwen2-500m": make_qwen2}
+def make_draft(folder: Path) -> None:
+    """11 M parameters, with the vocabulary of the 100 M."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32_000, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.nn.Module.to(model := LlamaForCausalLM(config), torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+SHAPES: Mapping[str, Callable[[Path], None]] = {
+    "llama-100m": make_llama,
+    "qwen2-500m": make_qwen2,
+    "llama-11m": make_draft,
+}
 VOCAB_SIZE = 32_000
 """Prompts use ids below this, which both vocabularies have."""
 

@@ -26,8 +26,8 @@ from typing import Literal
 from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, Job, RecordingRunner, make_jobs, run_ours
 from benchmarks.engine.models import SHAPES, model_folder
 from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, write_work
+from benchmarks.service.load import batching, run_jobs
 from benchmarks.service.parts import own_server, worker
-from benchmarks.service.run import batching, run_jobs
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 from sluice.engine.execution.threads import SPINS
 from sluice.producer.client import Producer

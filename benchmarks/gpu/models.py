@@ -31,6 +31,7 @@ from sluice.engine.models.load import WeightForm, load_decoder
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.sequence import Sequence as EngineSequence
+from sluice.kernels import chain
 from sluice.kernels.copy_blocks import BlockRuns
 
 SHAPES: dict[str, dict[str, object]] = {
@@ -152,14 +153,18 @@ def step_tensors(query_lens: list[int], context_lens: list[int], block_size: int
 
 
 @contextmanager
-def triton_in_place_of_cpu(calls: Counter[str] | None = None) -> Generator[None]:
+def triton_in_place_of_cpu(calls: Counter[str] | None = None, *, deterministic: bool = False) -> Generator[None]:
     """Run the (interpreted) Triton kernels for operations on CPU tensors: the whole engine without a GPU.
+
+    With `deterministic`, those of a process whose results must not depend on the batch.
 
     `calls` then counts how often each ran in place of a CPU function, 0 for one that never did.
     """
     from sluice.kernels.copy_blocks.kernel import copy_blocks_triton
     from sluice.kernels.gated_activation.kernel import gated_activation_triton
     from sluice.kernels.linear.cuda import pack_gated_linear_cuda, pack_linear_cuda
+    from sluice.kernels.logprobs.kernel import logprobs_triton
+    from sluice.kernels.paged_attention.invariant import paged_attention_invariant
     from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
     from sluice.kernels.penalties.kernel import apply_penalties_triton
     from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
@@ -179,7 +184,11 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None) -> Generator[None]
         "copy_blocks": {"copy_blocks_cpu": copy_blocks},
         "gated_activation": {"gated_activation_cpu": gated_activation_triton},
         "linear": {"pack_linear_cpu": pack_linear_cuda, "pack_gated_linear_cpu": pack_gated_linear_cuda},
-        "paged_attention": {"allocate_cpu": allocate, "paged_attention_cpu": paged_attention_triton},
+        "logprobs": {"logprobs_cpu": logprobs_triton},
+        "paged_attention": {
+            "allocate_cpu": allocate,
+            "paged_attention_cpu": paged_attention_invariant if deterministic else paged_attention_triton,
+        },
         "penalties": {"apply_penalties_cpu": apply_penalties_triton},
         "prepare_batch": {"prepare_batch_cpu": prepare_batch_triton},
         "rms_norm": {"add_rms_norm_cpu": add_rms_norm_triton, "rms_norm_cpu": rms_norm_triton},
@@ -193,6 +202,8 @@ def triton_in_place_of_cpu(calls: Counter[str] | None = None) -> Generator[None]
             for name, launcher in functions.items():
                 counted = _counted(name.removesuffix("_cpu"), launcher, calls)
                 stack.enter_context(patch(f"sluice.kernels.{operation}.cpu.{name}", counted))
+        if deterministic:
+            stack.enter_context(patch("sluice.kernels.linear.cuda.path_of", return_value=chain.Path.INVARIANT))
         # The CPU's shortcuts past `sample` and `prepare_batch`.
         stack.enter_context(patch("sluice.kernels.sample.cpu.draws_with_cpu", return_value=None))
         stack.enter_context(patch("sluice.engine.execution.layout._are_decodes", return_value=False))
@@ -365,6 +376,6 @@ def generate_greedily(
     )
     token_ids: list[list[int]] = [[] for _ in prompts]
     while not engine.is_idle:
-        for delta in engine.step():
+        for delta in engine.advance():
             token_ids[int(delta.request_id)] += delta.token_ids
     return Generated(token_ids, engine.stats.num_preemptions)

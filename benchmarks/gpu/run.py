@@ -1,7 +1,8 @@
 """GPU benchmark: are the kernels correct, how near are they to the memory's limit, how long is a step?
 
     python -m benchmarks gpu --call 1            # right, and the main answer; 2: choices; 3: under load
-    python -m benchmarks gpu --sections roof,kernels,parity,timing,step,generate,split,candidates,memory,service,peers
+    python -m benchmarks gpu --sections roof,kernels,parity,timing,step,generate,split,deterministic,candidates
+    python -m benchmarks gpu --sections memory,service,peers
     python -m benchmarks gpu --device cpu        # toy sizes, kernels interpreted: does it all run?
     python -m benchmarks gpu --wheels FOLDER     # downloads what a machine with a card may lack
 
@@ -59,6 +60,7 @@ SECTIONS = {
     "step": Section("speed.steps", 45),
     "generate": Section("speed.generate", 90),
     "split": Section("speed.split", 60),
+    "deterministic": Section("speed.deterministic", 40),
     "candidates": Section("speed.candidates", 120),
     "memory": Section("checks.memory", 35),
     "service": Section("service.run", 60),
@@ -68,7 +70,7 @@ SECTIONS = {
 
 CALLS = {
     1: ("roof", "kernels", "parity", "timing", "step", "generate"),
-    2: ("roof", "split", "timing", "step", "candidates"),
+    2: ("roof", "split", "timing", "step", "deterministic", "candidates"),
     3: ("roof", "kernels", "parity", "memory", "service", "peers"),
 }
 """What is measured in one stay on a machine: right, and the main answer; choices; under load."""

@@ -86,6 +86,13 @@ TARGETS: Sequence[Target] = (
         bound=4,
         is_least=True,
     ),
+    Target(
+        what="cost of deterministic decode steps",
+        section="deterministic",
+        names=rf"{_SHAPES}, \d+ x \d+",
+        figure="cost",
+        bound=0.05,
+    ),
     Target(what="device idle in a busy steady state", section="split", names=".*", figure="idle", bound=0.03),
     Target(what="cost of the service", section="service", names="saturated service, .*", figure="cost", bound=0.05),
 )

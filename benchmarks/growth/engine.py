@@ -47,8 +47,8 @@ def _step_us(num_tokens: int) -> float:
     prompt = tuple(k * 7 % 256 for k in range(num_tokens))
     engine.add([Request(id="one", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=4000, seed=1))])
     for _ in range(10):
-        engine.step()
-    return _median_us(engine.step, NUM_STEPS)
+        engine.advance()
+    return _median_us(engine.advance, NUM_STEPS)
 
 
 def _attention_us(num_tokens: int) -> float:

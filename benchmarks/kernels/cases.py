@@ -24,7 +24,7 @@ from sluice.kernels.linear.reference import linear_reference
 from sluice.kernels.paged_attention.fp8 import FP8, from_fp8, to_fp8
 from sluice.kernels.paged_attention.layout import KVCache, allocate_plain
 from sluice.kernels.paged_attention.reference import paged_attention_reference
-from sluice.kernels.penalties import NO_BIAS, Penalties
+from sluice.kernels.penalties import Penalties
 from sluice.kernels.rms_norm.reference import rms_norm_reference
 from sluice.kernels.rope.reference import rope_reference
 from sluice.kernels.sample import SampleOptions
@@ -481,39 +481,45 @@ def make_options(rows: Sequence[dict[str, float]], device: torch.device | str, p
 
 
 def make_penalties(num_rows: int, vocab_size: int, per_row: int, generator: torch.Generator) -> Penalties:
-    """Return `per_row` different tokens of each of `num_rows` rows: some not in the output, some with a bias."""
+    """Return penalties of `num_rows` rows, each of which has seen `per_row` tokens besides two extras, or one twice."""
     device = generator.device
     shape = (num_rows, per_row)
-    chosen = torch.rand(num_rows, vocab_size, generator=generator, device=device).argsort(dim=1)[:, :per_row]
+    order = torch.rand(num_rows + 1, vocab_size, generator=generator, device=device).argsort(dim=1)
+    seen = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int32, device=device)
+    counts = torch.randint(1, 8, shape, generator=generator, device=device, dtype=torch.int32)
+    seen[1:].scatter_(1, order[1:, :per_row], counts)
+    extras = torch.randint(-1, vocab_size, (num_rows, 2), generator=generator, device=device, dtype=torch.int32)
+    extras[::2, 1] = extras[::2, 0]
 
     def spread(low: float, high: float) -> Tensor:
-        of_row = torch.rand(num_rows, 1, generator=generator, device=device) * (high - low) + low
-        return of_row.expand(shape).flatten().contiguous()
+        return torch.rand(num_rows, generator=generator, device=device) * (high - low) + low
 
-    biases = torch.randn(shape, generator=generator, device=device).flatten() * 3
-    is_biased = torch.rand(shape, generator=generator, device=device).flatten() < 0.5
     return Penalties(
-        rows=torch.arange(num_rows, device=device, dtype=torch.int32).repeat_interleave(per_row),
-        token_ids=chosen.flatten().int(),
-        bias=torch.where(is_biased, biases, NO_BIAS),
+        seen=seen,
+        # The first place is another sequence's.
+        places=torch.arange(num_rows, 0, -1, dtype=torch.int32, device=device),
+        extras=extras,
         repetition=spread(0.5, 2),
-        counts=torch.randint(0, 4, shape, generator=generator, device=device).flatten().float(),
         frequency=spread(-2, 2),
         presence=spread(-2, 2),
     )
 
 
 def penalties_agreement(out: Tensor, logits: Tensor, penalties: Penalties) -> Agreement:
-    """Compare with the same in float64; a logit without an edit must keep its bits."""
-    expected, at = logits.double(), (penalties.rows.long(), penalties.token_ids.long())
-    values = expected[at] + penalties.bias.double()
-    factors = penalties.repetition.double()
-    taken = penalties.frequency.double() * penalties.counts + penalties.presence.double() * (penalties.counts > 0)
-    scaled = torch.where(values > 0, values / factors, values * factors)
-    expected[at] = scaled - taken
-    magnitude = torch.zeros_like(expected)
-    magnitude[at] = scaled.abs() + penalties.frequency.abs() * penalties.counts + penalties.presence.abs()
-    named = magnitude > 0
+    """Compare with the same in float64; a logit of a token that was not seen must keep its bits."""
+    seen = penalties.seen[penalties.places.long()]
+    for row, extras in enumerate(penalties.extras.tolist()):
+        for token in extras:
+            if token >= 0:
+                seen[row, token] += 2
+    counts = (seen >> 1).double()
+    repetition, frequency, presence = (
+        strength.double()[:, None] for strength in (penalties.repetition, penalties.frequency, penalties.presence)
+    )
+    values, named = logits.double(), seen != 0
+    scaled = torch.where(values > 0, values / repetition, values * repetition)
+    expected = torch.where(named, scaled - (frequency * counts + presence * (counts > 0)), values)
+    magnitude = scaled.abs() + frequency.abs() * counts + presence.abs()
     if not same_bits(out[~named], logits[~named]):
         return Agreement(float("inf"), 0.0)
     return agreement(out, expected, 8 * FLOAT32_UNIT * magnitude)

@@ -206,7 +206,7 @@ def _serve(runner: "ModelRunner") -> int:
             for n in range(random.choice([1, 2, 7, 40, 100]))
         ])  # fmt: skip
         while not engine.is_idle:
-            engine.step()
+            engine.advance()
             num_steps += 1
         while runner.has_preparations:
             runner.prepare()

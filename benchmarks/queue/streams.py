@@ -36,8 +36,9 @@ class Streamed:
 def stream(
     num_jobs: int, interval_s: float, *, tokens: int = TOKENS, delay_s: float = 0.0, model: str = STEP_MODEL
 ) -> Streamed:
-    """Stream so many jobs at once, tokens every `interval_s`, over a link that adds `delay_s` each way."""
-    options = ("--stream-interval", str(interval_s), "--max-num-seqs", str(num_jobs))
+    """Stream so many jobs at once, tokens every `interval_s` as if read, over a link that adds `delay_s` each way."""
+    rounds = ("--stream-interval", str(interval_s), "--unread-interval", "0")
+    options = (*rounds, "--max-num-seqs", str(num_jobs))
     with (
         plain_server() as server,
         link(server, delay_s) as url,

@@ -1,11 +1,13 @@
 """Cost of the service compared with the bare engine: throughput, wake-up, time to first token, start.
 
-    python -m benchmarks service [--rounds 7]
+    python -m benchmarks service [--rounds 9] [--sequences 1,16,48] [--only-ratios]
 
-The same 48 requests as `benchmarks engine` (random 125 M Llama shape, bf16), by the bare engine in a separate process
-and through the whole service (embedded server with its append-only file, worker process, recorder into SQLite, tokens
-on channels), alternating, each while the other is idle; every pair and the median of their ratios. Wake-up is measured
-with the null model: an idle worker, one job at a time, from before `submit` until the reader has the first token.
+The same 48 requests as `benchmarks engine` (random 125 M Llama shape, bf16; at one sequence four of 128 + 128 tokens),
+by the bare engine in a separate process and through the whole service (embedded server with its append-only file,
+worker process, recorder into SQLite, tokens on channels), alternating, each while the other is idle; every pair and the
+median of their ratios. Below them, the processor time of everything but the step (`benchmarks beside`): it means the
+same on a busy machine. Wake-up is measured with the null model: an idle worker, one job at a time, from before `submit`
+until the reader has the first token.
 """
 
 import argparse
@@ -14,24 +16,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.engine.bare import (
-    MAX_NUM_BATCHED_TOKENS,
-    VOCAB_SIZE,
-    Job,
-    RecordingRunner,
-    make_jobs,
-    model_folder,
-    run_ours,
-)
-from benchmarks.service.parts import num_done, own_server, percentile, wait_until, worker
+from benchmarks.engine.bare import MAX_NUM_BATCHED_TOKENS, VOCAB_SIZE, RecordingRunner, model_folder, run_ours
+from benchmarks.service.beside import Parts, header, measured_run, measured_worker, medians, row
+from benchmarks.service.load import batching, jobs_of
+from benchmarks.service.parts import own_server, percentile, wait_until, worker
 from benchmarks.service.words import save_words
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.producer.client import Producer
-from sluice.producer.contract.jobs import job as one_job
 
 NUM_WAKES = 200
 
@@ -43,12 +37,6 @@ def folder_with_tokenizer() -> Path:
         shutil.copytree(model_folder(), folder, dirs_exist_ok=True)
         save_words(folder, VOCAB_SIZE)
     return folder
-
-
-def batching(num_seqs: int) -> tuple[str, ...]:
-    """Return the worker's flags for the same batching as the bare engine's."""
-    tokens = str(MAX_NUM_BATCHED_TOKENS)
-    return ("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", tokens, "--no-enable-prefix-caching")
 
 
 class BareEngine:
@@ -80,34 +68,40 @@ def answer_as_engine(num_seqs: int) -> None:
         max_num_seqs=num_seqs,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
     )
-    runner, jobs = RecordingRunner(load_model_runner(options)), make_jobs()
+    runner, jobs = RecordingRunner(load_model_runner(options)), jobs_of(num_seqs)
     for _ in sys.stdin:
         began_s = time.perf_counter()
         run_ours(runner, jobs, num_seqs)
         print(time.perf_counter() - began_s, flush=True)
 
 
-def pairs_s(num_seqs: int, num_rounds: int) -> list[tuple[float, float]]:
-    """Return seconds of the bare engine and of the whole service for all jobs, alternating.
+def pairs(num_seqs: int, num_rounds: int) -> list[tuple[float, float, Parts]]:
+    """Return seconds of the bare engine and of the whole service for all jobs, alternating, and the latter's parts.
 
     Both warm, the other idle.
     """
-    with BareEngine(num_seqs) as engine, own_server() as folder, Producer() as producer:
-        log = folder / "worker.log"
-        with worker("--model", str(folder_with_tokenizer()), *batching(num_seqs), log=log):
-            rounds = [(engine.run_s(), run_jobs(producer, make_jobs())) for _ in range(1 + num_rounds)]
+    flags = ("--model", str(folder_with_tokenizer()), *batching(num_seqs))
+    with (
+        BareEngine(num_seqs) as engine,
+        own_server() as folder,
+        Producer() as producer,
+        measured_worker(folder, *flags) as meter,
+    ):
+        jobs = jobs_of(num_seqs)
+        rounds = [(engine.run_s(), *measured_run(producer, meter, jobs)) for _ in range(1 + num_rounds)]
     return rounds[1:]
 
 
-def run_jobs(producer: Producer, jobs: Sequence[Job]) -> float:
-    """Submit jobs at once; return seconds from the first scheduled to the last end, by the server's clock."""
-    wanted = [one_job(job.prompt, max_tokens=job.num_output_tokens, temperature=0, ignore_eos=True) for job in jobs]
-    before = num_done(producer)
-    receipts = [str(answer) for answer in producer.submit_many(wanted)]
-    # Poll rarely: on two cores a client that waits for each job would be measured with the service.
-    wait_until(lambda: num_done(producer) - before == len(jobs), "all jobs to be done", every_s=0.2)
-    views = [producer.status(receipt) for receipt in receipts]
-    return (max(v.ended_ms or 0 for v in views) - min(v.first_scheduled_ms or 0 for v in views)) / 1000
+def print_pairs(num_seqs: int, num_rounds: int) -> None:
+    """Print the pairs of one case, the median of their ratios, and the service's parts."""
+    num_tokens = sum(job.num_output_tokens for job in jobs_of(num_seqs))
+    found = pairs(num_seqs, num_rounds)
+    ratios = [bare / whole for bare, whole, _ in found]
+    for (bare, whole, _), ratio in zip(found, ratios, strict=True):
+        print(f"{num_seqs:9} {num_tokens / bare:13.1f} {num_tokens / whole:14.1f} {ratio:17.3f}", flush=True)
+    print(f"{num_seqs:9} median of the ratios {statistics.median(ratios):.3f}, best {max(ratios):.3f}")
+    print(f"processor time in ms per 1,000 output tokens:\n{header()}")
+    print(f"{row(num_seqs, medians([parts for _, _, parts in found]))}\n", flush=True)
 
 
 def wakes_ms() -> list[float]:
@@ -150,7 +144,9 @@ def _ttft_s(producer: Producer, prompt: list[int]) -> float:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each, in turns (default 7)")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each, in turns (default 9)")
+    parser.add_argument("--sequences", default="1,16,48", help="at once (default 1,16,48)")
+    parser.add_argument("--only-ratios", action="store_true", help="measure neither wake-up nor start")
     parser.add_argument("--only-engine", type=int, metavar="SEQUENCES", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only_engine:
@@ -158,14 +154,11 @@ def main() -> None:
         return
     # Both sides use the worker's wait policy; the processes started here inherit it.
     limit_spinning()
-    num_tokens = sum(job.num_output_tokens for job in make_jobs())
     print(f"{'sequences':>9} {'engine tok/s':>13} {'service tok/s':>14} {'service / engine':>17}")
-    for num_seqs in (16, 48):
-        ratios: list[float] = []
-        for bare, whole in pairs_s(num_seqs, given.rounds):
-            ratios.append(bare / whole)
-            print(f"{num_seqs:9} {num_tokens / bare:13.1f} {num_tokens / whole:14.1f} {ratios[-1]:17.3f}", flush=True)
-        print(f"{num_seqs:9} median of the ratios {statistics.median(ratios):.3f}, best {max(ratios):.3f}\n")
+    for num_seqs in map(int, given.sequences.split(",")):
+        print_pairs(num_seqs, given.rounds)
+    if given.only_ratios:
+        return
     wakes = wakes_ms()
     print(f"submit to first token, null model: p50 {percentile(wakes, 50):.2f} ms, p99 {percentile(wakes, 99):.2f} ms")
     start_s, ttft_s = first_token_s()

@@ -46,6 +46,7 @@ _LONG = ("input_ids", "positions", "slot_mapping", "logit_rows")
 _OF_TOKENS = frozenset(_LONG[:3])
 _SHORT = ("query_start_locs", "context_lens")
 _TABLES = "block_tables"
+_WINDOW_SLOTS, _WINDOW_TABLES = "window_slots", "window_tables"
 
 
 class CaptureFailed(RuntimeError):
@@ -260,7 +261,25 @@ class GraphedDecoder:
                 width = (self._max_blocks_per_seq,) if name == _TABLES else ()
                 self._buffers[name] = like.new_zeros((num_rows, *width))
         views = {name: self._buffers[name][: _rows(name, bucket)] for name in (*_LONG, *_SHORT, _TABLES)}
+        views |= self._windowed(tensors, bucket)
         return replace(tensors, **views, max_query_len=bucket.max_query_len, max_context_len=bucket.max_context_len)
+
+    def _windowed(self, tensors: BatchTensors, bucket: Bucket) -> dict[str, Tensor]:
+        """Return views of the buffers of window groups in the sizes of `bucket`; empty if there are none."""
+        slots, tables = tensors.window_slots, tensors.window_tables
+        if slots is None or tables is None:
+            return {}
+        num_groups = slots.shape[0]
+        if _WINDOW_SLOTS not in self._buffers:
+            shape = (num_groups, self._max_rows + 1, self._max_blocks_per_seq)
+            self._buffers[_WINDOW_SLOTS] = slots.new_zeros(num_groups * self._max_tokens)
+            self._buffers[_WINDOW_TABLES] = tables.new_zeros(shape)
+        # Slots are dense in each recording: a copy to them is one launch.
+        dense = self._buffers[_WINDOW_SLOTS][: num_groups * bucket.num_tokens]
+        return {
+            _WINDOW_SLOTS: dense.view(num_groups, bucket.num_tokens),
+            _WINDOW_TABLES: self._buffers[_WINDOW_TABLES][:, : bucket.num_rows],
+        }
 
     def _fill(self, tensors: BatchTensors, bucket: Bucket) -> None:
         """Copy a step that has the sizes of `bucket` to the buffers."""
@@ -272,6 +291,10 @@ class GraphedDecoder:
         # A step has only the columns that it uses.
         num_rows, width = tensors.block_tables.shape
         self._buffers[_TABLES][:num_rows, :width].copy_(tensors.block_tables)
+        if tensors.window_slots is not None and tensors.window_tables is not None:
+            windowed = self._windowed(tensors, bucket)
+            windowed[_WINDOW_SLOTS].copy_(tensors.window_slots)
+            windowed[_WINDOW_TABLES][:, :num_rows, :width].copy_(tensors.window_tables)
         num_logit_rows = tensors.logit_rows.shape[0]
         if num_logit_rows < bucket.num_rows:
             # Clear rows left from a larger step.

@@ -47,8 +47,11 @@ class Buckets:
         self._contexts = sorted({context for context in CONTEXTS if context < max_model_len} | {max_model_len})
 
     def of(self, batch: Batch) -> Bucket | None:
-        """Return the smallest bucket that holds `batch`; None if there is none or the batch is already padded."""
-        if batch.is_empty or batch.padding:
+        """Return the smallest bucket that holds `batch`; None if there is none, or it is already padded or has drafts.
+
+        A recording has one row of logits a sequence.
+        """
+        if batch.is_empty or batch.padding or batch.drafts:
             return None
         longest = max(row.start + row.num_tokens for row in batch.rows)
         context = _next(self._contexts, longest)

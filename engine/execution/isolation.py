@@ -9,17 +9,18 @@ advance in the same step.
 If every part of a step fails, the device must first compute one token of a probe sequence before the sequences are
 blamed: a broken device must not fail one job after another.
 
-A step that lacks memory has no culprit: the scheduler plans smaller steps, until a single token is too much.
+A step that lacks memory has no culprit, nor has a part of a step that is divided for another reason: the scheduler
+plans smaller steps, until a single token is too much.
 
 This happens when a step is collected, one attempt at a time. A step launched on top of a failed one has read tokens
 that were never sampled: it is void (`StepOutcome.has_failed`), and the caller plans it again.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken, OutOfMemory
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.request import FailureKind, Finish, FinishReason, SamplingParams
@@ -46,6 +47,7 @@ class StepInFlight(NamedTuple):
 
     batch: Batch
     launched: Launched
+    began_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -61,21 +63,35 @@ class StepOutcome:
     has_failed: bool = False
     """Whether the step as launched failed, or nothing in it succeeded, regardless of later retries."""
 
-    lacked_memory: bool = False
-    """Whether the step was too large for the memory that is left: nothing was computed, and no sequence is at fault."""
+    too_large: Batch | None = None
+    """The smallest part that the memory was too small for: nothing of it was computed, and no sequence is at fault."""
+
+    taken_s: float = 0.0
+    """From the launch, or the end of the step before if that was later, until the step was collected. Not for one that
+    has failed.
+    """
 
     @property
     def went_well(self) -> bool:
         """Whether anything in the step succeeded: a token was sampled, or a part of a prompt was computed."""
-        return any(not sampled or any(row.error is None for row in sampled) for _, sampled in self.done)
+        # Plain loops: this is asked in every step, and nearly always answered by its first row.
+        for _, sampled in self.done:
+            if not sampled:
+                return True
+            for row in sampled:
+                if row.error is None:
+                    return True
+        return False
 
 
 class IsolatingExecutor:
     """An executor that isolates the sequence that makes a step fail."""
 
-    def __init__(self, executor: Executor, *, max_retries: int) -> None:
+    def __init__(self, executor: Executor, *, max_retries: int, clock: Callable[[], float]) -> None:
         self._executor = executor
         self._max_retries = max_retries
+        self._clock = clock
+        self._last_end_s = float("-inf")
         self._num_shortages = 0
         """Consecutive steps that lacked memory."""
 
@@ -89,12 +105,13 @@ class IsolatingExecutor:
         Raises:
             EngineBroken: raised by the executor.
         """
+        began_s = self._clock()
         try:
-            return StepInFlight(batch, self._executor.launch(batch))
+            return StepInFlight(batch, self._executor.launch(batch), began_s)
         except EngineBroken:
             raise
         except Exception as problem:  # noqa: BLE001 - the contract: anything may come from a device
-            return StepInFlight(batch, NotLaunched(problem))
+            return StepInFlight(batch, NotLaunched(problem), began_s)
 
     def collect(self, step: StepInFlight, *, unwanted: Set[int] = frozenset()) -> StepOutcome:
         """Wait for `step`, and compute its failed parts again, whole if possible.
@@ -108,6 +125,8 @@ class IsolatingExecutor:
         """
         outcome = StepOutcome()
         error = self._take(step, outcome)
+        ended_s = self._clock()
+        outcome.taken_s, self._last_end_s = ended_s - max(step.began_s, self._last_end_s), ended_s
         batch = step.batch
         if unwanted:
             batch = _without(batch, unwanted)
@@ -116,17 +135,15 @@ class IsolatingExecutor:
         if batch.is_empty:
             return outcome
         if error is not None:
-            # The batch without the unwanted sequences has not been tried yet.
-            num_tries = max(self._max_retries, int(bool(unwanted)))
+            # The batch without the unwanted sequences, and without drafts, has not been tried yet.
+            num_tries = max(self._max_retries, int(bool(unwanted or batch.drafts)))
+            batch = replace(batch, drafts=NO_DRAFTS)
             error = self._attempt(batch, outcome, error, num_tries=num_tries)
-        if isinstance(error, OutOfMemory) and batch.num_tokens > 1 and self._num_shortages < MAX_SHORTAGES:
-            self._num_shortages += 1
-            outcome.lacked_memory = True
-            return outcome
-        self._num_shortages = 0
         if error is not None:
-            self._divide(batch, error, outcome)
-        if not outcome.went_well:
+            may_be_smaller = batch.num_tokens > 1 and self._num_shortages < MAX_SHORTAGES
+            self._divide(batch, error, outcome, may_be_smaller=may_be_smaller)
+        self._num_shortages = self._num_shortages + 1 if outcome.too_large is not None else 0
+        if not outcome.went_well and outcome.too_large is None:
             outcome.has_failed = True
             self._check_device()
         return outcome
@@ -155,18 +172,23 @@ class IsolatingExecutor:
                 break
         return error
 
-    def _divide(self, batch: Batch, error: Exception, outcome: StepOutcome) -> None:
-        """Find the failing sequences of a failed `batch`."""
+    def _divide(self, batch: Batch, error: Exception, outcome: StepOutcome, *, may_be_smaller: bool) -> None:
+        """Find the failing sequences of a failed `batch`; `may_be_smaller` if shortages of memory blame none."""
+        if may_be_smaller and isinstance(error, OutOfMemory):
+            if outcome.too_large is None or batch.num_tokens < outcome.too_large.num_tokens:
+                outcome.too_large = batch
+            return
         if len(batch.rows) == 1:
             outcome.failed.append((batch.rows[0].sequence_id, _failure(error)))
             return
         for part in _parts(batch):
             problem = self._take(self.launch(part), outcome)
             if problem is not None:
-                self._divide(part, problem, outcome)
+                self._divide(part, problem, outcome, may_be_smaller=may_be_smaller)
 
     def _check_device(self) -> None:
         """Check that the device can compute a sequence of one token, in the block that no sequence uses."""
+        limits = self._executor.limits
         probe = Admission(
             slot=_PROBE_SLOT,
             sequence_id=-1,
@@ -176,7 +198,8 @@ class IsolatingExecutor:
             cache_salt="",
             token_ids=(0,),
             num_prompt_tokens=1,
-            block_ids=(self._executor.limits.num_blocks,),
+            block_ids=(limits.num_blocks,),
+            window_ids=((limits.num_blocks,) * limits.window_groups,) if limits.window_groups else (),
         )
         row = ScheduledRow(_PROBE_SLOT, probe.sequence_id, start=0, num_tokens=1, samples=True)
         outcome = StepOutcome()

@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-from sluice.engine.batch import Sampled, ScheduledRow
+from sluice.engine.batch import Drafts, Sampled, ScheduledRow
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.slots import Slots
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.executor import Launched
+from sluice.engine.speculation.verification import verified_rows
 
 
 class LaunchedStep(NamedTuple):
@@ -15,10 +16,13 @@ class LaunchedStep(NamedTuple):
     launched: Launched
     sampling: list[ScheduledRow]
     slots: Slots
+    drafts: Drafts
 
     def collect(self) -> list[Sampled]:
         """See `Launched.collect`."""
         sampled = guarded(self.launched.collect)
+        if self.drafts:
+            sampled = verified_rows(self.sampling, self.drafts, sampled)
         self.slots.add_tokens(self.sampling, sampled)
         return sampled
 

@@ -16,21 +16,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.batch import Batch, Drafts, ScheduledRow
 from sluice.engine.execution.slots import Slot, Slots
 from sluice.engine.execution.transfers import Staging
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.prepare_batch import PADDING, StepPlan, prepare_batch
 
+ALIGNED_COLUMNS = 4
+"""Columns of tables of window groups are a multiple of this, so that each table begins at 16 bytes: Triton compiles a
+separate kernel for unaligned pointers.
+"""
+
 
 class _Decodes:
     """Tensors of a step of S decodes on the CPU, overwritten by the next such step."""
 
-    def __init__(self, tables: NDArray[np.int32]) -> None:
-        num_sequences = len(tables)
+    def __init__(self, tables: NDArray[np.int32], window_tables: NDArray[np.int32]) -> None:
+        num_sequences, num_windowed = len(tables), len(window_tables)
         self.input_ids = np.empty(num_sequences, dtype=np.int64)
         self.positions = np.empty(num_sequences, dtype=np.int64)
         self.slots = np.empty(num_sequences, dtype=np.int64)
+        self.window_slots = np.empty((num_windowed, num_sequences), dtype=np.int64)
         self.context_lens = np.empty(num_sequences, dtype=np.int32)
         self._tensors = {
             "input_ids": torch.from_numpy(self.input_ids),
@@ -41,6 +47,9 @@ class _Decodes:
             "context_lens": torch.from_numpy(self.context_lens),
             "logit_rows": torch.arange(num_sequences),
         }
+        if num_windowed:
+            self._tensors["window_slots"] = torch.from_numpy(self.window_slots)
+            self._tensors["window_tables"] = torch.from_numpy(window_tables)
 
     def tensors(self, max_context_len: int) -> BatchTensors:
         """Return the tensors with their current contents."""
@@ -59,13 +68,14 @@ class BatchLayout:
         self._device = device
         self._staging = Staging(device)
         self._tables = np.zeros((max_num_seqs, slots.tables.shape[1]), dtype=np.int32)
+        self._window_tables = np.zeros((len(slots.window_tables), *self._tables.shape), dtype=np.int32)
         self._rows: list[tuple[Slot | None, int]] = [(None, 0)] * max_num_seqs
         """Of each row of `_tables`: whose blocks, and how many."""
 
         self._padding_tables = self._tables[:0]
         """Tables for the largest number of padding rows so far; None until padding is first needed."""
 
-        self._decodes = _Decodes(self._tables[:0])
+        self._decodes = _Decodes(self._tables[:0], self._window_tables[:, :0])
 
     def lay_out(
         self, batch: Batch, drawn_rows: Mapping[int, int] | None = None, drawn_ids: Tensor | None = None
@@ -80,27 +90,26 @@ class BatchLayout:
         Raises:
             KeyError: a token is known neither to the host nor to the previous step.
         """
-        rows, padding = batch.rows, batch.padding
+        rows, padding, drafts = batch.rows, batch.padding, batch.drafts
         slots = [self._slots[row] for row in rows]
-        if not (padding or drawn_rows) and self._device.type == "cpu" and _are_decodes(rows, slots):
+        if not (padding or drawn_rows or drafts) and self._device.type == "cpu" and _are_decodes(rows, slots):
             return self._lay_out_decodes(rows, slots)
-        token_ids = _token_ids(rows, slots, drawn_rows or {}) + [PADDING] * batch.num_padding_tokens
+        token_ids = _token_ids(rows, slots, drawn_rows or {}, drafts) + [PADDING] * batch.num_padding_tokens
         starts = [row.start for row in rows] + [row.context_len - row.num_tokens for row in padding]
-        sizes = [row.num_tokens for row in rows] + [row.num_tokens for row in padding]
+        num_drafts = [len(drafts.get(row.sequence_id, ())) for row in rows] if drafts else [0] * len(rows)
+        sizes = [row.num_tokens + count for row, count in zip(rows, num_drafts, strict=True)]
+        sizes += [row.num_tokens for row in padding]
         # A rectangle of decodes computes the logits of its finished rows as well.
         samples = [row.samples for row in rows] + [row.num_tokens == 1 for row in padding]
         lengths = np.array(sizes, dtype=np.int32)
         ends = lengths.cumsum(dtype=np.int32)
         context_lens = np.array(starts, dtype=np.int32) + lengths
-        tables = self._block_tables(rows, slots)
-        if padding:
-            tables = np.concatenate((tables, self._tables_of_padding(len(padding))))
         locs = np.concatenate((np.zeros(1, dtype=np.int32), ends))
-        parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, (ends - 1)[samples])
+        logit_rows = _with_drafts(ends[samples], samples, num_drafts) if drafts else (ends - 1)[samples]
+        parts = (np.array(token_ids, dtype=np.int32), locs, context_lens, logit_rows)
         max_context_len = int(context_lens.max())
-        # Tables are as long as the longest sequence may become: most columns are unused.
-        tables = tables[:, : -(-max_context_len // self._block_size)]
-        plan, logit_rows = self._to_plan(*parts, tables=tables)
+        tables, window_tables = self._used_tables(rows, slots, len(padding), max_context_len)
+        plan, logit_rows = self._to_plan(*parts, tables=tables, window_tables=window_tables)
         spare_slot = self._num_blocks * self._block_size
         tokens = prepare_batch(plan, drawn_ids, block_size=self._block_size, spare_slot=spare_slot)
         return BatchTensors(
@@ -113,6 +122,8 @@ class BatchLayout:
             logit_rows=logit_rows.long(),
             max_query_len=int(lengths.max()),
             max_context_len=max_context_len,
+            window_slots=tokens.window_slots,
+            window_tables=plan.window_tables,
         )
 
     def _lay_out_decodes(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> BatchTensors:
@@ -122,9 +133,9 @@ class BatchLayout:
         and torch's code from the processor's caches.
         """
         size = self._block_size
-        tables = self._block_tables(rows, slots)
+        tables, window_tables = self._block_tables(rows, slots)
         if len(self._decodes.slots) != len(rows):
-            self._decodes = _Decodes(tables)
+            self._decodes = _Decodes(tables, window_tables)
         starts = [row.start for row in rows]
         self._decodes.input_ids[:] = [slot.token_ids[start] for slot, start in zip(slots, starts, strict=True)]
         self._decodes.positions[:] = starts
@@ -132,33 +143,65 @@ class BatchLayout:
         self._decodes.slots[:] = [
             tables.item(row, start // size) * size + start % size for row, start in enumerate(starts)
         ]
+        for table, window_slots in zip(window_tables, self._decodes.window_slots, strict=True):
+            window_slots[:] = [table.item(row, start // size) * size + start % size for row, start in enumerate(starts)]
         return self._decodes.tensors(max(starts) + 1)
 
-    def _to_plan(self, *parts: NDArray[np.int32], tables: NDArray[np.int32]) -> tuple[StepPlan, Tensor]:
+    def _used_tables(
+        self, rows: tuple[ScheduledRow, ...], slots: list[Slot], num_padding: int, max_context_len: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the tables of the rows and of padding, with the columns that the step uses.
+
+        Tables are as long as the longest sequence may become: most columns are unused.
+        """
+        tables, window_tables = self._block_tables(rows, slots)
+        if num_padding:
+            of_padding = self._tables_of_padding(num_padding)
+            tables = np.concatenate((tables, of_padding))
+            more = np.broadcast_to(of_padding, (len(window_tables), *of_padding.shape))
+            window_tables = np.concatenate((window_tables, more), axis=1)
+        num_columns = -(-max_context_len // self._block_size)
+        if len(window_tables):
+            num_columns = -(-num_columns // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
+        return tables[:, :num_columns], window_tables[..., :num_columns]
+
+    def _to_plan(
+        self, *parts: NDArray[np.int32], tables: NDArray[np.int32], window_tables: NDArray[np.int32]
+    ) -> tuple[StepPlan, Tensor]:
         """Copy the plan and the logits' rows to the device in one copy."""
+        arrays = [*parts, tables, window_tables] if len(window_tables) else [*parts, tables]
         if self._device.type == "cpu":
-            on_device = [torch.from_numpy(part) for part in (*parts, tables)]
+            on_device = [torch.from_numpy(array) for array in arrays]
         else:
-            on_device = self._staging.send((*parts, tables))
-        token_ids, query_start_locs, context_lens, logit_rows, block_tables = on_device
+            on_device = self._staging.send(arrays)
+        token_ids, query_start_locs, context_lens, logit_rows, block_tables, *windowed = on_device
         plan = StepPlan(
             token_ids=token_ids,
             query_start_locs=query_start_locs,
             context_lens=context_lens,
             block_tables=block_tables,
+            window_tables=windowed[0] if windowed else None,
         )
         return plan, logit_rows
 
-    def _block_tables(self, rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> NDArray[np.int32]:
-        """Return the tables of the rows `[S, max_blocks]`; one is copied only if it grew or is another's."""
+    def _block_tables(
+        self, rows: tuple[ScheduledRow, ...], slots: list[Slot]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the tables of the rows, `[S, max_blocks]` and `[W, S, max_blocks]` of window groups.
+
+        One is copied only if it grew or is another's.
+        """
         for number, slot in enumerate(slots):
             known, num_known = self._rows[number]
             num_blocks = slot.num_blocks
             if known is not slot or num_known != num_blocks:
                 first = num_known if known is slot else 0
                 self._tables[number, first:num_blocks] = self._slots.tables[rows[number].slot, first:num_blocks]
+                if len(self._window_tables):
+                    windowed = self._slots.window_tables[:, rows[number].slot, first:num_blocks]
+                    self._window_tables[:, number, first:num_blocks] = windowed
                 self._rows[number] = slot, num_blocks
-        return self._tables[: len(slots)]
+        return self._tables[: len(slots)], self._window_tables[:, : len(slots)]
 
     def _tables_of_padding(self, num_rows: int) -> NDArray[np.int32]:
         """Block tables of rows that read the cache's blocks in sequence, as far apart as those of real rows."""
@@ -179,7 +222,20 @@ def _are_decodes(rows: tuple[ScheduledRow, ...], slots: list[Slot]) -> bool:
     )
 
 
-def _token_ids(rows: tuple[ScheduledRow, ...], slots: list[Slot], drawn_rows: Mapping[int, int]) -> list[int]:
+def _with_drafts(ends: NDArray[np.int32], samples: list[bool], num_drafts: list[int]) -> NDArray[np.int32]:
+    """Return the rows of logits of those that sample, whose tokens end at `ends`: the last, and one for each draft.
+
+    Only sequences have drafts: padding, after them, is not in `num_drafts`.
+    """
+    counts = [count for count, is_sampling in zip(num_drafts, samples, strict=False) if is_sampling]
+    counts += [0] * (len(ends) - len(counts))
+    rows = [row for end, count in zip(ends.tolist(), counts, strict=True) for row in range(end - 1 - count, end)]
+    return np.array(rows, dtype=np.int32)
+
+
+def _token_ids(
+    rows: tuple[ScheduledRow, ...], slots: list[Slot], drawn_rows: Mapping[int, int], drafts: Drafts
+) -> list[int]:
     """Return the ids of all tokens; where only the previous step knows one, its row there as `StepPlan` defines."""
     token_ids: list[int] = []
     for (_, sequence_id, start, num_tokens, _), slot in zip(rows, slots, strict=True):
@@ -187,4 +243,6 @@ def _token_ids(rows: tuple[ScheduledRow, ...], slots: list[Slot], drawn_rows: Ma
             token_ids.append(-1 - drawn_rows[sequence_id])
         else:
             token_ids += slot.token_ids[start : start + num_tokens]
+            if drafts:
+                token_ids += drafts.get(sequence_id, ())
     return token_ids

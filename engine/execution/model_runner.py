@@ -7,23 +7,33 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.batch import MAX_DRAFTS, NO_DRAFTS, Batch, Drafts, ScheduledRow
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, OutOfMemory, QuantizationUnavailable
+from sluice.engine.execution.block_groups import block_groups
 from sluice.engine.execution.cuda_graphs import CudaGraphRecorder, EagerGraphRecorder, GraphedDecoder
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.graph_buckets import MIXED_TOKENS, Bucket, Buckets, nothing, pad
-from sluice.engine.execution.kv_cache import block_bytes, blocks_that_fit, check_one_sequence_fits, make_caches
+from sluice.engine.execution.host_blocks import HostBlocks
+from sluice.engine.execution.kv_cache import (
+    block_bytes,
+    blocks_to_allocate,
+    check_one_sequence_fits,
+    make_grouped_caches,
+)
 from sluice.engine.execution.launched import LaunchedStep, Undrawn
-from sluice.engine.execution.layout import BatchLayout
-from sluice.engine.execution.memory import free_memory_bytes, give_memory_back, peak_bytes
+from sluice.engine.execution.layout import ALIGNED_COLUMNS, BatchLayout
+from sluice.engine.execution.memory import give_memory_back, peak_bytes
 from sluice.engine.execution.options import ModelOptions
-from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler
+from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens, first_rows
+from sluice.engine.execution.sampling.sampler import PreparedRows, Sampler, with_drafts
 from sluice.engine.execution.slots import Slots
+from sluice.engine.execution.start.determinism import check_deterministic
 from sluice.engine.execution.start.kernel_trial import (
     kernels_tried,
     num_processes,
     sizes_of,
     step_down_if_it_fails,
+    wanted_kernels,
 )
 from sluice.engine.execution.start.largest_step import largest_batches
 from sluice.engine.execution.start.rehearsal import rehearsal_batches
@@ -47,20 +57,18 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, options: ModelOptions, limits: ModelLimits, fingerprint: str) -> None:
         weights = decoder.weights.embedding
         self._decoder = decoder
-        self._limits = limits
-        self._fingerprint = fingerprint
-        self._caches = make_caches(
-            decoder.config,
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            dtype=_cache_dtype(options, weights.dtype),
-            device=weights.device,
-        )
-        self._runs = block_runs(self._caches)
+        self._limits, self._fingerprint = limits, fingerprint
+        dtype = _cache_dtype(options, weights.dtype)
+        parts, self._caches = make_grouped_caches(decoder.config, limits, dtype=dtype, device=weights.device)
+        self._runs = block_runs(parts)
+        self._host = HostBlocks(parts, limits.num_host_blocks)
         self._max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
+        if limits.window_groups:
+            self._max_blocks_per_seq = -(-self._max_blocks_per_seq // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
         self._lag = options.lag if options.lag is not None else int(weights.device.type != "cpu")
         # A slot of a step in flight is not used again before the step has landed.
-        self._slots = Slots(options.max_num_seqs * (1 + self._lag), self._max_blocks_per_seq)
+        num_slots = options.max_num_seqs * (1 + self._lag)
+        self._slots = Slots(num_slots, self._max_blocks_per_seq, window_groups=limits.window_groups)
         self._layout = BatchLayout(
             self._slots,
             max_num_seqs=options.max_num_seqs,
@@ -68,10 +76,9 @@ class ModelRunner:
             block_size=limits.block_size,
             device=weights.device,
         )
-        self._drawn_rows: dict[int, int] = {}
-        """For the step launched last: the row of each sequence, by its id, in `_drawn_ids`."""
+        self._last = NO_TOKENS
+        """What the step launched last has drawn."""
 
-        self._drawn_ids: Tensor | None = None
         self._buckets = Buckets(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -81,7 +88,7 @@ class ModelRunner:
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
             # A recorded step may have a row of padding.
-            max_rows=options.max_num_seqs + 1,
+            max_rows=options.max_num_seqs + max(1, MAX_DRAFTS),
             device=weights.device,
         )
         self._graphs = self._recordings(options, weights.device)
@@ -123,28 +130,34 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Launched:
         self._slots.write(batch)
+        self._host.save(batch.saves)
+        self._host.load(batch.loads)
         if batch.copies:
             # Before the recorded part, and not in it: the step's tokens attend to what is copied.
             copy_blocks(self._runs, [(copy.source, copy.destination) for copy in batch.copies])
         sampling = [row for row in batch.rows if row.samples]
-        prepared = self._prepared(sampling) if sampling else None
+        prepared = self._prepared(sampling, batch.drafts) if sampling else None
         logits, tokens = self._computed(batch)
-        drawn_rows = {row.sequence_id: number for number, row in enumerate(sampling)} if self._lag else {}
         if prepared is None:
-            self._drawn_rows = drawn_rows
-            return LaunchedStep(Undrawn(PendingCopy((), self._device)), sampling, self._slots)
+            self._last = NO_TOKENS
+            return LaunchedStep(Undrawn(PendingCopy((), self._device)), sampling, self._slots, NO_DRAFTS)
         # The rows of padding follow theirs.
-        count = len(sampling)
-        drawn = self._sampler.sample(logits[:count], prepared, drawn=tokens[:count] if tokens is not None else None)
-        # Set both together, and only for a launched step: rows of one step do not index the ids of another.
-        self._drawn_rows, self._drawn_ids = drawn_rows, drawn.token_ids
-        return LaunchedStep(drawn, sampling, self._slots)
+        count = len(prepared.slots)
+        tokens = tokens[:count] if tokens is not None else None
+        drawn = self._sampler.sample(logits[:count], prepared, last=self._last, drawn=tokens)
+        if self._lag:
+            self._last = LastTokens(first_rows(sampling, batch.drafts), drawn.token_ids)
+        return LaunchedStep(drawn, sampling, self._slots, batch.drafts)
 
-    def _prepared(self, sampling: list[ScheduledRow]) -> PreparedRows:
+    def _prepared(self, sampling: list[ScheduledRow], drafts: Drafts) -> PreparedRows:
         slots = [self._slots[row] for row in sampling]
         positions = [
             row.start + row.num_tokens - slot.num_prompt_tokens for row, slot in zip(sampling, slots, strict=True)
         ]
+        if drafts:
+            return self._sampler.prepare(
+                *with_drafts(slots, positions, [drafts.get(row.sequence_id, ()) for row in sampling])
+            )
         return self._sampler.prepare(slots, positions)
 
     def _computed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -223,7 +236,7 @@ class ModelRunner:
         return self._lay_out(batch)
 
     def _lay_out(self, batch: Batch) -> BatchTensors:
-        return self._layout.lay_out(batch, self._drawn_rows, self._drawn_ids)
+        return self._layout.lay_out(batch, self._last.rows, self._last.token_ids)
 
     def forward(self, tensors: BatchTensors) -> Tensor:
         """Run the second part of `launch`: return the logits `[R, V]`, valid until the next call."""
@@ -246,8 +259,13 @@ class LoadPlan:
     folder: ModelFolder
     config: DecoderConfig
     dtype: torch.dtype
-    max_model_len: int
-    bytes_per_block: int
+    limits: ModelLimits
+    """0 blocks unless the options state them."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence."""
+        return self.limits.max_model_len
 
 
 def plan_load(options: ModelOptions) -> LoadPlan:
@@ -256,29 +274,43 @@ def plan_load(options: ModelOptions) -> LoadPlan:
     Raises:
         ModelFolderError: the folder is missing, incomplete, corrupt or of an unknown family.
         QuantizationUnavailable: the requested quantization is not supported.
+        DeterminismUnavailable: results that do not depend on the batch are not supported.
         NotEnoughMemory: the blocks asked for do not hold the sequence asked for.
     """
     folder = open_model_folder(options.path)
     config = parse_config(folder.config)
     device, dtype = torch.device(options.device), _dtype(folder, options)
-    max_model_len = _max_model_len(config, options)
     if options.quantization == "int8" and device.type == "cpu" and dtype != torch.bfloat16:
         raise QuantizationUnavailable(
             f"int8 needs a model in bfloat16, this one is {str(dtype).removeprefix('torch.')}: "
             f"set dtype to bfloat16, or drop the quantization."
         )
-    bytes_per_block = block_bytes(
-        config, block_size=options.block_size, dtype=_cache_dtype(options, dtype), device=device
-    )
+    if options.is_deterministic:
+        check_deterministic(config, dtype, options)
+    limits = _limits(folder, config, options, _cache_dtype(options, dtype))
     if options.num_blocks is not None and options.max_model_len is not None:
-        check_one_sequence_fits(options.num_blocks, options.block_size, max_model_len, bytes_per_block)
-    return LoadPlan(
-        options=options,
-        folder=folder,
-        config=config,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        bytes_per_block=bytes_per_block,
+        check_one_sequence_fits(limits, options.max_num_batched_tokens)
+    return LoadPlan(options=options, folder=folder, config=config, dtype=dtype, limits=limits)
+
+
+def _limits(folder: ModelFolder, config: DecoderConfig, options: ModelOptions, cache_dtype: torch.dtype) -> ModelLimits:
+    """Return the model's limits, with the blocks that the options state."""
+    windows = config.sliding_windows if options.groups_layers else (0,) * config.num_layers
+    groups, device = block_groups(windows), torch.device(options.device)
+    bytes_each = block_bytes(config, groups, block_size=options.block_size, dtype=cache_dtype, device=device)
+    num_groups = groups.num_window_groups
+    window = max(config.sliding_windows) if num_groups else config.window_of_all_layers
+    return ModelLimits(
+        max_model_len=_max_model_len(config, options),
+        vocab_size=config.vocab_size,
+        eos_token_ids=folder.eos_token_ids,
+        num_blocks=(options.num_blocks or 0) * (1 + num_groups),
+        block_size=options.block_size,
+        sliding_window=window,
+        window_groups=num_groups,
+        # Unused with a window.
+        num_host_blocks=0 if window else options.host_cache_bytes // bytes_each,
+        block_bytes=bytes_each,
     )
 
 
@@ -312,7 +344,10 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
     with (
         torch.inference_mode(),
         kernels_tried(
-            sizes_of(plan.config, plan.dtype, options, plan.max_model_len), options.device, options.kernels, processes
+            sizes_of(plan.config, plan.dtype, options, plan.max_model_len),
+            options.device,
+            wanted_kernels(options),
+            processes,
         ),
     ):
         decoder = load_decoder(
@@ -324,12 +359,10 @@ def load_planned(plan: LoadPlan) -> ModelRunner:
         )
     if rehearses:
         _rehearse(decoder, plan)
-    limits = ModelLimits(
-        max_model_len=plan.max_model_len,
-        vocab_size=config.vocab_size,
-        eos_token_ids=plan.folder.eos_token_ids | options.end_token_ids,
-        num_blocks=_num_blocks(decoder, plan),
-        block_size=options.block_size,
+    limits = replace(
+        plan.limits,
+        eos_token_ids=plan.limits.eos_token_ids | options.end_token_ids,
+        num_blocks=blocks_to_allocate(plan.limits, options, lambda: _step_bytes(decoder, options, plan.max_model_len)),
     )
     runner = ModelRunner(decoder, options, limits, _fingerprint(plan))
     runner.prepare_first()
@@ -384,24 +417,6 @@ def _max_model_len(config: DecoderConfig, options: ModelOptions) -> int:
     return options.max_model_len or longest
 
 
-def _num_blocks(decoder: Decoder, plan: LoadPlan) -> int:
-    """Return the number of cache blocks; a given `max_model_len` must fit them."""
-    options, max_model_len, bytes_per_block = plan.options, plan.max_model_len, plan.bytes_per_block
-    device = torch.device(options.device)
-    num_blocks = options.num_blocks
-    if num_blocks is None:
-        available = options.kv_cache_bytes
-        if available is None:
-            available = int(free_memory_bytes(device) * options.memory_fraction)
-            available = max(0, available - _step_bytes(decoder, options, max_model_len))
-        num_blocks = blocks_that_fit(
-            available, bytes_per_block, options.block_size, options.max_num_seqs * max_model_len
-        )
-    if options.max_model_len is not None:
-        check_one_sequence_fits(num_blocks, options.block_size, max_model_len, bytes_per_block)
-    return num_blocks
-
-
 def _rehearse(decoder: Decoder, plan: LoadPlan) -> None:
     """Run steps of every kind, so that what a step uses first is compiled and loaded now.
 
@@ -424,7 +439,7 @@ def _rehearse(decoder: Decoder, plan: LoadPlan) -> None:
 def _run_all(runner: ModelRunner, batches: Iterable[Batch], options: ModelOptions) -> None:
     for batch in batches:
         with _memory_for_steps(options):
-            step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), options.kernels)
+            step_down_if_it_fails(lambda batch=batch: runner.launch(batch).collect(), wanted_kernels(options))
 
 
 def _small_runner(decoder: Decoder, options: ModelOptions, max_model_len: int) -> ModelRunner:
@@ -463,6 +478,7 @@ def _step_bytes(decoder: Decoder, options: ModelOptions, max_model_len: int) -> 
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             block_size=options.block_size,
+            max_drafts=MAX_DRAFTS if options.speculates else 0,
         )
         with _memory_for_steps(options):
             return peak_bytes(device, lambda: [runner.launch(batch).collect() for batch in batches])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sluice.engine.config import CPU_MEMORY_FRACTION
+from sluice.engine.config import CPU_CACHE_BYTES, CPU_MEMORY_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,24 @@ class ModelOptions:
     """Token slots in a block of the KV cache."""
 
     num_blocks: int | None = None
-    """Blocks of the KV cache. None: as many as the memory allows."""
+    """Blocks of the KV cache, each of all layers. None: as many as the memory allows."""
+
+    groups_layers: bool = True
+    """Whether layers with a sliding window may have block tables of their own. Without, a sequence has one table."""
 
     kv_cache_bytes: int | None = None
     """Memory for the KV cache. None: what `memory_fraction` leaves."""
 
+    host_cache_bytes: int = 0
+    """Host memory for blocks that leave the device's cache and may be needed again. 0: none."""
+
     memory_fraction: float = CPU_MEMORY_FRACTION
     """Share of the memory free after loading the weights, for the KV cache and the largest step together."""
+
+    cpu_cache_bytes: int | None = CPU_CACHE_BYTES
+    """On a CPU, the most of that share that the cache takes, unless `max_num_seqs` sequences of `max_model_len` fill
+    more. None: the whole share.
+    """
 
     measures_steps: bool | None = None
     """Whether the largest step is run to measure its memory. None: on a GPU. On the CPU it would take up to minutes,
@@ -53,12 +64,20 @@ class ModelOptions:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    speculates: bool = False
+    """Whether steps have drafts, each with a row of logits: the memory of the largest step has them then."""
+
     graphs: bool | None = None
     """Whether steps are recorded and replayed. None: on a GPU. On the CPU a replay recomputes, for tests."""
 
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """On a GPU: auto uses Triton's, and torch's operators for one that does not work; triton refuses to load then;
     torch uses no Triton.
+    """
+
+    is_deterministic: bool = False
+    """Whether a row's result must be bitwise the same in any batch. On a GPU that takes other kernels; on the CPU it is
+    so with the native kernels, which it requires.
     """
 
     rehearses: bool = False

@@ -6,15 +6,11 @@ Both may be repeated. Nothing is dropped when a sequence ends: the next one to g
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow, TableWrite
 from sluice.engine.request import SamplingParams
-
-if TYPE_CHECKING:
-    from sluice.engine.execution.sampling.token_edits import TokenEdits
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +19,9 @@ class Slot:
 
     The first blocks of one object never change: whoever keeps a copy of its table needs only those that came.
     """
+
+    index: int
+    """Of its row slot."""
 
     sequence_id: int
     choice: int
@@ -35,18 +34,21 @@ class Slot:
     options: bytes = b""
     """Its sampling options as they are sent to the device; empty until they were first needed."""
 
-    edits: "TokenEdits | None" = None
-    """Changes of its logits; None until they were first needed."""
+    num_counted: int = 0
+    """Leading tokens that are counted for its penalties (`sampling.seen_tokens`)."""
 
 
 class Slots:
     """The slots of one executor, and their block tables."""
 
-    def __init__(self, num_slots: int, max_blocks_per_seq: int) -> None:
+    def __init__(self, num_slots: int, max_blocks_per_seq: int, *, window_groups: int = 0) -> None:
         # One slot more, the last, is for probes: see `isolation`.
         self._slots: list[Slot | None] = [None] * (num_slots + 1)
         self.tables = np.zeros((num_slots + 1, max_blocks_per_seq), dtype=np.int32)
         """Block ids of each slot; beyond `Slot.num_blocks` they are those of earlier sequences."""
+
+        self.window_tables = np.zeros((window_groups, *self.tables.shape), dtype=np.int32)
+        """The same for each window group; entries before the window are any."""
 
     def __getitem__(self, row: ScheduledRow) -> Slot:
         slot = self._slots[row.slot]
@@ -58,12 +60,11 @@ class Slots:
         """Make the writes of `batch`."""
         for admission in batch.admissions:
             self._admit(admission)
-        for slot, sequence_id, first, block_ids in batch.table_writes:
-            held = self._slots[slot]
+        for write in batch.table_writes:
+            held = self._slots[write.slot]
             # The sequence may have left between two attempts at a step.
-            if held is not None and held.sequence_id == sequence_id:
-                held.num_blocks = first + len(block_ids)
-                self.tables[slot, first : held.num_blocks] = block_ids
+            if held is not None and held.sequence_id == write.sequence_id:
+                held.num_blocks = self._write_tables(write, write.first)
 
     def add_tokens(self, rows: Iterable[ScheduledRow], sampled: Iterable[Sampled]) -> None:
         """Write the tokens that `rows`, all of which sample, have sampled."""
@@ -74,9 +75,16 @@ class Slots:
             if held is not None and held.sequence_id == row.sequence_id and end <= len(held.token_ids):
                 held.token_ids[end : end + len(result.token_ids)] = result.token_ids
 
+    def _write_tables(self, write: Admission | TableWrite, first: int) -> int:
+        """Write the blocks of `write` from entry `first` on, and return how many entries there are now."""
+        num_blocks = first + len(write.block_ids)
+        self.tables[write.slot, first:num_blocks] = write.block_ids
+        if write.window_ids:
+            self.window_tables[:, write.slot, first:num_blocks] = np.transpose(write.window_ids)
+        return num_blocks
+
     def _admit(self, admission: Admission) -> None:
-        num_blocks = len(admission.block_ids)
-        self.tables[admission.slot, :num_blocks] = admission.block_ids
+        num_blocks = self._write_tables(admission, 0)
         held = self._slots[admission.slot]
         if held is not None and held.sequence_id == admission.sequence_id:
             # Repeated, or preempted meanwhile: tokens that were sampled since it was planned are still its own.
@@ -84,6 +92,7 @@ class Slots:
             self._slots[admission.slot] = replace(held, num_blocks=num_blocks)
             return
         self._slots[admission.slot] = Slot(
+            index=admission.slot,
             sequence_id=admission.sequence_id,
             choice=admission.choice,
             sampling=admission.sampling,

@@ -98,7 +98,8 @@ class Staging:
 def _part(moved: Tensor, start: int, array: NDArray[np.int32] | NDArray[np.float32]) -> Tensor:
     """Return the view of `moved` that has `array`, which begins there."""
     shape = array.shape
-    part = moved.as_strided(shape, (shape[-1], 1) if len(shape) == 2 else (1,), start)
+    strides = (shape[-2] * shape[-1], shape[-1], 1)[-len(shape) :] if len(shape) > 1 else (1,)
+    part = moved.as_strided(shape, strides, start)
     return part if array.dtype == np.int32 else part.view(torch.float32)
 
 

@@ -102,6 +102,11 @@ class DecoderConfig:
     local_rope: RopeConfig | None
     """Rotary embedding of layers with a window, if they have a separate one."""
 
+    @property
+    def window_of_all_layers(self) -> int:
+        """Tokens beyond which no layer of this model attends; 0: some layer attends to all."""
+        return max(self.sliding_windows) if all(self.sliding_windows) else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

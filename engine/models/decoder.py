@@ -89,8 +89,11 @@ class Decoder:
 
         rms_norm(residual, weights.layers[0].attention_norm, eps=eps, weight_offset=offset, out=normed)
         add_norm = partial(add_rms_norm, eps=eps, weight_offset=offset)
+        tables = _tables(tensors)
         for index, layer in enumerate(weights.layers):
-            attended = self._attend(layer, normed, tensors, caches[index])
+            slot_mapping, block_tables = tables[caches[index].table]
+            query = self._write_kv(layer, normed, tensors.positions, slot_mapping, caches[index])
+            attended = self._attend(layer, query, tensors, block_tables, caches[index])
             if index == len(weights.layers) - 1:
                 # After attention, the last block is needed only for rows that sample a token.
                 attended, residual = attended[tensors.logit_rows], residual[tensors.logit_rows]
@@ -102,22 +105,29 @@ class Decoder:
         logits = weights.output(normed)
         return soft_cap(logits, cap=weights.final_soft_cap) if weights.final_soft_cap else logits
 
-    def _attend(self, layer: LayerWeights, normed: Tensor, tensors: BatchTensors, cache: KVCache) -> Tensor:
-        """Attend: `[T, M]` to `[T, H * D]`."""
-        num_tokens = normed.shape[0]
-        query = write_kv(
+    def _write_kv(
+        self, layer: LayerWeights, normed: Tensor, positions: Tensor, slot_mapping: Tensor, cache: KVCache
+    ) -> Tensor:
+        """Write keys and values of `normed` `[T, M]`; return the queries `[T, H, D]`."""
+        return write_kv(
             layer.qkv(normed),
-            tensors.positions,
-            tensors.slot_mapping,
+            positions,
+            slot_mapping,
             layer.cos_sin,
             cache,
             head_norm=layer.head_norm,
-            out=self._workspace.query[:num_tokens],
+            out=self._workspace.query[: normed.shape[0]],
         )
+
+    def _attend(
+        self, layer: LayerWeights, query: Tensor, tensors: BatchTensors, block_tables: Tensor, cache: KVCache
+    ) -> Tensor:
+        """Attend: queries `[T, H, D]` to `[T, H * D]`."""
+        num_tokens = query.shape[0]
         attended = paged_attention(
             query,
             cache,
-            tensors.block_tables,
+            block_tables,
             tensors.query_start_locs,
             tensors.context_lens,
             scale=self._weights.attention_scale,
@@ -149,6 +159,14 @@ def _native_step(weights: DecoderWeights, max_tokens: int) -> "DecoderStep | Non
     return DecoderStep(weights, max_tokens)
 
 
+def _tables(tensors: BatchTensors) -> list[tuple[Tensor, Tensor]]:
+    """Return the slot mapping and the block tables for each table of the sequences (`KVCache.table`)."""
+    tables = [(tensors.slot_mapping, tensors.block_tables)]
+    if tensors.window_slots is not None and tensors.window_tables is not None:
+        tables += zip(tensors.window_slots.unbind(), tensors.window_tables.unbind(), strict=True)
+    return tables
+
+
 def _step_inputs(tensors: BatchTensors) -> StepInputs:
     return StepInputs(
         input_ids=tensors.input_ids,
@@ -158,4 +176,6 @@ def _step_inputs(tensors: BatchTensors) -> StepInputs:
         query_start_locs=tensors.query_start_locs,
         context_lens=tensors.context_lens,
         logit_rows=tensors.logit_rows,
+        window_slots=tensors.window_slots,
+        window_tables=tensors.window_tables,
     )

@@ -22,8 +22,8 @@ from sluice.engine.errors import ModelFolderError
 from sluice.engine.models.config import Json, text_part
 from sluice.kernels.philox import NOISE_VERSION
 
-SEMANTICS_VERSION = 1
-"""Raised when the same folder would end outputs at other tokens, or sample by other defaults."""
+SEMANTICS_VERSION = 2
+"""Raised when the same folder and the same job would make other outputs."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXT_PREFIX = re.compile(r"^language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
@@ -34,7 +34,6 @@ _SAMPLE_BYTES = 64 * 2**10
 _NUM_SAMPLES = 256
 _HASHED_FILES = (
     "config.json",
-    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -138,7 +137,9 @@ class ModelFolder:
         kernels: str = "",
         angles_for: int | None = None,
     ) -> str:
-        """Hash everything tokens depend on: weights, tokenizer, template, generation defaults, dtype, noise version.
+        """Hash everything tokens depend on but what a job brings: weights, tokenizer, template, dtype, noise version.
+
+        A job brings the end tokens and sampling defaults that it was begun with, so generation_config.json is left out.
 
         Weights rounded to int8 differ from the folder's, and keys and values in fp8 from the model's. `kernels` names
         those of a GPU (`kernels/chain.py`): others may round differently. `angles_for` is the longest sequence, if the

@@ -32,3 +32,8 @@ class BatchTensors:
 
     max_query_len: int
     max_context_len: int
+    window_slots: Tensor | None = None
+    """`[W, T]` int64: as `slot_mapping`, for each of the W window groups; None if the model has none."""
+
+    window_tables: Tensor | None = None
+    """`[W, S, max_blocks]` int32: as `block_tables`, for each window group."""

@@ -4,31 +4,56 @@ There is no prefill and no decode phase: a sequence is owed the tokens that it h
 Each step has one budget of tokens for all. Running sequences are scheduled first, in the policy's order, then waiting
 ones (iteration-level scheduling: Yu et al., Orca, OSDI 2022). A prompt longer than what is left of the budget is split
 into chunks, and a chunk leaves one token for each running sequence after it, so that a prompt never stalls generation
-(chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024). A sequence joins only when the blocks of its whole prompt
-are available, and gets them all at once. A sequence that cannot get a further block takes one from the last running
-sequence in the order, which is recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP 2023).
+(chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024). With targets, a chunk is also limited by the time that the
+step takes (`sluice.engine.scheduling.timing`). A sequence joins only when the blocks of its whole prompt are available,
+and gets them all at once (or more: `scheduling.admission`). A sequence that cannot get a further block takes one from
+the last running sequence in the order, which is recomputed later (preemption by recomputation: Kwon et al., vLLM, SOSP
+2023).
 
 No sequence starves. The first in the order can take blocks from all others and fits the cache alone, so it computes at
-least one token in every step and ends after at most ceil(tokens / chunk) + max_tokens steps. Then the next one is
-first. While a step is in flight, a sequence that needs a block which one in flight still has misses one step, so the
-first in the order computes a token in at least every second step.
+least one token in every step and ends after at most ceil(tokens / chunk) + max_tokens steps, where a budget of time
+leaves a chunk of at least `LEAST_CHUNK`. Then the next one is first. While a step is in flight, a sequence that needs a
+block which one in flight still has misses one step, so the first in the order computes a token in at least every second
+step.
 
 Hot module, as `sluice.engine.scheduling.scheduler`.
 """
 
+from collections.abc import Callable
+
 from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.config import EngineConfig
+from sluice.engine.executor import ModelLimits
+from sluice.engine.scheduling.drafting import Drafting
 from sluice.engine.scheduling.prefix_sharing import PrefixSharing
-from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.scheduling.timing.time_budget import TimeBudget
+from sluice.engine.scheduling.yielding import YieldingScheduler
 from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.source import DraftSource
 
 
-class ContinuousScheduler(Scheduler):
+class ContinuousScheduler(YieldingScheduler):
     """Running sequences, then waiting ones, until the budget is used."""
 
-    may_overlap = True
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: ModelLimits,
+        clock: Callable[[], float],
+        draft_source: DraftSource | None = None,
+        *,
+        lag: int = 0,
+    ) -> None:
+        super().__init__(config, limits, clock)
+        self.overlaps = lag > 0
+        if draft_source is not None:
+            self._drafting = Drafting(draft_source, limits, self.blocks, self._slots, clock, overlaps=self.overlaps)
+        self._time_budget = TimeBudget(config.step_targets, self.steps)
 
     def _plan(self) -> Batch:
+        self._time_budget.begin()
         num_preemptions = self.counters.num_preemptions
+        self._join_higher()
         running = self._schedule_running()
         # Blocks that were taken from one sequence are not for a newcomer.
         if not self.waiting or self.counters.num_preemptions > num_preemptions:
@@ -45,13 +70,17 @@ class ContinuousScheduler(Scheduler):
             num_tokens = num_owed = len(sequence.token_ids) - start
             if num_launched := sequence.num_launched_tokens:
                 num_drawn = sequence.num_drawn_tokens
+                if sequence.num_launched_drafts:
+                    continue
                 if num_drawn and start + num_owed + num_drawn > sequence.num_blind_tokens:
                     continue
                 start += num_launched
                 num_tokens = num_owed = num_owed + num_drawn - num_launched
             if num_owed > 1:
                 num_behind = len(running) - len(scheduled) - 1
-                num_tokens = self._chunk(num_owed, tokens_left - num_behind)
+                num_tokens = self._chunk(start, num_owed, tokens_left - num_behind)
+                if not num_tokens:
+                    continue
             if start + num_tokens > sequence.num_slots and not self._grow(sequence, start + num_tokens):
                 continue
             scheduled.append(ScheduledRow(sequence.slot, sequence.id, start, num_tokens, num_tokens == num_owed))
@@ -63,17 +92,19 @@ class ContinuousScheduler(Scheduler):
         tokens_left = self.max_tokens - sum(row.num_tokens for row in running)
         # Every running sequence must find a token in each step's budget, even if this step has none for it.
         most = min(self._config.max_num_seqs, self.max_tokens)
-        sharing = PrefixSharing(self.blocks, self._computing_prompts(running))
+        sharing = PrefixSharing(self.blocks.block_size, self._computing_prompts(running))
         while self.waiting and tokens_left > 0 and len(self.running) < most and sharing.may_overtake:
+            if self.blocks.num_free_blocks <= self._admission.num_spare_blocks(self.running):
+                break  # whatever is cached of it, the next one needs a block of its own
             sequence = self.waiting.head
             found = self.blocks.lookup(sequence)
             if sharing.is_better_held_back(sequence, found):
                 sharing.hold_back(self.waiting.pop())
                 continue
-            num_tokens = self._chunk(sequence.num_tokens - found.num_tokens, tokens_left)
-            row = self._try_join(sequence, found, num_tokens)
+            num_tokens = self._chunk(found.num_tokens, sequence.num_tokens - found.num_tokens, tokens_left)
+            row = self._try_join(sequence, found, num_tokens) if num_tokens else None
             if row is None:
-                break  # keep the order: no sequence overtakes one that only lacks room
+                break  # keep the order: no sequence overtakes one that only lacks room or time
             self.waiting.pop()
             sharing.note_joined(sequence)
             joined.append(row)
@@ -82,12 +113,12 @@ class ContinuousScheduler(Scheduler):
             self.waiting.push(sequence)
         return joined
 
-    def _chunk(self, num_owed: int, tokens_left: int) -> int:
+    def _chunk(self, start: int, num_owed: int, tokens_left: int) -> int:
         """Return how many of its owed tokens a sequence computes when `tokens_left` are left of the step's budget."""
         threshold = self._config.long_prefill_token_threshold
         if threshold and len(self.running) + len(self.waiting) > 1:
             tokens_left = min(tokens_left, threshold)
-        return min(num_owed, tokens_left)
+        return self._time_budget.take(start, min(num_owed, tokens_left), self.running)
 
     def _computing_prompts(self, running: list[ScheduledRow]) -> list[Sequence]:
         """Return the sequences of which this step, or one in flight, computes more than a token."""

@@ -6,7 +6,7 @@ SGLang, NeurIPS 2024). The wait lasts as long as the other sequence's prefill. O
 
 from collections.abc import Iterable
 
-from sluice.engine.scheduling.block_manager import BlockManager, CachedPrefix
+from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.sequence import Sequence
 
 _LEAST_SHARED_TOKENS = 32
@@ -22,9 +22,9 @@ _MOST_OVERTAKEN = 64
 class PrefixSharing:
     """Prefixes that are being computed while one step is planned, and the sequences that wait for them. Mutable."""
 
-    def __init__(self, blocks: BlockManager, computing: Iterable[Sequence]) -> None:
+    def __init__(self, block_size: int, computing: Iterable[Sequence]) -> None:
         """Note the sequences of which this step, or one in flight, computes a part of the prompt."""
-        self._blocks = blocks
+        self._block_size = block_size
         self._coming: dict[int, Sequence] = {}
         """By the next hash that it will publish."""
 
@@ -41,11 +41,11 @@ class PrefixSharing:
 
     def is_better_held_back(self, sequence: Sequence, found: CachedPrefix) -> bool:
         """Whether another sequence is computing at least half of what `sequence` would compute, to be shared."""
-        key = self._blocks.next_hash(sequence, len(found.block_ids)) if self._coming else None
+        key = self._next_hash(sequence, len(found.block_ids)) if self._coming else None
         other = self._coming.get(key) if key is not None else None
         if other is None:
             return False
-        num_coming = self._blocks.num_common_tokens(sequence, len(found.block_ids), other)
+        num_coming = self._num_common_tokens(sequence, len(found.block_ids), other)
         return num_coming >= max(_LEAST_SHARED_TOKENS, (sequence.num_tokens - found.num_tokens) / 2)
 
     def hold_back(self, sequence: Sequence) -> None:
@@ -58,7 +58,26 @@ class PrefixSharing:
         for other in self.held_back:
             other.num_overtaken += 1
 
+    def _next_hash(self, sequence: Sequence, num_found: int) -> int | None:
+        """Return the hash of the full block of `sequence` after its first `num_found`; None if there is none.
+
+        For a waiting sequence it is the first block that it lacks; for one that holds blocks, the first that it will
+        publish.
+        """
+        num_full = min(len(sequence.block_hashes), (sequence.num_tokens - 1) // self._block_size)
+        return sequence.block_hashes[num_found] if num_found < num_full else None
+
+    def _num_common_tokens(self, sequence: Sequence, num_found: int, other: Sequence) -> int:
+        """Return the tokens that `sequence`, which has found some blocks, will find once `other` is computed.
+
+        Both have the same `_next_hash`.
+        """
+        lacking = sequence.block_hashes[num_found:]
+        coming = other.block_hashes[other.num_published_blocks :]
+        # Hashes are chained: equal hashes mean equal prefixes.
+        return sum(mine == theirs for mine, theirs in zip(lacking, coming, strict=False)) * self._block_size
+
     def _note(self, sequence: Sequence) -> None:
-        key = self._blocks.next_hash(sequence, sequence.num_published_blocks)
+        key = self._next_hash(sequence, sequence.num_published_blocks)
         if key is not None:
             self._coming[key] = sequence

@@ -55,21 +55,23 @@ class RowSlots:
             if num_sent == 0:
                 admissions.append(admission_of(sequence))
             else:
-                writes.append(TableWrite(slot, sequence.id, num_sent, tuple(sequence.block_table[num_sent:])))
+                windowed = tuple(sequence.window_table[num_sent:])
+                block_ids = tuple(sequence.block_table[num_sent : _num_entries(sequence)])
+                writes.append(TableWrite(slot, sequence.id, num_sent, block_ids, windowed))
         return batch.with_writes(tuple(admissions), tuple(writes))
 
     def confirm(self, batch: Batch) -> None:
         """Note that a step has succeeded, and so the executor has the writes of `batch`."""
         for one in batch.admissions:
             self._confirm(one.slot, one.sequence_id, len(one.block_ids))
-        for slot, sequence_id, first, block_ids in batch.table_writes:
+        for slot, sequence_id, first, block_ids, _ in batch.table_writes:
             self._confirm(slot, sequence_id, first + len(block_ids))
 
     def _confirm(self, slot: int, sequence_id: int, num_blocks: int) -> None:
         sequence = self._stale.get(slot)
         if sequence is not None and sequence.id == sequence_id:
             sequence.num_sent_blocks = max(sequence.num_sent_blocks, num_blocks)
-            if sequence.num_sent_blocks == len(sequence.block_table):
+            if sequence.num_sent_blocks == _num_entries(sequence):
                 del self._stale[slot]
 
     def check_invariants(self, holders: list[Sequence]) -> None:
@@ -87,5 +89,10 @@ class RowSlots:
             "a slot is neither free nor held"
         )
         for slot, sequence in held.items():
-            is_known = sequence.num_sent_blocks == len(sequence.block_table)
+            is_known = sequence.num_sent_blocks == _num_entries(sequence)
             assert is_known or slot in self._stale, "the executor will never get a block table"
+
+
+def _num_entries(sequence: Sequence) -> int:
+    """Return how many entries all block tables of `sequence` have."""
+    return len(sequence.window_table or sequence.block_table)

@@ -15,21 +15,25 @@ Hot module: no logging, no allocation per sequence and step except its `Schedule
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
-from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledRow
+from sluice.engine.batch import Batch, BlockCopy, BlockSave, Sampled, ScheduledRow
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
-from sluice.engine.request import Room
-from sluice.engine.scheduling.block_manager import BlockManager, CachedPrefix
+from sluice.engine.request import NO_ROOM, Room
+from sluice.engine.scheduling.admission import AdmissionMode, make_admission, num_longest_tokens
+from sluice.engine.scheduling.block_manager import BlockManager, WindowSizes
+from sluice.engine.scheduling.drafting import Drafting
 from sluice.engine.scheduling.policies import make_policy
+from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.scheduling.row_slots import RowSlots
 from sluice.engine.scheduling.step_budget import StepBudget
+from sluice.engine.scheduling.timing.measured_steps import MeasuredSteps
 from sluice.engine.scheduling.waiting_queue import WaitingQueue
 from sluice.engine.sequence import Sequence, SequenceStatus
-
-_NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +47,20 @@ class SchedulerCounters:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
 
+    num_loaded_tokens: int = 0
+    """Tokens, prompt or output, found in the host tier of the prefix cache."""
+
+    num_drafted_tokens: int = 0
+    """Drafts of steps that have succeeded."""
+
+    num_accepted_tokens: int = 0
+    """Of these, the ones that were right."""
+
 
 class Scheduler(ABC):
     """Running and waiting sequences. Mutable."""
 
-    may_overlap = False
+    overlaps = False
     """Whether a step may be planned while the previous one is in flight."""
 
     gathering_s = 0.0
@@ -62,7 +75,13 @@ class Scheduler(ABC):
         # Those that leave keep theirs while a step in flight has them.
         self._slots = RowSlots(2 * config.max_num_seqs)
         self.blocks = BlockManager(
-            limits.num_blocks, limits.block_size, enable_prefix_caching=config.enable_prefix_caching
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            window=WindowSizes(limits.sliding_window, config.max_num_batched_tokens, limits.window_groups)
+            if limits.sliding_window
+            else None,
+            num_host_blocks=limits.num_host_blocks,
         )
         self.running: list[Sequence] = []
         """In the policy's order; for first come, first served this is the order of admission."""
@@ -71,7 +90,16 @@ class Scheduler(ABC):
         """Preempted or finished sequences with a row in a step in flight: they release their blocks when it lands."""
 
         self.waiting = WaitingQueue(self._policy)
+        self._preempted: dict[int, Sequence] = {}
+        """Those of the waiting sequences that were preempted, by id."""
+
+        self.steps = MeasuredSteps()
+        self._admission = self._make_admission()
         self.counters = SchedulerCounters()
+        self.on_plan: Callable[[Batch], None] | None = None
+        """Called with each plan while someone watches."""
+        self._drafting: Drafting | None = None
+        """Of a scheduler that speculates."""
 
     # ------------------------------------------------------------ what the engine calls
 
@@ -83,8 +111,20 @@ class Scheduler(ABC):
     def schedule(self) -> Batch:
         """Plan one step. No token counts as computed before `commit`, so a failed step has changed nothing."""
         batch = self._plan()
-        if self.blocks.num_pending_copies:
-            batch = self._with_copies(batch)
+        if self._drafting is not None:
+            batch = self._drafting.extend(
+                batch,
+                tokens_left=self.max_tokens - batch.num_tokens,
+                running=self.running,
+                num_drafted=self.counters.num_drafted_tokens,
+                num_accepted=self.counters.num_accepted_tokens,
+            )
+        # A step without rows is not launched, and makes none.
+        saves = self.blocks.saves(partial(self._filled_blocks, batch)) if batch.rows else ()
+        if saves or self.blocks.num_pending_copies:
+            batch = self._with_copies(batch, saves)
+        if self.on_plan is not None:
+            self.on_plan(batch)
         return self._slots.with_writes(batch)
 
     def launch(self, batch: Batch) -> None:
@@ -92,6 +132,8 @@ class Scheduler(ABC):
         for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
             sequence.num_launched_tokens += num_tokens
             sequence.num_drawn_tokens += samples
+        for sequence in self._with_drafts(batch):
+            sequence.num_launched_drafts = len(batch.drafts[sequence.id])
 
     def land(self, batch: Batch) -> None:
         """Record that a step in flight has completed: successes are committed, the rest is planned again.
@@ -101,6 +143,8 @@ class Scheduler(ABC):
         for sequence, (_, _, _, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
             sequence.num_launched_tokens -= num_tokens
             sequence.num_drawn_tokens -= samples
+        for sequence in self._with_drafts(batch):
+            sequence.num_launched_drafts = 0
         landed = [sequence for sequence in self.leaving if not sequence.num_launched_tokens]
         if not landed:
             return
@@ -115,19 +159,32 @@ class Scheduler(ABC):
         """Advance the sequences of a successful step by what it computed and sampled."""
         self._budget.note_success()
         self._slots.confirm(batch)
-        if batch.copies:
+        if batch.copies or batch.loads:
             self._end_copies(batch)
+        if batch.saves:
+            self.blocks.confirm_saves(batch.saves)
         results = iter(sampled)
         block_size = self.blocks.block_size
         for sequence, (_, _, start, num_tokens, samples) in zip(self._slots.of(batch), batch.rows, strict=True):
-            sequence.num_computed_tokens = num_computed = start + num_tokens
             if samples:
-                sequence.token_ids += next(results).token_ids
+                token_ids = next(results).token_ids
+                sequence.token_ids += token_ids
+                if len(token_ids) > 1:
+                    # All but the last were drafts of the step, and so are computed.
+                    num_tokens += len(token_ids) - 1
+                    self.counters.num_accepted_tokens += len(token_ids) - 1
+            sequence.num_computed_tokens = num_computed = start + num_tokens
             # A single token fills a block only at its end.
             if num_tokens > 1 or num_computed % block_size == 0:
                 self.blocks.publish(sequence)
+        if batch.drafts:
+            self.counters.num_drafted_tokens += batch.num_drafts
 
-    def finish(self, sequences: Iterable[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
+    def note_time(self, batch: Batch, taken_s: float) -> None:
+        """Note how long a step took that has succeeded as it was launched."""
+        self.steps.note(batch, taken_s)
+
+    def finish(self, sequences: Items[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
         """Release `sequences`, running or waiting.
 
         Args:
@@ -136,17 +193,21 @@ class Scheduler(ABC):
         """
         for sequence in suspects:
             self.blocks.retract(sequence)
-        some_waited = False
+        if self._drafting is not None:
+            self._drafting.end(sequences)
+        num_waited = 0
         for sequence in sequences:
-            some_waited |= sequence.status is SequenceStatus.WAITING
+            if sequence.status is SequenceStatus.WAITING:
+                num_waited += 1
+                self._preempted.pop(sequence.id, None)
             if not sequence.num_launched_tokens:
                 self._release(sequence)
             elif sequence.status is SequenceStatus.RUNNING:
                 self.leaving.append(sequence)
             sequence.status = SequenceStatus.FINISHED
         self.running[:] = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
-        if some_waited:
-            self.waiting.keep_waiting()
+        if num_waited:
+            self.waiting.note_ended(num_waited)
 
     def shrink(self, batch: Batch) -> None:
         """Plan smaller steps for a while: the device lacked memory for `batch`, of which nothing was computed.
@@ -161,18 +222,47 @@ class Scheduler(ABC):
         """Return what can start within the next steps; all zero while any sequence waits for room."""
         num_places = self.num_places
         if num_places == 0:
-            return _NO_ROOM
+            return NO_ROOM
         waiting = self.waiting.in_order()
-        budget = self._config.max_num_batched_tokens
-        offered = budget + (self._config.max_waiting_tokens or budget)
         num_owed = sum(sequence.num_uncomputed_tokens for sequence in chain(self.running, waiting))
-        num_held = sum(self._num_held_tokens(sequence) for sequence in waiting)
-        num_free_blocks = self.blocks.num_free_blocks - self._num_spare_blocks
+        num_held = sum(self._admission.num_held_tokens(sequence) for sequence in waiting)
+        num_free_blocks = self.blocks.num_free_blocks - self._admission.num_spare_blocks(self.running)
         return Room(
-            kv_tokens=max(0, num_free_blocks * self.blocks.block_size - num_held),
-            prefill_tokens=max(0, offered - num_owed),
+            kv_tokens=max(0, self._num_tokens_in(num_free_blocks) - num_held),
+            prefill_tokens=max(0, self._num_offered_tokens - num_owed),
             sequences=num_places,
         )
+
+    def stalled_requests(self, for_s: float) -> list[str]:
+        """Return the requests of which a sequence was preempted `for_s` seconds ago or earlier, and none runs."""
+        if not self._preempted:
+            return []
+        latest_s = self._clock() - for_s
+        preempted = sorted(self._preempted.values(), key=self._policy.order)
+        stalled = dict.fromkeys(one.request_id for one in preempted if (one.preemptions.since_s or 0.0) <= latest_s)
+        active = {one.request_id for one in chain(self.running, self.leaving)}
+        return [request_id for request_id in stalled if request_id not in active]
+
+    def _num_tokens_in(self, num_blocks: int) -> int:
+        """Return how many tokens `num_blocks` hold.
+
+        With window groups that depends on the lengths of sequences. They are taken to be as long as the running ones.
+        If none run, the tokens are of one sequence, so that there is room for the longest that fits alone.
+        """
+        limits, most = self._limits, self._config.max_num_batched_tokens
+        if not limits.window_groups:
+            return num_blocks * limits.block_size
+        longest = limits.longest_sequence(num_blocks, most)
+        if not self.running:
+            return longest
+        mean = sum(num_longest_tokens(sequence, limits) for sequence in self.running) // len(self.running)
+        return min(longest, num_blocks * mean // limits.blocks_of(mean, 1))
+
+    @property
+    def _num_offered_tokens(self) -> int:
+        """Prompt tokens that `room` offers while none are owed."""
+        budget = self._config.max_num_batched_tokens
+        return budget + (self._config.max_waiting_tokens or budget)
 
     @property
     def num_places(self) -> int:
@@ -217,18 +307,22 @@ class Scheduler(ABC):
         assert len(self.running) <= self.max_tokens, "more sequences run than a step has tokens for"
         for sequence in self.running:
             assert sequence.status is SequenceStatus.RUNNING
-            assert sequence.num_slots == len(sequence.block_table) * self.blocks.block_size
+            num_entries = len(sequence.window_table or sequence.block_table)
+            assert sequence.num_slots == num_entries * self.blocks.block_size
             assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
             assert sequence.num_computed_tokens + sequence.num_launched_tokens <= sequence.num_slots
             assert sequence.num_uncomputed_tokens > 0, "a running sequence owes no tokens"
+            assert sequence.num_launched_tokens or not sequence.num_launched_drafts, "drafts are in no step in flight"
         for sequence in self.leaving:
             assert sequence.status in (SequenceStatus.LEAVING, SequenceStatus.FINISHED)
             assert sequence.num_launched_tokens, "a leaving sequence is in no step in flight"
+        preempted = {one.id: one for one in self.waiting.in_order() if one.preemptions.since_s is not None}
+        assert preempted == self._preempted, "preempted sequences are not those that wait"
         for sequence in self.waiting.in_order():
             assert sequence.status is SequenceStatus.WAITING
-            assert not sequence.block_table, "a waiting sequence holds blocks"
+            assert sequence.num_held_blocks == len(sequence.block_table) == 0, "a waiting sequence holds blocks"
             assert sequence.slot < 0, "a waiting sequence has a row slot"
-            assert sequence.cow_source is None, "a waiting sequence holds the source of a copy"
+            assert not sequence.has_pending_copies, "a waiting sequence holds the source of a copy"
             assert sequence.num_computed_tokens == 0
 
     # ------------------------------------------------------------ what a scheduler decides
@@ -237,14 +331,9 @@ class Scheduler(ABC):
     def _plan(self) -> Batch:
         """Plan the next step; empty if there is nothing to compute."""
 
-    def _num_held_tokens(self, sequence: Sequence) -> int:
-        """Return the tokens that `sequence` gets blocks for when it joins: at least its own, at most the cache's."""
-        return len(sequence.token_ids)
-
-    @property
-    def _num_spare_blocks(self) -> int:
-        """Blocks kept free when a sequence joins: one per growing sequence, so that it causes no preemption."""
-        return len(self.running)
+    def _make_admission(self) -> AdmissionMode:
+        """Make the admission mode."""
+        return make_admission(self._config.admission, self._limits, self.steps)
 
     # ------------------------------------------------------------ transitions
 
@@ -256,19 +345,22 @@ class Scheduler(ABC):
             found: what `self.blocks` has cached of it.
             num_tokens: 1 or more.
         """
-        num_held = self._num_held_tokens(sequence)
-        if not self.blocks.try_hold(sequence, found, num_spare=self._num_spare_blocks, num_held=num_held):
+        num_held = self._admission.num_held_tokens(sequence)
+        num_spare = self._admission.num_spare_blocks(self.running, sequence)
+        if not self.blocks.try_hold(sequence, found, num_spare=num_spare, num_held=num_held):
             return None
         insort(self.running, sequence, key=self._policy.order)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = found.num_tokens
         self._slots.assign(sequence)
+        self.counters.num_loaded_tokens += len(found.host_ids) * self.blocks.block_size
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self._clock()
             sequence.num_cached_tokens = min(found.num_tokens, sequence.num_prompt_tokens)
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_cached_tokens += sequence.num_cached_tokens
         elif sequence.num_preemptions:
+            del self._preempted[sequence.id]
             sequence.preemptions = sequence.preemptions.end(self._clock())
         num_owed = len(sequence.token_ids) - found.num_tokens
         return ScheduledRow(sequence.slot, sequence.id, found.num_tokens, num_tokens, num_tokens == num_owed)
@@ -277,21 +369,22 @@ class Scheduler(ABC):
         """Get `sequence` blocks for `num_tokens`, preempting from the end of the order if necessary.
 
         False if `sequence` itself was preempted, or if it must skip this step because leaving sequences will release
-        blocks.
+        blocks, or because it will itself, with a sliding window, when its step in flight lands.
         """
         while not self.blocks.try_grow(sequence, num_tokens):
-            if self.leaving:
+            if self.leaving or (self._limits.sliding_window and sequence.num_launched_tokens):
                 return False
             victim = self.running.pop()
-            self._preempt(victim)
+            self._preempt(victim, sequence)
             if victim is sequence:
                 return False
         self._slots.note_growth(sequence)
         return True
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Take the blocks of `victim`, which the caller has removed from the running ones."""
+    def _preempt(self, victim: Sequence, heir: Sequence | None = None) -> None:
+        """Take the blocks of `victim`, which the caller has removed from the running ones; `heir` needs them."""
         victim.num_preemptions += 1
+        victim.num_yields += heir is not None and heir.priority > victim.priority
         victim.preemptions = victim.preemptions.begin(self._clock())
         self.counters.num_preemptions += 1
         if victim.num_launched_tokens:
@@ -302,9 +395,11 @@ class Scheduler(ABC):
 
     def _let_wait(self, victim: Sequence) -> None:
         """Release the blocks of a preempted sequence and queue it for recomputation."""
+        self.blocks.want(victim)
         self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = SequenceStatus.WAITING
+        self._preempted[victim.id] = victim
         self.waiting.push(victim)
 
     def _release(self, sequence: Sequence) -> None:
@@ -312,28 +407,45 @@ class Scheduler(ABC):
         if sequence.slot >= 0:
             self._slots.release(sequence)
 
+    def _with_drafts(self, batch: Batch) -> list[Sequence]:
+        """Return the sequences that have drafts in `batch`."""
+        if not batch.drafts:
+            return []
+        return [sequence for sequence in self._slots.of(batch) if sequence.id in batch.drafts]
+
     def _num_blind_tokens(self, sequence: Sequence) -> int:
-        """Return `Sequence.num_blind_tokens`: nothing is planned past the last token; penalties need every token."""
-        if sequence.sampling.has_penalties:
-            return 0
-        longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
-        return min(longest, self._limits.max_model_len) - 1
+        """Return `Sequence.num_blind_tokens`: nothing is planned past the last token."""
+        return num_longest_tokens(sequence, self._limits)
 
-    def _with_copies(self, batch: Batch) -> Batch:
-        """Add the pending copies of the batch's sequences, in each step until one with the copy has succeeded.
+    def _with_copies(self, batch: Batch, saves: tuple[BlockSave, ...]) -> Batch:
+        """Add the pending copies and loads of the batch's sequences, in each step until one with them has succeeded.
 
-        A step in flight already makes its copies and may have written to the destinations.
+        A step in flight already makes them and may have written to the destinations.
         """
         size = self.blocks.block_size
-        copies = [
-            BlockCopy(sequence.id, sequence.cow_source, sequence.block_table[row.start // size])
-            for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True)
-            if sequence.cow_source is not None and not sequence.num_launched_tokens
-        ]
-        return replace(batch, copies=tuple(copies))
+        copies: list[BlockCopy] = []
+        loads: list[BlockCopy] = []
+        for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True):
+            if sequence.num_launched_tokens:
+                continue
+            if sequence.cow_sources:
+                pairs = zip(sequence.cow_sources, sequence.blocks_at(row.start // size), strict=True)
+                copies += [BlockCopy(sequence.id, source, destination) for source, destination in pairs]
+            loads += [BlockCopy(sequence.id, source, destination) for source, destination in sequence.loads]
+        return replace(batch, copies=tuple(copies), loads=tuple(loads), saves=saves)
+
+    def _filled_blocks(self, batch: Batch) -> set[int]:
+        """Return the blocks that a step writes: those of its tokens and drafts, and of copies and loads."""
+        size = self.blocks.block_size
+        filled: set[int] = set()
+        for sequence, row in zip(self._slots.of(batch), batch.rows, strict=True):
+            end = row.start + row.num_tokens + len(batch.drafts.get(row.sequence_id, ()))
+            filled.update(sequence.block_table[row.start // size : -(-end // size)])
+            filled.update(destination for _, destination in sequence.loads)
+        return filled
 
     def _end_copies(self, batch: Batch) -> None:
-        copied = {copy.sequence_id for copy in batch.copies}
+        copied = {copy.sequence_id for copy in (*batch.copies, *batch.loads)}
         for row in batch.rows:
             if row.sequence_id in copied:
                 self.blocks.end_copy(self._slots[row])

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from sluice.engine.request import NO_TARGETS, LatencyTargets
+
 Length = Callable[[Random], int]
 """Draws a number of tokens."""
 
@@ -19,6 +21,9 @@ class Arrival:
     num_output_tokens: int
     max_tokens: int = 0
     """Limit of its output that the scheduler knows; 0: `num_output_tokens`."""
+
+    targets: LatencyTargets = NO_TARGETS
+    """The latency that its queue asks for."""
 
 
 def constant(num_tokens: int) -> Length:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.executor import Computed, ModelLimits
 from sluice.engine.null_model import NullModel, NullModelConfig
-from sluice.engine.simulation.step_time import StepTime, work_of
+from sluice.engine.scheduling.timing.step_time import StepTime, work_of
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,10 @@ from sluice.engine.executor import Computed, Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import Request, SamplingParams
+from sluice.engine.scheduling.timing.step_time import StepTime, StepWork, work_of
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
-from sluice.engine.simulation.step_time import StepTime, StepWork, work_of
+from sluice.engine.watching import Watcher
 
 _END_ROW = Sampled((255,))
 _OTHER_ROW = Sampled((254,))
@@ -167,7 +168,7 @@ class RecordingExecutor:
         for admission in batch.admissions:
             self._admitted[admission.slot] = admission
             self._num_blocks[admission.slot] = len(admission.block_ids)
-        for slot, _, first, block_ids in batch.table_writes:
+        for slot, _, first, block_ids, _ in batch.table_writes:
             self._num_blocks[slot] = first + len(block_ids)
 
     def _steer(self, row: ScheduledRow, result: Sampled) -> Sampled:
@@ -194,13 +195,27 @@ class Replay:
     """Real duration of the replay: for a simulation, its cost."""
 
 
-def simulate(arrivals: Sequence[Arrival], step_time: StepTime, config: EngineConfig, cache: NullModelConfig) -> Replay:
+def simulate(
+    arrivals: Sequence[Arrival],
+    step_time: StepTime,
+    config: EngineConfig,
+    cache: NullModelConfig,
+    *,
+    watcher: Watcher | None = None,
+) -> Replay:
     """Replay `arrivals` in virtual time: the real engine, over steps that take as long as `step_time` says."""
     clock = VirtualClock()
-    return replay(arrivals, SimulatedExecutor(step_time, clock, cache), config, clock)
+    return replay(arrivals, SimulatedExecutor(step_time, clock, cache), config, clock, watcher=watcher)
 
 
-def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig, clock: Clock) -> Replay:
+def replay(
+    arrivals: Sequence[Arrival],
+    executor: Executor,
+    config: EngineConfig,
+    clock: Clock,
+    *,
+    watcher: Watcher | None = None,
+) -> Replay:
     """Send `arrivals` through a new engine over `executor`, and wait until all have ended.
 
     All arrivals wait in the engine: time that a real job would spend in the queue counts as waiting here.
@@ -211,6 +226,7 @@ def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig
     began_s, cpu_began_s = clock.now_s(), time.perf_counter()
     recording = RecordingExecutor(executor, clock, arrivals)
     engine = LLMEngine(recording, _Silent(), config, clock=clock.now_s)
+    engine.watch(watcher)
     coming = deque(sorted(enumerate(arrivals), key=lambda one: one[1].at_s))
     completed = [CompletedRequest(arrival) for arrival in arrivals]
     while coming or not engine.is_idle:
@@ -235,7 +251,7 @@ def replay(arrivals: Sequence[Arrival], executor: Executor, config: EngineConfig
 
 def _note(engine: LLMEngine, completed: list[CompletedRequest], clock: Clock, began_s: float) -> None:
     """Take a step, and record when its tokens arrived."""
-    deltas = engine.step()
+    deltas = engine.advance()
     now_s = clock.now_s() - began_s
     for delta in deltas:
         if delta.finish is not None and delta.finish.error is not None:
@@ -260,4 +276,5 @@ def _request(index: int, arrival: Arrival) -> Request:
             stop_token_ids=_END_ROW.token_ids,
         ),
         arrival_s=arrival.at_s,
+        targets=arrival.targets,
     )

@@ -6,11 +6,11 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.engine.batch import Admission, Batch, Sampled, ScheduledRow
+from sluice.engine.batch import NO_DRAFTS, Admission, Batch, Sampled, ScheduledRow
 from sluice.engine.errors import EngineBroken
 from sluice.engine.executor import Executor, Launched, ModelLimits
 
@@ -120,7 +120,8 @@ class ChaoticExecutor:
         for fault in due:
             if fault is not None:
                 _happen(fault.kind)
-        launched = self._executor.launch(batch)
+        # A fault has a position, which a draft would pass over.
+        launched = self._executor.launch(replace(batch, drafts=NO_DRAFTS) if batch.drafts else batch)
         return _Spoilt(launched, due) if any(due) else launched
 
     def _note(self, admission: Admission) -> None:

@@ -138,6 +138,7 @@ class Outputs:
         self._limits = limits
         self._by_sequence: dict[int, ChoiceOutput] = {}
         self._by_request: dict[str, list[ChoiceOutput]] = {}
+        self._finished: list[ChoiceOutput] = []
 
     def make(self, request: Request, sequence: Sequence) -> ChoiceOutput:
         """Begin the output of a choice, replaying what an earlier attempt published."""
@@ -152,10 +153,6 @@ class Outputs:
         """Register `output` to receive rows."""
         self._by_sequence[output.sequence.id] = output
         self._by_request.setdefault(output.request_id, []).append(output)
-
-    def of_sequence(self, sequence_id: int) -> ChoiceOutput:
-        """Return the open choice that a sequence generates."""
-        return self._by_sequence[sequence_id]
 
     def of_request(self, request_id: str) -> list[ChoiceOutput]:
         """Return the open choices of a request; none if it is unknown."""
@@ -175,21 +172,31 @@ class Outputs:
         """The sequences whose choices are open."""
         return set(self._by_sequence)
 
-    def finished(self) -> list[ChoiceOutput]:
-        """Choices that have returned their end and are still open."""
-        return [output for output in self._by_sequence.values() if output.finish is not None]
+    def take_finished(self) -> list[ChoiceOutput]:
+        """Return the choices that `read` or `fail` ended since the last call, and are still open."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def read(self, batch: Batch, sampled: list[Sampled]) -> list[TokenDelta]:
         """Return what a step added to each choice that sampled a token."""
-        outputs = self._by_sequence
-        results = iter(sampled)
-        return [outputs[sequence_id].accept(next(results)) for _, sequence_id, _, _, samples in batch.rows if samples]
+        by_sequence = self._by_sequence
+        outputs = [by_sequence[sequence_id] for _, sequence_id, _, _, samples in batch.rows if samples]
+        deltas = [output.accept(result) for output, result in zip(outputs, sampled, strict=True)]
+        self._finished += [output for output in outputs if output.finish is not None]
+        return deltas
+
+    def fail(self, sequence_id: int, finish: Finish) -> TokenDelta:
+        """End the open choice that a sequence generates."""
+        output = self._by_sequence[sequence_id]
+        self._finished.append(output)
+        return output.end(finish)
 
 
 def _stop_ids(request: Request, limits: ModelLimits) -> dict[int, int | None]:
     """Map token ids that end the output to the value of `Finish.stop`."""
-    eos: dict[int, int | None] = {} if request.sampling.ignore_eos else dict.fromkeys(limits.eos_token_ids)
-    return eos | {token_id: token_id for token_id in request.sampling.stop_token_ids}
+    sampling = request.sampling
+    eos: dict[int, int | None] = dict.fromkeys(sampling.eos_token_ids(limits.eos_token_ids))
+    return eos | {token_id: token_id for token_id in sampling.stop_token_ids}
 
 
 def _stats(sequence: Sequence) -> SequenceStats:

@@ -87,6 +87,17 @@ class Tokenizer:
         """Return the token with the id `token_id` as written in the vocabulary, if there is one."""
         return self._backend.id_to_token(token_id)
 
+    def first_difference(self, other: "Tokenizer") -> str | None:
+        """Say which token is another one in `other`; None if all are the same."""
+        mine, others = (one._backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        differing = [(token_id, token) for token, token_id in others.items() if mine.get(token) != token_id]
+        if differing:
+            token_id, token = min(differing)
+            return f"token {token_id} is {self.token(token_id)!r}, not {token!r}"
+        if len(mine) > len(others):
+            return f"there are {len(mine)} tokens, not {len(others)}"
+        return None
+
     def added_token_at_start(self, text: str) -> int | None:
         """Return the longest added token, such as `<|im_end|>`, that `text` begins with."""
         added = self._backend.get_added_tokens_decoder()

@@ -96,3 +96,8 @@ class StepInputs(NamedTuple):
     query_start_locs: Tensor
     context_lens: Tensor
     logit_rows: Tensor
+    window_slots: Tensor | None = None
+    """`[W, T]`: slot mappings of layers whose `KVCache.table` is 1 to W; None if there are none."""
+
+    window_tables: Tensor | None = None
+    """`[W, S, max_blocks]`: their block tables."""

@@ -54,7 +54,7 @@ class _Layer(ctypes.Structure):
         *((name, WeightStruct) for name in ("qkv", "attention_output", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "cos_sin", "keys", "values")),
-        *((name, ctypes.c_int64) for name in ("window", "R")),
+        *((name, ctypes.c_int64) for name in ("window", "table", "R")),
         *((name, ctypes.c_float) for name in ("head_eps", "head_offset")),
     )
 
@@ -88,8 +88,9 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_ids", "positions", "slot_mapping")),
         *((name, ctypes.c_void_p) for name in ("block_tables", "query_start_locs", "context_lens")),
-        *((name, ctypes.c_void_p) for name in ("rows", "logits", "seconds")),
+        *((name, ctypes.c_void_p) for name in ("window_slots", "window_tables", "rows", "logits", "seconds")),
         *((name, ctypes.c_int64) for name in ("T", "S", "num_rows", "table_stride", "logits_stride")),
+        *((name, ctypes.c_int64) for name in ("window_slots_stride", "window_stride", "window_table_stride")),
     )
 
 
@@ -106,6 +107,7 @@ class DecoderStep:
         self._native = native
         self._kept = model
         self._caches: list[KVCache] | None = None
+        self._num_tables = 1
         self._output = _native(model.output)
         self._logits = torch.empty(0, self._output.out_size, dtype=torch.bfloat16)
         self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers))
@@ -150,6 +152,11 @@ class DecoderStep:
             ValueError: as `run`.
         """
         _check(inputs, self._max_tokens)
+        slots, tables = inputs.window_slots, inputs.window_tables
+        num_windowed = 0 if slots is None else slots.shape[0]
+        check(
+            self._num_tables <= 1 + num_windowed, "caches are of {} tables, got {}", self._num_tables, 1 + num_windowed
+        )
         num_rows = inputs.logit_rows.shape[0]
         if num_rows > self._logits.shape[0]:
             self._logits = torch.empty(num_rows, self._output.out_size, dtype=torch.bfloat16)
@@ -160,6 +167,8 @@ class DecoderStep:
             inputs.block_tables.data_ptr(),
             inputs.query_start_locs.data_ptr(),
             inputs.context_lens.data_ptr(),
+            _pointer(slots),
+            _pointer(tables),
             inputs.logit_rows.data_ptr(),
             self._logits.data_ptr(),
             None,
@@ -168,6 +177,8 @@ class DecoderStep:
             num_rows,
             inputs.block_tables.stride(0),
             self._output.out_size,
+            0 if slots is None else slots.stride(0),
+            *((0, 0) if tables is None else tables.stride()[:2]),
         )
         self._inputs, self._rows = inputs, self._logits[:num_rows]
 
@@ -181,8 +192,10 @@ class DecoderStep:
         for layer, cache in zip(self._layers, caches, strict=True):
             assert cache.layout is Layout.PACKED, "a cache with native products is packed"
             layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
+            layer.table = cache.table
         self._model.block_size, self._model.P = caches[0].block_size, padded(caches[0].block_size)
-        self._caches = caches
+        self._caches, self._inputs = caches, None
+        self._num_tables = 1 + max(cache.table for cache in caches)
 
 
 class _Room:
@@ -234,6 +247,19 @@ def _check(inputs: StepInputs, max_tokens: int) -> None:
     )
     check(tables.dtype == torch.int32, "block_tables must be int32, got {}", tables.dtype)
     check_rows("block_tables", tables)
+    _check_windows(inputs, tokens)
+
+
+def _check_windows(inputs: StepInputs, tokens: int) -> None:
+    slots, windowed = inputs.window_slots, inputs.window_tables
+    if slots is None or windowed is None:
+        check(slots is windowed, "window_slots and window_tables come together")
+        return
+    check(slots.dtype == torch.int64 and windowed.dtype == torch.int32, "window groups need int64 slots, int32 tables")
+    check(slots.shape == (windowed.shape[0], tokens), "window_slots must be [W, {}], got {}", tokens, slots.shape)
+    check(windowed.shape[1:] == inputs.block_tables.shape, "window_tables must be [W, *block_tables.shape]")
+    check_rows("window_slots", slots)
+    check_rows("window_tables", windowed)
 
 
 def _check_line(name: str, x: Tensor, dtype: torch.dtype, size: int) -> None:
@@ -270,6 +296,7 @@ def _layer(layer: LayerWeights) -> _Layer:
         None,
         None,
         layer.sliding_window,
+        0,
         layer.cos_sin.shape[1],
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.weight_offset,

@@ -17,7 +17,7 @@ typedef struct {
   const void *query_norm, *key_norm;               /* [D], or null */
   const float *cos_sin;                            /* [., R] */
   void *keys, *values;
-  int64_t window, R;
+  int64_t window, table, R; /* table: 0, or 1 and more for window groups */
   float head_eps, head_offset; /* of the heads' norm */
 } Layer;
 
@@ -39,11 +39,15 @@ typedef struct {
 typedef struct {
   const int64_t *input_ids, *positions, *slot_mapping;
   const int32_t *block_tables, *query_start_locs, *context_lens;
+  const int64_t *window_slots;  /* [W, T], or null */
+  const int32_t *window_tables; /* [W, S, max_blocks], or null */
   const int64_t *rows;
   uint16_t *logits;
   double *seconds; /* [NUM_PHASES + 1]: each phase's duration is added to its entry; the last entry is the time when a
                       phase last ended; or null */
   int64_t T, S, num_rows, table_stride, logits_stride;
+  int64_t window_slots_stride, window_stride, window_table_stride; /* of window_slots' rows, and of tables and rows of
+                                                                      window_tables */
 } Step;
 
 /* End a phase, and record its duration. */
@@ -125,14 +129,18 @@ INLINE void attend(const Model *m, const Layer *layer, const Step *s, Team *team
   multiply(m, team, m->normed, m->hidden_stride, &layer->qkv, m->qkv, m->qkv_stride, s->T, STORE,
            &layer->attention_output);
   lap(team, s, QKV);
-  const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, s->slot_mapping, layer->cos_sin,
+  const int64_t w = layer->table - 1; /* below 0: not in a window group */
+  const int64_t *slots = w < 0 ? s->slot_mapping : s->window_slots + w * s->window_slots_stride;
+  const int32_t *tables = w < 0 ? s->block_tables : s->window_tables + w * s->window_stride;
+  const WriteKV write = {(const char *)m->qkv, m->qkv_stride, s->positions, slots, layer->cos_sin,
                          layer->query_norm, layer->key_norm, layer->keys, layer->values, (char *)m->query,
                          m->heads_stride, s->T, m->block_size, (int)m->H, (int)m->G, (int)m->D, (int)layer->R, (int)m->P,
                          (int)m->DP, layer->head_eps, layer->head_offset};
   write_kv_tokens(&write, share_begin(team, s->T), share_end(team, s->T), BFLOAT16);
   lap(team, s, WRITE_KV);
   const Attention attention = {(const char *)m->query, m->heads_stride, m->D, layer->keys, layer->values,
-                               s->block_tables, s->table_stride, s->query_start_locs, s->context_lens,
+                               tables, w < 0 ? s->table_stride : s->window_table_stride, s->query_start_locs,
+                               s->context_lens,
                                (char *)m->attended, m->heads_stride, (int)s->S, (int)s->T, (int)m->H, (int)m->G,
                                (int)m->D, (int)m->block_size, (int)m->P, (int)m->DP, (int)layer->window,
                                (int)m->use_tiles, m->scale, m->soft_cap, NULL};

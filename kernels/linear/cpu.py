@@ -1,5 +1,7 @@
 """Matrix products on the CPU: native.c for int8, and for bfloat16 if the processor multiplies it; otherwise torch's.
 
+Only those of native.c have the same bits for a row in any batch, so a deterministic process has no others.
+
 For torch, the faster of the plain call and oneDNN's prepacked one is chosen per shape. Packing is slower for some
 shapes and machines, and one row can be slower than four, so both are measured when the first weight of a shape is
 packed: a few calls each, at one and at sixteen rows.
@@ -16,6 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sluice.kernels.chain import is_deterministic
 from sluice.kernels.checks import check
 from sluice.kernels.gated_activation import Activation
 from sluice.kernels.linear import onednn
@@ -91,7 +94,10 @@ def pack_gated_linear_cpu(weight: Tensor, bias: Tensor | None, *, activation: Ac
 
 
 def _is_native(weight: Tensor) -> bool:
-    return weight.dtype == torch.bfloat16 and can_multiply(weight.shape[1], is_int8=False) and _multiplies_bfloat16()
+    """Whether a product is native. In a deterministic process it is where it could be, however slow it is here."""
+    if weight.dtype != torch.bfloat16 or not can_multiply(weight.shape[1], is_int8=False):
+        return False
+    return is_deterministic() or _multiplies_bfloat16()
 
 
 def _check_int8(weight: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Matrix products on a GPU: the library's (cuBLAS), except for very few rows; or over weights in int8."""
+"""Matrix products on a GPU: the library's (cuBLAS), except for very few rows; or over weights in int8.
+
+Those of a deterministic process are kernels that compute a row in the same way for any number of rows.
+"""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -48,8 +51,28 @@ class HalfLinear:
         return out
 
 
+class InvariantLinear:
+    """A product over a weight in its dtype, with the same bits for a row whatever the others are."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take `weight` `[N, K]`, as it is if it is contiguous."""
+        self._weight = weight.contiguous()
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply `x` `[T, K]` to `[T, N]`."""
+        from sluice.kernels.linear.invariant import invariant_product
+
+        out = x.new_empty(x.shape[0], self._weight.shape[0])
+        invariant_product(x, self._weight, self._bias, out=out)
+        return out
+
+
 class Int8Linear:
-    """A product over a weight in int8: read directly for few rows, widened in pieces for the library for many."""
+    """A product over a weight in int8: read directly for few rows, widened in pieces for the library for many.
+
+    In a deterministic process it is always read directly, by the kernel whose sums are exact.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Round `weight` `[N, K]` to int8."""
@@ -60,8 +83,13 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` `[T, K]` to `[T, N]`."""
         out = x.new_empty(x.shape[0], self._weight.shape[0])
-        if path_of("linear", x) is Path.TORCH:
+        path = path_of("linear", x)
+        if path is Path.TORCH:
             self._multiply_widened(x, out, _widen_torch)
+        elif path is Path.INVARIANT:
+            from sluice.kernels.linear.kernel import int8_product_triton
+
+            int8_product_triton(x, self._weight, self._scales, self._bias, out=out)
         elif x.shape[0] <= MAX_KERNEL_ROWS:
             self._multiply_directly(x, out)
         else:
@@ -115,6 +143,8 @@ def pack_linear_cuda(weight: Tensor, bias: Tensor | None, *, is_int8: bool) -> L
         ValueError: int8 is not supported for it.
     """
     is_half = weight.dtype in (torch.float16, torch.bfloat16)
+    if not is_int8 and path_of("linear", weight) is Path.INVARIANT:
+        return InvariantLinear(weight, bias)
     if not is_int8:
         return HalfLinear(weight, bias) if is_half and weight.is_contiguous() else PlainLinear(weight, bias)
     check(is_half, "int8 needs a model in float16 or bfloat16, got {}", weight.dtype)

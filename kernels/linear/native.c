@@ -16,15 +16,30 @@
 #define STEP_LINES (STEP_BYTES / 64)
 #define STEPS_AHEAD 8              /* of a panel: 16 KiB */
 #define ROWS 32                    /* rows of one pass over a panel with tiles */
-#if defined(__AVX512F__)
-#define VECTOR_ROWS 8              /* the same with vectors: 16 sums, a number of rows that needs few address
-                                      registers */
+#define DOT_ROWS 8                 /* the same with dot products of vectors: 16 sums, a number of rows that needs few
+                                      address registers */
+#if defined(__AVX512BW__)
+#define WIDE_ROWS 6                /* the same with plain vectors: as many sums as hide the latency of an addition, and
+                                      stay in registers */
 #else
-#define VECTOR_ROWS 4              /* half as many registers, of half the size or less */
+#define WIDE_ROWS 3
 #endif
 #define BLOCK_BYTES (1 << 20)      /* rows of x that all panels process before the next block of rows */
 
 enum { BF16 = 0, INT8 = 1 };
+
+/* Whether one instruction adds the products of two bfloat16, or of four int8, in each lane. */
+#if defined(__AVX512BF16__)
+#define HAS_BF16_DOT 1
+#else
+#define HAS_BF16_DOT 0
+#endif
+#if defined(__AVX512VNNI__)
+#define HAS_INT8_DOT 1
+#else
+#define HAS_INT8_DOT 0
+#endif
+#define HAS_DOT(kind) ((kind) == INT8 ? HAS_INT8_DOT : HAS_BF16_DOT)
 
 typedef union {
   float f[ROWS][PANEL];
@@ -114,53 +129,46 @@ INLINE void multiply_tiles(Sums *sums, const char *x, int64_t stride, const char
 }
 #endif
 
-/* acc += x * y for sixteen columns: two bfloat16 products, or four of int8, a lane. */
+#if HAS_BF16_DOT || HAS_INT8_DOT
+/* acc += x * y for sixteen columns: two bfloat16 products, or four of int8, a lane. Called for what HAS_DOT says. */
 INLINE f32x16 dot_bf16(f32x16 acc, u32x16 weight, uint32_t x) {
-#if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)weight);
+#if HAS_BF16_DOT
+  acc = (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)weight);
 #else
-  acc += (f32x16)(weight << 16) * as_float(x << 16);
-  return acc + (f32x16)(weight & 0xffff0000u) * as_float(x & 0xffff0000u);
+  (void)weight, (void)x;
 #endif
-}
-
-/* Weights as dot_int8 needs them: one operand is unsigned there, so 128 is added to each; it was subtracted when
-   packing. */
-INLINE u32x16 shifted(u32x16 weight) {
-#if defined(__AVX512VNNI__)
-  return weight ^ 0x80808080u;
-#else
-  return weight;
-#endif
-}
-
-INLINE i32x16 dot_int8(i32x16 acc, u32x16 weight, uint32_t x) {
-#if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)weight, _mm512_set1_epi32((int)x));
-#else
-  for (int shift = 24; shift >= 0; shift -= 8) acc += ((i32x16)(weight << shift) >> 24) * ((int32_t)(x << shift) >> 24);
   return acc;
-#endif
 }
 
-/* Initial value of a row's sums. */
+/* One operand is unsigned here, so 128 is added to each weight. */
+INLINE i32x16 dot_int8(i32x16 acc, u32x16 weight, uint32_t x) {
+#if HAS_INT8_DOT
+  const __m512i above = (__m512i)(weight ^ 0x80808080u);
+  acc = (i32x16)_mm512_dpbusd_epi32((__m512i)acc, above, _mm512_set1_epi32((int)x));
+#else
+  (void)weight, (void)x;
+#endif
+  return acc;
+}
+
+/* Initial value of a row's sums: what the 128 would add. */
 INLINE i32x16 before_int8(const char *row, int64_t steps) {
-#if defined(__AVX512VNNI__)
-  __m512i sum = _mm512_setzero_si512();
+  i32x16 sum = {0};
+#if HAS_INT8_DOT
   for (int64_t s = 0; s < steps; s++)
-    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)0x80), _mm512_loadu_si512(row + s * 64));
-  return (i32x16)_mm512_set1_epi32(-_mm512_reduce_add_epi32(sum));
+    sum = (i32x16)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi8((char)0x80), _mm512_loadu_si512(row + s * 64));
+  sum = (i32x16)_mm512_set1_epi32(-_mm512_reduce_add_epi32((__m512i)sum));
 #else
   (void)row, (void)steps;
-  return (i32x16){0};
 #endif
+  return sum;
 }
 
-/* Sums of `num_rows` rows by vectors. */
-INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
+/* Sums of `num_rows` rows by dot products. */
+INLINE void multiply_dots(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                           Fetch next, int kind) {
-  f32x16 f[VECTOR_ROWS][2];
-  i32x16 i[VECTOR_ROWS][2];
+  f32x16 f[DOT_ROWS][2];
+  i32x16 i[DOT_ROWS][2];
   for (int r = 0; r < num_rows; r++) {
     f[r][0] = f[r][1] = splat(0);
     i[r][0] = i[r][1] = kind == INT8 ? before_int8(x + r * stride, steps) : (i32x16){0};
@@ -168,8 +176,7 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
   for (int64_t s = 0; s < steps; s++) {
     const u32x16 *weight = (const u32x16 *)(panel + s * STEP_BYTES);
     for (int u = 0; u < STEP; u++) {
-      const u32x16 left = kind == INT8 ? shifted(weight[u]) : weight[u];
-      const u32x16 right = kind == INT8 ? shifted(weight[STEP + u]) : weight[STEP + u];
+      const u32x16 left = weight[u], right = weight[STEP + u];
       for (int r = 0; r < num_rows; r++) {
         const uint32_t word = *(const uint32_t *)(x + r * stride + (s * STEP + u) * 4);
         if (kind == INT8) {
@@ -190,12 +197,94 @@ INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t strid
       else
         *(f32x16 *)(sums->f[r] + half * 16) = f[r][half];
 }
+#endif
+
+typedef int16_t halves __attribute__((vector_size(WIDTH * 4), may_alias));
+
+/* Two of the four int8 of each word, as 16 bits. */
+INLINE halves low_int8(words fours) { return (halves)((halves)fours << 8) >> 8; }
+INLINE halves high_int8(words fours) { return (halves)fours >> 8; }
+
+/* acc plus the two products in each lane; exact. */
+INLINE ints add_products(ints acc, halves x, halves y) {
+#if defined(__AVX512BW__)
+  return acc + (ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif defined(__AVX2__)
+  return acc + (ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#else
+  const ints low = ((ints)x << 16 >> 16) * ((ints)y << 16 >> 16);
+  return acc + low + ((ints)x >> 16) * ((ints)y >> 16);
+#endif
+}
+
+/* Sums of `num_rows` rows by `num_columns` columns of a panel, from `column` on, by plain vectors. */
+INLINE void multiply_wide(Sums *sums, int num_rows, int num_columns, int column, const char *x, int64_t stride,
+                          const char *panel, int64_t steps, Fetch next, int kind) {
+  const int count = num_columns / WIDTH;
+  floats f[WIDE_ROWS][PANEL / WIDTH];
+  ints i[WIDE_ROWS][PANEL / WIDTH];
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < count; v++) f[r][v] = (floats){0}, i[r][v] = (ints){0};
+  for (int64_t s = 0; s < steps; s++) {
+    for (int u = 0; u < STEP; u++) {
+      const char *word = x + (s * STEP + u) * 4;
+      words w[PANEL / WIDTH];
+      for (int v = 0; v < count; v++) {
+        const int from = column + v * WIDTH;
+        w[v] = *(const words *)(panel + s * STEP_BYTES + ((from / LANES * STEP + u) * LANES + from % LANES) * 4);
+      }
+      /* All rows with one half of the words, then all with the other: a sum waits for its last addition. */
+      for (int r = 0; r < num_rows; r++) {
+        const words y = broadcast(word + r * stride);
+        for (int v = 0; v < count; v++)
+          if (kind == INT8)
+            i[r][v] = add_products(i[r][v], low_int8(w[v]), low_int8(y));
+          else
+            f[r][v] += low_float(w[v]) * low_float(y);
+      }
+      for (int r = 0; r < num_rows; r++) {
+        const words y = broadcast(word + r * stride);
+        for (int v = 0; v < count; v++)
+          if (kind == INT8)
+            i[r][v] = add_products(i[r][v], high_int8(w[v]), high_int8(y));
+          else
+            f[r][v] += high_float(w[v]) * high_float(y);
+      }
+    }
+    fetch_far(&next, s);
+  }
+  for (int r = 0; r < num_rows; r++)
+    for (int v = 0; v < count; v++)
+      if (kind == INT8)
+        *(ints *)(sums->i[r] + column + v * WIDTH) = i[r][v];
+      else
+        *(floats *)(sums->f[r] + column + v * WIDTH) = f[r][v];
+}
+
+/* Sums of `num_rows` rows by vectors. */
+INLINE void multiply_rows(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
+                          Fetch next, int kind) {
+#if HAS_BF16_DOT || HAS_INT8_DOT
+  if (HAS_DOT(kind)) {
+    multiply_dots(sums, num_rows, x, stride, panel, steps, next, kind);
+    return;
+  }
+#endif
+  if (num_rows > WIDE_ROWS) return;
+  if (WIDTH == LANES || num_rows < WIDE_ROWS) {
+    multiply_wide(sums, num_rows, PANEL, 0, x, stride, panel, steps, next, kind);
+    return;
+  }
+  /* The registers hold the sums of half a panel. */
+  multiply_wide(sums, num_rows, PANEL / 2, 0, x, stride, panel, steps, next, kind);
+  multiply_wide(sums, num_rows, PANEL / 2, PANEL / 2, x, stride, panel, steps, (Fetch){panel, panel, 0, 0}, kind);
+}
 
 /* The same for a number of rows unknown at compile time. */
 INLINE void multiply_vectors(Sums *sums, int num_rows, const char *x, int64_t stride, const char *panel, int64_t steps,
                              Fetch next, int kind) {
 #define CASE(n) \
-  case n: if (n <= VECTOR_ROWS) multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
+  case n: multiply_rows(sums, n, x, stride, panel, steps, next, kind); break;
   switch (num_rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
 #undef CASE
 }
@@ -284,7 +373,8 @@ INLINE void multiply_panel_tiles(const Product *a, int64_t first, int64_t end, i
 
 /* Rows first to end of one panel, in passes of about as many rows each. */
 INLINE void multiply_panel(const Product *a, int64_t first, int64_t end, int64_t panel, const char *next, int kind) {
-  const int64_t steps = num_steps(a->weight), passes = (end - first + VECTOR_ROWS - 1) / VECTOR_ROWS;
+  const int most = HAS_DOT(kind) ? DOT_ROWS : WIDE_ROWS;
+  const int64_t steps = num_steps(a->weight), passes = (end - first + most - 1) / most;
   const char *weight = panel_at(a->weight, panel);
   Sums sums __attribute__((aligned(64)));
   for (int64_t pass = 0, t = first; pass < passes; pass++) {
@@ -357,9 +447,9 @@ EXPORT void sluice_pack(const uint32_t *weight, uint32_t *out, int64_t N, int64_
       }
 }
 
-/* Whether these products are fast on this processor: it has vectors or tiles that multiply bfloat16. */
+/* Whether these products were measured to be fast on such a processor. */
 EXPORT void sluice_multiplies_bfloat16(int32_t *answer) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__) && defined(__FMA__)
   *answer = 1;
 #else
   *answer = 0;

@@ -104,6 +104,8 @@ def paged_attention(  # noqa: PLR0913 - a kernel's arguments are its tensors
     path = path_of("paged_attention", query)
     if path is Path.TRITON:
         from sluice.kernels.paged_attention.kernel import paged_attention_triton as attend
+    elif path is Path.INVARIANT:
+        from sluice.kernels.paged_attention.invariant import paged_attention_invariant as attend
     else:
         from sluice.kernels.paged_attention.cpu import paged_attention_cpu as attend
     attend(

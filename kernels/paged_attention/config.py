@@ -71,6 +71,20 @@ def chosen_config(query: Tensor, kv_cache: KVCache, group: int, max_query_len: i
     return chosen(query.device, "paged_attention", launch_key(**kind), attention_config(**kind))
 
 
+def invariant_config(*, element_bytes: int, head_size: int, group: int) -> AttentionConfig:
+    """Choose the tiling of the kernel in `invariant`, for decodes and prompts alike.
+
+    64 rows are what the matrix unit of sm_90 takes at once; with heads of 256, they would not fit the registers. No
+    configuration is measured: another tiling may change bits, and a worker may go on with another's jobs.
+    """
+    least_rows = max(16, triton.next_power_of_2(group))
+    if element_bytes == 4:
+        return AttentionConfig(max(least_rows, 32), tile=16, num_warps=8, num_stages=2)
+    if element_bytes * triton.next_power_of_2(head_size) <= 256:
+        return AttentionConfig(max(least_rows, 64), tile=64, num_warps=8, num_stages=3)
+    return AttentionConfig(max(least_rows, 32), tile=32, num_warps=8, num_stages=3)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Tiling of the launch for few new tokens. All but `programs_per_processor` determine the bits of the result."""

@@ -21,7 +21,7 @@ import triton.language as tl
 from sluice.kernels.checks import check
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import DecodeConfig, decode_rows, max_decode_tokens
-from sluice.kernels.paged_attention.tile import LOG2_E, join_sinks
+from sluice.kernels.paged_attention.tile import LOG2_E, join_sinks, sequence_of
 from sluice.kernels.tanh.kernel import tanh
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -54,7 +54,7 @@ def attend_decodes(call: AttentionCall, config: DecodeConfig, *, segment_tokens:
         "SEGMENT": segment_tokens,
     }
     max_items = num_sequences * max_parts * call.kv_cache.num_kv_heads
-    decode_kernel[(min(max_items, _num_programs(call.query.device, config.programs_per_processor)),)](
+    decode_kernel[(min(max_items, num_programs(call.query.device, config.programs_per_processor)),)](
         **call.arguments(),
         **{name.upper(): stride for name, stride in call.cache_strides().items()},
         **split,
@@ -107,7 +107,7 @@ def _allocate_partials(
 
 
 @cache
-def _num_programs(device: torch.device, programs_per_processor: int) -> int:
+def num_programs(device: torch.device, programs_per_processor: int) -> int:
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     return torch.cuda.get_device_properties(device).multi_processor_count * programs_per_processor
@@ -135,14 +135,6 @@ def _segments_of(query_len, num_keys, MAX_PARTS: tl.constexpr, BLOCK_QUERIES: tl
     most = size * max_segments
     size *= tl.maximum((num_keys + most - 1) // most, 1)
     return size, tl.where(is_decode, (num_keys + size - 1) // size, 0)
-
-
-@triton.jit
-def _sequence_of(part, segments_end, S):
-    """Return the sequence of a segment, and the segment's number in it; `segments_end` `[BLOCK_S]` are the sums."""
-    before = segments_end <= part
-    sequence = tl.sum(before.to(tl.int32), axis=0)
-    return tl.minimum(sequence, S - 1), part - tl.max(tl.where(before, segments_end, 0), axis=0)
 
 
 @triton.jit
@@ -418,14 +410,14 @@ def decode_kernel(
     num_items = tl.sum(counts, axis=0) * G
 
     item = tl.program_id(0)
-    sequence, segment = _sequence_of(item // G, segments_end, S)
+    sequence, segment = sequence_of(item // G, segments_end, S)
     query_start = tl.load(query_start_locs_ptr + sequence)
     query_len = tl.load(query_start_locs_ptr + sequence + 1) - query_start
     context_len = tl.load(context_lens_ptr + sequence)
     for _ in range(tl.cdiv(num_items - item, tl.num_programs(0))):
         # Of the next item, whose loads are over when this one is.
         next_item = item + tl.num_programs(0)
-        next_sequence, next_segment = _sequence_of(next_item // G, segments_end, S)
+        next_sequence, next_segment = sequence_of(next_item // G, segments_end, S)
         next_query_start = tl.load(query_start_locs_ptr + next_sequence)
         next_query_len = tl.load(query_start_locs_ptr + next_sequence + 1) - next_query_start
         next_context_len = tl.load(context_lens_ptr + next_sequence)

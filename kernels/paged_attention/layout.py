@@ -52,6 +52,8 @@ class KVCache:
     """`[B, N, G]` float32, for the plain layout in fp8: each head's scale (see `fp8`). None for every other dtype."""
 
     value_scales: Tensor | None = None
+    table: int = 0
+    """Which of a sequence's block tables are of its blocks: 0, or 1 and more for window groups."""
 
     @property
     def is_fp8(self) -> bool:

@@ -6,7 +6,7 @@
    meet 64 bytes of keys (16 tokens) in one instruction; the same holds for weights and values.
 
    The contents of a slot that no row may see never enter a sum: its score is replaced, its value is not read. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__) && !defined(__AMX_BF16__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__) && !defined(__AMX_BF16__)
 #pragma GCC optimize("O3") /* sums of rows stay in registers only if all loops over them are unrolled */
 #endif
 #include "../parts.h"
@@ -20,7 +20,15 @@
 #define ROWS 16
 #define CHUNK 8
 #define MAX_DP 256
+#if defined(__AVX512BW__) /* sums that stay in registers */
 #define FUSED_ROWS 4
+#define FUSED_SEGMENTS 2
+#define FUSED_LANES 64
+#else
+#define FUSED_ROWS 2
+#define FUSED_SEGMENTS 1
+#define FUSED_LANES 32
+#endif
 #define PIECES_AHEAD 4     /* of tiles */
 #define FAR_PIECES_AHEAD 8 /* of vectors */
 
@@ -54,40 +62,46 @@ typedef struct {
   int position[ROWS];
 } Tile;
 
-/* acc += x * y: `x` 64 bytes of the cache, `y` four bytes for every lane. Two bfloat16 products per lane, or one
-   float's. */
-INLINE f32x16 multiply_add(f32x16 acc, u32x16 x, uint32_t y, int dtype) {
-  if (dtype == FLOAT32) return acc + (f32x16)x * as_float(y);
+/* acc += x * y: `x` from the cache, `y` four bytes for every lane. Two bfloat16 products per lane, or one float's. */
+INLINE floats multiply_add(floats acc, words x, words y, int dtype) {
+  if (dtype == FLOAT32) return acc + (floats)x * (floats)y;
 #if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)_mm512_set1_epi32((int)y));
+  return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)y);
 #else
-  acc += (f32x16)(x << 16) * as_float(y << 16);
-  return acc + (f32x16)(x & 0xffff0000u) * as_float(y & 0xffff0000u);
+  acc += low_float(x) * low_float(y);
+  return acc + high_float(x) * high_float(y);
 #endif
 }
+
+#define SEGMENT_VECTORS (LANES / WIDTH)
 
 /* Scores of `num_rows` rows against `num_columns` segments, whose keys are `keys`; `steps` times four bytes per row. */
 INLINE void score_rows(Tile *tile, int first_row, int num_rows, int column, int num_columns, const char *const *keys,
                        int steps, int dtype) {
-  f32x16 even[FUSED_ROWS][2], odd[FUSED_ROWS][2];
+  const int count = num_columns * SEGMENT_VECTORS;
+  floats even[FUSED_ROWS][FUSED_SEGMENTS * SEGMENT_VECTORS], odd[FUSED_ROWS][FUSED_SEGMENTS * SEGMENT_VECTORS];
   const uint32_t *query = tile->query + first_row * steps;
   for (int r = 0; r < num_rows; r++)
-    for (int c = 0; c < num_columns; c++) even[r][c] = odd[r][c] = splat(0);
+    for (int v = 0; v < count; v++) even[r][v] = odd[r][v] = (floats){0};
   for (int i = 0; i < steps; i += 2)
-    for (int c = 0; c < num_columns; c++) {
-      const u32x16 x = *(const u32x16 *)(keys[c] + i * 64), y = *(const u32x16 *)(keys[c] + i * 64 + 64);
+    for (int v = 0; v < count; v++) {
+      const char *from = keys[v / SEGMENT_VECTORS] + i * 64 + v % SEGMENT_VECTORS * WIDTH * 4;
+      const words x = *(const words *)from, y = *(const words *)(from + 64);
       for (int r = 0; r < num_rows; r++) {
-        even[r][c] = multiply_add(even[r][c], x, query[r * steps + i], dtype);
-        odd[r][c] = multiply_add(odd[r][c], y, query[r * steps + i + 1], dtype);
+        even[r][v] = multiply_add(even[r][v], x, broadcast(query + r * steps + i), dtype);
+        odd[r][v] = multiply_add(odd[r][v], y, broadcast(query + r * steps + i + 1), dtype);
       }
     }
   for (int r = 0; r < num_rows; r++)
-    for (int c = 0; c < num_columns; c++) tile->scores[first_row + r][column + c] = even[r][c] + odd[r][c];
+    for (int v = 0; v < count; v++)
+      *((floats *)&tile->scores[first_row + r][column] + v) = even[r][v] + odd[r][v];
 }
 
-/* Add a segment's values, weighted, to 64 elements of `num_rows` rows. Slots outside [low, high) are not used. */
-INLINE void weigh_rows(f32x16 acc[FUSED_ROWS][4], const Tile *tile, int first_row, int num_rows, int num_vectors,
-                       int column, const Segment *segment, int64_t row_bytes, int64_t offset, int dtype) {
+/* Add a segment's values, weighted, to `num_vectors` registers of elements of `num_rows` rows. Slots outside
+   [low, high) are not used. */
+INLINE void weigh_rows(floats acc[FUSED_ROWS][FUSED_LANES / WIDTH], const Tile *tile, int first_row, int num_rows,
+                       int num_vectors, int column, const Segment *segment, int64_t row_bytes, int64_t offset,
+                       int dtype) {
   const int tokens = dtype == BFLOAT16 ? 2 : 1; /* in units of four bytes */
   for (int i = segment->low / tokens; i * tokens < segment->high; i++) {
     const char *row = segment->values + i * row_bytes + offset;
@@ -95,9 +109,9 @@ INLINE void weigh_rows(f32x16 acc[FUSED_ROWS][4], const Tile *tile, int first_ro
     if (dtype == BFLOAT16 && i * 2 < segment->low) seen &= 0xffff0000u;
     if (dtype == BFLOAT16 && i * 2 + 1 >= segment->high) seen &= 0x0000ffffu;
     for (int v = 0; v < num_vectors; v++) {
-      const u32x16 x = *(const u32x16 *)(row + v * 64) & seen;
+      const words x = *(const words *)(row + v * WIDTH * 4) & seen;
       for (int r = 0; r < num_rows; r++) {
-        const uint32_t weight = tile->weights[first_row + r][column * LANES / tokens + i];
+        const words weight = broadcast(&tile->weights[first_row + r][column * LANES / tokens + i]);
         acc[r][v] = multiply_add(acc[r][v], x, weight, dtype);
       }
     }
@@ -108,21 +122,22 @@ INLINE void weigh_rows(f32x16 acc[FUSED_ROWS][4], const Tile *tile, int first_ro
 INLINE void weigh_chunk(Tile *tile, int first_row, int num_rows, const Segment *segments, int num_segments, int DP,
                         int dtype) {
   const int64_t row_bytes = (int64_t)DP * 4;
-  for (int d = 0; d < DP; d += 64) {
-    const int num_vectors = DP - d < 64 ? (DP - d) / LANES : 4;
-    f32x16 acc[FUSED_ROWS][4];
+  const int most = FUSED_LANES / WIDTH;
+  for (int d = 0; d < DP; d += FUSED_LANES) {
+    const int num_vectors = DP - d < FUSED_LANES ? (DP - d) / WIDTH : most;
+    floats acc[FUSED_ROWS][FUSED_LANES / WIDTH];
     for (int r = 0; r < num_rows; r++)
       for (int v = 0; v < num_vectors; v++)
-        acc[r][v] = *(f32x16 *)(tile->out + (first_row + r) * DP + d + v * LANES);
+        acc[r][v] = *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH);
     for (int c = 0; c < num_segments; c++) {
-      if (num_vectors == 4)
-        weigh_rows(acc, tile, first_row, num_rows, 4, c, segments + c, row_bytes, d * 4, dtype);
+      if (num_vectors == most)
+        weigh_rows(acc, tile, first_row, num_rows, most, c, segments + c, row_bytes, d * 4, dtype);
       else
         weigh_rows(acc, tile, first_row, num_rows, num_vectors, c, segments + c, row_bytes, d * 4, dtype);
     }
     for (int r = 0; r < num_rows; r++)
       for (int v = 0; v < num_vectors; v++)
-        *(f32x16 *)(tile->out + (first_row + r) * DP + d + v * LANES) = acc[r][v];
+        *(floats *)(tile->out + (first_row + r) * DP + d + v * WIDTH) = acc[r][v];
   }
 }
 
@@ -183,9 +198,12 @@ INLINE void soften_row(Tile *tile, int r, int num_segments, int DP, float scale,
 INLINE void score_segments(Tile *tile, int num_rows, int column, int num_columns, const char *const *keys, int steps,
                            int dtype) {
   int r = 0;
-  for (; r + 4 <= num_rows; r += 4) score_rows(tile, r, 4, column, num_columns, keys, steps, dtype);
+  for (; r + FUSED_ROWS <= num_rows; r += FUSED_ROWS)
+    score_rows(tile, r, FUSED_ROWS, column, num_columns, keys, steps, dtype);
+#if FUSED_ROWS > 3
   if (num_rows - r == 3) score_rows(tile, r, 3, column, num_columns, keys, steps, dtype);
   if (num_rows - r == 2) score_rows(tile, r, 2, column, num_columns, keys, steps, dtype);
+#endif
   if (num_rows - r == 1) score_rows(tile, r, 1, column, num_columns, keys, steps, dtype);
 }
 
@@ -216,12 +234,13 @@ INLINE void fetch_far_after(const Stream *stream, int piece) {
 
 INLINE void score_chunk(Tile *tile, int num_rows, const Stream *stream, int steps, int dtype) {
   const Chunk *chunk = stream->chunk;
-  for (int c = 0; c < chunk->count; c += 2) {
-    const char *keys[2] = {chunk->segments[c].keys, chunk->segments[c + 1 < chunk->count ? c + 1 : c].keys};
+  for (int c = 0; c < chunk->count; c += FUSED_SEGMENTS) {
+    const int has_two = FUSED_SEGMENTS == 2 && c + 1 < chunk->count;
+    const char *keys[2] = {chunk->segments[c].keys, chunk->segments[c + has_two].keys};
     fetch_far_after(stream, c);
-    if (c + 1 < chunk->count) {
+    if (has_two) {
       fetch_far_after(stream, c + 1);
-      score_segments(tile, num_rows, c, 2, keys, steps, dtype);
+      score_segments(tile, num_rows, c, FUSED_SEGMENTS, keys, steps, dtype);
     } else {
       score_segments(tile, num_rows, c, 1, keys, steps, dtype);
     }
@@ -230,9 +249,12 @@ INLINE void score_chunk(Tile *tile, int num_rows, const Stream *stream, int step
 
 INLINE void weigh_all(Tile *tile, int num_rows, const Segment *segments, int num_segments, int DP, int dtype) {
   int r = 0;
-  for (; r + 4 <= num_rows; r += 4) weigh_chunk(tile, r, 4, segments, num_segments, DP, dtype);
+  for (; r + FUSED_ROWS <= num_rows; r += FUSED_ROWS)
+    weigh_chunk(tile, r, FUSED_ROWS, segments, num_segments, DP, dtype);
+#if FUSED_ROWS > 3
   if (num_rows - r == 3) weigh_chunk(tile, r, 3, segments, num_segments, DP, dtype);
   if (num_rows - r == 2) weigh_chunk(tile, r, 2, segments, num_segments, DP, dtype);
+#endif
   if (num_rows - r == 1) weigh_chunk(tile, r, 1, segments, num_segments, DP, dtype);
 }
 

@@ -4,7 +4,7 @@
 
 A program holds BLOCK_ROWS query rows of one key-value head: the heads that share it, of BLOCK_QUERIES consecutive
 tokens of one sequence (grouped-query attention packed into the rows, as in vLLM's Triton backend and FlashInfer). It
-walks all keys that they see, in one loop: only tiles at an edge of what a row sees compute a mask.
+walks all keys that they see, in one loop (`attend_keys`): only tiles at an edge of what a row sees compute a mask.
 """
 
 import triton
@@ -61,6 +61,99 @@ def _block_ids(table_ptr, tile_start, first_key, end_key, BLOCK_SIZE: tl.constex
     positions = tile_start + tl.arange(0, TILE)  # [TILE]
     is_key = (positions >= first_key) & (positions < end_key)
     return tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_key, other=0)
+
+
+@triton.jit
+def attend_keys(
+    query,  # [BLOCK_ROWS, BLOCK_D]
+    query_positions,  # [BLOCK_ROWS]
+    first_position,  # of the rows
+    last_position,
+    first_key,  # that any row sees
+    tiles_start,  # a multiple of TILE
+    end_key,
+    table_ptr,
+    key_ptr,
+    value_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    score_scale,
+    window,
+    key_stride_block,
+    key_stride_slot,
+    value_stride_block,
+    value_stride_slot,
+    scale_stride_block,
+    scale_stride_slot,
+    HAS_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Walk the keys from `tiles_start` to `end_key` for a block of rows.
+
+    Returns the sums of values, the rows' maxima in log2 units, and the sums of weights. A tile that a row does not see
+    changes none of the row's.
+    """
+    dims = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)  # in log2 units
+    row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=tl.float32)
+    # One tile ahead, so that the pipeline copies keys and values without waiting for ids.
+    next_ids = _block_ids(table_ptr, tiles_start, first_key, end_key, BLOCK_SIZE, TILE)
+    for tile_start in range(tiles_start, end_key, TILE):
+        positions = tile_start + tl.arange(0, TILE)  # [TILE]
+        block_ids = next_ids.to(tl.int64)
+        slots = positions % BLOCK_SIZE
+        # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot without a key may be read.
+        is_key = positions < end_key
+        if HAS_WINDOW:
+            is_key = is_key & (positions >= first_key)
+        mask = is_key[:, None] & (dims < D)[None, :]
+        key_ptrs = key_ptr + (block_ids * key_stride_block + slots * key_stride_slot)[:, None] + dims[None, :]
+        value_ptrs = value_ptr + (block_ids * value_stride_block + slots * value_stride_slot)[:, None] + dims[None, :]
+        key = tl.load(key_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
+        value = tl.load(value_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
+        next_ids = _block_ids(table_ptr, tile_start + TILE, first_key, end_key, BLOCK_SIZE, TILE)
+
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")  # [BLOCK_ROWS, TILE]
+        if IS_FP8:
+            scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
+            scores *= tl.load(key_scale_ptr + scale_at, mask=is_key, other=0.0)[None, :]
+        log2_scale = score_scale
+        if SOFT_CAP > 0.0:
+            scores = tanh(scores * score_scale) * (SOFT_CAP * _LOG2_E)
+            log2_scale = 1.0
+        is_edge = tile_start + TILE - 1 > first_position
+        if HAS_WINDOW:
+            is_edge = is_edge | (last_position - tile_start >= window)
+        if is_edge:
+            visible = positions[None, :] <= query_positions[:, None]
+            if HAS_WINDOW:
+                visible = visible & (query_positions[:, None] - positions[None, :] < window)
+            scores = tl.where(visible, scores, float("-inf"))
+
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * log2_scale)
+        # For a row that has seen no key yet: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores * log2_scale - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        row_max = new_max
+        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        if IS_FP8:
+            # In units that keep float16 weights normal: a scale is a magnitude over 448.
+            value_scales = tl.load(value_scale_ptr + scale_at, mask=is_key, other=0.0)
+            weights *= (value_scales * _VALUE_UNITS)[None, :]
+        acc = acc * rescale[:, None]
+        acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc, input_precision="ieee")
+
+    if IS_FP8:
+        acc *= 1.0 / _VALUE_UNITS
+    return acc, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=["T", "S", "window", "min_query_len", "table_stride_sequence"])
@@ -153,59 +246,12 @@ def prefill_kernel(
     key_scale_ptr = key_scales_ptr + kv_head * scale_stride_head
     value_scale_ptr = value_scales_ptr + kv_head * scale_stride_head
 
-    row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)  # in log2 units
-    row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=tl.float32)
-    # One tile ahead, so that the pipeline copies keys and values without waiting for ids.
-    next_ids = _block_ids(table_ptr, tiles_start, first_key, end_key, BLOCK_SIZE, TILE)
-    for tile_start in range(tiles_start, end_key, TILE):
-        positions = tile_start + tl.arange(0, TILE)  # [TILE]
-        block_ids = next_ids.to(tl.int64)
-        slots = positions % BLOCK_SIZE
-        # A masked score is not enough: 0 * NaN = NaN, so neither K nor V of a slot without a key may be read.
-        is_key = positions < end_key
-        if HAS_WINDOW:
-            is_key = is_key & (positions >= first_key)
-        mask = is_key[:, None] & (dims < D)[None, :]
-        key_ptrs = key_ptr + (block_ids * key_stride_block + slots * key_stride_slot)[:, None] + dims[None, :]
-        value_ptrs = value_ptr + (block_ids * value_stride_block + slots * value_stride_slot)[:, None] + dims[None, :]
-        key = tl.load(key_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
-        value = tl.load(value_ptrs, mask=mask, other=0.0)  # [TILE, BLOCK_D]
-        next_ids = _block_ids(table_ptr, tile_start + TILE, first_key, end_key, BLOCK_SIZE, TILE)
-
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")  # [BLOCK_ROWS, TILE]
-        if IS_FP8:
-            scale_at = block_ids * scale_stride_block + slots * scale_stride_slot
-            scores *= tl.load(key_scale_ptr + scale_at, mask=is_key, other=0.0)[None, :]
-        log2_scale = score_scale
-        if SOFT_CAP > 0.0:
-            scores = tanh(scores * score_scale) * (SOFT_CAP * _LOG2_E)
-            log2_scale = 1.0
-        is_edge = tile_start + TILE - 1 > first_position
-        if HAS_WINDOW:
-            is_edge = is_edge | (last_position - tile_start >= window)
-        if is_edge:
-            visible = positions[None, :] <= query_positions[:, None]
-            if HAS_WINDOW:
-                visible = visible & (query_positions[:, None] - positions[None, :] < window)
-            scores = tl.where(visible, scores, float("-inf"))
-
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * log2_scale)
-        # For a row that has seen no key yet: compute exp2(-inf - x) = 0 instead of -inf - (-inf).
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(scores * log2_scale - shift[:, None])
-        rescale = tl.exp2(row_max - shift)
-        row_max = new_max
-        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
-        if IS_FP8:
-            # In units that keep float16 weights normal: a scale is a magnitude over 448.
-            value_scales = tl.load(value_scale_ptr + scale_at, mask=is_key, other=0.0)
-            weights *= (value_scales * _VALUE_UNITS)[None, :]
-        acc = acc * rescale[:, None]
-        acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc, input_precision="ieee")
-
-    if IS_FP8:
-        acc *= 1.0 / _VALUE_UNITS
+    acc, row_max, row_sum = attend_keys(
+        query, query_positions, first_position, last_position, first_key, tiles_start, end_key,
+        table_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, score_scale, window,
+        key_stride_block, key_stride_slot, value_stride_block, value_stride_slot, scale_stride_block, scale_stride_slot,
+        HAS_WINDOW, SOFT_CAP, IS_FP8, D, BLOCK_D, BLOCK_SIZE, BLOCK_ROWS, TILE,
+    )  # fmt: skip
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads, mask=inside, other=0.0)
         rescale, row_sum = join_sinks(row_max, row_sum, sinks)

@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Device functions of paged attention that its kernels share: sinks and padding."""
+"""Device functions of paged attention that its kernels share: sinks, padding, and the sequence of an item."""
 
 import triton
 import triton.language as tl
@@ -48,3 +48,11 @@ def zero_padding(
         zeros = tl.zeros([BLOCK_ROWS, BLOCK_D], dtype=out_ptr.dtype.element_ty)
         tl.store(padding_ptrs, zeros, mask=is_head[:, None] & (dims < D)[None, :])
         padding += step
+
+
+@triton.jit
+def sequence_of(part, segments_end, S):
+    """Return the sequence of a segment, and the segment's number in it; `segments_end` `[BLOCK_S]` are the sums."""
+    before = segments_end <= part
+    sequence = tl.sum(before.to(tl.int32), axis=0)
+    return tl.minimum(sequence, S - 1), part - tl.max(tl.where(before, segments_end, 0), axis=0)

@@ -1,4 +1,4 @@
-"""Edit single logits before sampling: biases, bans, penalties on tokens seen. Sparse: work grows with the edits."""
+"""Penalties on tokens that a sequence has seen, on whole rows of logits; the counts of its tokens are on the device."""
 
 from dataclasses import dataclass
 
@@ -8,49 +8,50 @@ from torch import Tensor
 from sluice.kernels.chain import Path, path_of
 from sluice.kernels.checks import check, check_rows
 
-__all__ = ["NO_BIAS", "Penalties", "apply_penalties"]
-
-NO_BIAS = -0.0
-"""Neutral bias: -0.0 is the only number whose addition preserves every bit."""
+__all__ = ["Penalties", "apply_penalties"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Edited logits: one entry per (row, token), all `[E]`. An entry of neutral values preserves its logit's bits."""
+    """Penalties of E rows of logits: contiguous tensors on their device."""
 
-    rows: Tensor
-    """int32."""
+    seen: Tensor
+    """`[P, V]` int32: the tokens of P sequences. 2 for each occurrence in the output, plus 1 if the prompt has it."""
 
-    token_ids: Tensor
-    """int32; each at most once per row."""
+    places: Tensor
+    """`[E]` int32: each row's sequence in `seen`; -1 for a row without penalties."""
 
-    bias: Tensor
-    """float32: added first; -inf bans the token, `NO_BIAS` is neutral."""
+    extras: Tensor
+    """`[E, K]` int32: tokens of each row's output that `seen` lacks; -1 for none."""
 
     repetition: Tensor
-    """float32: positive logits are divided by it, negative ones multiplied (Keskar et al., 2019); 1 if not seen."""
-
-    counts: Tensor
-    """float32: occurrences in the output; 0 for a token that is only in the prompt, or not seen."""
+    """`[E]` float32: positive logits are divided by it, negative ones multiplied (Keskar et al., 2019)."""
 
     frequency: Tensor
-    """float32: subtracted once per occurrence."""
+    """`[E]` float32: subtracted once per occurrence in the output."""
 
     presence: Tensor
-    """float32: subtracted if the count is not 0."""
+    """`[E]` float32: subtracted if the output has the token."""
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
-    """Edit logits in place: bias first, then repetition, then frequency and presence.
+    """Change the logits of seen tokens in place: repetition first, then frequency and presence.
 
     Args:
-        logits: `[S, V]` float32.
-        penalties: entries of some of its rows.
+        logits: `[E, V]` float32; rows may be strided.
+        penalties: of these rows.
     """
-    check(logits.dim() == 2 and logits.dtype == torch.float32, "logits must be [S, V] float32")
+    check(logits.dim() == 2 and logits.dtype == torch.float32, "logits must be [E, V] float32")
     check_rows("logits", logits)
-    if path_of("penalties", logits) is Path.TRITON:
+    num_rows, vocab_size = logits.shape
+    check(penalties.seen.shape[1:] == (vocab_size,), "seen must be [P, {}]", vocab_size)
+    check(penalties.places.shape == (num_rows,), "places must be [{}]", num_rows)
+    check(penalties.extras.shape[:1] == (num_rows,), "extras must be [{}, K]", num_rows)
+    path = path_of("penalties", logits)
+    if path is Path.TRITON:
         from sluice.kernels.penalties.kernel import apply_penalties_triton as apply
+    elif path is Path.TORCH:
+        from sluice.kernels.penalties.cpu import apply_penalties_torch as apply
     else:
         from sluice.kernels.penalties.cpu import apply_penalties_cpu as apply
     apply(logits, penalties)

@@ -1,6 +1,6 @@
 # Triton's language is not typable: a launch takes options that no signature has, a constexpr is any value.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Biases and penalties in one Triton launch instead of a dozen elementwise ones; each entry edits its own logit."""
+"""Penalties in one Triton launch instead of a dozen operators over whole rows."""
 
 import triton
 import triton.language as tl
@@ -8,60 +8,66 @@ from torch import Tensor
 
 from sluice.kernels.penalties import Penalties
 
-BLOCK = 256
+BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["E"])
+@triton.jit(do_not_specialize=["V", "K"])
 def _penalties_kernel(
-    logits_ptr,  # [S, V] float32, changed
-    rows_ptr,  # [E] int32
-    token_ids_ptr,  # [E] int32
-    bias_ptr,  # [E] float32; so are the four below
-    repetition_ptr,
-    counts_ptr,
+    logits_ptr,  # [E, V] float32, changed
+    seen_ptr,  # [P, V] int32
+    places_ptr,  # [E] int32
+    extras_ptr,  # [E, K] int32
+    repetition_ptr,  # [E] float32; so are the two below
     frequency_ptr,
     presence_ptr,
-    E,
+    V,
+    K,
     logits_stride_row,
-    BLOCK_E: tl.constexpr,
+    seen_stride_place,
+    BLOCK_V: tl.constexpr,
 ):
-    """One program per block of entries."""
-    entries = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)  # [BLOCK_E]
-    inside = entries < E
-    rows = tl.load(rows_ptr + entries, mask=inside, other=0).to(tl.int64)
-    token_ids = tl.load(token_ids_ptr + entries, mask=inside, other=0).to(tl.int64)
-    logits_ptrs = logits_ptr + rows * logits_stride_row + token_ids
-    values = tl.load(logits_ptrs, mask=inside, other=0.0)
-    bias = tl.load(bias_ptr + entries, mask=inside, other=0.0)
-    repetition = tl.load(repetition_ptr + entries, mask=inside, other=1.0)
-    counts = tl.load(counts_ptr + entries, mask=inside, other=0.0)
-    frequency = tl.load(frequency_ptr + entries, mask=inside, other=0.0)
-    presence = tl.load(presence_ptr + entries, mask=inside, other=0.0)
+    """One program per row and block of tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.load(places_ptr + row).to(tl.int64)
+    if place < 0:
+        return
+    token_ids = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)  # [BLOCK_V]
+    seen = tl.load(seen_ptr + place * seen_stride_place + token_ids, mask=token_ids < V, other=0)
+    for k in range(K):
+        extra = tl.load(extras_ptr + row * K + k)
+        seen += tl.where(token_ids == extra, 2, 0)
+    is_seen = (seen != 0) & (token_ids < V)
+    logits_ptrs = logits_ptr + row * logits_stride_row + token_ids
+    values = tl.load(logits_ptrs, mask=is_seen, other=0.0)
+    repetition = tl.load(repetition_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    counts = (seen >> 1).to(tl.float32)
 
     # Each step is rounded as on the CPU (so nothing is fused below), so that near ties resolve equally.
-    values += bias
     values = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
     values -= frequency * counts + tl.where(counts > 0, presence, 0.0)
-    tl.store(logits_ptrs, values, mask=inside)
+    tl.store(logits_ptrs, values, mask=is_seen)
 
 
 def apply_penalties_triton(logits: Tensor, penalties: Penalties) -> None:
     """Launch the kernel; see `sluice.kernels.penalties.apply_penalties`."""
-    num_entries = penalties.rows.shape[0]
-    if num_entries == 0:
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
         return
-    _penalties_kernel[(triton.cdiv(num_entries, BLOCK),)](
+    _penalties_kernel[(num_rows, triton.cdiv(vocab_size, BLOCK))](
         logits,
-        penalties.rows,
-        penalties.token_ids,
-        penalties.bias,
+        penalties.seen,
+        penalties.places,
+        penalties.extras,
         penalties.repetition,
-        penalties.counts,
         penalties.frequency,
         penalties.presence,
-        num_entries,
+        vocab_size,
+        penalties.extras.shape[1],
         logits.stride(0),
-        BLOCK_E=BLOCK,
+        penalties.seen.stride(0),
+        BLOCK_V=BLOCK,
         num_warps=4,
         enable_fp_fusion=False,
     )

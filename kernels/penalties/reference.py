@@ -1,18 +1,10 @@
-"""Definition of biases and penalties: a loop over the tokens of one row."""
+"""Definition of penalties: a loop over the tokens of one row."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def bias_reference(row: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """Return the logits `row` `[V]` with the bias of each token added, in float64."""
-    result = row.to(torch.float64, copy=True)
-    for token, number in bias.items():
-        result[token] += number
-    return result
 
 
 def penalties_reference(

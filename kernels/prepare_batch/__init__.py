@@ -34,6 +34,9 @@ class StepPlan:
     block_tables: Tensor
     """`[S, max_blocks]`; rows may be strided."""
 
+    window_tables: Tensor | None = None
+    """`[W, S, max_blocks]`: further tables of the same sequences; None if there are none."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedTokens:
@@ -42,6 +45,8 @@ class PreparedTokens:
     input_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
+    window_slots: Tensor | None = None
+    """`[W, T]`: as `slot_mapping`, by each of `window_tables`."""
 
 
 def prepare_batch(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, spare_slot: int) -> PreparedTokens:
@@ -65,6 +70,10 @@ def prepare_batch(plan: StepPlan, drawn_ids: Tensor | None, *, block_size: int, 
     check(plan.query_start_locs.shape == (num_sequences + 1,), "query_start_locs must be [S + 1]")
     check(plan.block_tables.dim() == 2 and plan.block_tables.shape[0] == num_sequences, "block_tables must be [S, …]")
     check_rows("block_tables", plan.block_tables)
+    if plan.window_tables is not None:
+        check(plan.window_tables.dtype == torch.int32, "a plan must be int32")
+        check(plan.window_tables.shape[1:] == plan.block_tables.shape, "window_tables must be [W, S, max_blocks]")
+        check_rows("window_tables", plan.window_tables)
     check(drawn_ids is None or drawn_ids.dtype == torch.int64, "drawn_ids must be int64")
     # A GPU computes them in one launch. On the CPU it is arithmetic over whole arrays, where numpy is as fast.
     path = path_of("prepare_batch", plan.token_ids)

@@ -18,24 +18,40 @@ BLOCK = 256
 _PADDING = tl.constexpr(PADDING)
 
 
-@triton.jit(do_not_specialize=["T", "S", "spare_slot", "out_stride", "table_stride_sequence"])
+_VARYING = (
+    "T",
+    "S",
+    "spare_slot",
+    "out_stride",
+    "table_stride_sequence",
+    "window_stride_table",
+    "window_stride_sequence",
+)
+"""Numbers that differ from step to step: a kernel is not compiled for each."""
+
+
+@triton.jit(do_not_specialize=_VARYING)
 def _prepare_batch_kernel(
-    out_ptr,  # [3, T] int64: ids, positions, slots; rows are strided
+    out_ptr,  # [3 + W, T] int64: ids, positions, slots by each table; rows are strided
     token_ids_ptr,  # [T] int32
     query_start_locs_ptr,  # [S + 1] int32
     context_lens_ptr,  # [S] int32
     block_tables_ptr,  # [S, max_blocks] int32
+    window_tables_ptr,  # [W, S, max_blocks] int32
     drawn_ids_ptr,  # [R] int64; unused unless HAS_DRAWN
     T,
     S,
     spare_slot,
     out_stride,
     table_stride_sequence,
+    window_stride_table,
+    window_stride_sequence,
     BLOCK_SIZE: tl.constexpr,
     HAS_DRAWN: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One program per sequence, and one for the tokens after the last."""
+    """One program per table and sequence, and one for the tokens after the last."""
+    number = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(0).to(tl.int64)
     start = tl.load(query_start_locs_ptr + sequence)
     is_tail = sequence == S
@@ -43,6 +59,8 @@ def _prepare_batch_kernel(
     end = tl.where(is_tail, T, end)
     context_len = tl.load(context_lens_ptr + sequence, mask=sequence < S, other=0)
     table_ptr = block_tables_ptr + sequence * table_stride_sequence
+    if number > 0:
+        table_ptr = window_tables_ptr + (number - 1) * window_stride_table + sequence * window_stride_sequence
 
     for first in range(start, end, BLOCK_T):
         tokens = first + tl.arange(0, BLOCK_T)  # [BLOCK_T]
@@ -59,9 +77,9 @@ def _prepare_batch_kernel(
             drawn = tl.load(drawn_ids_ptr + (-1 - token_ids), mask=is_fed, other=0)
             token_ids = tl.where(is_fed, drawn, token_ids)
         outs = out_ptr + tokens.to(tl.int64)
-        tl.store(outs, tl.maximum(token_ids, 0), mask=inside)
-        tl.store(outs + out_stride, positions.to(tl.int64), mask=inside)
-        tl.store(outs + 2 * out_stride.to(tl.int64), slots, mask=inside)
+        tl.store(outs, tl.maximum(token_ids, 0), mask=inside & (number == 0))
+        tl.store(outs + out_stride, positions.to(tl.int64), mask=inside & (number == 0))
+        tl.store(outs + (2 + number) * out_stride, slots, mask=inside)
 
 
 def prepare_batch_triton(
@@ -69,24 +87,31 @@ def prepare_batch_triton(
 ) -> PreparedTokens:
     """Launch the kernel; see `sluice.kernels.prepare_batch.prepare_batch`."""
     num_tokens, num_sequences = plan.token_ids.shape[0], plan.context_lens.shape[0]
+    windowed = plan.window_tables
+    num_windowed = 0 if windowed is None else windowed.shape[0]
     # Align each row to 16 bytes, as separate tensors are: Triton compiles another kernel for unaligned inputs.
-    out = torch.empty(3, num_tokens + num_tokens % 2, dtype=torch.int64, device=plan.token_ids.device)
+    out = torch.empty(3 + num_windowed, num_tokens + num_tokens % 2, dtype=torch.int64, device=plan.token_ids.device)[
+        :, :num_tokens
+    ]
     if num_tokens > 0:
-        _prepare_batch_kernel[(num_sequences + 1,)](
+        _prepare_batch_kernel[(num_sequences + 1, 1 + num_windowed)](
             out,
             plan.token_ids,
             plan.query_start_locs,
             plan.context_lens,
             plan.block_tables,
+            plan.block_tables if windowed is None else windowed,
             out if drawn_ids is None else drawn_ids,
             num_tokens,
             num_sequences,
             spare_slot,
             out.stride(0),
             plan.block_tables.stride(0),
+            0 if windowed is None else windowed.stride(0),
+            0 if windowed is None else windowed.stride(1),
             BLOCK_SIZE=block_size,
             HAS_DRAWN=drawn_ids is not None,
             BLOCK_T=BLOCK,
             num_warps=4,
         )
-    return PreparedTokens(*out[:, :num_tokens])
+    return PreparedTokens(*out[:3], out[3:] if num_windowed else None)

@@ -14,6 +14,7 @@ from typing import TextIO
 
 import torch
 
+from sluice.kernels.chain import set_deterministic
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult
 from sluice.kernels.trial.sizes import ModelSizes
@@ -25,6 +26,7 @@ def _serve(requests: TextIO, answers: TextIO) -> None:
     given = json.loads(requests.readline())
     device = torch.device(given["device"])
     sizes = ModelSizes(**given["sizes"] | {"sliding_windows": tuple(given["sizes"]["sliding_windows"])})
+    set_deterministic(sizes.is_deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     torch.ones(1, device=device)

@@ -14,7 +14,7 @@ from sluice.kernels.chain import HOPPER_PREFILL, step_down, stepped_down
 from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, paged_attention
 from sluice.kernels.paged_attention.fp8 import from_fp8, to_fp8
 from sluice.kernels.paged_attention.reference import paged_attention_reference
-from sluice.kernels.trial.compare import WrongResult, require_close
+from sluice.kernels.trial.compare import WrongResult, require_close, require_same_rows
 from sluice.kernels.trial.sizes import ModelSizes
 from sluice.kernels.write_kv import HeadNorm, write_kv
 from sluice.kernels.write_kv.reference import write_kv_reference
@@ -35,6 +35,10 @@ PHASES: Sequence[tuple[Sequence[int], Sequence[int]]] = (
 """New tokens and contexts of sequences: decodes of few and many segments, many decodes, chunks, mixed."""
 
 
+_PARTS_CONTEXT = 1300
+"""Tokens of the prompt that is computed in parts: over two of a deterministic process's segments."""
+
+
 def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCache:
     """Make one layer's cache as a model does."""
     return allocate_kv_cache(
@@ -49,6 +53,8 @@ def make_cache(sizes: ModelSizes, num_blocks: int, device: torch.device) -> KVCa
 
 def attention_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Callable[[], None]]:
     """Yield attention in each phase, for layers with each sliding window."""
+    if sizes.is_deterministic:
+        yield from (partial(_attend_in_parts, sizes, device, window) for window in sizes.sliding_windows)
     for phase, window in _phases(sizes):
         yield partial(_without_hopper, partial(_attend, sizes, device, *phase, window))
 
@@ -121,6 +127,35 @@ def _attend(
         soft_cap=sizes.attention_soft_cap,
     )
     require_close(found, expected)
+
+
+def _attend_in_parts(sizes: ModelSizes, device: torch.device, window: int) -> None:
+    """Check that a prompt has the same bits whole, in chunks of any length, and token by token."""
+    length = min(_PARTS_CONTEXT, sizes.max_model_len)
+    cache = make_cache(sizes, -(-length // sizes.block_size), device)
+    _fill(cache, sizes.torch_dtype)
+    table = torch.randperm(cache.num_blocks, device=device).int()[None]
+    query = torch.randn(length, sizes.num_heads, sizes.head_size, device=device).to(sizes.torch_dtype)
+
+    def attended(first: int, last: int) -> Tensor:
+        return paged_attention(
+            query[first:last],
+            cache,
+            table,
+            torch.tensor([0, last - first], dtype=torch.int32, device=device),
+            torch.tensor([last], dtype=torch.int32, device=device),
+            scale=sizes.attention_scale,
+            max_query_len=last - first,
+            max_context_len=last,
+            sliding_window=window,
+            soft_cap=sizes.attention_soft_cap,
+        )
+
+    whole = attended(0, length)
+    for size in (1, 2, 17, 100):
+        for last in range(length, max(0, length - 5 * size), -size):
+            first = max(0, last - size)
+            require_same_rows([attended(first, last), whole[first:last]])
 
 
 def _fill(cache: KVCache, dtype: torch.dtype) -> None:

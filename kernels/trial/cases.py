@@ -20,6 +20,8 @@ from sluice.kernels.gated_activation import gated_activation
 from sluice.kernels.gated_activation.reference import gated_activation_reference
 from sluice.kernels.linear import pack_linear
 from sluice.kernels.linear.int8 import dequantized, quantized
+from sluice.kernels.logprobs import logprobs
+from sluice.kernels.logprobs.reference import logprobs_reference
 from sluice.kernels.paged_attention import FP8
 from sluice.kernels.penalties import Penalties, apply_penalties
 from sluice.kernels.penalties.cpu import apply_penalties_cpu
@@ -32,13 +34,16 @@ from sluice.kernels.sample.reference import sample_reference
 from sluice.kernels.soft_cap import soft_cap
 from sluice.kernels.soft_cap.reference import soft_cap_reference
 from sluice.kernels.trial.cache_cases import attention_cases, hopper_cases, make_cache, write_cases
-from sluice.kernels.trial.compare import require_close, require_equal
+from sluice.kernels.trial.compare import require_close, require_equal, require_same_rows
 from sluice.kernels.trial.sizes import ModelSizes
 
 Case = Callable[[], None]
 """Runs an operation and raises `WrongResult`, or whatever the kernel raises."""
 
 _NUM_ROWS = 33
+_DETERMINISTIC_ROWS = (1, 7, 24, 70, 300)
+"""Each number of rows has other tiles, or other programs that add the parts of K."""
+
 _PIECE = 8192
 """Rows of a weight that are widened at once for a reference."""
 
@@ -60,6 +65,7 @@ def cases_of(operation: str, sizes: ModelSizes, device: torch.device) -> list[Ca
         "copy_blocks": partial(_copy_cases, sizes, device),
         "gated_activation": partial(_gate_cases, _Given(sizes, device)),
         "hopper_prefill": partial(hopper_cases, sizes, device),
+        "logprobs": partial(_logprob_cases, _Given(sizes, device)),
         "linear": partial(_product_cases, _Given(sizes, device)),
         "paged_attention": partial(attention_cases, sizes, device),
         "penalties": partial(_penalty_cases, _Given(sizes, device)),
@@ -130,10 +136,37 @@ def _product_cases(given: _Given) -> Iterator[Case]:
         expected = torch.cat(pieces, dim=1)
         require_close(found, expected if bias is None else expected + bias.float())
 
+    def run_alone(out_size: int, in_size: int, *, has_bias: bool) -> None:
+        linear = pack_linear(
+            given.random(out_size, in_size), given.random(out_size) if has_bias else None, is_int8=is_int8
+        )
+        x = given.random(max(_DETERMINISTIC_ROWS), in_size)
+        require_same_rows([linear(x[:num_rows]) for num_rows in _DETERMINISTIC_ROWS])
+
+    if given.sizes.is_deterministic:
+        for out_size, in_size, has_bias in sorted(given.sizes.products, reverse=True):
+            yield from (partial(run, out_size, in_size, num_rows, has_bias=has_bias) for num_rows in (1, 300))
+            yield partial(run_alone, out_size, in_size, has_bias=has_bias)
+        return
     # Kernels for very few rows; in int8 also tiles of more, and a weight that is widened for the library.
     rows = (1, 2, 4, 7, 12, 24, 50, 200, 300) if is_int8 else (1, 2, 4)
     for out_size, in_size, has_bias in sorted(given.sizes.products, reverse=True):
         yield from (partial(run, out_size, in_size, num_rows, has_bias=has_bias) for num_rows in rows)
+
+
+def _logprob_cases(given: _Given) -> Iterator[Case]:
+    def run() -> None:
+        count = min(5, given.sizes.vocab_size)
+        # Rounded to halves, so that some are equal.
+        logits = (2 * given.random(3, given.sizes.vocab_size, dtype=torch.float32)).round() / 2
+        token_ids = torch.tensor([0, given.sizes.vocab_size - 1, 1], device=given.device)
+        found = logprobs(logits, token_ids, count=count)
+        expected = logprobs_reference(logits, token_ids, count=count)
+        require_close(found[0], expected[0])
+        require_close(found[1], expected[1])
+        require_equal(found[2], expected[2])
+
+    yield run
 
 
 def _plan_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Case]:
@@ -144,6 +177,7 @@ def _plan_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Case]:
             query_start_locs=torch.tensor([0, 2, 3, 5], dtype=torch.int32, device=device),
             context_lens=torch.tensor([sizes.block_size + 2, 4, 2], dtype=torch.int32, device=device),
             block_tables=torch.arange(12, dtype=torch.int32, device=device).view(3, 4),
+            window_tables=torch.arange(24, dtype=torch.int32, device=device).view(2, 3, 4) if is_fed else None,
         )
         drawn = torch.tensor([11], device=device) if is_fed else None
         how = {"block_size": sizes.block_size, "spare_slot": 12 * sizes.block_size}
@@ -151,6 +185,8 @@ def _plan_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Case]:
         require_equal(found.input_ids, expected.input_ids)
         require_equal(found.positions, expected.positions)
         require_equal(found.slot_mapping, expected.slot_mapping)
+        if found.window_slots is not None and expected.window_slots is not None:
+            require_equal(found.window_slots, expected.window_slots)
 
     yield partial(run, is_fed=False)
     yield partial(run, is_fed=True)
@@ -174,17 +210,20 @@ def _copy_cases(sizes: ModelSizes, device: torch.device) -> Iterator[Case]:
 
 def _penalty_cases(given: _Given) -> Iterator[Case]:
     def run() -> None:
-        num_rows, per_row, vocab_size = 3, min(100, given.sizes.vocab_size), given.sizes.vocab_size
-        rows = torch.arange(num_rows).repeat_interleave(per_row).int()
-        ids = torch.cat([torch.randperm(vocab_size)[:per_row] for _ in range(num_rows)]).int()
-        bias, repetition, frequency, presence = (torch.rand(len(ids)) for _ in range(4))
-        parts = (rows, ids, bias, repetition + 0.5, torch.randint(0, 3, (len(ids),)).float(), frequency, presence)
-        names = ("rows", "token_ids", "bias", "repetition", "counts", "frequency", "presence")
+        num_rows, vocab_size = 3, given.sizes.vocab_size
+        repetition, frequency, presence = torch.rand(3, num_rows)
+        parts = {
+            "seen": torch.randint(0, 4, (num_rows, vocab_size), dtype=torch.int32),
+            "places": torch.tensor([2, -1, 0], dtype=torch.int32),
+            "extras": torch.tensor([[0, 1], [1, 1], [-1, 0]], dtype=torch.int32),
+            "repetition": repetition + 0.5,
+            "frequency": frequency,
+            "presence": presence,
+        }
         logits = given.random(num_rows, vocab_size, dtype=torch.float32)
         expected = logits.cpu().clone()
-        apply_penalties_cpu(expected, Penalties(**dict(zip(names, parts, strict=True))))
-        on_device = [part.to(given.device) for part in parts]
-        apply_penalties(logits, Penalties(**dict(zip(names, on_device, strict=True))))
+        apply_penalties_cpu(expected, Penalties(**parts))
+        apply_penalties(logits, Penalties(**{name: part.to(given.device) for name, part in parts.items()}))
         require_close(logits.cpu(), expected)
 
     yield run

@@ -3,6 +3,8 @@
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,3 +43,15 @@ def require_equal(found: Tensor, expected: Tensor, *, max_different: int = 0) ->
     num_different = int((found.cpu() != expected.cpu()).sum())
     if num_different > max_different:
         raise WrongResult(f"differs from its reference in {num_different} of {found.numel()} numbers")
+
+
+def require_same_rows(batches: Sequence[Tensor]) -> None:
+    """Check that the rows of each batch are the first of the largest one, bit by bit.
+
+    Raises:
+        WrongResult: one is not.
+    """
+    largest = max(batches, key=len)
+    for batch in batches:
+        if not torch.equal(batch.view(torch.uint8), largest[: len(batch)].view(torch.uint8)):
+            raise WrongResult(f"a row of {len(batch)} has other bits than the same row of {len(largest)}")

@@ -44,6 +44,9 @@ class ModelSizes:
     cache: Literal["model", "fp8"]
     """Dtype of keys and values."""
 
+    is_deterministic: bool = False
+    """Whether a row's result must not depend on its batch."""
+
     @property
     def torch_dtype(self) -> torch.dtype:
         """The model's dtype."""

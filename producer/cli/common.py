@@ -13,7 +13,7 @@ import click
 from sluice.producer.client import Producer
 from sluice.producer.contract.host.terminal import printable, say
 from sluice.producer.contract.jobs import OPTION_NAMES, Options
-from sluice.producer.contract.messages import JobOptions
+from sluice.producer.contract.messages import NEUTRAL, JobOptions
 from sluice.producer.contract.waits import WaitNotice
 from sluice.producer.errors import InvalidSetting
 
@@ -108,8 +108,9 @@ def sampling_options(command: Command) -> Command:
 
 
 def _sampling_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
-    default: int | float = getattr(JobOptions(), name)
-    return _option(f"--{name.replace('_', '-')}", type(default), metavar, f"{text} Default: {default:g}.")
+    default: int | float = NEUTRAL[name] if name in NEUTRAL else getattr(JobOptions(), name)
+    source = "the model's, or " if name in NEUTRAL else ""
+    return _option(f"--{name.replace('_', '-')}", type(default), metavar, f"{text} Default: {source}{default:g}.")
 
 
 def _option(

@@ -206,6 +206,20 @@ def purge(*, tenant: str | None, is_sure: bool, **values: object) -> None:
 @click.option(
     "--result-ttl", "result_ttl_s", metavar="SECONDS", type=click.FloatRange(0), help="Keep results this long."
 )
+@click.option(
+    "--ttft-target",
+    "ttft_target_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Time to the first token that workers aim at, in place of their own setting; 0: their own.",
+)
+@click.option(
+    "--tpot-target",
+    "tpot_target_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="Time per further token that workers aim at, in place of their own setting; 0: their own.",
+)
 @click.option("--keep-prompts", type=click.Choice(["none", "hash", "full"]), help="Form of prompts in the history.")
 @click.option("--keep-results/--no-keep-results", default=None, help="Keep outputs in the history.")
 @connection_options
@@ -228,6 +242,9 @@ def _settings(values: Values) -> QueueSettings:
     for name in ("age_step_s", "channel_ttl_s", "result_ttl_s"):
         seconds = given.pop(name)
         given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else round(seconds * 1000)
+    for name in ("ttft_target_s", "tpot_target_s"):
+        seconds = given.pop(name)
+        given[f"{name.removesuffix('_s')}_ms"] = None if seconds is None else seconds * 1000
     if given["durability"] is not None:
         given["durability"] = str(read_durability(given["durability"]))
     given["weights"] = dict(map(_weight, given.pop("weights"))) or None

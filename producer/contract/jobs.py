@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, TypeAlias, TypedDict, Unpack, cast
 from zlib import crc32
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.calls import FromNow, NewJob, SourceLine
 from sluice.producer.contract.errors import InvalidJob, did_you_mean
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
-from sluice.producer.contract.messages import SamplingOptions, is_text
+from sluice.producer.contract.messages import is_text
 from sluice.producer.contract.wire import (
     JobId,
     JobOptions,
@@ -24,6 +24,7 @@ from sluice.producer.contract.wire import (
     Message,
     Prompt,
     WireError,
+    encode_asked,
     encode_prompt,
     encode_spec,
 )
@@ -39,6 +40,65 @@ Identify: TypeAlias = Callable[[bytes], tuple[JobId, int]]
 
 Prepared: TypeAlias = tuple[NewJob | InvalidJob, bool]
 """An encoded job, or the error that replaces it; and whether the caller chose its id."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
+
+    Declared apart from `JobOptions`, because type checkers read keyword arguments from a literal TypedDict only: none
+    can be derived from a dataclass. The engine must not import the contract and declares its own (`SamplingParams`).
+    A test compares names, types, defaults and bounds of the three declarations.
+    """
+
+    max_tokens: int | None
+    """Most tokens of each choice, 1 to 1000000. Default: the model's, or 256."""
+
+    min_tokens: int
+    """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
+
+    temperature: float | None
+    """Randomness, 0 (greedy) or more. Default: the model's, or 1."""
+
+    top_p: float | None
+    """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: the model's,
+    or 1.
+    """
+
+    top_k: int | None
+    """Sample from this many most likely tokens, 0 (all) or more. Default: the model's, or 0."""
+
+    min_p: float | None
+    """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: the model's, or 0."""
+
+    repetition_penalty: float | None
+    """Over 1 discourages tokens of prompt and output, under 1 encourages them; over 0. Default: the model's, or 1."""
+
+    frequency_penalty: float
+    """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""
+
+    presence_penalty: float
+    """Subtracted from the logit of each token that the output has, -2 to 2. Default: 0."""
+
+    logit_bias: Mapping[int, float]
+    """Added to the logits of up to 1024 tokens, by id, each -100 to 100. Default: none."""
+
+    stop: str | Sequence[str]
+    """End the output before one of these up to 16 texts of up to 256 characters. Default: none."""
+
+    stop_token_ids: Sequence[int]
+    """End the output at one of these up to 64 tokens. Default: none."""
+
+    ignore_eos: bool
+    """Whether to go on after the model's end-of-sequence token. Default: False."""
+
+    logprobs: int | None
+    """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""
+
+    n: int
+    """Number of choices, 1 to 64. Default: 1."""
+
+    skip_special_tokens: bool
+    """Whether special tokens are left out of the text. Default: True."""
 
 
 class Options(SamplingOptions, total=False):
@@ -189,9 +249,7 @@ def template(options: Options, *, partitions: int = 1) -> Template:
     Raises:
         InvalidJob: a name is unknown or a value is out of its range; the message names it.
     """
-    if unknown := options.keys() - OPTION_NAMES:
-        hint = did_you_mean(min(unknown), OPTION_NAMES) or "."
-        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(OPTION_NAMES))}.")
+    _check_names(options, OPTION_NAMES)
     try:
         return _template(options, partitions)
     except InvalidJob:
@@ -204,12 +262,12 @@ def template(options: Options, *, partitions: int = 1) -> Template:
 
 def _template(options: Options, partitions: int) -> Template:
     spec = _spec(options)
-    asked = encode_spec(replace(spec, traceparent=None, stream=True))
+    asked = encode_asked(replace(spec, traceparent=None, stream=True))
     seed = options.get("seed")
     tenant, priority = options.get("tenant", "default"), options.get("priority", 0)
     new_job_id(tenant)  # checks the name
     if seed is not None:
-        _check_whole("seed", seed, 2**64 - 1)
+        check_seed(seed)
     _check_whole("priority", priority, limits.MAX_PRIORITY)
     if (job_id := options.get("job_id")) is not None:
         _check_job_id(job_id, tenant, partitions)
@@ -218,7 +276,7 @@ def _template(options: Options, partitions: int) -> Template:
         seed=seed,
         tenant=tenant,
         priority=priority,
-        max_tokens=spec.options.max_tokens,
+        max_tokens=spec.options.planned_tokens,
         choices=spec.options.n,
         batch=spec.batch,
         wants_callback=spec.callback_url is not None,
@@ -235,7 +293,9 @@ def _template(options: Options, partitions: int) -> Template:
 
 def _features(options: JobOptions) -> tuple[str, ...]:
     """Return the features that the options need, by the names that workers declare."""
-    is_penal = options.repetition_penalty != 1 or options.frequency_penalty != 0 or options.presence_penalty != 0
+    is_penal = (
+        options.repetition_penalty not in (None, 1) or options.frequency_penalty != 0 or options.presence_penalty != 0
+    )
     asked = (
         ("logprobs", options.logprobs is not None),
         ("choices", options.n > 1),
@@ -248,13 +308,30 @@ def _features(options: JobOptions) -> tuple[str, ...]:
 def _spec(options: Options) -> JobSpec:
     # Any: JobOptions and JobSpec check each value's type themselves, whatever the caller's type checker has seen.
     values: dict[str, Any] = dict(options)
-    sampling = {name: value for name, value in values.items() if name in SAMPLING_NAMES}
-    if isinstance(stop := sampling.get("stop"), str):
-        sampling["stop"] = (stop,)
+    sampling = sampling_options({name: value for name, value in values.items() if name in SAMPLING_NAMES})
+    return JobSpec(options=sampling, **{name: values[name] for name in _SPEC if name in values})
+
+
+def sampling_options(options: Mapping[str, Any]) -> JobOptions:  # Any: as in `_spec`
+    """Check the options of `SamplingOptions`.
+
+    Raises:
+        InvalidJob: a name is unknown or a value is out of its range; the message names it.
+    """
+    _check_names(options, SAMPLING_NAMES)
+    values = dict(options)
+    if isinstance(stop := values.get("stop"), str):
+        values["stop"] = (stop,)
     for name in ("stop", "stop_token_ids"):
-        if isinstance(listing := sampling.get(name), list):
-            sampling[name] = tuple(cast("list[object]", listing))
-    return JobSpec(options=JobOptions(**sampling), **{name: values[name] for name in _SPEC if name in values})
+        if isinstance(listing := values.get(name), list):
+            values[name] = tuple(cast("list[object]", listing))
+    return JobOptions(**values)
+
+
+def _check_names(options: Mapping[str, object], known: frozenset[str]) -> None:
+    if unknown := options.keys() - known:
+        hint = did_you_mean(min(unknown), known) or "."
+        raise InvalidJob(f"unknown option {min(unknown)!r}{hint} Options are: {', '.join(sorted(known))}.")
 
 
 def encoded_prompt(prompt: PromptLike) -> tuple[bytes, int, int | None]:
@@ -322,6 +399,15 @@ def _size(prompt: Prompt) -> tuple[int, int | None]:
 def partition_of(name: str, partitions: int) -> int:
     """Return the partition of a job, by the last part of its id or by its idempotency key."""
     return crc32(name.encode()) % partitions if partitions > 1 else 0
+
+
+def check_seed(seed: object) -> None:
+    """Check that a seed is an unsigned 64-bit number.
+
+    Raises:
+        InvalidJob: it is not.
+    """
+    _check_whole("seed", seed, 2**64 - 1)
 
 
 def _check_whole(name: str, value: object, most: int) -> None:

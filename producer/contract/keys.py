@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from sluice.producer.contract.job_ids import split_job_id
+from sluice.producer.contract.limits import MAX_PRIORITY
 from sluice.producer.contract.wire import JobId
 
 RETURNED = "returned"
@@ -63,6 +64,10 @@ class QueueKeys:
     def callbacks(self) -> str:
         """Stream of ends for which a webhook is requested."""
         return self.key("callbacks")
+
+    def heads_over(self, priority: int) -> tuple[str, ...]:
+        """Return the keys of the classes over `priority`: those that exist have waiting jobs."""
+        return tuple(self.key("heads", one) for one in range(priority + 1, MAX_PRIORITY + 1))
 
     def lane(self, priority: int | str, tenant: str) -> str:
         """Return the stream of waiting entries of one tenant in one class."""

@@ -13,6 +13,9 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 64
 MAX_TOKENS = 1_000_000
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of a choice if neither the request nor the model states it."""
+
 MAX_NUMBER = 2**53
 """Greatest number in a job's hash or a lane's entry: times, counts and versions. Scripts compute with doubles."""
 
@@ -65,6 +68,9 @@ MAX_CALL_BYTES = 1024 * 1024
 
 SLICE_JOBS = 32
 """Jobs in one slice: a pull, reclaim, cancel or firing of timers."""
+
+IDLE_FIRST_MS = 50
+"""A full worker takes a job of a higher class than it runs only when it has waited this long: idle ones go first."""
 
 SORTED_TIMERS = 1000
 """Due timers that one call lists by urgency, while more are due than it fires."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, NamedTuple, NewType, TypedDict, cast, get_args
+from typing import Any, Literal, NamedTuple, NewType, cast, get_args
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
@@ -48,22 +48,36 @@ class Message:
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 """Text, chat messages, or token ids."""
 
+NEUTRAL: Mapping[str, int | float] = {
+    "max_tokens": limits.DEFAULT_MAX_TOKENS,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Options for which a model may state a default (in its generation_config.json), and their values if neither the
+request nor the model states one.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """How to sample. Names, defaults and ranges are those of the engine's SamplingParams; `limits` bounds sizes.
 
+    Those of `NEUTRAL` are None if the request does not state them.
+
     Raises:
         InvalidJob: a value is out of its range; the message names it.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -79,11 +93,22 @@ class JobOptions:
         _raise_first(self._types())
         _raise_first(self._ranges())
 
+    @property
+    def planned_tokens(self) -> int:
+        """Maximum tokens of each choice, as far as is known without the model."""
+        return max(limits.DEFAULT_MAX_TOKENS, self.min_tokens) if self.max_tokens is None else self.max_tokens
+
+    def _or_neutral(self, name: str) -> Any:  # noqa: ANN401  # its type is checked next
+        value = getattr(self, name)
+        return NEUTRAL.get(name) if value is None else value
+
     def _types(self) -> Iterator[Check]:
         for name in ("max_tokens", "min_tokens", "top_k", "n"):
-            yield is_integer(getattr(self, name)), f"{name} must be a whole number, got {getattr(self, name)!r}"
+            value = self._or_neutral(name)
+            yield is_integer(value), f"{name} must be a whole number, got {value!r}"
         for name in _FLOATS:
-            yield is_number(getattr(self, name)), f"{name} must be a finite number, got {getattr(self, name)!r}"
+            value = self._or_neutral(name)
+            yield is_number(value), f"{name} must be a finite number, got {value!r}"
         for name in ("ignore_eos", "skip_special_tokens"):
             yield isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}"
         yield (
@@ -95,19 +120,18 @@ class JobOptions:
         yield is_bias(self.logit_bias), "logit_bias must map token ids to numbers"
 
     def _ranges(self) -> Iterator[Check]:
+        max_tokens = limits.MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        yield 1 <= max_tokens <= limits.MAX_TOKENS, f"max_tokens must be in [1, {limits.MAX_TOKENS}], got {max_tokens}"
         yield (
-            1 <= self.max_tokens <= limits.MAX_TOKENS,
-            f"max_tokens must be in [1, {limits.MAX_TOKENS}], got {self.max_tokens}",
+            0 <= self.min_tokens <= max_tokens,
+            f"min_tokens must be in [0, max_tokens = {max_tokens}], got {self.min_tokens}",
         )
-        yield (
-            0 <= self.min_tokens <= self.max_tokens,
-            f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}",
-        )
-        yield self.temperature >= 0, f"temperature must be 0 (greedy) or more, got {self.temperature}"
-        yield 0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}"
-        yield 0 <= self.top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {self.top_k}"
-        yield 0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}"
-        yield self.repetition_penalty > 0, f"repetition_penalty must be over 0, got {self.repetition_penalty}"
+        temperature, top_p, top_k, min_p, repetition = map(self._or_neutral, _DISTRIBUTION)
+        yield temperature >= 0, f"temperature must be 0 (greedy) or more, got {temperature}"
+        yield 0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}"
+        yield 0 <= top_k <= _MAX_TOKEN_ID, f"top_k must be 0 (all tokens) or more, got {top_k}"
+        yield 0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p}"
+        yield repetition > 0, f"repetition_penalty must be over 0, got {repetition}"
         yield -2 <= self.frequency_penalty <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}"
         yield -2 <= self.presence_penalty <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}"
         yield 1 <= self.n <= limits.MAX_CHOICES, f"n must be in [1, {limits.MAX_CHOICES}], got {self.n}"
@@ -139,64 +163,26 @@ class JobOptions:
         yield all(-100 <= b <= 100 for b in self.logit_bias.values()), "each logit_bias must be in [-100, 100]"
 
 
-class SamplingOptions(TypedDict, total=False):
-    """`JobOptions` as keyword arguments: any sequence for a tuple, one string for one stop.
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-    Declared apart from `JobOptions`, because type checkers read keyword arguments from a literal TypedDict only: none
-    can be derived from a dataclass. The engine must not import the contract and declares its own (`SamplingParams`).
-    A test compares names, types, defaults and bounds of the three declarations.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOptions:
+    """What a job is sampled with where its request leaves the choice to the model.
+
+    The first attempt resolves it from the request, the model's defaults and `NEUTRAL`, in this order. A later attempt
+    uses the same values, whatever its worker's defaults and end tokens are.
     """
 
     max_tokens: int
-    """Most tokens of each choice, 1 to 1000000. Default: 256."""
-
-    min_tokens: int
-    """Tokens of each choice before it may end, 0 to `max_tokens`. Default: 0."""
-
     temperature: float
-    """Randomness, 0 (greedy) or more. Default: 1."""
-
     top_p: float
-    """Sample from the most likely tokens that make up this probability, over 0 and at most 1. Default: 1."""
-
     top_k: int
-    """Sample from this many most likely tokens, 0 (all) or more. Default: 0."""
-
     min_p: float
-    """Least probability of a token, as a share of that of the most likely one, 0 to 1. Default: 0."""
-
     repetition_penalty: float
-    """Over 1 discourages tokens of prompt and output, under 1 encourages them; over 0. Default: 1."""
-
-    frequency_penalty: float
-    """Subtracted from a token's logit for each time that the output has it, -2 to 2. Default: 0."""
-
-    presence_penalty: float
-    """Subtracted from the logit of each token that the output has, -2 to 2. Default: 0."""
-
-    logit_bias: Mapping[int, float]
-    """Added to the logits of up to 1024 tokens, by id, each -100 to 100. Default: none."""
-
-    stop: str | Sequence[str]
-    """End the output before one of these up to 16 texts of up to 256 characters. Default: none."""
-
-    stop_token_ids: Sequence[int]
-    """End the output at one of these up to 64 tokens. Default: none."""
-
-    ignore_eos: bool
-    """Whether to go on after the model's end-of-sequence token. Default: False."""
-
-    logprobs: int | None
-    """Return the log-probability of each token, and those of this many most likely ones, 0 to 20. Default: None."""
-
-    n: int
-    """Number of choices, 1 to 64. Default: 1."""
-
-    skip_special_tokens: bool
-    """Whether special tokens are left out of the text. Default: True."""
-
-
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    end_token_ids: tuple[int, ...]
+    """Tokens that end an output, besides those that the request states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,6 +385,7 @@ class JobRecord:
     gap_ms: float | None = None
     """The same for the last attempt alone, with the time since the last token of the one before."""
 
+    resolved: ResolvedOptions | None = None
     exactness: str | None = None
     """Exactness of a resumed job: `undisturbed`, `same_fingerprint` or `other_fingerprint`."""
 

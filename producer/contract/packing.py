@@ -1,16 +1,22 @@
-"""Typed wrappers of msgpack, which is called only here, and checks of the types that it unpacked.
+"""Typed wrappers of msgpack, which is called only here, checks of the types that it unpacked, and frames of messages.
 
 The `_script` functions are for Redis's Lua library, which does not support the bin type: bytes and text are packed as
 raw strings and unpacked as bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
 from threading import local
-from typing import Any, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack as untyped_msgpack  # pyright: ignore[reportMissingTypeStubs] (it ships none)
 
-from sluice.producer.contract.errors import WireError
+from sluice.producer.contract.errors import InvalidJob, WireError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 msgpack: Any = untyped_msgpack  # Any: it has no types; the casts below follow its documentation
 
@@ -99,3 +105,96 @@ def as_list(value: object) -> list[object]:
 def as_ints(value: object) -> tuple[int, ...]:
     """Return a list of whole numbers."""
     return tuple(map(as_int, as_list(value)))
+
+
+# ---------------------------------------------------------------- messages: an array that begins with its version
+
+WIRE_VERSION = 1
+"""The first item of every message. Readers accept this version and all lower ones."""
+
+
+class Reading:
+    """A context that turns every error while the fields of a message are read into a WireError."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, UNREADABLE):
+            raise WireError(f"not a {self._what}: {error}") from error
+
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+def open_message(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack is untyped
+    """Unpack a message's array and check its version."""
+    if len(data) > max_bytes:
+        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are read")
+    try:
+        message: object = unpack(data)
+    except UNREADABLE as error:
+        raise WireError(f"not a {what}: {error}") from error
+    if not isinstance(message, list) or not message:
+        raise WireError(f"not a {what}: it is not an array that begins with a version")
+    items = cast("list[Any]", message)  # Any: msgpack is untyped
+    version: object = items[0]
+    if type(version) is not int or version < 1:
+        raise WireError(f"not a {what}: it does not begin with a version")
+    if version > WIRE_VERSION:
+        raise WireError(f"a {what} of version {version}; this program reads up to {WIRE_VERSION}: update it")
+    if len(items) < at_least:
+        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
+    return items
+
+
+def packed(message: object) -> bytes:
+    """Pack a message.
+
+    Raises:
+        InvalidJob: text that is not UTF-8, or a number over 64 bits.
+    """
+    try:
+        return pack(message)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidJob(f"cannot be sent: {error}") from error
+
+
+def bounded(data: bytes, what: str, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are written")
+    return data
+
+
+# ---------------------------------------------------------------- maps of fields
+
+
+def known_fields(
+    kind: "type[DataclassInstance]", values: Mapping[str, Any]
+) -> dict[str, Any]:  # Any: the dataclass checks each value
+    """Return the values whose names this version knows."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+
+
+def changed_fields(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
+    """Return the fields that differ from their defaults."""
+    return {
+        name: one
+        for name, default in _defaults(type(value))
+        if name != skip and (one := getattr(value, name)) != default
+    }
+
+
+@cache
+def _defaults(kind: "type[DataclassInstance]") -> list[tuple[str, object]]:
+    return [
+        (field.name, field.default_factory() if field.default_factory is not MISSING else field.default)
+        for field in fields(kind)
+    ]

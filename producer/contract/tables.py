@@ -31,7 +31,7 @@ metadata = sa.MetaData()
 views = sa.MetaData()
 """Views, declared for reading only; the migrations hold their SQL."""
 
-SCHEMA_REVISION = "0013"
+SCHEMA_REVISION = "0014"
 """The newest migration. Revisions are numbers in four digits: a lower one is older."""
 
 HOUR_MS = 3_600_000
@@ -83,6 +83,7 @@ jobs = sa.Table(
     sa.Column("itl_p50_s", sa.Double, comment="gaps between tokens of this job"),
     sa.Column("itl_p99_s", sa.Double),
     sa.Column("itl_max_s", sa.Double, comment="longest wait of a reader, with takeovers, outages and preemption"),
+    sa.Column("sampling", Json, comment="values of options that a model may state, as used; and its end tokens"),
     sa.Column("exactness", sa.Text, comment="undisturbed, same_fingerprint or other_fingerprint"),
     # From the submit: written once.
     sa.Column("priority", sa.Integer),

@@ -6,14 +6,14 @@ only `calls/` packs what a script unpacks. docs/reference/wire-format.md draws e
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
-from functools import cache
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import fields
+from math import isfinite
+from typing import Any, cast
 
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob, WireError
 from sluice.producer.contract.messages import (
+    NEUTRAL,
     ChannelEntry,
     ChoiceResult,
     End,
@@ -26,12 +26,16 @@ from sluice.producer.contract.messages import (
     Message,
     OutboxEvent,
     Prompt,
+    ResolvedOptions,
     Role,
     TokenLogprobs,
     Usage,
     check_prompt,
+    is_token_id,
 )
 from sluice.producer.contract.packing import (
+    WIRE_VERSION,
+    Reading,
     as_bytes,
     as_float,
     as_int,
@@ -39,14 +43,14 @@ from sluice.producer.contract.packing import (
     as_list,
     as_str,
     as_str_or_none,
-    pack,
-    unpack,
+    bounded,
+    changed_fields,
+    known_fields,
+    open_message,
+    packed,
     unpack_from_script,
 )
 from sluice.producer.contract.states import JobState
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 __all__ = [
     "WIRE_VERSION",
@@ -62,6 +66,7 @@ __all__ = [
     "Message",
     "OutboxEvent",
     "Prompt",
+    "ResolvedOptions",
     "Role",
     "TokenLogprobs",
     "Usage",
@@ -70,18 +75,20 @@ __all__ = [
     "decode_events",
     "decode_prompt",
     "decode_record",
+    "decode_resolved",
     "decode_result",
     "decode_spec",
+    "encode_asked",
     "encode_entry",
     "encode_prompt",
     "encode_record",
+    "encode_resolved",
     "encode_result",
     "encode_spec",
 ]
 
-WIRE_VERSION = 1
-"""The first item of every message. Readers accept this version and all lower ones."""
 
+_READING_ENTRY = Reading("channel entry")
 
 # ---------------------------------------------------------------- prompt
 
@@ -93,7 +100,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
         InvalidJob: it is empty, not UTF-8, of the wrong type, or too large.
     """
     check_prompt(prompt)
-    data = _packed([WIRE_VERSION, *_prompt_parts(prompt)])
+    data = packed([WIRE_VERSION, *_prompt_parts(prompt)])
     if len(data) > limits.MAX_PROMPT_BYTES:
         raise InvalidJob(f"the prompt is {len(data)} bytes when encoded; at most {limits.MAX_PROMPT_BYTES} are taken")
     return data
@@ -115,8 +122,8 @@ def decode_prompt(data: bytes) -> Prompt:
     Raises:
         WireError: an unknown version, over a limit, or not a valid prompt.
     """
-    _, kind, value, *_ = _open(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
-    with _Reading("prompt"):
+    _, kind, value, *_ = open_message(data, "prompt", limits.MAX_PROMPT_BYTES, at_least=3)
+    with Reading("prompt"):
         prompt = _read_prompt(kind, value)
         check_prompt(prompt)
     return prompt
@@ -136,38 +143,104 @@ def _read_prompt(kind: str, value: Sequence[Any]) -> Prompt:  # Any: not checked
 
 # ---------------------------------------------------------------- job spec
 
+_LEAVES_TO_MODEL = True
+"""Third part of a spec: the mark that an option of `NEUTRAL` that is left out is the model's."""
+
 
 def encode_spec(spec: JobSpec) -> bytes:
-    """Pack the options and metadata of a job; default values are left out.
+    """Pack the options and metadata of a job; default values are left out, and what is left to the model.
 
     Raises:
         InvalidJob: it is too large.
     """
-    values = _changed(spec, skip="options")
-    options = _changed(spec.options, skip="logit_bias")
-    if spec.options.logit_bias:
-        options["logit_bias"] = [[token_id, bias] for token_id, bias in spec.options.logit_bias.items()]
-    data = _packed([WIRE_VERSION, values | {"options": options} if options else values])
+    data = packed([WIRE_VERSION, _spec_values(spec), _LEAVES_TO_MODEL])
     if len(data) > limits.MAX_SPEC_BYTES:
         raise InvalidJob(f"options and metadata are {len(data)} bytes; at most {limits.MAX_SPEC_BYTES} are taken")
     return data
 
 
+def encode_asked(spec: JobSpec) -> bytes:
+    """Pack a spec for a digest: as producers did that knew no defaults of models, so that a request stays the same."""
+    return packed([WIRE_VERSION, _spec_values(spec)])
+
+
+def _spec_values(spec: JobSpec) -> dict[str, object]:
+    values = changed_fields(spec, skip="options")
+    options = changed_fields(spec.options, skip="logit_bias")
+    if spec.options.logit_bias:
+        options["logit_bias"] = [[token_id, bias] for token_id, bias in spec.options.logit_bias.items()]
+    return values | {"options": options} if options else values
+
+
 def decode_spec(data: bytes) -> JobSpec:
     """Unpack the options and metadata of a job; unknown names are ignored.
+
+    Producers that knew no defaults of models left out `NEUTRAL` values, and did not write the mark.
 
     Raises:
         WireError: an unknown version, or a value out of its range.
     """
-    values = _open(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)[1]
-    with _Reading("job spec"):
-        options = _known(JobOptions, values.get("options", {}))
+    _, values, *rest = open_message(data, "job spec", limits.MAX_SPEC_BYTES, at_least=2)
+    left_out: Mapping[str, int | float] = {} if rest and rest[0] is _LEAVES_TO_MODEL else NEUTRAL
+    with Reading("job spec"):
+        # Any: the dataclass checks each value.
+        options: dict[str, Any] = {**left_out, **known_fields(JobOptions, values.get("options", {}))}
         options |= {name: tuple(options[name]) for name in ("stop", "stop_token_ids") if name in options}
         if "logit_bias" in options:
             options["logit_bias"] = dict(options["logit_bias"])
-        known = _known(JobSpec, values)
+        known = known_fields(JobSpec, values)
         known["options"] = JobOptions(**options)
         return JobSpec(**known)
+
+
+# ---------------------------------------------------------------- resolved options
+
+
+def encode_resolved(resolved: ResolvedOptions) -> bytes:
+    """Pack what a job's first attempt resolved."""
+    return packed([WIRE_VERSION, *_resolved_parts(resolved)])
+
+
+def decode_resolved(data: bytes) -> ResolvedOptions:
+    """Unpack what a job's first attempt resolved.
+
+    Raises:
+        WireError: an unknown version, or a value that no request may state.
+    """
+    message = open_message(data, "set of resolved options", limits.MAX_SPEC_BYTES, at_least=8)
+    with Reading("set of resolved options"):
+        return _read_resolved(message[1:])
+
+
+def _resolved_parts(resolved: ResolvedOptions) -> list[object]:
+    # Whole numbers take fewer bytes. A job's hash takes a third of the memory while no value has more than 64.
+    of_distribution = (resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p)
+    numbers = (resolved.max_tokens, *of_distribution, resolved.repetition_penalty)
+    return [*(int(one) if one == int(one) else one for one in numbers), resolved.end_token_ids]
+
+
+def _read_resolved(parts: object) -> ResolvedOptions:
+    max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, end_token_ids, *_ = as_list(parts)
+    resolved = ResolvedOptions(
+        max_tokens=as_int(max_tokens),
+        temperature=_finite(temperature),
+        top_p=_finite(top_p),
+        top_k=as_int(top_k),
+        min_p=_finite(min_p),
+        repetition_penalty=_finite(repetition_penalty),
+        end_token_ids=as_ints(end_token_ids),
+    )
+    # Options check their ranges when they are made. A submitting user may write into its jobs' hashes.
+    JobOptions(**{name: getattr(resolved, name) for name in NEUTRAL})
+    if not all(map(is_token_id, resolved.end_token_ids)):
+        raise WireError("an end token is not a token id")
+    return resolved
+
+
+def _finite(value: object) -> float:
+    if not isfinite(number := as_float(value)):
+        raise WireError(f"expected a finite number, got {number}")
+    return number
 
 
 # ---------------------------------------------------------------- channel
@@ -192,7 +265,7 @@ def encode_entry(
     message: tuple[object, ...] = (WIRE_VERSION, start, token_ids, text, time_ms, packed_logprobs, packed_end)
     if logprobs:
         message += _token_parts(token_ids, logprobs)
-    return _bounded(_packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
+    return bounded(packed(message), "channel entry", limits.MAX_ENTRY_BYTES)
 
 
 def decode_entry(data: bytes) -> ChannelEntry:
@@ -201,7 +274,7 @@ def decode_entry(data: bytes) -> ChannelEntry:
     Raises:
         WireError: an unknown version, or not a channel entry.
     """
-    message = _open(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
+    message = open_message(data, "channel entry", limits.MAX_ENTRY_BYTES, at_least=7)
     with _READING_ENTRY:
         _, start, token_ids, text, time_ms, logprobs, end, *rest = message
         return ChannelEntry(
@@ -215,7 +288,7 @@ def decode_entry(data: bytes) -> ChannelEntry:
 
 
 def _end_parts(end: End) -> dict[str, object]:
-    parts = _changed(end, skip="usage") | {"state": str(end.state)}
+    parts = changed_fields(end, skip="usage") | {"state": str(end.state)}
     return parts if end.usage is None else parts | {"usage": _usage_parts(end.usage)}
 
 
@@ -312,8 +385,8 @@ def encode_result(result: JobResult) -> bytes:
         ]
         for choice in result.choices
     ]
-    data = _packed([WIRE_VERSION, choices, _usage_parts(result.usage), result.model])
-    return _bounded(data, "result", limits.MAX_RESULT_BYTES)
+    data = packed([WIRE_VERSION, choices, _usage_parts(result.usage), result.model])
+    return bounded(data, "result", limits.MAX_RESULT_BYTES)
 
 
 def decode_result(data: bytes) -> JobResult:
@@ -322,8 +395,8 @@ def decode_result(data: bytes) -> JobResult:
     Raises:
         WireError: an unknown version, or not a result.
     """
-    message = _open(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
-    with _Reading("result"):
+    message = open_message(data, "result", limits.MAX_RESULT_BYTES, at_least=4)
+    with Reading("result"):
         _, choices, usage, model, *_ = message
         return JobResult(
             choices=tuple(
@@ -342,7 +415,10 @@ def decode_result(data: bytes) -> JobResult:
 
 def encode_record(record: JobRecord) -> bytes:
     """Pack the measurements of a job; those not taken are left out."""
-    return _packed([WIRE_VERSION, _changed(record)])
+    values = changed_fields(record, skip="resolved")
+    if record.resolved is not None:
+        values["resolved"] = _resolved_parts(record.resolved)
+    return packed([WIRE_VERSION, values])
 
 
 def decode_record(data: bytes) -> JobRecord:
@@ -351,9 +427,9 @@ def decode_record(data: bytes) -> JobRecord:
     Raises:
         WireError: an unknown version, or not a record.
     """
-    values = _open(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
-    with _Reading("record"):
-        known = _known(JobRecord, values)
+    values = open_message(data, "record", limits.MAX_SPEC_BYTES, at_least=2)[1]
+    with Reading("record"):
+        known = known_fields(JobRecord, values)
         # Any: each value is checked by the reader of its field.
         measured: dict[str, Any] = {name: _RECORD[name](value) for name, value in known.items()}
         return JobRecord(**measured)
@@ -370,7 +446,7 @@ def decode_events(data: bytes) -> list[OutboxEvent]:
     """
     if len(data) > limits.MAX_EVENTS_BYTES:
         raise WireError(f"a list of events of {len(data)} bytes; at most {limits.MAX_EVENTS_BYTES} are read")
-    with _Reading("list of events"):
+    with Reading("list of events"):
         # Any: each part is checked when it is read.
         events = cast("list[list[Any]]", as_list(unpack_from_script(data)))
         return [_read_event(*event[:5]) for event in events]
@@ -399,100 +475,16 @@ _KINDS: Mapping[bytes, EventKind] = {
 # ---------------------------------------------------------------- reading
 
 
-class _Reading:
-    """A context that turns every error while the fields of a message are read into a WireError."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, _UNREADABLE):
-            raise WireError(f"not a {self._what}: {error}") from error
-
-
-_READING_ENTRY = _Reading("channel entry")
-
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-
-
-def _open(data: bytes, what: str, max_bytes: int, *, at_least: int) -> list[Any]:  # Any: msgpack is untyped
-    """Unpack a message's array and check its version."""
-    if len(data) > max_bytes:
-        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are read")
-    try:
-        message: object = unpack(data)
-    except _UNREADABLE as error:
-        raise WireError(f"not a {what}: {error}") from error
-    if not isinstance(message, list) or not message:
-        raise WireError(f"not a {what}: it is not an array that begins with a version")
-    items = cast("list[Any]", message)  # Any: msgpack is untyped
-    version: object = items[0]
-    if type(version) is not int or version < 1:
-        raise WireError(f"not a {what}: it does not begin with a version")
-    if version > WIRE_VERSION:
-        raise WireError(f"a {what} of version {version}; this program reads up to {WIRE_VERSION}: update it")
-    if len(items) < at_least:
-        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
-    return items
-
-
 def _times(value: object) -> tuple[tuple[int, int | None], ...]:
     return tuple((as_int(at), None if wait is None else as_int(wait)) for at, wait in map(as_list, as_list(value)))
 
 
 _TIMES = tuple[tuple[int, int | None], ...]
-_READERS: Mapping[object, Callable[[object], object]] = {str | None: as_str, float | None: as_float, _TIMES: _times}
+_READERS: Mapping[object, Callable[[object], object]] = {
+    str | None: as_str,
+    float | None: as_float,
+    _TIMES: _times,
+    ResolvedOptions | None: _read_resolved,
+}
 _RECORD = {field.name: _READERS.get(field.type, as_int) for field in fields(JobRecord)}
 """The reader of each measurement, by its type."""
-
-
-def _known(
-    kind: "type[DataclassInstance]", values: Mapping[str, Any]
-) -> dict[str, Any]:  # Any: the dataclass checks each value
-    """Return the values whose names this version knows."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
-
-
-# ---------------------------------------------------------------- writing
-
-
-def _packed(message: object) -> bytes:
-    """Pack a message.
-
-    Raises:
-        InvalidJob: text that is not UTF-8, or a number over 64 bits.
-    """
-    try:
-        return pack(message)
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidJob(f"cannot be sent: {error}") from error
-
-
-def _bounded(data: bytes, what: str, max_bytes: int) -> bytes:
-    if len(data) > max_bytes:
-        raise WireError(f"a {what} of {len(data)} bytes; at most {max_bytes} are written")
-    return data
-
-
-def _changed(value: "DataclassInstance", *, skip: str = "") -> dict[str, object]:
-    """Return the fields that differ from their defaults."""
-    return {
-        name: one
-        for name, default in _defaults(type(value))
-        if name != skip and (one := getattr(value, name)) != default
-    }
-
-
-@cache
-def _defaults(kind: "type[DataclassInstance]") -> list[tuple[str, object]]:
-    return [
-        (field.name, field.default_factory() if field.default_factory is not MISSING else field.default)
-        for field in fields(kind)
-    ]

@@ -42,8 +42,15 @@ class WorkerRow:
     state: str
     """pulling or quiet."""
 
+    places: int
+    """Sequences that can run at once; 0 if it does not say."""
+
     running: int
+    """Sequences that run."""
+
     waiting: int
+    """Sequences that wait in its engine."""
+
     kv_share: float
     tokens_per_s: float
     started_ms: int | None
@@ -64,6 +71,7 @@ def workers_of(queue: str, views: Sequence[QueueView]) -> Iterator[WorkerRow]:
             device=about.get("device", "?"),
             pid=_pid(about),
             state=about.get("state", "?"),
+            places=int(_number(about, "places")),
             running=int(_number(about, "running")),
             waiting=int(_number(about, "waiting")),
             kv_share=_number(about, "kv_tokens_used") / max(1.0, _number(about, "kv_tokens_total")),

@@ -65,6 +65,7 @@ class JobRow:
     itl_p99_s: float | None
     itl_max_s: float | None
     e2e_s: float | None
+    sampling: Mapping[str, object] | None
     exactness: str | None
     seed: str | None
     options: Mapping[str, object] | None

@@ -26,15 +26,15 @@ DEFAULTS: Object = {
     "metadata": {},
     "parallel_tool_calls": True,
     "reasoning": {"effort": None, "summary": None},
-    "temperature": 1.0,
+    "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_p": 1.0,
+    "top_p": None,
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of a response that repeat the request, as they are if it lacks them."""
+"""Fields of a response that repeat the request, as they are if it lacks them. The gateway does not know a model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

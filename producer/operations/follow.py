@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from sluice.producer.contract.calls import JobView
+from sluice.producer.contract.limits import MAX_TOKENS
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.waits import Wait, WaitNotifier
 from sluice.producer.contract.wire import (
@@ -257,7 +258,7 @@ def _choice(found: JobResult | None, choice: int) -> ChoiceResult | None:
 
 
 def _max_tokens(view: JobView) -> int:
-    return decode_spec(view.spec).options.max_tokens if view.spec is not None else 0
+    return (decode_spec(view.spec).options.max_tokens or MAX_TOKENS) if view.spec is not None else 0
 
 
 def choice_readers(

@@ -9,6 +9,17 @@ LANE_PX, AXIS_PX = 44, 26
 MAX_TICKS = 5
 LEAST_WIDTH = 0.4
 STEPS = (1, 2, 5)
+WHYS = {
+    "given_back": "worker gave it back",
+    "farewell": "worker left",
+    "death": "worker died",
+    "lost_reply": "worker did not get it",
+    "retry": "failed, tried again",
+    "suspect": "to run alone",
+    "requeue": "requeued",
+    "audit": "no worker had it",
+}
+"""Why an attempt ended before its job, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,11 @@ class Try:
     preemptions: Sequence[tuple[int, int | None]] = ()
     """The first ones: begin, and when it ran again."""
 
+    @property
+    def reason(self) -> str | None:
+        """Why it ended, in words; None if that is unknown."""
+        return None if self.why is None else WHYS.get(self.why, self.why.replace("_", " "))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
@@ -103,7 +119,7 @@ class Scale:
         for number in range(int(total_s / step_s) + 1):
             at = round(100 * number * step_s / total_s, 3)
             yield Tick(
-                at=at, text=seconds(number * step_s), anchor="start" if at < 5 else "end" if at > 95 else "middle"
+                at=at, text=seconds(number * step_s), anchor="start" if at < 9 else "end" if at > 91 else "middle"
             )
 
 
@@ -118,8 +134,8 @@ def picture(times: Times, now_ms: int) -> Picture:
         end_ms = one.end_ms or following_ms or times.ended_ms or now_ms
         bars += _bars_of(times, one, end_ms, lane, scale)
         if one.outcome == "returned" or following_ms is not None:
-            why = (one.why or "its worker died").replace("_", " ")
-            marks.append(Mark(lane=lane, at=scale.at(end_ms), kind="death", title=f"Handed over: {why}"))
+            title = f"Handed over: {one.reason or WHYS['death']}"
+            marks.append(Mark(lane=lane, at=scale.at(end_ms), kind="death", title=title))
     if is_over:
         kind = "end-done" if times.state == "done" else "end-bad"
         marks.append(Mark(lane=len(times.tries), at=scale.at(times.ended_ms or now_ms), kind=kind, title=times.state))
@@ -131,7 +147,7 @@ def _names(times: Times) -> Iterator[str]:
     for one in times.tries:
         note = ""
         if one is times.tries[-1] and times.preemptions:
-            note = f", preempted {times.preemptions} times"
+            note = f", preempted {'once' if times.preemptions == 1 else f'{times.preemptions} times'}"
         yield f"Attempt {one.number}{note}"
 
 

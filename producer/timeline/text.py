@@ -68,4 +68,4 @@ def _end_of(times: Times, number: int) -> str:
     one = times.tries[number]
     end_ms = one.end_ms or times.ended_ms
     took = "" if end_ms is None else f" {seconds((end_ms - one.start_ms) / 1000)}"
-    return f"{(one.why or one.outcome or times.state).replace('_', ' ')}{took}"
+    return f"{one.reason or one.outcome or times.state}{took}"

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.engine.chat import Chats, Shape, Turn, table_of
 from sluice.engine.null_model import NullModelConfig
+from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
-from sluice.engine.simulation.step_time import StepTime
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Decision "Scripts", on each server: full memory, keys of the wrong type, unknown scripts, and how calls are run."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,17 @@ from sluice.producer.contract.states import TRANSITIONS, JobState
 from sluice.producer.contract.transport.execution import no_retry, run_many
 from sluice.producer.contract.wire import JobId
 from tests.contract.driving import Queue, check, ending, new_job, tokens
+from tests.integration.jobs import wait_until
 
 FOLDER = Path(scripts.__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if not path.stem.startswith("lib"))
-READERS = {"status", "inspect", "inspect_batch", "audit_jobs", "audit_lane", "audit_counts", "audit_batches"}
+READERS = {
+    "status", "inspect", "inspect_batch", "audit_jobs", "audit_lane", "audit_counts", "audit_batches", "count_reads",
+}  # fmt: skip
+
+READ = JobId("0.t.read")
+NUM_ENTRIES = 3
+LAST = b"9-0"
 
 Act = Callable[[Queue], object]
 
@@ -59,6 +67,7 @@ ACTS: dict[str, Act] = {
     "put_result": lambda queue: queue.run(
         calls.put_result(queue.keys, "A", JobId("0.t.running"), 1, offset=0, part=b"abc")
     ),
+    "count_reads": lambda queue: queue.run(calls.count_reads(queue.keys)),
     "status": lambda queue: queue.run(calls.status(queue.keys, [JobId("0.t.running")])),
     "inspect": lambda queue: queue.look(),
     "inspect_batch": lambda queue: queue.run(calls.inspect_batch(queue.keys, "b")),
@@ -195,7 +204,13 @@ class TestGivenTheSources:
 
         assert code[0] == "write_even_when_full()"
 
-    @pytest.mark.parametrize("name", SCRIPTS)
+    def test_when_one_needs_only_the_base_then_it_gets_no_other_library(self) -> None:
+        source = load("count_reads").source
+
+        assert "local function names_of(" in source
+        assert "local function read_lease(" not in source
+
+    @pytest.mark.parametrize("name", sorted({*SCRIPTS} - {"count_reads"}))
     def test_when_it_is_loaded_then_numbers_and_transitions_are_pythons(self, name: str) -> None:
         source = load(name).source
 
@@ -212,3 +227,67 @@ class TestGivenTheSources:
 
     def test_when_limits_are_read_then_a_bite_is_small(self) -> None:
         assert (limits.SLICE_JOBS, limits.MAX_JOBS_PER_CALL, limits.MAX_CALL_BYTES) == (32, 256, 2**20)
+
+
+def count_of(queue: Queue) -> int:
+    count = queue.run(calls.count_reads(queue.keys))
+    assert count is not None
+    return count
+
+
+class TestGivenAChannelThatMayBeRead:
+    """With one entry. `count_reads` shows whether it is read."""
+
+    @pytest.fixture(autouse=True)
+    def channel(self, queue: Queue) -> str:
+        key = queue.keys.channel(READ)
+        queue.client.xadd(key, {"e": "x"}, id="1-0")
+        return key
+
+    def test_when_it_is_read_then_the_count_rises_by_one(self, queue: Queue, channel: str) -> None:
+        before = count_of(queue)
+
+        queue.client.xread({channel: "0"})
+
+        assert count_of(queue) == before + 1
+
+    def test_when_a_reader_follows_it_then_each_entry_raises_the_count(self, queue: Queue, channel: str) -> None:
+        threading.Thread(target=follow, args=(queue, channel), daemon=True).start()
+        wait_until(lambda: count_of(queue), "it has read the first")
+
+        for number in range(2, 2 + NUM_ENTRIES):
+            before = count_of(queue)
+            queue.client.xadd(channel, {"e": "x"}, id=f"{number}-0")
+            # Until Redis 7.0 a server counts when the reader asks again, later ones when it is answered.
+            wait_until(lambda before=before: count_of(queue) > before, "it is seen")
+        queue.client.xadd(channel, {"e": "x"}, id=LAST.decode())
+
+    def test_when_workers_and_recorders_read_then_it_stays(self, queue: Queue, channel: str) -> None:
+        queue.client.xgroup_create(channel, "group", id="0")
+        before = count_of(queue)
+
+        queue.client.xreadgroup("group", "me", {channel: ">"})
+        queue.client.xrange(channel)
+        queue.client.xrevrange(channel)
+
+        assert count_of(queue) == before
+
+    def test_when_the_caller_may_not_ask_the_server_then_it_does_not_tell(self, queue: Queue) -> None:
+        queue.client.acl_setuser(
+            "asker", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"], reset=True
+        )
+        try:
+            queue.client.execute_command("AUTH", "asker", "any")
+
+            assert queue.run(calls.count_reads(queue.keys)) is None
+        finally:
+            queue.client.execute_command("AUTH", "default", "any")
+            queue.client.acl_deluser("asker")
+
+
+def follow(queue: Queue, channel: str) -> None:
+    """Read entry after entry, over a connection of its own, until a last one that ends it."""
+    after = b"0-0"
+    while after < LAST:
+        found = queue.client.xread({channel: after}, block=10_000)
+        after = found[0][1][-1][0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
 from sluice.producer.contract.job_ids import new_job_id, split_job_id
+from sluice.producer.contract.messages import NEUTRAL
 from sluice.producer.contract.packing import pack, pack_for_script
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
@@ -25,6 +26,7 @@ from sluice.producer.contract.wire import (
     JobSpec,
     Message,
     OutboxEvent,
+    ResolvedOptions,
     TokenLogprobs,
     Usage,
     WireError,
@@ -32,17 +34,22 @@ from sluice.producer.contract.wire import (
     decode_events,
     decode_prompt,
     decode_record,
+    decode_resolved,
     decode_result,
     decode_spec,
+    encode_asked,
     encode_entry,
     encode_prompt,
     encode_record,
+    encode_resolved,
     encode_result,
     encode_spec,
 )
 from tests.examples import examples
 
-DECODERS = [decode_prompt, decode_spec, decode_entry, decode_result, decode_record, decode_events]
+DECODERS = [
+    decode_prompt, decode_spec, decode_entry, decode_result, decode_record, decode_resolved, decode_events,
+]  # fmt: skip
 USAGE = Usage(prompt_tokens=3, output_tokens=2, cached_tokens=1)
 
 
@@ -51,6 +58,10 @@ def encoded_entry(entry: ChannelEntry) -> bytes:
 
 
 # ---------------------------------------------------------------- golden bytes of version 1: they must be read for ever
+
+RESOLVED = ResolvedOptions(
+    max_tokens=2048, temperature=2.0, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.0, end_token_ids=(2, 7)
+)
 
 GOLDEN: list[tuple[str, Any, Any, Any]] = [
     ("9301a474657874a26869", "hi", encode_prompt, decode_prompt),
@@ -61,14 +72,22 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_prompt,
         decode_prompt,
     ),
-    ("920180", JobSpec(), encode_spec, decode_spec),
-    ("920181a761735f63686174c3", JobSpec(as_chat=True), encode_spec, decode_spec),
+    ("930180c3", JobSpec(), encode_spec, decode_spec),
+    ("930181a761735f63686174c3c3", JobSpec(as_chat=True), encode_spec, decode_spec),
     (
-        "920183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10a",
+        "930183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10ac3",
         JobSpec(options=JobOptions(max_tokens=5, stop=("\n",)), metadata={"a": "b"}, stream=False),
         encode_spec,
         decode_spec,
     ),
+    # Values that a producer states though they are what most models leave them at.
+    (
+        "930181a76f7074696f6e7382ab74656d7065726174757265cb3ff0000000000000a5746f705f6b00c3",
+        JobSpec(options=JobOptions(temperature=1.0, top_k=0)),
+        encode_spec,
+        decode_spec,
+    ),
+    ("9801cd080002cb3fe99999999999" + "9a140001920207", RESOLVED, encode_resolved, decode_resolved),
     (
         "9701039104a2c3a9ce499602d2c2c2",
         ChannelEntry(start=3, token_ids=(4,), text="é", time_ms=1234567890),
@@ -149,7 +168,34 @@ GOLDEN: list[tuple[str, Any, Any, Any]] = [
         encode_record,
         decode_record,
     ),
+    (
+        "920181a87265736f6c76656497cd080002cb3fe99999999999" + "9a140001920207",
+        JobRecord(resolved=RESOLVED),
+        encode_record,
+        decode_record,
+    ),
 ]
+
+OLD_DEFAULTS = JobOptions(**NEUTRAL)  # pyright: ignore[reportArgumentType]  # JobOptions checks the types
+"""What a producer left out that knew no defaults of models."""
+
+UNMARKED: list[tuple[str, JobSpec]] = [
+    ("920180", JobSpec(options=OLD_DEFAULTS)),
+    ("920181a761735f63686174c3", JobSpec(as_chat=True, options=OLD_DEFAULTS)),
+    (
+        "920183a673747265616dc2a86d6574616461746181a161a162a76f7074696f6e7382aa6d61785f746f6b656e7305a473746f7091a10a",
+        JobSpec(options=replace(OLD_DEFAULTS, max_tokens=5, stop=("\n",)), metadata={"a": "b"}, stream=False),
+    ),
+]
+
+
+class TestGivenSpecsOfProducersThatKnewNoDefaultsOfModels:
+    @pytest.mark.parametrize(("golden", "spec"), UNMARKED)
+    def test_when_they_are_read_then_what_they_leave_out_is_stated(self, golden: str, spec: JobSpec) -> None:
+        assert decode_spec(bytes.fromhex(golden)) == spec
+
+    def test_when_the_same_request_comes_again_from_a_newer_one_then_it_is_the_same(self) -> None:
+        assert encode_asked(JobSpec(as_chat=True)).hex() == "920181a761735f63686174c3"
 
 
 class TestGivenMessagesOfVersion1:
@@ -162,7 +208,7 @@ class TestGivenMessagesOfVersion1:
 
     def test_when_a_newer_program_added_parts_then_they_are_ignored(self) -> None:
         entry = pack([1, 0, [5], "x", 9, False, False, "new", {"more": 1}])
-        spec = pack([1, {"model": "m", "colour": "red", "options": {"max_tokens": 3, "mood": 1}}, "new"])
+        spec = pack([1, {"model": "m", "colour": "red", "options": {"max_tokens": 3, "mood": 1}}, True, "new"])
         record = pack([1, {"model": "m", "watts": 3}])
 
         assert decode_entry(entry) == ChannelEntry(start=0, token_ids=(5,), text="x", time_ms=9)
@@ -256,7 +302,7 @@ class TestGivenAJobThatAsksTooMuch:
             ({"max_tokens": 1.5}, "max_tokens"),
             ({"max_tokens": True}, "max_tokens"),
             ({"max_tokens": limits.MAX_TOKENS + 1}, "max_tokens"),
-            ({"min_tokens": 300}, "min_tokens"),
+            ({"min_tokens": 300, "max_tokens": 256}, "min_tokens"),
             ({"n": 0}, "n must"),
             ({"n": limits.MAX_CHOICES + 1}, "n must"),
             ({"logprobs": limits.MAX_LOGPROBS + 1}, "logprobs"),
@@ -329,6 +375,23 @@ class TestGivenAJobThatAsksTooMuch:
         with pytest.raises(WireError, match="at most"):
             decode_prompt(b"\x00" * (limits.MAX_PROMPT_BYTES + 1))
 
+    @pytest.mark.parametrize(
+        ("index", "value", "word"),
+        [
+            (1, limits.MAX_TOKENS + 1, "max_tokens"), (1, 0, "max_tokens"), (1, None, "whole number"),
+            (2, -0.5, "temperature"), (3, 0, "top_p"), (4, -1, "top_k"), (5, 2, "min_p"), (6, 0, "repetition_penalty"),
+            (6, math.nan, "finite"), (7, [-1], "token id"), (7, [2**31], "token id"),
+        ],
+    )  # fmt: skip
+    def test_when_resolved_options_ask_for_what_no_request_may_then_they_are_refused(
+        self, index: int, value: object, word: str
+    ) -> None:
+        parts: list[object] = [1, 9, 0.5, 0.9, 5, 0, 1.1, [2]]
+        parts[index] = value
+
+        with pytest.raises(WireError, match=word):
+            decode_resolved(pack(parts))
+
     def test_when_an_entry_or_result_is_too_large_then_it_is_not_written(self) -> None:
         text = "x" * limits.MAX_ENTRY_BYTES
         with pytest.raises(WireError, match="channel entry"):
@@ -391,11 +454,13 @@ entries = st.builds(
 )
 options = st.builds(
     JobOptions,
-    max_tokens=st.integers(10, 1000),
+    max_tokens=st.none() | st.integers(10, 1000),
     min_tokens=st.integers(0, 10),
-    temperature=st.floats(0, 5),
-    top_p=st.floats(0.01, 1),
-    top_k=st.integers(0, 99),
+    temperature=st.none() | st.just(1.0) | st.floats(0, 5),
+    top_p=st.none() | st.just(1.0) | st.floats(0.01, 1),
+    top_k=st.none() | st.integers(0, 99),
+    min_p=st.none() | st.floats(0, 1),
+    repetition_penalty=st.none() | st.floats(0.1, 3),
     logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=4),
     stop=st.lists(st.text(min_size=1, max_size=4), max_size=4).map(tuple),
     stop_token_ids=ids,
@@ -420,8 +485,19 @@ choices = st.builds(
     finish_reason=st.none() | texts,
 )
 results = st.builds(JobResult, choices=st.lists(choices, max_size=3).map(tuple), usage=usages, model=st.none() | texts)
+resolved = st.builds(
+    ResolvedOptions,
+    max_tokens=st.integers(1, 10**6),
+    temperature=st.floats(0, 5),
+    top_p=st.floats(0.01, 1),
+    top_k=st.integers(0, 99),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.1, 3),
+    end_token_ids=ids,
+)
 records = st.builds(
     JobRecord,
+    resolved=st.none() | resolved,
     model=st.none() | texts,
     prompt_tokens=st.none() | st.integers(0, 99),
     resumed_tokens=st.integers(0, 99),
@@ -461,6 +537,10 @@ class TestGivenAnyValue:
         result = replace(result, choices=tuple(replace(choice, **output) for choice, output in of_choices))
 
         assert decode_result(encode_result(result)) == result
+
+    @given(resolved)
+    def test_when_resolved_options_go_there_and_back_then_they_are_the_same(self, options: ResolvedOptions) -> None:
+        assert decode_resolved(encode_resolved(options)) == options
 
     @given(records)
     def test_when_a_record_goes_there_and_back_then_it_is_the_same(self, record: JobRecord) -> None:

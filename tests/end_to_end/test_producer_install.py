@@ -86,3 +86,9 @@ with Producer(sys.argv[1]) as producer:
         assert started.returncode == 2
         assert started.stderr.count("\n") == 1
         assert "pip install 'sluice-llm[worker]'" in started.stderr
+
+    def test_when_a_model_is_asked_for_then_it_says_what_to_install(self, python: Path) -> None:
+        imported = run(str(python), "-I", "-c", "from sluice import SamplingParams, Producer\nfrom sluice import LLM")
+
+        assert imported.stderr.splitlines()[-1].startswith("ImportError: LLM needs the package")
+        assert "pip install 'sluice-llm[worker]'" in imported.stderr

@@ -29,7 +29,7 @@ from tests.rules.commands import parse
 from tests.servers import binary_of, how_to_get
 
 ROOT = Path(__file__).parent.parent.parent
-GUIDE = ("start", "web-backend", "http", "bulk", "models", "operations", "gpu", "callbacks", "history")
+GUIDE = ("start", "web-backend", "http", "bulk", "offline", "models", "operations", "gpu", "callbacks", "history")
 PAGES = {"README": ROOT / "README.md"} | {name: ROOT / "docs" / "guide" / f"{name}.md" for name in GUIDE}
 TEXT = "\n".join(path.read_text() for path in PAGES.values())
 """The README and the guide, in the order in which a new user reads them."""
@@ -323,7 +323,7 @@ class TestGivenTheReadmeAndTheGuide:
     @pytest.mark.parametrize(
         "snippet",
         [b for b in blocks("python") if is_standalone(b)],
-        ids=["openai", "sync", "async", "waits", "durability"],
+        ids=["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats", "streams"],
     )
     def test_when_a_python_snippet_is_run_then_it_prints_text(
         self, snippet: str, place: Place, gateway_port: str

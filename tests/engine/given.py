@@ -1,8 +1,11 @@
 """What the engine's tests start from: small engines, requests, and a model that checks what it computes."""
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import product
+from random import Random
 from typing import Any, NamedTuple
 
 from sluice.engine.batch import Batch, BlockCopy, Sampled, ScheduledRow
@@ -12,6 +15,9 @@ from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Finish, Request, SamplingParams, TokenDelta
+from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.source import DraftSource, Worth
+from sluice.engine.speculation.verification import verified_rows
 from tests.engine.lagging import LaggingExecutor
 
 JUNK = b"ab .\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xff"
@@ -45,15 +51,24 @@ class CheckingModel:
         self._contents_of: dict[int, int] = {}
         """By slot of the cache."""
 
-        self._slots = Slots(num_slots=1024, max_blocks_per_seq=-(-config.max_model_len // config.block_size))
+        self._slots = Slots(
+            num_slots=1024,
+            max_blocks_per_seq=-(-config.max_model_len // config.block_size),
+            window_groups=config.window_groups,
+        )
         self._drawn: dict[int, int] = {}
         """The last token of each sequence of the step launched last, as a device keeps it."""
 
         self._salts: dict[int, str] = {}
         """By row slot."""
 
+        self._host: dict[int, list[int]] = {}
+        """Contents of each block of the host tier."""
+
+        self._last_save = self.num_saves = self.num_loads = self.most_saves = 0
         self.num_computed_tokens = 0
         self.num_copies = 0
+        self.num_drafts = 0
         self.largest_batch = 0
 
     @property
@@ -66,26 +81,47 @@ class CheckingModel:
 
     def launch(self, batch: Batch) -> Checked:
         self._slots.write(batch)
+        self._exchange_with_host(batch)
         self._salts |= {admission.slot: admission.cache_salt for admission in batch.admissions}
         self._copy(batch.copies)
         written: set[int] = set()
         for row in batch.rows:
-            slot, start, end = self._slots[row], row.start, row.start + row.num_tokens
+            slot, drafts = self._slots[row], batch.drafts.get(row.sequence_id, ())
             assert row.num_tokens > 0
             token_ids = self._tokens(row, slot)
-            assert row.samples == (end == len(token_ids))
-            contents, places = list(self._contents(token_ids, self._salts[row.slot])), self._places(row.slot, slot)
-            known = [self._contents_of.get(place) for place in places[:start]]
-            assert known == contents[:start], "a slot holds something else"
-            assert written.isdisjoint(places[start:end]), "two sequences write the same slot"
-            written |= set(places[start:end])
-            self._contents_of |= zip(places[start:end], contents[start:end], strict=True)
+            assert row.samples == (row.start + row.num_tokens == len(token_ids))
+            assert row.samples or not drafts
+            token_ids = [*token_ids, *drafts]
+            start, end = row.start, row.start + row.num_tokens + len(drafts)
+            window, groups = self.limits.sliding_window, self.limits.window_groups
+            for number, places in enumerate(self._places(row.slot, slot)):
+                first = max(0, start - window + 1) if window and (number or not groups) else 0
+                contents = list(self._contents(token_ids, f"{number}{self._salts[row.slot]}"))
+                known = [self._contents_of.get(place) for place in places[first:start]]
+                assert known == contents[first:start], "a slot holds something else"
+                assert written.isdisjoint(places[start:end]), "two sequences, or layers, write the same slot"
+                written |= set(places[start:end])
+                self._contents_of |= zip(places[start:end], contents[start:end], strict=True)
         self.num_computed_tokens += batch.num_tokens
         self.largest_batch = max(self.largest_batch, batch.num_tokens)
-        rows = [self._translate(row) for row in self._model.launch(batch).rows]
+        self.num_drafts += batch.num_drafts
+        self._model.admit(batch)
         sampling = [row for row in batch.rows if row.samples]
+        rows = verified_rows(sampling, batch.drafts, [self._translate(row) for row in self._model.draw(batch)])
         self._drawn = {row.sequence_id: result.token_ids[-1] for row, result in zip(sampling, rows, strict=True)}
         return Checked(rows, sampling, self._slots)
+
+    def _exchange_with_host(self, batch: Batch) -> None:
+        size = self.limits.block_size
+        self.most_saves = max(self.most_saves, sum(save.number > self._last_save for save in batch.saves))
+        for number, source, destination in batch.saves:
+            if number > self._last_save:
+                self._last_save = number
+                self._host[destination] = [self._contents_of.get(source * size + offset, -1) for offset in range(size)]
+        for _, source, destination in batch.loads:
+            self._contents_of |= {destination * size + offset: it for offset, it in enumerate(self._host[source])}
+        self.num_saves = self._last_save
+        self.num_loads += len(batch.loads)
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         size = self.limits.block_size
@@ -116,11 +152,11 @@ class CheckingModel:
             content = hash((content, token_id))
             yield content
 
-    def _places(self, number: int, slot: Slot) -> list[int]:
-        """The slots of the cache that a row slot has, in order."""
-        size = self.limits.block_size
-        table: list[int] = self._slots.tables[number, : slot.num_blocks].tolist()
-        return [block_id * size + offset for block_id in table for offset in range(size)]
+    def _places(self, number: int, slot: Slot) -> list[list[int]]:
+        """The slots of the cache that a row slot has, in order, by each of its block tables."""
+        size, tables = self.limits.block_size, (self._slots.tables, *self._slots.window_tables)
+        rows: list[list[int]] = [table[number, : slot.num_blocks].tolist() for table in tables]
+        return [[block_id * size + offset for block_id in row for offset in range(size)] for row in rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +186,27 @@ def note(transcripts: Transcripts, deltas: Iterable[TokenDelta]) -> None:
         transcripts.setdefault((delta.request_id, delta.choice), Transcript()).note(delta)
 
 
+class Prophet:
+    """A `DraftSource` that knows what comes, and is wrong on purpose with some of its guesses."""
+
+    def __init__(self, expected: Transcripts, share_right: float, *, depth: int = 5) -> None:
+        self._expected = expected
+        self._share_right = share_right
+        self._depth = depth
+        self._random = Random(0)
+
+    def propose(self, sequences: Items[Sequence], *, room: int, worth: Worth) -> list[tuple[int, ...]]:
+        return [self._guesses(sequence, room) for sequence in sequences]
+
+    def _guesses(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        known = self._expected.get((sequence.request_id, sequence.choice), Transcript()).token_ids
+        coming = known[sequence.num_output_tokens :][: min(most, self._depth)]
+        return tuple(one if self._random.random() < self._share_right else ord("?") for one in coming)
+
+    def end(self, sequence: Sequence) -> None:
+        """It keeps nothing."""
+
+
 def request(request_id: str, prompt: str | bytes = "hello", **options: Any) -> Request:  # options go where they belong
     """A request for the null model; what is no field of a request is a sampling parameter."""
     names = ("num_choices", "priority", "arrival_s", "tenant", "cache_salt", "progress")
@@ -171,9 +228,19 @@ def lagging(model: CheckingModel) -> LaggingExecutor:
 
 
 def engine_over(executor: Executor, **options: Any) -> LLMEngine:
-    """An engine with small limits; `options` are those of `EngineConfig`."""
+    """An engine with small limits; `options` are those of `EngineConfig`, `clock`, `draft_source` and `draft_model`."""
+    draft_source: DraftSource | None = options.pop("draft_source", None)
+    draft_model: Executor | None = options.pop("draft_model", None)
+    clock: Callable[[], float] = options.pop("clock", time.monotonic)
     small: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return LLMEngine(executor, NullTokenizer(), EngineConfig(**small | options))
+    return LLMEngine(
+        executor,
+        NullTokenizer(),
+        EngineConfig(**small | options),
+        clock=clock,
+        draft_source=draft_source,
+        draft_model=draft_model,
+    )
 
 
 def run(engine: LLMEngine, *, max_steps: int = 10_000) -> Transcripts:
@@ -183,7 +250,7 @@ def run(engine: LLMEngine, *, max_steps: int = 10_000) -> Transcripts:
         if engine.is_idle:
             assert engine.stats.kv_tokens_used == 0, "an idle engine holds blocks"
             return transcripts
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         engine.check_invariants()
     raise AssertionError(f"still busy after {max_steps} steps:\n" + "\n".join(engine.describe()))
 

@@ -25,8 +25,8 @@ class LaggingExecutor:
         self._executor = executor
         self._scribble = scribble
         self._in_flight: deque[_LaggingStep] = deque()
-        self._tables: dict[int, tuple[int, ...]] = {}
-        """Block tables by row slot, with the writes of all launched steps."""
+        self._tables: dict[int, tuple[tuple[int, ...], ...]] = {}
+        """Entries of the block tables by row slot, with the writes of all launched steps."""
 
         self.num_lagged = 0
         """Steps that were launched while another one was in flight."""
@@ -41,9 +41,9 @@ class LaggingExecutor:
 
     def launch(self, batch: Batch) -> Launched:
         for one in batch.admissions:
-            self._tables[one.slot] = one.block_ids
-        for slot, _, first, block_ids in batch.table_writes:
-            self._tables[slot] = (*self._tables[slot][:first], *block_ids)
+            self._tables[one.slot] = _entries(one.block_ids, one.window_ids)
+        for slot, _, first, block_ids, window_ids in batch.table_writes:
+            self._tables[slot] = (*self._tables[slot][:first], *_entries(block_ids, window_ids))
         self._scribble(self._fresh_blocks(batch))
         step = _LaggingStep(self, batch)
         self._in_flight.append(step)
@@ -58,11 +58,19 @@ class LaggingExecutor:
 
     def _fresh_blocks(self, batch: Batch) -> list[int]:
         size = self.limits.block_size
-        return [copy.destination for copy in batch.copies] + [
-            block_id
-            for row in batch.rows
-            for block_id in self._tables[row.slot][-(-row.start // size) : -(-(row.start + row.num_tokens) // size)]
-        ]
+        fresh = {copy.destination for copy in (*batch.copies, *batch.loads)}
+        for row in batch.rows:
+            table = self._tables[row.slot]
+            end = row.start + row.num_tokens + len(batch.drafts.get(row.sequence_id, ()))
+            fresh.update(*table[-(-row.start // size) : -(-end // size)])
+        # What is saved is read when the device gets to this step.
+        return sorted(fresh.difference(save.source for save in batch.saves))
+
+
+def _entries(block_ids: tuple[int, ...], window_ids: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The blocks of each entry, in all tables."""
+    windowed = window_ids or ((),) * len(block_ids)
+    return tuple((one, *more) for one, more in zip(block_ids, windowed, strict=True))
 
 
 def on_late_device(runner: "ModelRunner") -> LaggingExecutor:

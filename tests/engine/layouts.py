@@ -18,8 +18,16 @@ Part = tuple[Sequence, int, int, bool]
 class StepLayout:
     """A layout on the CPU, and the slots that it reads."""
 
-    def __init__(self, *, max_num_seqs: int, max_blocks_per_seq: int, num_blocks: int, block_size: int) -> None:
-        self.slots = Slots(num_slots=max_num_seqs, max_blocks_per_seq=max_blocks_per_seq)
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_blocks_per_seq: int,
+        num_blocks: int,
+        block_size: int,
+        window_groups: int = 0,
+    ) -> None:
+        self.slots = Slots(num_slots=max_num_seqs, max_blocks_per_seq=max_blocks_per_seq, window_groups=window_groups)
         self.layout = BatchLayout(
             self.slots,
             max_num_seqs=max_num_seqs,

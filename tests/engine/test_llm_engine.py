@@ -66,12 +66,12 @@ class TestGivenRequests:
         engine = engine_over(checking_model())
 
         assert engine.is_idle
-        assert engine.step() == []
+        assert engine.advance() == []
 
     def test_when_an_id_comes_again_then_the_older_request_says_nothing_more(self) -> None:
         engine = engine_over(checking_model())
         engine.add([request("r", "the old one", max_tokens=9)])
-        engine.step()
+        engine.advance()
 
         engine.add([request("r", "the new one", max_tokens=3)])
 
@@ -81,7 +81,7 @@ class TestGivenRequests:
         engine = LLMEngine(checking_model(), NullTokenizer(), EngineConfig(), clock=lambda: 12.5)
         engine.add([request("r", "hello", max_tokens=1)])
 
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert delta.stats.first_scheduled_s == 12.5
         assert delta.stats.num_prompt_tokens == 5
@@ -205,7 +205,7 @@ class TestGivenARequestThatWasRunningElsewhere:
                 )
             ]
         )
-        deltas = [delta for _ in range(12 - num_tokens) for delta in engine.step()]
+        deltas = [delta for _ in range(12 - num_tokens) for delta in engine.advance()]
 
         assert deltas[0].start == num_tokens
         assert [t for delta in deltas for t in delta.token_ids] == whole.token_ids[num_tokens:]
@@ -217,7 +217,7 @@ class TestGivenARequestThatWasRunningElsewhere:
         engine = engine_over(model)
         engine.add([resumed(request("r", max_tokens=5), num_tokens=5)])
 
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert (delta.start, delta.token_ids) == (5, ())
         assert delta.finish is not None
@@ -230,7 +230,7 @@ class TestGivenARequestThatWasRunningElsewhere:
         engine = engine_over(checking_model())
         engine.add([resumed(request("r", max_tokens=5, stop=(text[2:] + "more",)), num_tokens=5)])
 
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert delta.text == text[2:]
 
@@ -239,7 +239,7 @@ class TestGivenARequestThatWasRunningElsewhere:
         engine = engine_over(checking_model(max_model_len=8))
 
         engine.add([asked])
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert delta.start == 3
         assert delta.finish is not None
@@ -265,7 +265,7 @@ class TestGivenABadRequest:
         engine = LLMEngine(checking_model(), tokenizer, EngineConfig())
 
         engine.add([asked])
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert delta.start == 2
         assert delta.finish is not None
@@ -275,7 +275,7 @@ class TestGivenABadRequest:
         engine = engine_over(checking_model(num_blocks=4, block_size=4))
 
         engine.add([request("large", b"p" * 10, max_tokens=8)])
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
 
         assert delta.finish is not None
         assert delta.finish.error is not None
@@ -295,14 +295,14 @@ class TestGivenRunningRequests:
         engine = engine_over(checking_model(), max_num_seqs=2)
         engine.add([request(f"r{n}", max_tokens=10, seed=n) for n in range(num_requests)])
         transcripts: Transcripts = {}
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         return engine, transcripts
 
     def test_when_they_are_aborted_then_each_says_so_once_and_its_blocks_are_free(self) -> None:
         engine, transcripts = self.started()
 
         engine.abort(["r0", "r2", "unknown", "r0"])
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
 
         for request_id in ("r0", "r2"):
             finish = transcripts[request_id, 0].finish
@@ -317,7 +317,7 @@ class TestGivenRunningRequests:
         engine.drop(["r0", "r1", "r2"])
 
         assert engine.is_idle
-        assert engine.step() == []
+        assert engine.advance() == []
         assert engine.stats.kv_tokens_used == 0
 
     def test_when_one_is_aborted_and_then_dropped_then_it_says_nothing(self) -> None:
@@ -326,7 +326,7 @@ class TestGivenRunningRequests:
         engine.abort(["r0"])
         engine.drop(["r0"])
 
-        assert engine.step() == []
+        assert engine.advance() == []
 
     def test_when_somebody_asks_what_they_do_then_each_has_a_line(self) -> None:
         engine, _ = self.started()
@@ -353,7 +353,7 @@ class TestGivenRoom:
     def test_when_something_runs_then_what_it_holds_and_owes_is_missing(self) -> None:
         engine = engine_over(checking_model(num_blocks=64, block_size=4), max_waiting_tokens=36)
         engine.add([request("r", b"p" * 100, max_tokens=4)])
-        engine.step()
+        engine.advance()
 
         assert engine.room() == Room(kv_tokens=4 * 38, prefill_tokens=64 + 36 - 36, sequences=7)
 

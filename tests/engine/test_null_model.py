@@ -83,7 +83,7 @@ class TestGivenPromptsThatAskForFaults:
         engine = engine_over(ChaoticExecutor(NullModel(), [fault]))
 
         engine.add([request("r", max_tokens=5, progress=(ChoiceProgress(token_ids=(97, 97)),))])
-        finish = [delta.finish for _ in range(3) for delta in engine.step()][-1]
+        finish = [delta.finish for _ in range(3) for delta in engine.advance()][-1]
 
         assert finish is not None
         assert finish.reason is FinishReason.LENGTH
@@ -96,8 +96,8 @@ from sluice.engine.null_model import NullModel
 from tests.engine.given import engine_over, request, run
 engine = engine_over(ChaoticExecutor(NullModel(), [Fault(kind=FaultKind.KILL, at=1)]))
 engine.add([request("r", max_tokens=3)])
-print([delta.token_ids for delta in engine.step()], flush=True)
-engine.step()
+print([delta.token_ids for delta in engine.advance()], flush=True)
+engine.advance()
 print("still alive", flush=True)
 """
 

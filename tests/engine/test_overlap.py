@@ -46,7 +46,7 @@ def step_until(engine: LLMEngine, holds: Callable[[list[TokenDelta]], bool]) -> 
     """All that was said up to the step of which `holds` is true."""
     output: list[TokenDelta] = []
     for _ in range(100):
-        deltas = engine.step()
+        deltas = engine.advance()
         engine.check_invariants()
         output += deltas
         if holds(deltas):
@@ -57,7 +57,7 @@ def step_until(engine: LLMEngine, holds: Callable[[list[TokenDelta]], bool]) -> 
 def run_the_rest(engine: LLMEngine, transcripts: Transcripts) -> None:
     """Run to the end of what has begun."""
     while not engine.is_idle:
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         engine.check_invariants()
     assert engine.stats.kv_tokens_used == 0
 
@@ -76,7 +76,7 @@ class TestGivenADeviceThatLags:
         asked = request("r", max_tokens=3)
         engine.add([asked])
 
-        output = [[token for delta in engine.step() for token in delta.token_ids] for _ in range(4)]
+        output = [[token for delta in engine.advance() for token in delta.token_ids] for _ in range(4)]
 
         assert output == [[], *([token] for token in alone(asked))]
         assert engine.is_idle
@@ -114,11 +114,11 @@ class TestGivenADeviceThatLags:
         engine = engine_over(lagging(checking_model(num_blocks=64, block_size=4)), max_waiting_tokens=36)
         engine.add([request("r", b"p" * 100, max_tokens=1)])
 
-        engine.step()
+        engine.advance()
         # 64 of its 100 tokens are on their way.
         assert (engine.is_idle, engine.idle_s) == (False, 0.0)
         assert engine.room().prefill_tokens == 64 + 36 - 36
-        engine.step()
+        engine.advance()
         assert engine.room().kv_tokens == 4 * (64 - 25 - 1)
 
         run(engine)
@@ -165,7 +165,7 @@ class TestGivenALateStop:
         assert engine.stats.num_running == 0
         assert engine.stats.kv_tokens_used > 0
         assert not engine.is_idle
-        assert engine.step() == []
+        assert engine.advance() == []
         assert engine.stats.kv_tokens_used == 0
         assert engine.is_idle
         assert model.num_computed_tokens == len(PROMPT) + len(alone(asked))
@@ -217,7 +217,7 @@ class TestGivenAPreemptionInFlight:
 
         while engine.stats.num_preemptions == 0:
             num_tokens = len(transcripts["second", 0].token_ids) if transcripts else 0
-            note(transcripts, engine.step())
+            note(transcripts, engine.advance())
             engine.check_invariants()
 
         # The step that was in flight when it gave way is collected, with its row; and it waits now.
@@ -230,7 +230,7 @@ class TestGivenAPreemptionInFlight:
     def test_when_it_is_then_cancelled_then_its_blocks_are_given_back_once(self, how: str) -> None:
         engine, transcripts, expected = self.started()
         while engine.stats.num_preemptions == 0:
-            note(transcripts, engine.step())
+            note(transcripts, engine.advance())
 
         (engine.abort if how == "abort" else engine.drop)(["second"])
 
@@ -260,7 +260,7 @@ class TestGivenAPreemptionInFlight:
         engine.add([request(name, b"p" * 7, seed=n, cache_salt=name, max_tokens=12) for n, name in enumerate(names)])
         transcripts: Transcripts = {}
         while engine.stats.num_preemptions == 0:
-            note(transcripts, engine.step())
+            note(transcripts, engine.advance())
         return engine, transcripts
 
 
@@ -271,7 +271,7 @@ class TestGivenACancelInFlight:
         engine.add(asked)
         transcripts: Transcripts = {}
         for _ in range(4):
-            note(transcripts, engine.step())
+            note(transcripts, engine.advance())
         return engine, transcripts, {one.id: alone(one) for one in asked}
 
     def test_when_one_is_aborted_then_only_its_end_is_output_and_blocks_outlast_its_row(self) -> None:
@@ -282,7 +282,7 @@ class TestGivenACancelInFlight:
 
         assert engine.stats.kv_tokens_used == num_used > 0
         assert not engine.is_idle
-        (delta,) = engine.step()
+        (delta,) = engine.advance()
         note(transcripts, [delta])
         assert delta.finish is not None
         assert (delta.finish.reason, delta.token_ids) == (FinishReason.ABORTED, ())
@@ -331,8 +331,8 @@ class TestGivenARowThatANewcomerTakes:
     def test_when_an_id_is_reused_in_flight_then_the_old_token_is_not_fed_to_the_new_one(self) -> None:
         engine = engine_over(lagging(checking_model()), max_num_seqs=1)
         engine.add([request("r", "the old one", max_tokens=9)])
-        engine.step()
-        engine.step()
+        engine.advance()
+        engine.advance()
 
         engine.add([request("r", "the new one", max_tokens=3)])
 
@@ -363,9 +363,9 @@ class WatchingExecutor:
         return self._executor.launch(batch)
 
 
-class TestGivenASequenceThatNeedsToKnowItsLastToken:
+class TestGivenASequenceWithAPenalty:
     @pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
-    def test_when_it_has_a_penalty_then_it_waits_for_the_token_and_the_others_do_not(self, name: str) -> None:
+    def test_when_its_last_token_is_in_flight_then_its_next_is_planned_as_any_other(self, name: str) -> None:
         device = WatchingExecutor(lagging(checking_model()))
         engine = engine_over(device)
         asked = [
@@ -376,7 +376,7 @@ class TestGivenASequenceThatNeedsToKnowItsLastToken:
 
         transcripts = run(engine)
 
-        assert device.fed == {"plain"}
+        assert device.fed == {"plain", "penalised"}
         assert tokens(transcripts) == {one.id: alone(one) for one in asked}
 
 
@@ -452,7 +452,7 @@ class TestGivenAStepThatFailsInFlight:
         engine.add([request("bad", max_tokens=6), good])
         transcripts: Transcripts = {}
         for _ in range(3):
-            note(transcripts, engine.step())
+            note(transcripts, engine.advance())
 
         engine.abort(["bad"])
         run_the_rest(engine, transcripts)
@@ -466,12 +466,12 @@ class TestGivenAStepThatFailsInFlight:
     def test_when_all_of_its_rows_were_dropped_then_the_device_is_not_suspected(self) -> None:
         engine = engine_over(lagging(FlakyModel(NullModelConfig(num_blocks=64, block_size=4), 2, 3, 4, 5)))
         engine.add([request("r", max_tokens=9)])
-        engine.step()
-        engine.step()
+        engine.advance()
+        engine.advance()
 
         engine.drop(["r"])
 
-        assert engine.step() == []
+        assert engine.advance() == []
         assert engine.is_idle
 
     def test_when_all_its_rows_are_bad_then_the_device_check_spares_who_joined_on_top(
@@ -483,8 +483,8 @@ class TestGivenAStepThatFailsInFlight:
         good = request("good", max_tokens=6)
         transcripts: Transcripts = {}
         engine.add([request("bad", max_tokens=6)])
-        note(transcripts, engine.step())
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
+        note(transcripts, engine.advance())
 
         engine.add([good])
         run_the_rest(engine, transcripts)
@@ -506,11 +506,11 @@ class TestGivenAStepThatFailsInFlight:
         engine = engine_over(ChaoticExecutor(lagging(checking_model()), [fault]))
         engine.add(self.eight())
         transcripts: Transcripts = {}
-        note(transcripts, engine.step())
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
+        note(transcripts, engine.advance())
 
         with pytest.raises(EngineBroken, match="injected loss"):
-            engine.step()
+            engine.advance()
 
         engine.check_invariants()
         run_the_rest(engine, transcripts)

@@ -5,12 +5,13 @@ import pytest
 from sluice.engine.batch import Batch, PaddingRow, ScheduledRow
 from sluice.engine.config import DISCIPLINE_NAMES, EngineConfig
 from sluice.engine.null_model import NullModelConfig
+from sluice.engine.scheduling.timing.fitting import fit
+from sluice.engine.scheduling.timing.step_time import StepTime, StepWork, work_of
 from sluice.engine.simulation.arrivals import Arrival, constant, geometric, poisson
 from sluice.engine.simulation.capacity import largest_rate
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target, summarise
 from sluice.engine.simulation.replay import Replay, replay, simulate
-from sluice.engine.simulation.step_time import StepTime, StepWork, fit, work_of
 
 CACHE = NullModelConfig(num_blocks=256, max_model_len=256)
 

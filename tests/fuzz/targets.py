@@ -22,6 +22,7 @@ from sluice.producer.contract.wire import (
     JobResult,
     JobSpec,
     Message,
+    ResolvedOptions,
     TokenLogprobs,
     Usage,
     WireError,
@@ -29,11 +30,13 @@ from sluice.producer.contract.wire import (
     decode_events,
     decode_prompt,
     decode_record,
+    decode_resolved,
     decode_result,
     decode_spec,
     encode_entry,
     encode_prompt,
     encode_record,
+    encode_resolved,
     encode_result,
     encode_spec,
 )
@@ -91,7 +94,10 @@ RESULTS = [
         )
     ),
 ]
-RECORDS = [encode_record(JobRecord(model="m", output_tokens=2, itl_p50_ms=1.5))]
+RESOLVED = ResolvedOptions(
+    max_tokens=9, temperature=0.5, top_p=0.9, top_k=5, min_p=0.0, repetition_penalty=1.1, end_token_ids=(2, 70000)
+)
+RECORDS = [encode_record(JobRecord(model="m", output_tokens=2, itl_p50_ms=1.5, resolved=RESOLVED))]
 _SUBMITTED = {"queue": "q", "priority": 1, "prompt_tokens": 3, "spec": SPECS[1], "seed": "7", "prompt": PROMPTS[0]}
 _ENDED = {"state": "done", "epoch": 1, "attempt": 1, "incarnation": "w", "record": RECORDS[0], "result": RESULTS[0]}
 EVENTS = [
@@ -173,6 +179,7 @@ TARGETS: Mapping[str, Target] = {
     "stream_entry": Target(inputs.message(ENTRIES), _feed, (WireError,)),
     "result": Target(inputs.message(RESULTS), decode_result, (WireError,)),
     "record": Target(inputs.message(RECORDS), decode_record, (WireError,)),
+    "resolved": Target(inputs.message([encode_resolved(RESOLVED)]), decode_resolved, (WireError,)),
     "events": Target(inputs.message(EVENTS), decode_events, (WireError,)),
     "history": Target(inputs.message(EVENTS), _history, (WireError,)),
     "line": Target(inputs.line(LINES), _read_line, ()),

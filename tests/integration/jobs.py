@@ -31,6 +31,7 @@ from sluice.producer.contract.wire import (
     encode_prompt,
     encode_spec,
 )
+from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.translate import sampling_of
 
 KEYS = QueueKeys("default")
@@ -64,7 +65,7 @@ def new_job(ask: Ask, *, partition: int = 0) -> NewJob:
         priority=ask.priority,
         prompt_tokens=None if isinstance(ask.prompt, str) else len(ask.prompt),
         prompt_bytes=len(ask.prompt) if isinstance(ask.prompt, str) else len(payload),
-        max_tokens=ask.options.max_tokens,
+        max_tokens=ask.options.planned_tokens,
         choices=ask.options.n,
         digest=blake2b(spec + payload, digest_size=16).digest(),
         deadline_ms=ask.deadline_ms,
@@ -82,12 +83,14 @@ def submit_all(client: Any, asks: list[Ask], *, keys: QueueKeys = KEYS) -> list[
 
 def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tuple[list[int], str]]:
     """Return (tokens, text) of each choice, from an engine without faults."""
-    engine = LLMEngine(NullModel(config), NullTokenizer(), EngineConfig())
+    model = NullModel(config)
+    engine = LLMEngine(model, NullTokenizer(), EngineConfig())
+    resolved = resolve(ask.options, NOTHING_STATED, model.limits.eos_token_ids)
     prompt = NullTokenizer().encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
     request = Request(
         id="r",
         prompt_token_ids=tuple(one for one in prompt if isinstance(one, int)),
-        sampling=sampling_of(ask.options, ask.seed),
+        sampling=sampling_of(ask.options, resolved, ask.seed),
         num_choices=ask.options.n,
         tenant=ask.tenant,
         cache_salt=ask.tenant,
@@ -95,7 +98,7 @@ def expected_tokens(ask: Ask, config: NullModelConfig | None = None) -> list[tup
     engine.add([request])
     deltas: list[TokenDelta] = []
     while not engine.is_idle:
-        deltas += engine.step()
+        deltas += engine.advance()
     return [
         (
             [one for delta in deltas if delta.choice == choice for one in delta.token_ids],

@@ -27,6 +27,7 @@ from sluice.worker.errors import WorkerBroken
 from sluice.worker.jobs.channel import MAX_ENTRY_TOKENS
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.leases import Leases
+from sluice.worker.jobs.reader_watch import KEPT_S
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import get_log
 from sluice.worker.serve import lease_changes
@@ -66,11 +67,13 @@ class Running:
         max_buffered_bytes: int = 2**30,
         life_s: float = 0.4,
         stream_interval_s: float = 0.02,
+        unread_interval_s: float = 0.0,
         partitions: tuple[QueueKeys, ...] = (KEYS,),
     ) -> None:
         flags = {
             "redis.url": url,
             "redis.stream_interval_s": stream_interval_s,
+            "redis.unread_interval_s": unread_interval_s,
             "beat.every_s": 0.1,
             "beat.life_s": life_s,
         }
@@ -305,43 +308,47 @@ class TestGivenARoundTripUnderWay:
         assert older.num_published == 0
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The exchange's clock."""
+    clock = Clock()
+    monkeypatch.setattr("sluice.worker.serve.exchange.monotonic_s", clock)
+    return clock
+
+
+@pytest.fixture
+def jobs(now: Clock, running: Running, client: Any) -> list[HeldJob]:
+    """Two that stream. A round has just published the second token of one job."""
+    running.start()
+    submit_all(client, [Ask()] * 2)
+    wait_until(lambda: len(running.taken) == 2, "both are held")
+    for start in range(2):
+        say(running, running.taken[0], start)
+        wait_until(lambda num=start + 1: running.taken[0].num_published == num, "a first round begins at once")
+    return running.taken
+
+
+def say(running: Running, job: HeldJob, start: int, finish: Finish | None = None) -> None:
+    """Let the engine yield one token."""
+    stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
+    delta = TokenDelta(
+        request_id=job.request_id, choice=0, start=start, token_ids=(1,), text="x", stats=stats, finish=finish
+    )
+    running.context.mailbox.put_deltas([delta])
+
+
 class TestGivenJobsThatStream:
     """Two, with a round each second, by a clock that stands until it is moved."""
-
-    @pytest.fixture
-    def now(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        clock = Clock()
-        monkeypatch.setattr("sluice.worker.serve.exchange.monotonic_s", clock)
-        return clock
-
-    @pytest.fixture
-    def jobs(self, now: Clock, running: Running, client: Any) -> list[HeldJob]:
-        """A round has just published the second token of one job."""
-        running.start()
-        submit_all(client, [Ask()] * 2)
-        wait_until(lambda: len(running.taken) == 2, "both are held")
-        for start in range(2):
-            self._say(running, running.taken[0], start)
-            wait_until(lambda num=start + 1: running.taken[0].num_published == num, "a first round begins at once")
-        return running.taken
-
-    @staticmethod
-    def _say(running: Running, job: HeldJob, start: int, finish: Finish | None = None) -> None:
-        stats = SequenceStats(num_prompt_tokens=PROMPT_TOKENS)
-        delta = TokenDelta(
-            request_id=job.request_id, choice=0, start=start, token_ids=(1,), text="x", stats=stats, finish=finish
-        )
-        running.context.mailbox.put_deltas([delta])
 
     @pytest.mark.parametrize("running", [{"stream_interval_s": 1.0}], indirect=True)
     def test_when_both_run_then_first_tokens_and_ends_are_sent_at_once_and_others_later(
         self, now: Clock, running: Running, client: Any, jobs: list[HeldJob]
     ) -> None:
-        self._say(running, jobs[0], 2)
-        self._say(running, jobs[1], 0)
+        say(running, jobs[0], 2)
+        say(running, jobs[1], 0)
         wait_until(lambda: jobs[1].num_published == 1, "a first token is published")
-        self._say(running, jobs[0], 3)
-        self._say(running, jobs[1], 1, Finish(reason=FinishReason.LENGTH))
+        say(running, jobs[0], 3)
+        say(running, jobs[1], 1, Finish(reason=FinishReason.LENGTH))
         wait_until(lambda: state_of(client, jobs[1].id) is JobState.DONE, "an end is published")
         assert jobs[0].num_published == 2
 
@@ -355,7 +362,7 @@ class TestGivenJobsThatStream:
     def test_when_the_worker_stops_before_the_next_round_then_all_is_published(
         self, running: Running, jobs: list[HeldJob]
     ) -> None:
-        self._say(running, jobs[0], 2)
+        say(running, jobs[0], 2)
 
         running.exchange.stop()
 
@@ -366,10 +373,90 @@ class TestGivenJobsThatStream:
         self, running: Running, client: Any, jobs: list[HeldJob]
     ) -> None:
         for start in range(2, 6):
-            self._say(running, jobs[0], start)
+            say(running, jobs[0], start)
             wait_until(lambda num=start + 1: jobs[0].num_published == num, "it is published")
 
         assert [len(one.token_ids) for one in read_channel(client, jobs[0].id)] == [1] * 6
+
+
+def has_waiting_reader(client: Any) -> bool:  # redis-py types it in part
+    """Return whether a client waits in XREAD."""
+    return any(one["cmd"] == "xread" and "b" in one["flags"] for one in client.client_list())
+
+
+class TestGivenJobsThatNobodyReads:
+    """Two that stream, and the server has answered no reader for longer than readers count as there."""
+
+    @pytest.fixture(autouse=True)
+    def quiet(self, now: Clock, jobs: list[HeldJob]) -> None:
+        now.now_s += 1.1 * KEPT_S
+
+    @staticmethod
+    def _say_and_send(running: Running, jobs: list[HeldJob], starts: tuple[int, int]) -> None:
+        """Let both say a token, and wait until the second job's, which is urgent, has been sent."""
+        for job, start in zip(jobs, starts, strict=True):
+            say(running, job, start)
+        wait_until(lambda: jobs[1].num_published == starts[1] + 1, "what is urgent is published")
+
+    @pytest.mark.parametrize("running", [{"unread_interval_s": 0.5}], indirect=True)
+    def test_when_they_go_on_then_rounds_are_longer_and_first_tokens_are_not_late(
+        self, now: Clock, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        say(running, jobs[0], 2)
+        wait_until(lambda: jobs[0].num_published == 3, "a round that was due begins")
+
+        now.now_s += 0.2
+        self._say_and_send(running, jobs, (3, 0))
+        assert jobs[0].num_published == 3
+
+        now.now_s += 0.3
+        wait_until(lambda: jobs[0].num_published == 4, "the round begins")
+
+    @pytest.mark.parametrize("running", [{"unread_interval_s": 0.5}], indirect=True)
+    def test_when_something_urgent_is_sent_then_a_round_that_is_half_due_goes_with_it(
+        self, now: Clock, running: Running, jobs: list[HeldJob]
+    ) -> None:
+        say(running, jobs[0], 2)
+        wait_until(lambda: jobs[0].num_published == 3, "a round that was due begins")
+
+        now.now_s += 0.3
+        self._say_and_send(running, jobs, (3, 0))
+
+        wait_until(lambda: jobs[0].num_published == 4, "the round has gone with it")
+
+    @pytest.mark.parametrize("running", [{"unread_interval_s": 0.5}], indirect=True)
+    def test_when_a_reader_comes_then_it_has_long_rounds_once_at_most(
+        self, now: Clock, running: Running, client: Any, jobs: list[HeldJob]
+    ) -> None:
+        say(running, jobs[0], 2)
+        wait_until(lambda: jobs[0].num_published == 3, "a round that was due begins")
+        client.xread({KEYS.channel(jobs[0].id): "0"})
+        now.now_s += 0.5
+        say(running, jobs[0], 3)
+        wait_until(lambda: jobs[0].num_published == 4, "the round that counts the read begins")
+
+        now.now_s += 0.02
+        say(running, jobs[0], 4)
+
+        wait_until(lambda: jobs[0].num_published == 5, "the next one is soon")
+
+    @pytest.mark.parametrize("running", [{"unread_interval_s": 0.5}], indirect=True)
+    def test_when_a_reader_waits_for_a_first_token_then_rounds_are_short_from_there(
+        self, now: Clock, running: Running, valkey: RedisServer, jobs: list[HeldJob]
+    ) -> None:
+        with valkey.client() as other:
+            reader = threading.Thread(target=other.xread, args=({KEYS.channel(jobs[1].id): "0"}, None, 20_000))
+            reader.start()
+            with valkey.client() as client:
+                wait_until(lambda: has_waiting_reader(client), "it waits")
+            say(running, jobs[1], 0)
+            reader.join(20)
+            wait_until(lambda: jobs[1].num_published == 1, "its first token is there")
+
+            now.now_s += 0.02
+            say(running, jobs[1], 1)
+
+            wait_until(lambda: jobs[1].num_published == 2, "and the next one soon")
 
 
 class TestGivenTwoPartitions:

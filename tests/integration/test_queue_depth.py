@@ -6,12 +6,12 @@ import urllib.request
 from sluice.producer.contract import calls
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import JobId
+from sluice.producer.contract.wire import JobId, JobOptions
 from sluice.worker.connection.clients import connect
 from sluice.worker.serve.metrics import Depth
 from sluice.worker.serve.status_reporter import QUEUE_VIEW_AGE_S, QueueDepth
 from tests.contract.driving import Queue, ending
-from tests.integration.jobs import wait_until
+from tests.integration.jobs import Ask, submit_all, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer, free_port, redis_server
 
@@ -69,6 +69,32 @@ class TestGivenAWorkerWhoseRedisGoesAway:
             wait_until(lambda: scrape(port)["sluice_redis_outages_total"] == 1, "the outage is counted")
             server.start()
             wait_until(lambda: "sluice_queue_outbox" in scrape(port), "the queue is exported again")
+
+
+class TestGivenACacheThatHoldsOneJob:
+    """Of 64 places one can be used, and the loop never rests."""
+
+    def test_when_more_jobs_come_then_each_gauge_says_what_is_full_and_what_is_not(self, valkey: RedisServer) -> None:
+        port, model = free_port(), "null?step_s=0.005&num_blocks=17&block_size=16"
+        options = JobOptions(max_tokens=60, ignore_eos=True)
+        asks = [Ask(prompt=f"{number:02d}" * 100, options=options) for number in range(45)]
+
+        def is_measured() -> bool:
+            seen = scrape(port)
+            return seen.get("sluice_queue_depth_jobs", 0) >= 30 and seen["sluice_loop_busy"] > 0.5
+
+        with (
+            valkey.client() as client,
+            running_worker(valkey.url, model__path=model, metrics__enabled=True, metrics__port=port) as worker,
+        ):
+            submit_all(client, asks)
+            wait_until(is_measured, "a second of it is measured")
+            seen = scrape(port)
+            worker.stop()
+
+        assert (seen["sluice_places"], seen["sluice_places_used"]) == (64, 1)
+        assert seen["sluice_step_occupancy"] == 1 / 64
+        assert seen["sluice_engine_waiting"] < 5, "those that were pulled at the same time"
 
 
 def scrape(port: int) -> dict[str, float]:

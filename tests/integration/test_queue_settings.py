@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from redis.exceptions import ResponseError
 
+from sluice.engine.llm_engine import LLMEngine
+from sluice.engine.request import LatencyTargets, Request
 from sluice.producer.client import Producer
 from sluice.producer.contract.calls import QueueSettings, configure, inspect
 from sluice.producer.contract.keys import QueueKeys
@@ -96,6 +99,46 @@ class TestGivenALivingWorkerAndSettingsThatAreLost:
             wait_until(lambda: "keep_prompts" in run(client, inspect(KEYS)).settings, "the settings are back")
 
             assert run(client, inspect(KEYS)).settings == asked
+
+
+class TestGivenALivingWorkerAndAQueueWithTargets:
+    """Every request that its engine gets is noted."""
+
+    def test_when_the_targets_change_then_later_jobs_ask_for_the_new_ones(
+        self, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[LatencyTargets] = []
+        add = LLMEngine.add
+
+        def noted(engine: LLMEngine, requests: list[Request]) -> None:
+            asked.extend(request.targets for request in requests)
+            add(engine, requests)
+
+        monkeypatch.setattr(LLMEngine, "add", noted)
+        client = connect(valkey.url, timeout_s=5)
+        with Producer(valkey.url) as producer:
+            producer.configure(QueueSettings(ttft_target_ms=800, tpot_target_ms=62.5))
+            with running_worker(valkey.url, batching__tpot_target_s=0.2) as worker:
+                for change in (None, QueueSettings(tpot_target_ms=25), QueueSettings(ttft_target_ms=0)):
+                    if change is not None:
+                        producer.configure(change)
+                        for _ in range(2):  # the reply after the next has the new stamp
+                            wait_for_beat(client, worker.incarnation)
+                    producer.result(producer.submit("hi", max_tokens=2), timeout_s=20)
+
+        assert asked == [
+            LatencyTargets(ttft_s=0.8, tpot_s=0.0625),
+            LatencyTargets(ttft_s=0.8, tpot_s=0.025),
+            LatencyTargets(tpot_s=0.025),
+        ]
+
+    @pytest.mark.parametrize("value", ["-1", "soon", "nan", "inf"])
+    def test_when_a_target_is_no_time_then_the_queue_refuses_it(self, valkey: RedisServer, value: str) -> None:
+        client = connect(valkey.url, timeout_s=5)
+        call = replace(configure(KEYS, QueueSettings()), args=("tpot_target_ms", value))
+
+        with pytest.raises(ResponseError, match="tpot_target_ms must be a number from 0"):
+            run(client, call)
 
 
 def renamed(name: str) -> Callable[[LoadedModel], LoadedModel]:

@@ -69,7 +69,7 @@ def run_twice(valkey: RedisServer, ask: Ask, dtype: str) -> TwoRuns:
             wait_for_ends(client, [job_id])
 
         outcome = TwoRuns(result_of(client, job_id).choices, result_of(client, undisturbed).choices, num_before)
-        assert 10 <= num_before < ask.options.max_tokens
+        assert 10 <= num_before < ask.options.planned_tokens
         for choice, (resumed, expected) in enumerate(zip(outcome.resumed, outcome.undisturbed, strict=True)):
             assert resumed.token_ids == expected.token_ids
             assert logprobs_of(resumed) == on_channel(client, job_id, choice)

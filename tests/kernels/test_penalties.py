@@ -1,51 +1,44 @@
-"""Biases and penalties against loops over dictionaries in float64, and bit by bit against one after the other."""
+"""Penalties against a loop over dictionaries in float64, and the native path bit by bit against torch's operators."""
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
 import math
-from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.kernels.penalties import NO_BIAS, Penalties, apply_penalties
-from sluice.kernels.penalties.reference import bias_reference, penalties_reference
+from sluice.kernels.penalties import Penalties, apply_penalties
+from sluice.kernels.penalties.cpu import apply_penalties_torch
+from sluice.kernels.penalties.reference import penalties_reference
 
 VOCAB_SIZE = 20
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30)
-BIASES = st.dictionaries(
-    st.integers(0, VOCAB_SIZE - 1), st.floats(-100, 100, width=32) | st.just(-math.inf), max_size=VOCAB_SIZE
-)
-ROW = st.tuples(TOKENS, TOKENS, BIASES, st.floats(0.5, 2.0), st.floats(-2, 2), st.floats(-2, 2))
-Row = tuple[list[int], list[int], dict[int, float], float, float, float]
+ROW = st.tuples(TOKENS, TOKENS, st.floats(0.5, 2.0), st.floats(-2, 2), st.floats(-2, 2))
+Row = tuple[list[int], list[int], float, float, float]
 
 
-def entries_of(rows: list[Row]) -> Penalties:
-    """One entry for each token of a row that is seen or biased."""
-    entries = [
-        (
-            row,
-            token,
-            bias.get(token, NO_BIAS),
-            repetition if token in {*prompt, *output} else 1.0,
-            float(output.count(token)),
-            frequency,
-            presence,
-        )
-        for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows)
-        for token in sorted({*prompt, *output, *bias})
-    ]
-    columns = torch.tensor(entries, dtype=torch.float64).reshape(-1, 7).T
+def penalties_of(rows: list[Row], num_extras: int) -> Penalties:
+    """Those of rows in places in reverse order; the last tokens of each output are extras."""
+    seen = torch.zeros(len(rows), VOCAB_SIZE, dtype=torch.int32)
+    extras = torch.full((len(rows), num_extras), -1, dtype=torch.int32)
+    for row, (prompt, output, *_) in enumerate(rows):
+        counted = output[: len(output) - num_extras] if num_extras else output
+        for token in prompt:
+            seen[-1 - row, token] |= 1
+        for token in counted:
+            seen[-1 - row, token] += 2
+        rest = output[len(counted) :]
+        extras[row, : len(rest)] = torch.tensor(rest, dtype=torch.int32)
+    strengths = torch.tensor([strengths for _, _, *strengths in rows], dtype=torch.float64).float().T.contiguous()
     return Penalties(
-        rows=columns[0].int(),
-        token_ids=columns[1].int(),
-        bias=columns[2].float(),
-        repetition=columns[3].float(),
-        counts=columns[4].float(),
-        frequency=columns[5].float(),
-        presence=columns[6].float(),
+        seen=seen,
+        places=torch.arange(len(rows) - 1, -1, -1, dtype=torch.int32),
+        extras=extras,
+        repetition=strengths[0],
+        frequency=strengths[1],
+        presence=strengths[2],
     )
 
 
@@ -56,49 +49,37 @@ def some_logits(num_rows: int) -> torch.Tensor:
     return logits
 
 
-class TestGivenBiasesAndPenalties:
-    @settings(max_examples=60, deadline=None)
-    @given(rows=st.lists(ROW, min_size=1, max_size=4))
-    def test_when_they_are_applied_then_logits_equal_the_reference(self, rows: list[Row]) -> None:
+class TestGivenPenalties:
+    @settings(max_examples=100, deadline=None)
+    @given(rows=st.lists(ROW, min_size=1, max_size=4), num_extras=st.integers(0, 3))
+    def test_when_they_are_applied_then_logits_equal_the_reference(self, rows: list[Row], num_extras: int) -> None:
         logits = some_logits(len(rows))
         actual = logits.clone()
 
-        apply_penalties(actual, entries_of(rows))
+        apply_penalties(actual, penalties_of(rows, num_extras))
 
-        for row, (prompt, output, bias, repetition, frequency, presence) in enumerate(rows):
-            biased = bias_reference(logits[row], bias)
+        for row, (prompt, output, repetition, frequency, presence) in enumerate(rows):
             expected = penalties_reference(
-                biased, prompt, output, repetition=repetition, frequency=frequency, presence=presence
+                logits[row], prompt, output, repetition=repetition, frequency=frequency, presence=presence
             )
             torch.testing.assert_close(actual[row].double(), expected, rtol=1e-5, atol=1e-5)
 
-    @settings(max_examples=60, deadline=None)
-    @given(rows=st.lists(ROW, min_size=1, max_size=4))
-    def test_when_applied_at_once_then_bits_are_those_of_a_bias_and_then_a_penalty(self, rows: list[Row]) -> None:
-        logits, both = some_logits(len(rows)), entries_of(rows)
-        together, apart = logits.clone(), logits.clone()
+    @settings(max_examples=100, deadline=None)
+    @given(rows=st.lists(ROW, min_size=1, max_size=4), num_extras=st.integers(0, 3))
+    def test_when_torch_applies_them_then_the_bits_are_the_same(self, rows: list[Row], num_extras: int) -> None:
+        penalties = penalties_of(rows, num_extras)
+        native, torchs = some_logits(len(rows)), some_logits(len(rows))
 
-        apply_penalties(together, both)
+        apply_penalties(native, penalties)
+        apply_penalties_torch(torchs, penalties)
 
-        neutral = torch.zeros_like(both.bias)
-        biases = replace(both, repetition=neutral + 1, counts=neutral, frequency=neutral, presence=neutral)
-        apply_penalties(apart, biases)
-        apply_penalties(apart, replace(both, bias=torch.full_like(both.bias, NO_BIAS)))
-        assert torch.equal(together.view(torch.int32), apart.view(torch.int32))
+        assert torch.equal(native.view(torch.int32), torchs.view(torch.int32))
 
+    def test_when_tokens_are_extras_then_the_bits_are_those_of_counted_ones(self) -> None:
+        rows: list[Row] = [([1, 2], [7, 2, 7, 7], 1.3, 0.3, 0.7), ([9], [4], 0.7, -1.1, 0.0)]
+        counted, extra = some_logits(2), some_logits(2)
 
-class TestGivenBiasesAlone:
-    @settings(max_examples=60, deadline=None)
-    @given(biases=BIASES)
-    def test_when_they_are_applied_then_they_are_added_and_no_bias_keeps_every_bit(
-        self, biases: dict[int, float]
-    ) -> None:
-        logits = some_logits(1)
-        expected = logits.clone()
-        at = torch.tensor(list(biases), dtype=torch.int64)
-        expected[0, at] += torch.tensor(list(biases.values()))
-        entries = entries_of([([], [], dict.fromkeys(range(VOCAB_SIZE), NO_BIAS) | biases, 1.3, 0.5, 0.5)])
+        apply_penalties(counted, penalties_of(rows, 0))
+        apply_penalties(extra, penalties_of(rows, 3))
 
-        apply_penalties(logits, entries)
-
-        assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+        assert torch.equal(counted.view(torch.int32), extra.view(torch.int32))

@@ -12,12 +12,14 @@ from benchmarks.gpu.checks.block_copies import copy_by_kernel
 from benchmarks.kernels.cases import generator_on, make_options, make_penalties
 from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.few_rows import few_rows_triton
+from sluice.kernels.linear.invariant import invariant_product
 from sluice.kernels.linear.kernel import int8_product_triton, widen_triton
 from sluice.kernels.paged_attention import decode
 from sluice.kernels.paged_attention.call import AttentionCall
 from sluice.kernels.paged_attention.config import decode_config
 from sluice.kernels.paged_attention.fp8 import FP8
 from sluice.kernels.paged_attention.hopper import attend_chunks_on_hopper
+from sluice.kernels.paged_attention.invariant import paged_attention_invariant
 from sluice.kernels.paged_attention.kernel import allocate_cuda, paged_attention_triton
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
@@ -81,6 +83,73 @@ def compile_attention(
     return compiled
 
 
+def compile_invariant_attention(
+    dtype: torch.dtype, *, head_size: int, max_query_len: int, is_fp8: bool = False, sliding_window: int = 0
+) -> list[Compiled]:
+    cache = allocate_cuda(4, 16, 8, head_size, dtype=FP8 if is_fp8 else dtype, device=torch.device("cpu"))
+    lengths = torch.zeros(3, dtype=torch.int32)
+    with CompileInstead() as compiled:
+        paged_attention_invariant(
+            torch.zeros(64, 48, head_size, dtype=dtype)[:, :32],
+            cache,
+            torch.zeros(2, 32, dtype=torch.int32),
+            lengths,
+            lengths[:-1],
+            scale=0.1,
+            max_query_len=max_query_len,
+            max_context_len=9000,
+            sliding_window=sliding_window,
+            out=torch.zeros(64, 32, head_size, dtype=dtype),
+        )
+    return compiled
+
+
+@pytest.mark.long
+class TestGivenPagedAttentionThatIsIndependentOfTheBatch:
+    @pytest.mark.parametrize(("head_size", "is_fp8"), [(64, False), (128, False), (256, False), (128, True)])
+    def test_when_it_is_compiled_then_it_fits_and_decodes_and_prompts_share_one_kernel(
+        self, head_size: int, *, is_fp8: bool
+    ) -> None:
+        decodes, prompts = (
+            compile_invariant_attention(torch.bfloat16, head_size=head_size, max_query_len=longest, is_fp8=is_fp8)
+            for longest in (1, 64)
+        )
+
+        check_fits(decodes)
+        assert [one.name for one in decodes] == ["attend_kernel", "merge_kernel"]
+        assert [one.ptx for one in decodes] == [one.ptx for one in prompts]
+        # A product that is fused with a sum is rounded once, and the two kernels might fuse other ones.
+        assert not re.search(r"fma\.rn\.f32", decodes[1].ptx)
+
+
+@pytest.mark.long
+class TestGivenProductsThatAreIndependentOfTheBatch:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_when_they_are_compiled_then_each_fits_and_all_sum_by_the_same_instruction(
+        self, dtype: torch.dtype
+    ) -> None:
+        compiled: list[Compiled] = []
+        for out_size, num_tokens in ((4096, 1), (4096, 40), (4096, 3000), (28_672, 1), (28_672, 40)):
+            weight = torch.zeros(1, dtype=dtype).expand(out_size, 4096)
+            with CompileInstead() as launched:
+                invariant_product(
+                    torch.zeros(num_tokens, 4096, dtype=dtype), weight, None, out=torch.zeros(1, dtype=dtype)
+                    .expand(num_tokens, out_size),
+                )  # fmt: skip
+            compiled += launched
+
+        check_fits(compiled)
+        products = [one for one in compiled if one.name == "_invariant_kernel"]
+        kinds = {
+            re.sub(r"m64n\d+k16", "m64k16", kind)
+            for one in products
+            for kind in re.findall(r"wgmma\.mma_async\S+", one.ptx)
+        }
+        assert len(products) == 5
+        assert len(kinds) == 1, kinds
+        assert all("wgmma.mma_async" in one.ptx for one in products)
+
+
 class TestGivenPagedAttention:
     @pytest.mark.parametrize("head_size", fast_only([128], [64, 256]))
     def test_when_a_decode_is_compiled_then_it_fits_and_keeps_two_tiles_in_flight(self, head_size: int) -> None:
@@ -98,7 +167,7 @@ class TestGivenPagedAttention:
         def on_132_processors(_device: torch.device, programs_per_processor: int) -> int:
             return 132 * programs_per_processor
 
-        monkeypatch.setattr(decode, "_num_programs", on_132_processors)
+        monkeypatch.setattr(decode, "num_programs", on_132_processors)
 
         compiled = compile_attention(
             torch.bfloat16, head_size=128, max_query_len=1, max_context_len=131_072, num_sequences=64

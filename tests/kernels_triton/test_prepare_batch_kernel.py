@@ -26,7 +26,12 @@ PATHS = [
 
 
 def plan_of(
-    query_lens: Sequence[int], context_lens: Sequence[int], block_size: int, device: str, num_after: int = 0
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    block_size: int,
+    device: str,
+    num_after: int = 0,
+    num_windowed: int = 0,
 ) -> StepPlan:
     """A plan of random ids, every fourth fed by a drawn row; table entries that hold nothing must not be read."""
     generator = torch.Generator().manual_seed(0)
@@ -37,21 +42,25 @@ def plan_of(
     # What lies after the last sequence is stale.
     token_ids[num_tokens:] = -77
     longest = max(context_lens, default=0)
-    wide = torch.full((len(context_lens), longest // block_size + 5), NO_BLOCK, dtype=torch.int32)
-    for s, context_len in enumerate(context_lens):
-        used = -(-context_len // block_size)
-        wide[s, :used] = torch.randperm(5000, generator=generator)[:used].int()
+    wide = torch.full((1 + num_windowed, len(context_lens), longest // block_size + 5), NO_BLOCK, dtype=torch.int32)
+    for table in wide:
+        for s, context_len in enumerate(context_lens):
+            used = -(-context_len // block_size)
+            table[s, :used] = torch.randperm(5000, generator=generator)[:used].int()
+    tables = wide.to(device)[..., : longest // block_size + 2]
     lens = torch.tensor(context_lens, dtype=torch.int32)
     return StepPlan(
         token_ids=token_ids.to(device),
         query_start_locs=starts.to(device),
         context_lens=lens.to(device),
-        block_tables=wide.to(device)[:, : longest // block_size + 2],
+        block_tables=tables[0],
+        window_tables=tables[1:] if num_windowed else None,
     )
 
 
 def as_lists(prepared: PreparedTokens) -> list[list[int]]:
-    return [prepared.input_ids.tolist(), prepared.positions.tolist(), prepared.slot_mapping.tolist()]
+    windowed = [] if prepared.window_slots is None else prepared.window_slots.tolist()
+    return [prepared.input_ids.tolist(), prepared.positions.tolist(), prepared.slot_mapping.tolist(), *windowed]
 
 
 def drawn(num_rows: int, device: str) -> Tensor:
@@ -63,7 +72,7 @@ def drawn(num_rows: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize(("device", "prepare"), PATHS)
 class TestGivenAPlan:
-    @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+    @pytest.mark.parametrize(("block_size", "num_windowed"), [(1, 2), (8, 0), (16, 6), (32, 1)])
     @pytest.mark.parametrize(
         ("query_lens", "context_lens", "num_after"),
         [
@@ -83,8 +92,9 @@ class TestGivenAPlan:
         context_lens: list[int],
         num_after: int,
         block_size: int,
+        num_windowed: int,
     ) -> None:
-        plan = plan_of(query_lens, context_lens, block_size, device, num_after)
+        plan = plan_of(query_lens, context_lens, block_size, device, num_after, num_windowed)
         ids = drawn(sum(query_lens) // 4 + 1, device)
 
         found = prepare(plan, ids, block_size=block_size, spare_slot=9999)
@@ -94,13 +104,16 @@ class TestGivenAPlan:
         assert found.slot_mapping.dtype == found.positions.dtype == found.input_ids.dtype == torch.int64
 
     def test_when_rows_are_padding_then_they_write_to_the_spare_slot_alone(self, device: str, prepare: Prepare) -> None:
-        plan = plan_of([1, 3], [20, 6], 4, device)
+        plan = plan_of([1, 3], [20, 6], 4, device, num_windowed=1)
+        assert plan.window_tables is not None
         plan.token_ids[1:] = PADDING
-        plan.block_tables[1] = NO_BLOCK
+        plan.block_tables[1] = plan.window_tables[:, 1] = NO_BLOCK
 
         found = prepare(plan, drawn(1, device), block_size=4, spare_slot=123)
 
         assert found.slot_mapping[1:].tolist() == [123] * 3
+        assert found.window_slots is not None
+        assert found.window_slots[:, 1:].tolist() == [[123] * 3]
         assert found.input_ids[1:].tolist() == [0] * 3
         assert found.positions.tolist() == [19, 3, 4, 5]
         assert found.slot_mapping[0] >= 0
@@ -115,10 +128,15 @@ class TestGivenAPlan:
     def test_when_the_number_of_tokens_is_odd_then_rows_stay_aligned(
         self, device: str, prepare: Prepare, num_tokens: int
     ) -> None:
-        found = prepare(plan_of([num_tokens], [9], 4, device), drawn(2, device), block_size=4, spare_slot=0)
+        plan = plan_of([num_tokens], [9], 4, device, num_windowed=2)
 
-        rows = (found.input_ids, found.positions, found.slot_mapping)
-        assert [row.data_ptr() % 16 for row in rows] == [0] * 3
+        found = prepare(plan, drawn(2, device), block_size=4, spare_slot=0)
+
+        assert found.window_slots is not None
+        rows = (found.input_ids, found.positions, found.slot_mapping, *found.window_slots)
+        # The arithmetic of the CPU is not read by Triton.
+        is_kernel = prepare is prepare_batch_triton
+        assert [row.data_ptr() % 16 for row in (rows if is_kernel else rows[:3])] == [0] * (5 if is_kernel else 3)
         assert all(row.is_contiguous() for row in rows)
 
     def test_when_a_block_lies_beyond_two_to_the_31_slots_then_its_slot_does_not_wrap(
@@ -138,3 +156,12 @@ class TestGivenAPlanThatIsWrong:
 
         with pytest.raises(ValueError, match="must be int32"):
             prepare_batch(replace(plan, context_lens=plan.context_lens.long()), None, block_size=4, spare_slot=0)
+
+    def test_when_tables_of_window_groups_have_other_rows_then_it_says_so(self) -> None:
+        plan = plan_of([1], [1], 4, "cpu", num_windowed=1)
+        assert plan.window_tables is not None
+
+        with pytest.raises(ValueError, match=r"window_tables must be \[W, S, max_blocks\]"):
+            prepare_batch(
+                replace(plan, window_tables=plan.window_tables.repeat(1, 2, 1)), None, block_size=4, spare_slot=0
+            )

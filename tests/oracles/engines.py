@@ -6,11 +6,14 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, TokenDelta, TokenLogprobs
+from sluice.engine.speculation.source import DraftSource
 from tests.engine.lagging import on_late_device
 
 
@@ -32,11 +35,18 @@ class Setting:
     """Requests that are aborted after a random number of steps."""
 
     seed: int = 0
+    host_cache_bytes: int = 0
     lag: Literal[0, 1] = 0
     """Steps launched ahead: input ids come from the step before, as they would on a device."""
 
+    graphs: bool | None = None
+    """Whether decodes are recorded and replayed, as on a GPU."""
+
     is_late: bool = False
     """The device itself lags: see `LaggingExecutor`."""
+
+    fails: bool = False
+    """Every third step of several rows fails, when it is launched or once it is computed, and is divided."""
 
 
 CALM = Setting()
@@ -47,6 +57,9 @@ DISTURBED: Mapping[str, Setting] = {
     "chunks of three": Setting(block_size=4, max_num_batched_tokens=3, max_num_seqs=3, arrivals=20),
     "short prefills": Setting(long_prefill_token_threshold=7, max_num_batched_tokens=24, arrivals=15, block_size=5),
     "preemption": Setting(block_size=4, num_blocks=18, max_num_batched_tokens=40, arrivals=3),
+    "preemption, host tier": Setting(
+        block_size=4, num_blocks=18, max_num_batched_tokens=40, arrivals=3, host_cache_bytes=2**20
+    ),
     "preemption, no prefix cache": Setting(
         block_size=2, num_blocks=36, max_num_batched_tokens=16, enable_prefix_caching=False
     ),
@@ -57,11 +70,48 @@ DISTURBED: Mapping[str, Setting] = {
     "overlapped": Setting(lag=1, block_size=4, arrivals=9),
     "overlapped, chunks of three": Setting(lag=1, block_size=4, max_num_batched_tokens=3, max_num_seqs=3, arrivals=20),
     "overlapped, a late device": Setting(lag=1, is_late=True, block_size=4, num_blocks=18, arrivals=9),
+    "overlapped, a late device, host tier": Setting(
+        lag=1, is_late=True, block_size=4, num_blocks=18, arrivals=9, host_cache_bytes=2**20
+    ),
     "overlapped, a late device, aborts": Setting(
         lag=1, is_late=True, block_size=2, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})
     ),
     "aborts": Setting(block_size=4, num_blocks=40, arrivals=10, abort=frozenset({"1", "4", "5"})),
 }
+
+
+FAILING: Mapping[str, Setting] = {
+    "failing": Setting(fails=True, block_size=4, num_blocks=60, arrivals=9),
+    "overlapped, failing": Setting(fails=True, lag=1, block_size=4, num_blocks=60, arrivals=9),
+}
+
+
+class FailingExecutor:
+    """Fails every third step of several rows: see `Setting.fails`."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._num_steps = 0
+        self.limits, self.lag, self.fingerprint = executor.limits, executor.lag, executor.fingerprint
+
+    def launch(self, batch: Batch) -> Launched:
+        self._num_steps += len(batch.rows) > 1
+        if len(batch.rows) == 1 or self._num_steps % 3:
+            return self._executor.launch(batch)
+        if self._num_steps % 2:
+            raise RuntimeError("injected at the launch")
+        return _Lost(self._executor.launch(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A step whose results are lost."""
+
+    launched: Launched
+
+    def collect(self) -> list[Sampled]:
+        self.launched.collect()
+        raise RuntimeError("injected when it is over")
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +125,9 @@ class EngineRun:
     errors: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_loaded_tokens: int = 0
 
     def note(self, delta: TokenDelta) -> None:
         key = (delta.request_id, delta.choice)
@@ -85,7 +138,14 @@ class EngineRun:
             self.errors[key] = delta.finish.error
 
 
-def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, dtype: str = "auto") -> EngineRun:
+def run(
+    folder: Path,
+    requests: Sequence[Request],
+    setting: Setting = CALM,
+    *,
+    dtype: str = "auto",
+    draft_source: DraftSource | None = None,
+) -> EngineRun:
     """Run `requests` to their ends, checking the engine's books after every step."""
     options = ModelOptions(
         path=folder,
@@ -95,6 +155,8 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         lag=setting.lag,
+        graphs=setting.graphs,
+        host_cache_bytes=setting.host_cache_bytes,
     )
     config = EngineConfig(
         max_num_seqs=setting.max_num_seqs,
@@ -103,10 +165,11 @@ def run(folder: Path, requests: Sequence[Request], setting: Setting = CALM, *, d
         enable_prefix_caching=setting.enable_prefix_caching,
         discipline=setting.discipline,
         batch_window_s=0.0,
+        max_step_retries=0 if setting.fails else 2,
     )
     runner = load_model_runner(options)
-    executor = on_late_device(runner) if setting.is_late else runner
-    return _run(LLMEngine(executor, NullTokenizer(), config), requests, setting)
+    executor = on_late_device(runner) if setting.is_late else FailingExecutor(runner) if setting.fails else runner
+    return _run(LLMEngine(executor, NullTokenizer(), config, draft_source=draft_source), requests, setting)
 
 
 def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> EngineRun:
@@ -117,10 +180,13 @@ def _run(engine: LLMEngine, requests: Sequence[Request], setting: Setting) -> En
     while step <= max(arrivals.values(), default=0) or not engine.is_idle:
         engine.add([request for request in requests if arrivals[request.id] == step])
         engine.abort([request_id for request_id, when in aborts.items() if when == step])
-        for delta in engine.step():
+        for delta in engine.advance():
             outcome.note(delta)
         engine.check_invariants()
         step += 1
     outcome.num_preemptions = engine.stats.num_preemptions
     outcome.num_cached_tokens = engine.stats.num_cached_tokens
+    outcome.num_drafted_tokens = engine.stats.num_drafted_tokens
+    outcome.num_accepted_tokens = engine.stats.num_accepted_tokens
+    outcome.num_loaded_tokens = engine.stats.num_loaded_tokens
     return outcome

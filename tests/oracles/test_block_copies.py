@@ -66,7 +66,7 @@ def run(*, shares: bool, **options: Any) -> tuple[EngineRun, int]:
         for step in range(400):
             if waiting and step % 3 == 0:
                 engine.add([waiting.pop(0)])
-            for delta in engine.step():
+            for delta in engine.advance():
                 outcome.note(delta)
             engine.check_invariants()
     assert engine.is_idle

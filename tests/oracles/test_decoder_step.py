@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.engine.execution.kv_cache import make_caches
+from sluice.engine.execution.block_groups import block_groups
+from sluice.engine.execution.kv_cache import make_caches, make_grouped_caches
+from sluice.engine.executor import ModelLimits
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.folder import open_model_folder
@@ -99,8 +101,14 @@ def forward(
     return compute(tensors, caches).clone()
 
 
-def layout_of(max_num_seqs: int) -> StepLayout:
-    return StepLayout(max_num_seqs=max_num_seqs, max_blocks_per_seq=20, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+def layout_of(max_num_seqs: int, *, window_groups: int = 0) -> StepLayout:
+    return StepLayout(
+        max_num_seqs=max_num_seqs,
+        max_blocks_per_seq=20,
+        num_blocks=NUM_BLOCKS * (1 + window_groups),
+        block_size=BLOCK_SIZE,
+        window_groups=window_groups,
+    )
 
 
 def whole(sequence: Tokens) -> Part:
@@ -195,6 +203,75 @@ class TestGivenADecoder:
 
         assert torch.equal(actual, forward(other, parts, caches_of(other), by_operations=True))
         assert not torch.equal(actual, forward(decoder, parts, caches_of(decoder)))
+
+
+@pytest.mark.parametrize("model", [MODELS["gemma2, soft caps"], MODELS["gemma3"]], ids=["gemma2", "gemma3"])
+class TestGivenGroupsOfLayersWithAWindow:
+    """Each has a block table, and all share the memory of blocks."""
+
+    @staticmethod
+    def grouped(decoder: Decoder) -> tuple[list[KVCache], list[Tokens], int]:
+        """The caches, sequences with all tables, and how many groups there are."""
+        groups = block_groups(decoder.config.sliding_windows).num_window_groups
+        limits = ModelLimits(
+            max_model_len=160,
+            vocab_size=97,
+            eos_token_ids=frozenset(),
+            num_blocks=NUM_BLOCKS * (1 + groups),
+            block_size=BLOCK_SIZE,
+            sliding_window=11,
+            window_groups=groups,
+        )
+        parts, caches = make_grouped_caches(decoder.config, limits, dtype=torch.bfloat16, device=CPU)
+        assert len(parts) < len(caches)
+        tokens = sequences()
+        for sequence in tokens:
+            sequence.window_table = [
+                tuple(block_id + NUM_BLOCKS * (1 + group) for group in range(groups))
+                for block_id in sequence.block_table
+            ]
+        return caches, tokens, groups
+
+    def test_when_they_step_then_bits_are_those_of_separate_memory(self, decoder: Decoder) -> None:
+        expected = forward(decoder, [whole(sequence) for sequence in sequences()], caches_of(decoder))
+        caches, tokens, groups = self.grouped(decoder)
+        others, _, _ = self.grouped(decoder)
+
+        tensors = layout_of(5, window_groups=groups).lay_out([whole(sequence) for sequence in tokens])
+        actual = decoder.forward(tensors, caches).clone()
+
+        assert torch.equal(actual, expected)
+        assert torch.equal(decoder.forward_by_operations(tensors, others), expected)
+        for one, other in zip(caches, others, strict=True):
+            assert torch.equal(one.keys, other.keys)
+            assert torch.equal(one.values, other.values)
+
+    def test_when_they_decode_then_blocks_before_the_window_are_not_read(self, decoder: Decoder) -> None:
+        expected = forward(decoder, [whole(sequence) for sequence in sequences()], caches_of(decoder))
+        caches, tokens, groups = self.grouped(decoder)
+        layout = layout_of(5, window_groups=groups)
+        decoder.forward(layout.lay_out([(one, 0, one.num_tokens - 1, True) for one in tokens[1:]]), caches)
+        for sequence in tokens:
+            first = max(0, sequence.num_tokens - 11) // BLOCK_SIZE
+            for cache in caches:
+                for entry in sequence.window_table[:first] if cache.table else ():
+                    cache.keys[entry[cache.table - 1]] = cache.values[entry[cache.table - 1]] = float("nan")
+
+        last = [(sequence, sequence.num_tokens - 1, 1, True) for sequence in tokens]
+        actual = [decoder.forward(layout.lay_out(last), caches).clone() for _ in range(2)]
+
+        assert torch.equal(actual[0], expected)
+        assert torch.equal(actual[1], expected)
+
+    def test_when_tables_are_missing_or_do_not_match_then_they_are_refused(self, decoder: Decoder) -> None:
+        caches, tokens, groups = self.grouped(decoder)
+        tensors = layout_of(5, window_groups=groups).lay_out([whole(sequence) for sequence in tokens])
+        assert tensors.window_slots is not None
+
+        with pytest.raises(ValueError, match=rf"caches are of {1 + groups} tables, got 1"):
+            decoder.forward(replace(tensors, window_slots=None, window_tables=None), caches)
+        with pytest.raises(ValueError, match=r"window_slots must be \[W, 209\]"):
+            decoder.forward(replace(tensors, window_slots=tensors.window_slots[:, 1:]), caches)
 
 
 class TestGivenTwoDecoders:

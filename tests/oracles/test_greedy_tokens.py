@@ -16,7 +16,17 @@ from sluice.engine.request import Request, SamplingParams
 from tests.oracles.engines import DISTURBED, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE
 
-MODELS = ["llama-llama3", "llama-tied", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma2", "gemma3"]
+MODELS = [
+    "llama-llama3",
+    "llama-tied",
+    "mistral-window",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    # Those of Gemma whose weights are not tied: the others repeat the last token.
+    "gemma2-no-caps",
+    "gemma3-untied",
+]
 MAX_TOKENS = 20
 
 
@@ -87,6 +97,12 @@ class TestGivenTheSettings:
 
         assert run(folder, requests(), DISTURBED["preemption"]).num_preemptions > 0
         assert run(folder, requests(), DISTURBED["preemption, no prefix cache"]).num_preemptions > 0
+
+    @pytest.mark.parametrize("name", ["preemption, host tier", "overlapped, a late device, host tier"])
+    def test_when_there_is_a_host_tier_then_preempted_sequences_load_from_it(self, name: str) -> None:
+        folder, _ = folder_and_expected("llama-llama3")
+
+        assert run(folder, requests(), DISTURBED[name]).num_loaded_tokens > 0
 
     def test_when_prompts_share_a_prefix_then_it_is_computed_once(self) -> None:
         folder, _ = folder_and_expected("llama-llama3")

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 import pytest
 
 from sluice.engine.request import ChoiceProgress, Request, SamplingParams
-from tests.oracles.engines import CALM, DISTURBED, EngineRun, Setting, run
+from tests.oracles.engines import CALM, DISTURBED, FAILING, EngineRun, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS
 
 PARAMS = {
@@ -79,7 +79,7 @@ def check_logprobs(outcome: EngineRun, cut: int = 0) -> None:
 
 
 class TestGivenSeeds:
-    @pytest.mark.parametrize("setting", [s for s in DISTURBED.values() if not s.abort], ids=str)
+    @pytest.mark.parametrize("setting", [s for s in (*DISTURBED.values(), *FAILING.values()) if not s.abort], ids=str)
     def test_when_requests_run_in_any_batch_then_tokens_are_the_same(self, setting: Setting) -> None:
         outcome = run(folder(), requests(), setting)
 

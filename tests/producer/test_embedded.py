@@ -170,6 +170,19 @@ class TestGivenAServerWithData:
         with client(server) as connection:
             assert connection.info("server")["process_id"] == pid
 
+    def test_when_it_hangs_then_it_accepts_connections_and_when_it_has_ended_not(self, folder: Path) -> None:
+        assert not embedded.accepts(Embedded(folder))
+        server = embedded.ensure(folder)
+        pid = int(server.pid_path.read_text())
+
+        os.kill(pid, signal.SIGSTOP)
+        hangs = embedded.accepts(server)
+        os.kill(pid, signal.SIGCONT)
+        embedded.stop(folder)
+
+        assert hangs
+        assert not embedded.accepts(server)
+
     def test_when_its_number_belongs_to_another_process_now_then_a_server_is_started(self, folder: Path) -> None:
         server = embedded.ensure(folder)
         embedded.stop(folder)

@@ -36,7 +36,7 @@ def test_all_disciplines_give_the_tokens_of_a_request_that_has_the_engine_to_its
     for _ in range(5000):
         if coming and random.random() < 0.4:
             engine.add([coming.pop(0)])
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         engine.check_invariants()
         if not coming and engine.is_idle:
             break

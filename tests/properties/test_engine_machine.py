@@ -7,13 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice.engine.batch import Batch
+from sluice.engine.config import StepLimits
+from sluice.engine.executor import window_entries
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModelConfig
 from sluice.engine.request import ChoiceProgress, FinishReason, Request
+from sluice.engine.speculation.draft_rows import DraftRows
+from sluice.engine.speculation.model_drafts import ModelDrafts
+from sluice.engine.speculation.source import DraftSource, Fallback
+from sluice.engine.speculation.suffix_drafts import SuffixDrafts
 from tests.engine.given import (
     JUNK,
     Checked,
     CheckingModel,
+    Prophet,
     Transcripts,
     engine_over,
     lagging,
@@ -70,6 +77,11 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
         lag=st.sampled_from([0, 1]),
+        window=st.sampled_from([0, 0, 0, 1, 7]),
+        groups=st.sampled_from([0, 1, 3]),
+        num_host_blocks=st.sampled_from([0, 3, 20]),
+        drafts=st.sampled_from([None, 0.0, 0.5, 1.0, "model"]),
+        num_draft_blocks=st.sampled_from([3, 20, 100]),
     )
     def start(
         self,
@@ -80,12 +92,32 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         policy: str,
         lag: int,
+        window: int,
+        groups: int,
+        num_host_blocks: int,
+        drafts: float | str | None,
+        num_draft_blocks: int,
     ) -> None:
-        num_blocks = -(-NUM_SLOTS // block_size) + num_spare_blocks
-        pretended = NullModelConfig(num_blocks=num_blocks, block_size=block_size, mean_output_tokens=12)
+        self.expected: Transcripts = {}
+        groups = groups if window else 0
+        num_entries = -(-NUM_SLOTS // block_size)
+        num_windowed = min(num_entries, window_entries(window, budget, block_size) + 1)
+        num_blocks = num_entries + groups * num_windowed + num_spare_blocks
+        pretended = NullModelConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            sliding_window=window,
+            window_groups=groups,
+            num_host_blocks=num_host_blocks,
+            mean_output_tokens=12,
+        )
         self.model = FlakyModel(pretended, alphabet=JUNK)
+        self.draft_rows: DraftRows | None = None
+        # A draft model needs the last tokens, which the host has at lag 0.
+        lag = 0 if drafts == "model" else lag
         self.engine: LLMEngine = engine_over(
             lagging(self.model) if lag else self.model,
+            draft_source=self.source_of(drafts, num_draft_blocks),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
@@ -94,8 +126,17 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.asked: dict[str, Request] = {}
         self.transcripts: Transcripts = {}
-        self.expected: Transcripts = {}
         self.aborted: set[str] = set()
+
+    def source_of(self, drafts: float | str | None, num_blocks: int) -> DraftSource | None:
+        """A source whose share of right guesses is given, or a model that knows one of four seeds."""
+        if drafts is None or isinstance(drafts, float):
+            return Prophet(self.expected, drafts) if drafts is not None else None
+        config = NullModelConfig(num_blocks=num_blocks, block_size=4, mean_output_tokens=12)
+        model = CheckingModel(config, alphabet=JUNK)
+        source = ModelDrafts(model, StepLimits(4, 12), vocab_size=model.limits.vocab_size, clock=lambda: 0.0)
+        self.draft_rows = source.rows
+        return Fallback(SuffixDrafts(), source)
 
     @rule(
         prompt=prompts(),
@@ -115,7 +156,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
         for _ in range(count):
-            note(self.transcripts, self.engine.step())
+            note(self.transcripts, self.engine.advance())
             self.engine.check_invariants()
 
     @rule(num_failures=st.integers(1, 3), is_late=st.booleans())
@@ -168,6 +209,11 @@ class EngineMachine(RuleBasedStateMachine):
         for key, transcript in getattr(self, "transcripts", cast("Transcripts", {})).items():
             assert self.expected[key].token_ids[: len(transcript.token_ids)] == transcript.token_ids
 
+    @invariant()
+    def what_a_draft_model_holds_is_held_once(self) -> None:
+        if (rows := cast("DraftRows | None", getattr(self, "draft_rows", None))) is not None:
+            rows.check_invariants()
+
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
@@ -175,10 +221,11 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(3000):
             if self.engine.is_idle:
                 break
-            note(self.transcripts, self.engine.step())
+            note(self.transcripts, self.engine.advance())
             self.engine.check_invariants()
         assert self.engine.is_idle, "starved"
         assert self.engine.stats.kv_tokens_used == 0
+        assert self.draft_rows is None or self.draft_rows.num_held == 0
         for asked in self.asked.values():
             self.check_end(asked)
 

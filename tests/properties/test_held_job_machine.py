@@ -96,6 +96,12 @@ class HeldJobs(RuleBasedStateMachine):
         assert job.give_back() == is_due
 
     @rule(job=jobs)
+    def give_back_preempted(self, job: HeldJob) -> None:
+        """A preempted job goes to another worker if it has no end and its channels lack nothing."""
+        is_due = job.is_active and not job.has_ended and not job.has_updates
+        assert job.give_back(with_output=True) == is_due
+
+    @rule(job=jobs)
     def lose(self, job: HeldJob) -> None:
         """The lease is lost, or its return is acknowledged."""
         assert self.leases.remove(job) == (self.states[job.request_id] is not HoldState.RELEASED)

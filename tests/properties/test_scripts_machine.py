@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice.producer.contract import calls
+from sluice.producer.contract import calls, limits
 from sluice.producer.contract.calls import (
     Accepted,
     Already,
@@ -184,10 +184,19 @@ class ScriptsMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ workers
 
-    @rule(name=st.sampled_from(WORKERS), sequences=st.sampled_from([1, 2, 50]), is_empty=st.booleans())
-    def pull(self, name: str, sequences: int, is_empty: bool) -> None:
+    @rule(
+        name=st.sampled_from(WORKERS),
+        sequences=st.sampled_from([1, 2, 50]),
+        is_empty=st.booleans(),
+        over_class=st.sampled_from([None, None, 0, 5]),
+    )
+    def pull(self, name: str, sequences: int, is_empty: bool, over_class: int | None) -> None:
         worker, dead = self.workers[name], self._dead()
-        reply = worker.pull(sequences=sequences, is_empty=is_empty)
+        is_full = over_class is not None
+        reply = worker.pull(sequences=sequences, is_empty=is_empty and not is_full, over_class=over_class)
+        for leased in reply.jobs if is_full else ():
+            assert leased.priority > (over_class or 0)
+            assert leased.epoch > 1 or reply.server_ms >= leased.submitted_ms + limits.IDLE_FIRST_MS
 
         self._after_timers()
         for leased in reply.jobs:

@@ -27,7 +27,8 @@ OF_PRODUCER_AND_WORKER = [
         "sluice.producer.client, sluice.producer.aio, sluice.producer.cli.main",
         ("torch", "transformers", "rq", "alembic", "triton"),
     ),
-    ("sluice.worker.cli", ("torch", "transformers", "rq")),
+    ("sluice.worker.offline.sampling", ("torch", "transformers", "rq", "numpy", "jinja2")),
+    ("sluice.worker.cli, sluice.worker.offline.llm", ("torch", "transformers", "rq")),
     ("sluice.worker.history.recorder", ("torch", "transformers")),
     ("sluice.worker.callbacks.command", ("torch", "transformers")),
 ]
@@ -48,8 +49,8 @@ def _name(path: Path) -> str:
 def _is_exempt(path: Path) -> bool:
     """A kernel is one function by nature; a migration is a list of columns."""
     names = {
-        "paged_attention": {"decode.py", "hopper.py", "prefill.py", "tile.py"},
-        "linear": {"few_rows.py"},
+        "paged_attention": {"decode.py", "hopper.py", "invariant.py", "prefill.py", "tile.py"},
+        "linear": {"few_rows.py", "invariant.py"},
         "sample": {"candidates.py", "cut.py", "draw.py", "row.py", "whole_row.py"},
     }
     return path.name in names.get(path.parent.name, set()) | {"kernel.py"} or path.parent.name == "versions"

@@ -15,6 +15,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from sluice.worker.config import MetricsConfig, load_config
+from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import get_log
 from sluice.worker.serve.metrics import MetricsServer, Readiness
 from tests.rules.commands import PROGRAMS
@@ -125,7 +126,9 @@ class TestGivenComposeYaml:
     ) -> None:
         _, program, *arguments = SERVICES[service]["healthcheck"]["test"]
         readiness = Readiness(sick=lambda: sick, unready=lambda: None)
-        server = MetricsServer(MetricsConfig(port=0), CollectorRegistry(), readiness, get_log())
+        server = MetricsServer(
+            MetricsConfig(port=0), CollectorRegistry(), readiness, IterationFeed(lambda _: None), get_log()
+        )
         server.start()
         here = [argument.replace(":9400/", f":{server.port}/") for argument in arguments]
 

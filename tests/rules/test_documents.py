@@ -18,6 +18,7 @@ from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
 from sluice.worker.model.translate import code_of
 from tests.rules.commands import parse
+from tools.pictures import iterations
 from tools.settings_page import PAGE, page
 
 ROOT = Path(__file__).parent.parent.parent
@@ -219,6 +220,13 @@ class TestGivenThePictures:
         assert len(picture.encode()) < MAX_PICTURE_BYTES
         assert "Sluice" in words or "every token received once, in order" in words
 
+    def test_when_the_iterations_are_run_again_then_the_picture_and_the_page_show_them(self) -> None:
+        seen = iterations.iterations()
+        page = (ROOT / "docs/explanation/engine.md").read_text()
+
+        assert iterations.PICTURE.read_text() == iterations.draw(seen), "run `python -m tools.pictures.iterations`"
+        assert [one.number for one in seen if one.preempted and str(one) in page] == [12]
+
 
 class TestGivenATextWithMistakes:
     """So that the tests above can fail."""
@@ -243,6 +251,20 @@ class TestGivenATextWithMistakes:
         long = "word " * 30
 
         assert list(long_lines(f"short\n{long}\n| {long} |\n```\n{long}\n```\n- {long}")) == [long, f"- {long}"]
+
+
+class TestGivenTheTemplatesOfThePage:
+    def test_when_one_names_a_command_then_its_options_are_known(self) -> None:
+        folder = ROOT / "producer/gateway/ui/templates"
+        text = "".join(path.read_text() for path in sorted(folder.rglob("*.html")))
+
+        named = {
+            re.sub(r"\{\{.*?\}\}", "name", one) for one in re.findall(r"<code>((?:worker|producer) .*?)</code>", text)
+        }
+
+        assert len(named) > 5
+        for command in sorted(named):
+            parse(command)
 
 
 class TestGivenACommandThatThereIsNot:

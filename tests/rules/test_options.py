@@ -15,8 +15,9 @@ from sluice.engine.errors import InvalidSamplingParams
 from sluice.engine.request import MAX_LOGPROBS, SamplingParams
 from sluice.producer.contract import limits
 from sluice.producer.contract.errors import InvalidJob
-from sluice.producer.contract.jobs import Options
-from sluice.producer.contract.messages import JobOptions, SamplingOptions
+from sluice.producer.contract.jobs import Options, SamplingOptions
+from sluice.producer.contract.messages import NEUTRAL, JobOptions
+from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 from sluice.worker.model.translate import sampling_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 OWN_OF_THE_CONTRACT = {"n"}
 """The engine has it as `Request.num_choices`."""
 
-OWN_OF_THE_ENGINE = {"seed"}
-"""The contract has it next to the options, in `NewJob`."""
+OWN_OF_THE_ENGINE = {"seed", "end_token_ids"}
+"""The contract has the seed next to the options, in `NewJob`; the worker adds the model's end tokens."""
 
 NUMBERS = (-101, -100, -3, -2, -1, 0, 1, 2, 3, 20, 21, 100, 101)
 FRACTIONS = (-2.1, -0.1, 1e-9, 0.5, 1.1, 2.1, float("inf"), float("nan"))
@@ -48,6 +49,11 @@ CHANGED: dict[str, Any] = {  # Any: values of every option's type
 
 
 def defaults_of(kind: "type[DataclassInstance]") -> dict[str, object]:
+    """The values of what is not stated, by a request or by its model."""
+    return _declared(kind) | (NEUTRAL if kind is JobOptions else {})
+
+
+def _declared(kind: "type[DataclassInstance]") -> dict[str, object]:
     return {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(kind)}
 
 
@@ -77,8 +83,13 @@ def docstrings_of(kind: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
-def shown(default: object) -> str:
+def shown(name: str) -> str:
     """A default as a docstring names it."""
+    default = defaults_of(JobOptions)[name]
+    return f"the model's, or {plain(default)}" if name in NEUTRAL else plain(default)
+
+
+def plain(default: object) -> str:
     if isinstance(default, bool) or default is None:
         return str(default)
     return f"{default:g}" if isinstance(default, int | float) else "none"
@@ -111,10 +122,12 @@ class TestGivenTheOptionsOfContractAndEngine:
         assert limits.MAX_LOGPROBS == MAX_LOGPROBS
 
     def test_when_options_are_translated_then_every_value_is_passed_on(self) -> None:
-        params = sampling_of(JobOptions(**CHANGED), seed=5)
+        options = JobOptions(**CHANGED)
+
+        params = sampling_of(options, resolve(options, NOTHING_STATED, frozenset({8})), seed=5)
 
         assert CHANGED.keys() == set(SHARED)
-        assert params == SamplingParams(**CHANGED, seed=5)
+        assert params == SamplingParams(**CHANGED, end_token_ids=frozenset({8}), seed=5)
 
 
 class TestGivenTheOptionsAsKeywords:
@@ -140,7 +153,7 @@ class TestGivenTheOptionsAsKeywords:
     def test_when_an_editor_shows_one_then_default_and_bounds_are_those_of_the_contract(self, name: str) -> None:
         text = docstrings_of(SamplingOptions)[name]
 
-        assert text.endswith(f" Default: {shown(defaults_of(JobOptions)[name])}.")
+        assert text.endswith(f" Default: {shown(name)}.")
         if name == "logprobs" or name not in OTHERS:
             for least, most in re.findall(r"(-?\d+) to (-?\d+)", text):
                 tried = [int(least) - 1, int(least), int(most), int(most) + 1]

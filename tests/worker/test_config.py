@@ -53,6 +53,33 @@ class TestGivenADevice:
         assert engine_config(config).max_num_seqs == expected[0]
 
 
+class TestGivenSpeculationAsTheMachineHasIt:
+    """auto: nobody has measured it on a GPU."""
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, "suffix"),
+            ({"DEVICE": "cuda:0"}, "off"),
+            ({"MODEL": "null"}, "off"),
+            ({"DISCIPLINE": "orca"}, "off"),
+            ({"DEVICE": "cuda:0", "SPECULATION": "suffix"}, "suffix"),
+            ({"SPECULATION": "off"}, "off"),
+        ],
+        ids=str,
+    )
+    def test_when_a_model_runs_then_it_is_on_where_it_pays(self, settings: dict[str, str], expected: str) -> None:
+        config = load_config({f"SLUICE_{name}": value for name, value in settings.items()})
+
+        assert engine_config(config).speculation == expected
+
+    def test_when_a_discipline_for_comparison_is_to_speculate_then_both_are_named(self) -> None:
+        config = load_config({"SLUICE_SPECULATION": "suffix", "SLUICE_DISCIPLINE": "orca"})
+
+        with pytest.raises(ConfigError, match="speculation must be off with the discipline orca"):
+            engine_config(config)
+
+
 class TestGivenTheSameSettingInAllPlaces:
     """A file, the environment and a flag name the queue."""
 

@@ -13,10 +13,10 @@ from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import Computed
 from sluice.engine.null_model import NullModelConfig
+from sluice.engine.scheduling.timing.step_time import StepTime
 from sluice.engine.simulation.arrivals import Arrival, constant, merged, poisson, uniform
 from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.simulation.figures import Target
-from sluice.engine.simulation.step_time import StepTime
 from sluice.producer.contract import tables
 from sluice.producer.contract.database import open_database
 from sluice.worker.cli import main

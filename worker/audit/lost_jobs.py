@@ -54,16 +54,17 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         return "the history's prompt differs from the submitted one: the database refused it, and it was cleaned"
     asked: Mapping[str, str] = row.asked
     prompt = _prompt(row.prompt, asked["prompt"])
-    spec = base64.b64decode(asked["spec"])
+    encoded = base64.b64decode(asked["spec"])
+    spec = decode_spec(encoded)
     return NewJob(
         id=JobId(row.id),
-        spec=spec,
+        spec=encoded,
         payload=encode_prompt(prompt),
         seed=int(row.seed),
         priority=row.priority,
         prompt_tokens=len(prompt) if asked["prompt"] == "ids" else None,
         prompt_bytes=_num_bytes(prompt),
-        max_tokens=row.options["max_tokens"],
+        max_tokens=spec.options.planned_tokens,
         choices=row.choices,
         idempotency_key=asked.get("key"),
         digest=bytes.fromhex(asked["digest"]),
@@ -71,7 +72,7 @@ def _job_of(row: JobRow, now_ms: int) -> NewJob | str:
         not_before_ms=row.not_before_ms,
         ttl_ms=None if row.ttl_ms is None else max(1, row.ttl_ms - now_ms),
         deadline_ms=row.deadline_ms,
-        wants_callback=decode_spec(spec).callback_url is not None,
+        wants_callback=spec.callback_url is not None,
         source=_source(row),
         submitted_ms=row.submitted_ms,
     )

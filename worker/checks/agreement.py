@@ -3,6 +3,7 @@
 Redis may lose the settings (FLUSHALL, a restart without its file). Each worker remembers them and writes them again.
 """
 
+from sluice.engine.request import LatencyTargets
 from sluice.producer.contract.calls import KnownSettings, QueueSettings, configure, restore_settings
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
@@ -40,7 +41,7 @@ def agree_on_queue(client: Client, config: WorkerConfig, served: LoadedModel) ->
 
 
 class SettingsMemory:
-    """What a worker knows of the settings of each partition. Changes as it reads them."""
+    """What a worker knows of the settings of each partition. Changes as one thread reads them; any may ask."""
 
     def __init__(self) -> None:
         self._known: dict[QueueKeys, KnownSettings] = {}
@@ -56,3 +57,19 @@ class SettingsMemory:
             return ()
         self._known[keys] = run(client, restore_settings(keys, known))
         return self._known[keys].restored
+
+    def targets(self, keys: QueueKeys) -> LatencyTargets:
+        """Return the latency that a partition's settings ask for, as last read."""
+        values = self._known.get(keys, KnownSettings()).values
+        return LatencyTargets(
+            ttft_s=_seconds(values.get("ttft_target_ms")), tpot_s=_seconds(values.get("tpot_target_ms"))
+        )
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    """Return a setting in seconds; None if there is none, it is 0, or another program wrote something else."""
+    try:
+        value = float(milliseconds or 0) / 1e3
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None

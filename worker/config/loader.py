@@ -9,6 +9,7 @@ import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -85,27 +86,31 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 def load_config(
-    environ: Mapping[str, str], *, file: Path | None = None, flags: Mapping[str, object] | None = None
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    named: Callable[[Setting], str] = attrgetter("flag"),
 ) -> WorkerConfig:
-    """Build the configuration. `flags` maps `section.name` to a value.
+    """Build the configuration. `flags` maps `section.name` to a value; problems name such a setting as `named` does.
 
     Raises:
         ConfigError: settings are wrong; each is named as it was given.
     """
     problems: list[str] = []
     values: dict[str, object] = {}
-    named: dict[str, str] = {}
+    names: dict[str, str] = {}
     unread: set[str] = set()
-    for source in (_from_file(file or _file_in(environ)), _from_environment(environ), _from_flags(flags or {})):
+    for source in (_from_file(file or _file_in(environ)), _from_environment(environ), _from_flags(flags or {}, named)):
         for leaf, given, shown in source(problems):
-            named[leaf.key] = shown
+            names[leaf.key] = shown
             try:
                 values[leaf.key] = _read(leaf, given)
             except ValueError as error:
                 problems.append(f"{shown}: {error}")
                 unread.add(leaf.section)
     config = WorkerConfig(**{section: _build(section, kind, values) for section, kind in _sections().items()})
-    problems.extend(_problems(config, named, except_in=unread))
+    problems.extend(_problems(config, names, except_in=unread))
     if problems:
         raise ConfigError(problems)
     return config
@@ -156,11 +161,11 @@ def _from_environment(environ: Mapping[str, str]) -> Callable[[list[str]], Entri
     return entries
 
 
-def _from_flags(flags: Mapping[str, object]) -> Callable[[list[str]], Entries]:
+def _from_flags(flags: Mapping[str, object], named: Callable[[Setting], str]) -> Callable[[list[str]], Entries]:
     def entries(problems: list[str]) -> Entries:
         known = {leaf.key: leaf for leaf in SETTINGS}
         for key, given in flags.items():
-            yield known[key], given, known[key].flag
+            yield known[key], given, named(known[key])
 
     return entries
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from sluice.engine.config import (
+    CPU_CACHE_BYTES,
     CPU_MEMORY_FRACTION,
     CPU_STEP,
     DISCIPLINE_NAMES,
     GPU_MEMORY_FRACTION,
     GPU_STEP,
+    MIXED_STEP_S,
     StepLimits,
+    StepTargets,
 )
 from sluice.producer.contract import limits
 from sluice.producer.contract.webhooks import signing_keys
@@ -64,6 +67,10 @@ class RedisConfig:
         0.02, env="STREAM_INTERVAL_S", metavar="SECONDS",
         help="Publish tokens at most this often; first tokens and ends are published at once. 0 publishes every step.",
     )  # fmt: skip
+    unread_interval_s: float = setting(
+        0.2, env="UNREAD_INTERVAL_S", metavar="SECONDS",
+        help="The same while no channel on the server is read. 0 publishes as if all were read.",
+    )  # fmt: skip
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield each field that is wrong, with the reason."""
@@ -73,8 +80,9 @@ class RedisConfig:
             scheme = self.url.split("://")[0] if "://" in self.url else "no scheme"
             yield "url", f"expected a URL that begins with {', '.join(schemes)}; got {scheme}"
         yield from _positive(self, "timeout_s", "buffer_mib")
-        if not 0 <= self.stream_interval_s <= MAX_STREAM_INTERVAL_S:
-            yield "stream_interval_s", f"expected 0 to {MAX_STREAM_INTERVAL_S:g} seconds, got {self.stream_interval_s}"
+        for name in ("stream_interval_s", "unread_interval_s"):
+            if not 0 <= getattr(self, name) <= MAX_STREAM_INTERVAL_S:
+                yield name, f"expected 0 to {MAX_STREAM_INTERVAL_S:g} seconds, got {getattr(self, name)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +170,10 @@ class ModelConfig:
         "auto", env="KV_CACHE_DTYPE", metavar="HOW",
         help="auto (the model's dtype), or fp8: keys and values take half the memory. Needs a GPU of 2022 or later.",
     )  # fmt: skip
+    generation_config: Literal["auto", "none"] = setting(
+        "auto", env="GENERATION_CONFIG", metavar="WHAT",
+        help="auto: sampling options that a request leaves out are those of generation_config.json. none: not.",
+    )  # fmt: skip
     block_size: int | None = setting(
         None, env="BLOCK_SIZE", metavar="TOKENS",
         help=f"Token slots per block of the KV cache. {DEFAULT_BLOCK_SIZE} if not given.",
@@ -173,9 +185,15 @@ class ModelConfig:
         None,
         env="MEMORY_FRACTION",
         metavar="FRACTION",
-        help="Share of the memory left by the weights that the KV cache and a GPU's largest step may use. "
-        f"{GPU_MEMORY_FRACTION} on a GPU, {CPU_MEMORY_FRACTION} on a CPU if not given.",
+        help="Share of the memory left by the weights that the KV cache and a GPU's largest step use. If not given: "
+        f"{GPU_MEMORY_FRACTION} on a GPU; {CPU_MEMORY_FRACTION} on a CPU, and of that {CPU_CACHE_BYTES // 2**30} GiB "
+        "or what the running sequences can fill.",
     )
+    host_cache_mib: int | None = setting(
+        None, env="HOST_CACHE_MIB", metavar="MIB",
+        help="Host memory for blocks that a GPU's KV cache lacks room for and that may be needed again. "
+        "Unused by models with a sliding window. None if not given.",
+    )  # fmt: skip
     max_model_len: int | None = setting(
         None, env="MAX_MODEL_LEN", metavar="TOKENS",
         help="Longest prompt and output together. The model's own limit if not given.",
@@ -186,6 +204,11 @@ class ModelConfig:
     kernels: Literal["auto", "triton", "torch"] = setting(
         "auto", env="KERNELS", metavar="WHICH",
         help="On a GPU: auto tries each kernel and replaces what does not work, triton replaces none, torch uses none.",
+    )  # fmt: skip
+    deterministic: bool = setting(
+        False, env="DETERMINISTIC", metavar="",
+        help="Compute each token to the same bits whatever else is in a step. On a GPU it takes other kernels; on the "
+        "CPU it needs bfloat16.",
     )  # fmt: skip
     num_threads: int | None = setting(
         None, env="NUM_THREADS", metavar="THREADS",
@@ -211,7 +234,9 @@ class ModelConfig:
             yield "quantization", f"int8 needs {needed} as dtype, got {self.dtype}"
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             yield "kv_cache_dtype", "fp8 needs a GPU; on a CPU it would be slower"
-        yield from _positive(self, "processes", "block_size", "num_blocks", "max_model_len", "num_threads")
+        yield from _positive(
+            self, "processes", "block_size", "num_blocks", "host_cache_mib", "max_model_len", "num_threads"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +253,19 @@ class BatchingConfig:
         help="Maximum number of tokens computed in one step, prefill and decode together. "
         f"{GPU_STEP.max_num_batched_tokens} on a GPU, {CPU_STEP.max_num_batched_tokens} on a CPU if not given.",
     )  # fmt: skip
+    mixed_step_s: float = setting(
+        MIXED_STEP_S, env="MIXED_STEP_S", metavar="SECONDS",
+        help="Take prompts into a step with decodes until it takes this long, or 1.5 times its decodes alone. "
+        "0 sets no limit. Not used with a target.",
+    )  # fmt: skip
+    ttft_target_s: float | None = setting(
+        None, env="TTFT_TARGET_S", metavar="SECONDS",
+        help="Time to the first token that is wanted: a step with decodes takes at most half as long.",
+    )  # fmt: skip
+    tpot_target_s: float | None = setting(
+        None, env="TPOT_TARGET_S", metavar="SECONDS",
+        help="Time per further token that is wanted: a step with decodes takes at most as long.",
+    )  # fmt: skip
     long_prefill_token_threshold: int = setting(
         0, env="LONG_PREFILL_TOKEN_THRESHOLD", metavar="TOKENS",
         help="Maximum number of prompt tokens of one sequence in a step while others run. 0 sets no limit.",
@@ -236,8 +274,14 @@ class BatchingConfig:
         True, env="ENABLE_PREFIX_CACHING", metavar="", help="Share KV blocks between prompts with a common prefix."
     )
     policy: str = setting(
-        "fcfs", env="POLICY", metavar="NAME", help="Scheduling order in the engine: fcfs or priority."
-    )
+        "priority", env="POLICY", metavar="NAME",
+        help="Order in the engine: priority (a higher class takes places and blocks of lower ones) or fcfs.",
+    )  # fmt: skip
+    admission: str = setting(
+        "watermark", env="ADMISSION", metavar="NAME",
+        help="What a job reserves of the KV cache when it starts: watermark (its known tokens), peak (so that all that "
+        "run fit at their estimated peak), guaranteed (its longest output) or auto (peak or watermark).",
+    )  # fmt: skip
     discipline: str = setting(
         "continuous", env="DISCIPLINE", metavar="NAME",
         help=f"Batching discipline: {', '.join(DISCIPLINE_NAMES)}. All but the first are for comparison.",
@@ -246,6 +290,36 @@ class BatchingConfig:
         0.1, env="BATCH_WINDOW_S", metavar="SECONDS",
         help="With --discipline dynamic: start a partial batch this long after its first sequence arrived.",
     )  # fmt: skip
+    speculation: Literal["auto", "off", "suffix"] = setting(
+        "auto", env="SPECULATION", metavar="MODE",
+        help="Guess tokens to be verified in one step: suffix (from what followed the same tokens in the job's text or "
+        "recent outputs of its tenant) or off. The output is the same. auto is suffix on a CPU, off on a GPU.",
+    )  # fmt: skip
+    draft_model: str | None = setting(
+        None, env="DRAFT_MODEL", metavar="PATH_OR_NAME",
+        help="With speculation: guess with this smaller model of the same tokenizer where earlier text gives no guess.",
+    )  # fmt: skip
+    draft_cache_mib: int = setting(
+        256, env="DRAFT_CACHE_MIB", metavar="MIB",
+        help="Memory for the KV cache of the draft model. Jobs that it does not hold get no guesses of it.",
+    )  # fmt: skip
+
+    @property
+    def step_targets(self) -> StepTargets | None:
+        """How long a step may take; None without a limit."""
+        if not (self.mixed_step_s or self.ttft_target_s or self.tpot_target_s):
+            return None
+        return StepTargets(
+            mixed_step_s=self.mixed_step_s or MIXED_STEP_S, ttft_s=self.ttft_target_s, tpot_s=self.tpot_target_s
+        )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each field that is wrong, with the reason."""
+        if self.mixed_step_s < 0:
+            yield "mixed_step_s", f"must be 0 or more, got {self.mixed_step_s:g}"
+        if self.draft_model is not None and self.speculation == "off":
+            yield "draft_model", "speculation is off: drop one of the two settings"
+        yield from _positive(self, "ttft_target_s", "tpot_target_s", "draft_cache_mib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ class EmbeddedKeeper:
     def _run(self) -> None:
         complaint = ""
         while not self._closing.wait(EVERY_S):
-            state = embedded.state_of(self._use.embedded)
-            if state is not embedded.ServerState.STOPPED:
+            if embedded.accepts(self._use.embedded):
+                continue
+            if embedded.state_of(self._use.embedded) is not embedded.ServerState.STOPPED:
                 continue
             try:
                 self._use.revive()

@@ -34,7 +34,8 @@ class ReaderSettings:
     """Time limit of the blocking reads of one round over all partitions."""
 
     linger_s: float = 0.0
-    """Pause after a turn of less than a page, so that the next one has more entries."""
+    """Pauses of one round over all partitions: after each turn of less than a page, so that the next one has more
+    entries."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,5 +132,5 @@ class PartitionedReader:
             return 0
         source.outage.recovered(key=source.stream.key)
         if 0 < num_entries < PAGE_ENTRIES:
-            self._stopping.wait(self._settings.linger_s)
+            self._stopping.wait(self._settings.linger_s / len(self._sources))
         return num_entries

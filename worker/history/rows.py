@@ -16,7 +16,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ from sluice.producer.contract.wire import (
     JobSpec,
     OutboxEvent,
     Prompt,
+    ResolvedOptions,
+    Usage,
     WireError,
     decode_prompt,
     decode_record,
@@ -52,7 +54,7 @@ EventFields = Mapping[str, bytes | int | None]
 NEWEST: tuple[str, ...] = (
     "version", "state", "reason", "error", "error_code", "worker", "finished_ms", "model", "fingerprint",
     "prompt_tokens", "cached_tokens", "output_tokens", "resumed_tokens", "preemptions", "scheduled_ms",
-    "first_token_ms", "last_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "exactness",
+    "first_token_ms", "last_token_ms", "itl_p50_s", "itl_p99_s", "itl_max_s", "sampling", "exactness",
 )  # fmt: skip
 SUBMITTED: tuple[str, ...] = (
     "priority", "choices", "estimated_prompt_tokens", "cost", "seed", "batch", "not_before_ms",
@@ -290,6 +292,7 @@ def _record_columns(record: JobRecord) -> Row:
         "itl_p50_s": _seconds(record.itl_p50_ms),
         "itl_p99_s": _seconds(record.itl_p99_ms),
         "itl_max_s": _seconds(record.itl_max_ms),
+        "sampling": None if record.resolved is None else _sampling(record.resolved),
         "exactness": record.exactness,
     }
     also = {
@@ -303,6 +306,10 @@ def _record_columns(record: JobRecord) -> Row:
         "preemption_times": [list(one) for one in record.preemption_times] or None,
     }
     return columns | {name: value for name, value in also.items() if value is not None}
+
+
+def _sampling(resolved: ResolvedOptions) -> Row:
+    return {name: getattr(resolved, name) for name in _RESOLVED}
 
 
 def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
@@ -324,12 +331,16 @@ def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
 
 
 def _result_columns(result: JobResult) -> Row:
-    return {"choices": [_choice(choice) for choice in result.choices], "usage": asdict(result.usage)}
+    return {"choices": [_choice(choice) for choice in result.choices], "usage": _fields_of(result.usage)}
 
 
 def _choice(choice: ChoiceResult) -> Row:
-    plain: dict[str, object] = asdict(replace(choice, logprobs=None))
-    return _message({**plain, "logprobs": logprobs_to_json(choice.logprobs)})
+    return _message({**_fields_of(choice), "logprobs": logprobs_to_json(choice.logprobs)})
+
+
+def _fields_of(value: ChoiceResult | Usage) -> dict[str, object]:
+    """Return the fields as they are: `asdict` copies each token of an output."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row]) -> None:
@@ -346,6 +357,7 @@ def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row])
 
 _NOTHING_YET = -1
 _OPTIONS = tuple(option.name for option in fields(JobOptions))
+_RESOLVED = tuple(option.name for option in fields(ResolvedOptions))
 _MEASURED_OF_ATTEMPT = ("gap_s", "preempted_s", "preemption_times")
 _BLANK: Row = {**dict.fromkeys((*NEWEST, *SUBMITTED, *LEAST, *GREATEST))}
 _BLANK_ATTEMPT: Row = {**dict.fromkeys((*STARTED_ATTEMPT, *ENDED_ATTEMPT))}

@@ -22,7 +22,8 @@ MAX_ENTRY_TOKENS = 2048
 
 CHECKPOINT_TOKENS = 64
 CHECKPOINT_S = 1.0
-"""A job that is not streamed publishes an entry after this many tokens, or this long."""
+"""A job that is not streamed publishes an entry after this many tokens, and at every multiple of this time: that of all
+jobs, so that one round trip takes them all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +118,8 @@ class ChannelOutput:
         if self.sent_s is None:
             self.sent_s = now_s
         num_unsent = len(self.token_ids) - self.published
-        if self.end is None and num_unsent < CHECKPOINT_TOKENS and now_s - self.sent_s < CHECKPOINT_S:
+        is_time = now_s // CHECKPOINT_S > self.sent_s // CHECKPOINT_S
+        if self.end is None and num_unsent < CHECKPOINT_TOKENS and not is_time:
             return False
         self.sent_s = now_s
         if self.published:

@@ -6,6 +6,7 @@
 | preparing | `admit` | admitted | the preparation thread, as it delivers the request to the engine |
 | admitted | `add_output` | generating | the exchange thread, with the engine's first output |
 | preparing, admitted | `give_back` | returning | the pull thread, at a graceful shutdown |
+| admitted, generating | `give_back` | returning | the pull thread, for a preempted job and an idle worker |
 | all of these | `release` | released | `Leases.remove`: its end or return is acknowledged, or its lease is lost |
 
 No other transition exists. Each holds one lock, that of `Leases`. Two facts do not depend on the state: `stop`, the
@@ -23,8 +24,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import count
+from operator import attrgetter
 
-from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, SequenceStats, TokenDelta
+from sluice.engine.request import MAX_PREEMPTIONS, Finish, FinishReason, Request, SequenceStats, TokenDelta
 from sluice.producer.contract.calls import LeasedJob, Progress
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.states import JobState
@@ -32,9 +34,10 @@ from sluice.producer.contract.wire import End, JobId, JobSpec
 from sluice.worker.errors import INVALID_REQUEST
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.reader_waits import ReaderWaits
-from sluice.worker.jobs.results import JobMeasures, usage_of
+from sluice.worker.jobs.results import JobMeasures, resolved_of, usage_of
 
 _numbers = count(1)
+_has_updates = attrgetter("has_updates")
 
 REPORT_GAP_S = 0.5
 """A wait of readers that exceeds what the queue knows by this is reported at once; others with the end."""
@@ -189,10 +192,15 @@ class HeldJob:
             self._stop = state
             return True
 
-    def give_back(self) -> bool:
-        """Enter `returning`; False if the engine has yielded output, it has an end, or it is not active."""
+    def give_back(self, *, with_output: bool = False) -> bool:
+        """Enter `returning`; False if it has an end, is not active, or the engine has yielded output.
+
+        `with_output`: also with output, if all of it is published.
+        """
         with self._lock:
-            if self._state not in _UNSTARTED or self.has_ended:
+            if self._state not in (_ACTIVE if with_output else _UNSTARTED) or self.has_ended:
+                return False
+            if with_output and self.has_updates:
                 return False
             self._state = HoldState.RETURNING
             return True
@@ -213,9 +221,10 @@ class HeldJob:
         self._measures.resumed_tokens = self.num_published
         self._measures.exactness = exactness
 
-    def record_translation(self, *, num_prompt_tokens: int) -> None:
-        """Store the length of the prompt, and release the bytes of a long one: the engine has its tokens."""
-        self._measures.prompt_tokens = num_prompt_tokens
+    def record_translation(self, request: Request) -> None:
+        """Store what the engine is asked for, and release the bytes of a long prompt: the engine has its tokens."""
+        self._measures.prompt_tokens = len(request.prompt_token_ids)
+        self._measures.resolved = resolved_of(request.sampling)
         if len(self._leased.payload) > FORGET_PROMPT_BYTES:
             self._leased = replace(self._leased, payload=b"")
 
@@ -364,7 +373,7 @@ class HeldJob:
     @property
     def has_updates(self) -> bool:
         """Whether its channels lack tokens or ends."""
-        return any(choice.has_updates for choice in self._choices)
+        return any(map(_has_updates, self._choices))
 
 
 def _ms(duration_s: float) -> int:

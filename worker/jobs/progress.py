@@ -6,7 +6,7 @@ from dataclasses import replace
 from sluice.producer.contract.calls import EndCall, Progress
 from sluice.producer.contract.limits import MAX_CALL_BYTES, MAX_JOBS_PER_CALL, MAX_RESULT_BYTES
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.wire import End, encode_record
+from sluice.producer.contract.wire import End, encode_record, encode_resolved
 from sluice.worker.jobs.channel import ChannelOutput
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.results import Origin, longest_gap_ms, record_of, result_of
@@ -32,27 +32,25 @@ def pending_updates(job: HeldJob, origin: Origin, *, now_s: float) -> Iterator[P
 
 def _progress(job: HeldJob, index: int, choice: ChannelOutput, origin: Origin, now_s: float) -> Progress:
     end = _end_call(job, choice, choice.end, origin, now_s) if choice.end is not None and choice.fits_an_entry else None
+    num_tokens = choice.num_next_tokens
+    entry = choice.encode_next() if num_tokens else b""
+    # Positional arguments take half the time of keywords.
     progress = Progress(
-        job_id=job.id,
-        epoch=job.leased.epoch,
-        choice=index,
-        start=choice.published,
-        num_tokens=choice.num_next_tokens,
-        entry=choice.encode_next() if choice.num_next_tokens else b"",
-        end=end,
+        job.id, job.leased.epoch, index, choice.published, num_tokens, entry, None, None, None, None, None, None, end
     )
     return progress if job.is_announced else _announced(progress, job, origin, now_s)
 
 
 def _announced(progress: Progress, job: HeldJob, origin: Origin, now_s: float) -> Progress:
     """Add what the queue learns once per attempt, and again after a long gap."""
-    gap_ms = longest_gap_ms(job.choices, now_s)
+    gap_ms, resolved = longest_gap_ms(job.choices, now_s), job.measures.resolved
     return progress._replace(
         first_scheduled_ms=job.measures.first_scheduled_ms,
         first_token_ms=job.measures.first_token_ms,
         prompt_tokens=job.measures.prompt_tokens,
         fingerprint=origin.fingerprint if job.was_admitted else None,
         gap_ms=None if gap_ms is None else round(gap_ms),
+        resolved=None if resolved is None else encode_resolved(resolved),
     )
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice.engine.request import SamplingParams
 from sluice.producer.contract.wire import (
     ChoiceResult,
     JobRecord,
     JobResult,
+    ResolvedOptions,
     Usage,
     WireError,
     encode_result,
@@ -29,6 +31,7 @@ class JobMeasures:
     last_token_ms: int | None = None
     """Of this attempt."""
 
+    resolved: ResolvedOptions | None = None
     exactness: str | None = None
 
 
@@ -39,6 +42,19 @@ class Origin:
     model: str
     fingerprint: str
     worker: str
+
+
+def resolved_of(sampling: SamplingParams) -> ResolvedOptions:
+    """Return what a request is sampled with, as far as a model may state defaults for it."""
+    return ResolvedOptions(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        end_token_ids=tuple(sorted(sampling.end_token_ids or ())),
+    )
 
 
 def usage_of(measures: JobMeasures, choices: Sequence[ChannelOutput]) -> Usage:
@@ -106,6 +122,7 @@ def record_of(
         itl_p99_ms=percentile(gaps_ms, 0.99),
         itl_max_ms=max(gap_ms or 0.0, gaps_ms[-1], earlier_ms) if gaps_ms else gap_ms,
         gap_ms=gap_ms,
+        resolved=measures.resolved,
         exactness=measures.exactness,
     )
 

@@ -10,8 +10,12 @@ SMALL_MODEL = Path(__file__).parents[1] / "small_model"
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
-def find_folder(path: str | None) -> Path:
+def find_folder(path: str | None, *, setting: str = "SLUICE_MODEL") -> Path:
     """Return a model's folder: the shipped one, one on this host, or a snapshot of a Hugging Face repository.
+
+    Args:
+        path: the folder or the name; None for the shipped one.
+        setting: which errors name.
 
     Raises:
         ConfigError: there is none.
@@ -24,9 +28,9 @@ def find_folder(path: str | None) -> Path:
     if not is_name(path):
         if not (folder / "config.json").is_file():
             why = "has no config.json" if folder.is_dir() else "is not a folder"
-            raise ConfigError([f"SLUICE_MODEL: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
+            raise ConfigError([f"{setting}: {path} {why}: give a model folder or a Hugging Face name (owner/name)"])
         return folder
-    return _download(path)
+    return _download(path, setting)
 
 
 def is_name(path: str | None) -> bool:
@@ -58,8 +62,8 @@ def check_name(name: str) -> None:
         model_info(name)
 
 
-def _download(name: str) -> Path:
-    with _downloading(name):
+def _download(name: str, setting: str) -> Path:
+    with _downloading(name, setting):
         # Imported here because only names need it and it is slow to import.
         from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partial types
 
@@ -67,15 +71,15 @@ def _download(name: str) -> Path:
 
 
 @contextmanager
-def _downloading(name: str) -> Generator[None]:
+def _downloading(name: str, setting: str = "SLUICE_MODEL") -> Generator[None]:
     try:
         yield
     except ImportError as error:
         raise ConfigError(
-            [f"SLUICE_MODEL: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
+            [f"{setting}: {name} is not a folder on this host; `pip install huggingface_hub` to download it"]
         ) from error
     except Exception as error:  # it passes on errors of its network stack
         raise ConfigError(
-            [f"SLUICE_MODEL: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
+            [f"{setting}: {name} is not a folder on this host and could not be downloaded ({type(error).__name__}): "
              f"check the name and the network, or give a folder"]
         ) from error  # fmt: skip

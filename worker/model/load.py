@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from sluice.engine.config import EngineConfig
+from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
 from sluice.engine.errors import (
+    DeterminismUnavailable,
     EngineBroken,
     EngineError,
     KernelsUnavailable,
@@ -23,16 +24,18 @@ from sluice.engine.errors import (
 )
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.threads import limit_spinning
-from sluice.engine.executor import Executor, TextDecoder
+from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, SamplingParams
+from sluice.producer.contract.wire import JobOptions
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
 from sluice.worker.model.chat_template import ChatTemplate, compile_template
 from sluice.worker.model.folders import find_folder, is_name
-from sluice.worker.model.translate import Encoder, bounded_encoder
+from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
+from sluice.worker.model.translate import Encoder, Translator, bounded_encoder
 
 if TYPE_CHECKING:
     from sluice.engine.execution.model_runner import ModelOptions
@@ -59,11 +62,26 @@ class LoadedModel:
     end_tokens: tuple[str, ...] = ()
     """The tokens that end an output, each with its sources."""
 
+    defaults: JobOptions = NOTHING_STATED
+    """Those of the model's generation config, for options that a request does not state."""
+
+    @property
+    def translator(self) -> Translator:
+        """What makes requests of jobs for this model."""
+        return Translator(
+            encode=self.encode,
+            template=self.template,
+            validate=self.engine.validate,
+            model=self.name,
+            defaults=self.defaults,
+            end_token_ids=self.executor.limits.eos_token_ids,
+            max_job_tokens=self.max_job_tokens,
+        )
+
     @property
     def max_job_tokens(self) -> int:
         """Maximum number of tokens of prompt and output together that this worker can run."""
-        limits = self.executor.limits
-        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+        return self.engine.max_request_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +144,11 @@ def _explained(model: ModelConfig) -> Generator[None]:
         raise ConfigError([f"SLUICE_MODEL: {error}"]) from error
     except QuantizationUnavailable as error:
         raise ConfigError([f"{_names_of_forms(model)}: {error}"]) from error
+    except DeterminismUnavailable as error:
+        raise ConfigError([f"SLUICE_DETERMINISTIC: {error}"]) from error
     except KernelsUnavailable as error:
-        raise ConfigError([f"SLUICE_KERNELS: {error}"]) from error
+        name = "SLUICE_DETERMINISTIC" if model.deterministic else "SLUICE_KERNELS"
+        raise ConfigError([f"{name}: {error}"]) from error
     except NotEnoughMemory as error:
         raise _lack_of_memory(model, error) from error
     except (EngineBroken, OutOfMemory) as error:
@@ -166,15 +187,31 @@ def engine_config(config: WorkerConfig) -> EngineConfig:
     made = EngineConfig(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        step_targets=batching.step_targets,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         enable_prefix_caching=batching.enable_prefix_caching,
         policy=batching.policy,
+        admission=batching.admission,
         discipline=batching.discipline,
         batch_window_s=batching.batch_window_s,
+        speculation=_speculation(config),
     )
     if problems := made.problems():
         raise ConfigError(problems)
     return made
+
+
+def _speculation(config: WorkerConfig) -> Literal["off", "suffix"]:
+    asked, discipline = config.batching.speculation, config.batching.discipline
+    if asked != "auto":
+        return asked
+    may_pay = config.model.device == "cpu" and not is_null(config.model) and discipline == "continuous"
+    return "suffix" if may_pay or config.batching.draft_model is not None else "off"
+
+
+def _most_tokens(limits: ModelLimits, config: WorkerConfig) -> int:
+    step_tokens = engine_config(config).max_num_batched_tokens
+    return min(limits.max_model_len, limits.longest_sequence(limits.num_blocks, step_tokens))
 
 
 def _prepare_null(config: WorkerConfig) -> PreparedModel:
@@ -182,13 +219,15 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel:
         raise ConfigError(["SLUICE_QUANTIZATION: the null model has no weights to keep in int8"])
     if config.model.kv_cache_dtype != "auto":
         raise ConfigError(["SLUICE_KV_CACHE_DTYPE: the null model has no keys and values to keep in fp8"])
+    if config.batching.draft_model is not None:
+        raise ConfigError(["SLUICE_DRAFT_MODEL: the null model has no tokenizer that another model could share"])
     options = dict(parse_qsl((config.model.path or "").partition("?")[2]))
     obeys_prompts = options.pop("obey_prompts", "0") == "1"
     null = _null_config(config.model, options)
     return PreparedModel(
         name=NULL,
         description="the null model, which computes nothing",
-        max_job_tokens=min(null.max_model_len, null.num_blocks * null.block_size),
+        max_job_tokens=_most_tokens(NullModel(null).limits, config),
         load=partial(_load_null, config, null, obeys_prompts=obeys_prompts),
     )
 
@@ -204,7 +243,9 @@ def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bo
         executor = ChaoticExecutor(executor, read_prompt=read_prompt)
 
     encode = bounded_encoder(tokenizer, executor.limits)
-    return _loaded_model(NULL, executor, tokenizer, config, encode, compile_template(_NULL_TEMPLATE, {}))
+    engine = LLMEngine(executor, tokenizer, engine_config(config))
+    template = compile_template(_NULL_TEMPLATE, {})
+    return LoadedModel(name=NULL, engine=engine, executor=executor, encode=encode, template=template)
 
 
 def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
@@ -227,6 +268,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     # Imported here because torch takes seconds to import and the null model does not need it.
     from sluice.engine.execution.model_runner import load_planned, plan_load
     from sluice.engine.text.tokenizer import load_tokenizer
+    from sluice.worker.model.draft_model import prepare_draft_model
     from sluice.worker.model.end_tokens import end_tokens_of
 
     check_device(config.model.device)
@@ -236,14 +278,20 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
     ends = end_tokens_of(plan.folder, tokenizer, template)
+    has_defaults = config.model.generation_config == "auto"
+    defaults = read_defaults(plan.folder.generation_config) if has_defaults else NOTHING_STATED
     plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
+    load_draft_model = prepare_draft_model(config.batching, engine_config(config), plan, tokenizer)
     name = (config.model.path if is_name(config.model.path) else None) or folder.name
 
     def load_weights() -> LoadedModel:
+        # First: the memory that is left is for the model's own cache.
+        draft_model = load_draft_model()
         executor = guarded(lambda: load_planned(plan))
         encode = bounded_encoder(tokenizer, executor.limits)
-        loaded = _loaded_model(name, executor, tokenizer, config, encode, template)
-        loaded = replace(loaded, end_tokens=tuple(ends.described(tokenizer)))
+        engine = LLMEngine(executor, tokenizer, engine_config(config), draft_model=draft_model)
+        loaded = LoadedModel(name=name, engine=engine, executor=executor, encode=encode, template=template)
+        loaded = replace(loaded, end_tokens=tuple(ends.described(tokenizer)), defaults=defaults)
         _warm_up(loaded)
         return loaded
 
@@ -251,7 +299,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     return PreparedModel(
         name=name,
         description=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template",
-        max_job_tokens=min(plan.max_model_len, (options.num_blocks or plan.max_model_len) * options.block_size),
+        max_job_tokens=_most_tokens(plan.limits, config) if options.num_blocks else plan.max_model_len,
         load=load_weights,
     )
 
@@ -268,13 +316,17 @@ def _model_options(config: WorkerConfig, folder: Path) -> "ModelOptions":
         kv_cache_dtype=model.kv_cache_dtype,
         block_size=model.block_size or DEFAULT_BLOCK_SIZE,
         num_blocks=model.num_blocks,
+        host_cache_bytes=(model.host_cache_mib or 0) * 2**20,
         memory_fraction=model.memory_share,
+        cpu_cache_bytes=CPU_CACHE_BYTES if model.memory_fraction is None else None,
         max_model_len=model.max_model_len,
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
+        speculates=batching.speculation != "off",
         num_threads=model.num_threads or _num_threads(folder),
         graphs=None if model.graphs else False,
         kernels=model.kernels,
+        is_deterministic=model.deterministic,
         rehearses=True,
     )
 
@@ -284,7 +336,7 @@ def _warm_up(model: LoadedModel) -> None:
     sampling = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
     model.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
     while not model.engine.is_idle:
-        model.engine.step()
+        model.engine.advance()
 
 
 def check_device(device: str) -> None:
@@ -314,15 +366,3 @@ def _num_threads(folder: Path) -> int | None:
     """
     size_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return 1 if size_bytes < _ONE_THREAD_BYTES else None
-
-
-def _loaded_model(
-    name: str,
-    executor: Executor,
-    decoder: TextDecoder,
-    config: WorkerConfig,
-    encode: Encoder,
-    template: ChatTemplate | None,
-) -> LoadedModel:
-    engine = LLMEngine(executor, decoder, engine_config(config))
-    return LoadedModel(name=name, engine=engine, executor=executor, encode=encode, template=template)

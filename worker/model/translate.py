@@ -14,10 +14,22 @@ from sluice.engine.errors import InvalidSamplingParams, PromptTooLong, RequestRe
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import Request, Room, SamplingParams
 from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.wire import JobOptions, JobSpec, Message, Prompt, WireError, decode_prompt, decode_spec
+from sluice.producer.contract.limits import MAX_TOKENS
+from sluice.producer.contract.wire import (
+    JobOptions,
+    JobSpec,
+    Message,
+    Prompt,
+    ResolvedOptions,
+    WireError,
+    decode_prompt,
+    decode_resolved,
+    decode_spec,
+)
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.model.chat_template import ChatTemplate
+from sluice.worker.model.sampling_defaults import NOTHING_STATED, resolve
 
 
 class Encoder(Protocol):
@@ -72,6 +84,15 @@ class Translator:
     model: str
     """Name by which producers may request this model."""
 
+    defaults: JobOptions = NOTHING_STATED
+    """The model's, for options that a request does not state."""
+
+    end_token_ids: frozenset[int] = frozenset()
+    """The model's."""
+
+    max_job_tokens: int = MAX_TOKENS
+    """Most tokens of prompt and output together that this worker can run."""
+
     def request(self, job: HeldJob) -> Request:
         """Translate a job, including the tokens that earlier attempts published.
 
@@ -99,11 +120,13 @@ class Translator:
         leased = job.leased
         tenant = split_job_id(job.id)[1]
         progress = tuple(choice.as_progress() for choice in job.choices)
+        prompt_token_ids = tuple(self.token_ids(prompt, spec, now_ms=leased.submitted_ms))
+        resolved = self._resolved(job, spec.options, len(prompt_token_ids))
         has_progress = any(one.token_ids or one.is_finished for one in progress)
         return Request(
             id=job.request_id,
-            prompt_token_ids=tuple(self._token_ids(prompt, spec, leased.submitted_ms)),
-            sampling=sampling_of(spec.options, leased.seed),
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling_of(spec.options, resolved, leased.seed),
             num_choices=leased.choices,
             priority=leased.priority,
             arrival_s=leased.submitted_ms / 1000,
@@ -112,7 +135,27 @@ class Translator:
             progress=progress if has_progress else (),
         )
 
-    def _token_ids(self, prompt: Prompt, spec: JobSpec, submitted_ms: int) -> tuple[int, ...] | list[int]:
+    def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
+        """Return what the job's first attempt resolved, or resolve it now."""
+        if job.leased.resolved is not None:
+            return decode_resolved(job.leased.resolved)
+        if job.num_published:
+            # An older worker began the job, and applied no defaults of the model.
+            return resolve(options, NOTHING_STATED, self.end_token_ids)
+        return self.resolve(options, num_prompt_tokens)
+
+    def resolve(self, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
+        """Return what a new request with these options and a prompt of this length is sampled with."""
+        room = self.max_job_tokens - num_prompt_tokens
+        return resolve(options, self.defaults, self.end_token_ids, room=room)
+
+    def token_ids(self, prompt: Prompt, spec: JobSpec, *, now_ms: int) -> tuple[int, ...] | list[int]:
+        """Encode a prompt; a chat template may show `now_ms` as the current date.
+
+        Raises:
+            JobRejected: the model cannot take such a prompt.
+            PromptTooLong: the text cannot fit its context.
+        """
         if isinstance(prompt, str) and spec.as_chat and self.template is not None:
             prompt = (Message(role="user", content=prompt),)
         if isinstance(prompt, str):
@@ -120,13 +163,13 @@ class Translator:
         if prompt and isinstance(prompt[0], Message):
             messages = tuple(one for one in prompt if isinstance(one, Message))
             # Chat templates write the begin-of-sequence token themselves.
-            return self.encode(self._render(messages, submitted_ms), add_special_tokens=False)
+            return self.encode(self._render(messages, now_ms), add_special_tokens=False)
         return tuple(one for one in prompt if isinstance(one, int))
 
-    def _render(self, messages: tuple[Message, ...], submitted_ms: int) -> str:
+    def _render(self, messages: tuple[Message, ...], now_ms: int) -> str:
         if self.template is None:
             raise JobRejected(INVALID_REQUEST, f"the model {self.model!r} has no chat template: send text instead")
-        return self.template.render(messages, now_ms=submitted_ms)
+        return self.template.render(messages, now_ms=now_ms)
 
 
 # Cached because jobs often share a spec, and decoding it is the most expensive part of taking a small job.
@@ -139,25 +182,26 @@ def read_spec(spec: bytes) -> JobSpec | None:
         return None
 
 
-def sampling_of(options: JobOptions, seed: int) -> SamplingParams:
+def sampling_of(options: JobOptions, resolved: ResolvedOptions, seed: int) -> SamplingParams:
     """Convert a job's options to sampling parameters.
 
     Raises:
         InvalidSamplingParams: a value is out of range.
     """
     return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
+        temperature=resolved.temperature,
+        top_p=resolved.top_p,
+        top_k=resolved.top_k,
+        min_p=resolved.min_p,
+        repetition_penalty=resolved.repetition_penalty,
         frequency_penalty=options.frequency_penalty,
         presence_penalty=options.presence_penalty,
         logit_bias=options.logit_bias,
-        max_tokens=options.max_tokens,
-        min_tokens=options.min_tokens,
+        max_tokens=resolved.max_tokens,
+        min_tokens=min(options.min_tokens, resolved.max_tokens),  # the model may bound the latter
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,
+        end_token_ids=frozenset(resolved.end_token_ids),
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
         seed=seed,
@@ -168,7 +212,7 @@ def sampling_of(options: JobOptions, seed: int) -> SamplingParams:
 def room_of(job: HeldJob, *, reserve_tokens: int) -> Room:
     """Estimate the room of a leased job: its prompt, its published tokens, and a bounded share of further output."""
     num_prompt_tokens, num_published = job.leased.prompt_tokens, job.num_published
-    max_tokens = job.spec.options.max_tokens if job.spec else reserve_tokens
+    max_tokens = job.spec.options.planned_tokens if job.spec else reserve_tokens
     rests = [max(0, max_tokens - choice.published) for choice in job.choices if not choice.has_end]
     return Room(
         kv_tokens=num_prompt_tokens + num_published + sum(min(rest, reserve_tokens) for rest in rests),

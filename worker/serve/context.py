@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from sluice.producer.contract.keys import QueueKeys
+from sluice.worker.checks.agreement import SettingsMemory
 from sluice.worker.clock import ServerClock
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.availability import RedisHealth
@@ -36,5 +37,6 @@ class WorkerContext:
     meters: Meters
     watchdog: Watchdog
     log: Log
+    settings: SettingsMemory = field(default_factory=SettingsMemory)
     quiet: Quiet = field(default_factory=Quiet)
     capacity: Capacity = field(default_factory=Capacity)

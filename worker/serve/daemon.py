@@ -16,7 +16,7 @@ from sluice.engine.llm_engine import LLMEngine
 from sluice.worker.errors import ExitCode, WorkerBroken
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
-from sluice.worker.serve.give_back import ReturnQueue
+from sluice.worker.serve.give_back import STALLED_S, ReturnQueue
 
 END_WITHIN_S = 20.0
 """Time to hand jobs back and end, after the drain's timeout. Then the process ends, and others take its jobs."""
@@ -87,8 +87,9 @@ class Daemon:
                 engine.add(requests)
                 engine.abort(exchange.cancelled())
                 engine.drop(exchange.lost())
-                deltas = engine.step()
+                deltas = engine.advance()
             exchange.publish(deltas)
+            exchange.offer(engine.stalled(for_s=STALLED_S))
 
     def _drain(self) -> None:
         """Shut down gracefully: stop pulling, return unstarted jobs, finish the others within the timeout."""

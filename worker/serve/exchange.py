@@ -2,13 +2,14 @@
 
 This thread publishes what the engine yielded since its last round trip; `pull.py` asks the queue for jobs. Output
 merges while a round trip is under way or Redis is away, so the loop does not wait for Redis while it has work. First
-tokens and ends are sent at once, other tokens in rounds (docs/decisions/tokens-travel-in-rounds.md). Every call may be
-repeated: the queue compares an advance with its channel, and pulls are numbered.
+tokens and ends are sent at once, other tokens in rounds (docs/decisions/tokens-travel-in-rounds.md), which are longer
+while nobody reads. Every call may be repeated: the queue compares an advance with its channel, and pulls are numbered.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.producer.contract.calls import (
@@ -22,6 +23,7 @@ from sluice.producer.contract.calls import (
     Retried,
     SendFrom,
     advance,
+    count_reads,
     put_result,
 )
 from sluice.producer.contract.keys import QueueKeys
@@ -30,6 +32,7 @@ from sluice.worker.connection.clients import Client
 from sluice.worker.errors import ComponentDied
 from sluice.worker.jobs.held_job import HeldJob
 from sluice.worker.jobs.progress import Update, batches_of, move_large_results, parts_of, pending_updates
+from sluice.worker.jobs.reader_watch import ReaderWatch
 from sluice.worker.serve import lease_changes
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.mailbox import is_urgent
@@ -65,8 +68,9 @@ class Exchange:
         """Jobs with tokens to publish in the next round."""
 
         self._round_s = 0.0
-        """When the next round begins, on the monotonic clock."""
+        """When the last round began, on the monotonic clock."""
 
+        self._readers = ReaderWatch()
         self._unreleased_bytes = 0
 
     # ------------------------------------------------------------ called by the loop
@@ -90,6 +94,10 @@ class Exchange:
     def publish(self, deltas: Sequence[TokenDelta]) -> None:
         """Queue the output of a step; returns at once unless the buffer is full because Redis is away."""
         self._mailbox.put_deltas(deltas)
+
+    def offer(self, stalled: list[str]) -> None:
+        """State the requests that another worker may have, if it is idle."""
+        self._mailbox.state_stalled(stalled)
 
     def interrupt(self) -> None:
         """Let a waiting loop return once. Safe from any thread and from a signal handler."""
@@ -159,13 +167,22 @@ class Exchange:
     def _begin_round(self) -> float:
         """Begin a round if one is due; return the seconds until the next one."""
         now_s = monotonic_s()
-        if now_s < self._round_s:
-            return self._round_s - now_s
+        until_s = self._round_s + self._interval_s(now_s) - now_s
+        if until_s > 0:
+            return until_s
         if self._next_round:
             self._to_publish.update((name, job) for name, job in self._next_round.items() if job.has_updates)
             self._next_round.clear()
-            self._round_s = now_s + self._context.config.redis.stream_interval_s
+            self._round_s = now_s
         return 0.0
+
+    def _interval_s(self, now_s: float) -> float:
+        redis = self._context.config.redis
+        if self._readers.are_there(now_s):
+            return redis.stream_interval_s
+        # What is urgent takes a round with it that would soon need a round trip of its own.
+        unread_s = redis.unread_interval_s / 2 if self._to_publish else redis.unread_interval_s
+        return max(redis.stream_interval_s, unread_s)
 
     def _release_buffer(self) -> None:
         self._mailbox.release(self._unreleased_bytes)
@@ -186,42 +203,32 @@ class Exchange:
     # ------------------------------------------------------------ output of the engine
 
     def _drain_engine_output(self) -> None:
-        for request_id in self._mailbox.take_ended():
+        for request_id in self._mailbox.take_unpublished():
             if (job := self._leases.of_request(request_id)) is not None:
                 self._to_publish[request_id] = job
         steps, num_bytes = self._mailbox.take_steps()
         self._unreleased_bytes += num_bytes
         for at_s, deltas in steps:
-            now_ms = self._context.clock.ms(at_s)
-            for delta in deltas:
-                self._add_output(delta, at_s, now_ms)
+            self._add_output(deltas, at_s, self._context.clock.ms(at_s))
 
-    def _add_output(self, delta: TokenDelta, now_s: float, now_ms: int) -> None:
-        job = self._leases.of_request(delta.request_id)
-        if job is not None and job.add_output(delta, now_s=now_s, now_ms=now_ms):
-            (self._to_publish if is_urgent(delta) else self._next_round)[delta.request_id] = job
+    def _add_output(self, deltas: Sequence[TokenDelta], now_s: float, now_ms: int) -> None:
+        of_request, urgent, later = self._leases.of_request, self._to_publish, self._next_round
+        for delta in deltas:
+            job = of_request(delta.request_id)
+            if job is not None and job.add_output(delta, now_s=now_s, now_ms=now_ms):
+                (urgent if is_urgent(delta) else later)[delta.request_id] = job
 
     # ------------------------------------------------------------ updates to the queue
 
     def _send_updates(self) -> RoundTrip | None:
         """Publish in one round trip what the channels lack; return None if there is nothing to send."""
-        calls: list[PartitionCall] = []
-        batches: dict[int, list[Update]] = {}
         sent_s = monotonic_s()
-        for keys, jobs in self._jobs_to_publish().items():
-            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin, now_s=sent_s)]
-            updates, results = move_large_results(updates)
-            calls += [call for job, result in results for call in self._put_result(keys, job, result)]
-            for batch in batches_of(updates):
-                batches[len(calls)] = batch
-                calls.append((keys, advance(keys, self._context.incarnation, [progress for _, progress in batch])))
+        calls, batches = self._pending_calls(sent_s)
         if not calls:
             return None
+        counts = self._count_reads(calls, sent_s)
         round_trip = self._round_trips.make(calls)
-        answered_s = monotonic_s()
-        for number, batch in batches.items():
-            if not isinstance(round_trip.replies[number], BaseException):
-                self._on_advance_replies(batch, round_trip.replies[number], answered_s)
+        self._on_replies(round_trip.replies, batches, counts)
         # Last, because it may raise: what the healthy partitions acknowledged is applied.
         self._round_trips.mark_partitions(round_trip)
         if round_trip.has_answer:
@@ -229,21 +236,63 @@ class Exchange:
             self._release_buffer()
         return round_trip
 
+    def _pending_calls(self, now_s: float) -> tuple[list[PartitionCall], dict[int, list[Update]]]:
+        """Return the calls for what the channels lack, and the updates of each advance by its place among them."""
+        calls: list[PartitionCall] = []
+        batches: dict[int, list[Update]] = {}
+        for keys, jobs in self._jobs_to_publish().items():
+            updates = [(job, one) for job in jobs for one in pending_updates(job, self._context.origin, now_s=now_s)]
+            updates, results = move_large_results(updates)
+            calls += [call for job, result in results for call in self._put_result(keys, job, result)]
+            for batch in batches_of(updates):
+                batches[len(calls)] = batch
+                calls.append((keys, advance(keys, self._context.incarnation, [progress for _, progress in batch])))
+        return calls, batches
+
+    def _count_reads(self, calls: list[PartitionCall], now_s: float) -> dict[int, QueueKeys]:
+        """Add what counts the reads of each partition, after its updates, if that is due; return where."""
+        counts: dict[int, QueueKeys] = {}
+        if self._context.config.redis.unread_interval_s and self._readers.is_due(now_s):
+            for keys in dict.fromkeys(keys for keys, _ in calls):
+                counts[len(calls)] = keys
+                calls.append((keys, count_reads(keys)))
+        return counts
+
     def _jobs_to_publish(self) -> dict[QueueKeys, list[HeldJob]]:
         by_partition: dict[QueueKeys, list[HeldJob]] = {}
+        last: QueueKeys | None = None
+        group: list[HeldJob] = []
         for job in list(self._to_publish.values()):
             if not job.is_active:
                 # A newer lease replaced it, or it returns to the queue.
                 del self._to_publish[job.request_id]
-            elif job.keys not in self._unavailable:
-                by_partition.setdefault(job.keys, []).append(job)
-        return by_partition
+                continue
+            # Most jobs are of the same partition as the one before: its keys are hashed once.
+            if job.keys is not last:
+                last = job.keys
+                group = by_partition.setdefault(last, [])
+            group.append(job)
+        return {keys: jobs for keys, jobs in by_partition.items() if keys not in self._unavailable}
 
     def _put_result(self, keys: QueueKeys, job: HeldJob, result: bytes) -> Iterator[PartitionCall]:
         """Write a result in parts before the end that names its length; their replies say nothing that it does not."""
         lease = (self._context.incarnation, job.id, job.leased.epoch)
         for offset, part in parts_of(result):
             yield keys, put_result(keys, *lease, offset=offset, part=part)
+
+    def _on_replies(
+        self,
+        replies: Sequence[Any],  # Any: of different calls
+        batches: Mapping[int, list[Update]],
+        counts: Mapping[int, QueueKeys],
+    ) -> None:
+        answered_s = monotonic_s()
+        for number, batch in batches.items():
+            if not isinstance(replies[number], BaseException):
+                self._on_advance_replies(batch, replies[number], answered_s)
+        for number, keys in counts.items():
+            if not isinstance(replies[number], BaseException):
+                self._readers.note(keys, replies[number], answered_s)
 
     def _on_advance_replies(self, updates: list[Update], replies: list[AdvanceAnswer], now_s: float) -> None:
         for (job, progress), reply in zip(updates, replies, strict=True):

@@ -16,7 +16,6 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import CAPACITY
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run_many
-from sluice.worker.checks.agreement import SettingsMemory
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.availability import RetryPolicy
 from sluice.worker.connection.clients import Client
@@ -53,7 +52,7 @@ class Heartbeat:
         self._silent_ticks = 0
         self._last_s = float("-inf")
         self._has_broken = False
-        self._settings = SettingsMemory()
+        self._settings = context.settings
 
     @property
     def age_s(self) -> float:

@@ -8,10 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from sluice.engine.request import Request, Room, TokenDelta
+from sluice.engine.request import NO_ROOM, Request, Room, TokenDelta
 from sluice.worker.clock import monotonic_s
-
-NO_ROOM = Room(kv_tokens=0, prefill_tokens=0, sequences=0)
 
 MAX_WAIT_S = 0.5
 """Longest wait of the loop. A signal handler may call `interrupt` between the check and the sleep of a wait, and that
@@ -34,7 +32,7 @@ class Mailbox:
         self._puller_wakes = threading.Condition(lock)
         self._steps: deque[tuple[float, Sequence[TokenDelta]]] = deque()
         self._steps_bytes = 0
-        self._ended: list[str] = []
+        self._unpublished: list[str] = []
         self._requests: list[Request] = []
         self._cancelled: list[str] = []
         self._lost: list[str] = []
@@ -48,6 +46,7 @@ class Mailbox:
         self._waits_for_urgent_work = False
         self._may_pull_again = False
         self._failure: BaseException | None = None
+        self._stalled: list[str] = []
 
     # ------------------------------------------------------------ called by the loop
 
@@ -74,9 +73,9 @@ class Mailbox:
             # The engine has counted the requests it took before it measured this room.
             for request_id in self._handed:
                 self._coming.pop(request_id, None)
-            has_grown = _exceeds(room, self._room)
+            is_new = _is_news(room, self._room)
             self._room = room
-            if has_grown:
+            if is_new:
                 self._wake_puller()
 
     def _has_mail(self) -> bool:
@@ -116,6 +115,10 @@ class Mailbox:
                 while self._buffered_bytes > self._max_buffered_bytes and not (self._failure or self._is_interrupted):
                     self._loop_wakes.wait(MAX_WAIT_S)
         self._raise_failure()
+
+    def state_stalled(self, request_ids: list[str]) -> None:
+        """State the requests that another worker may have, if it is idle."""
+        self._stalled = request_ids
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -168,17 +171,22 @@ class Mailbox:
             self._steps_bytes = 0
             return steps, num_bytes
 
-    def put_ended(self, request_id: str) -> None:
-        """Queue a job that ended without the engine, for the exchange to publish its end."""
+    def put_unpublished(self, request_id: str) -> None:
+        """Queue a job for the exchange to publish now: it ended without the engine, or another worker is to have it."""
         with self._exchange_wakes:
-            self._ended.append(request_id)
+            self._unpublished.append(request_id)
             self._wake_exchange()
 
-    def take_ended(self) -> list[str]:
-        """Take the jobs that ended without the engine."""
+    def take_unpublished(self) -> list[str]:
+        """Take the jobs to publish now."""
         with self._exchange_wakes:
-            ended, self._ended = self._ended, []
-            return ended
+            unpublished, self._unpublished = self._unpublished, []
+            return unpublished
+
+    @property
+    def stalled(self) -> list[str]:
+        """The requests that another worker may have, as of the loop's last step."""
+        return self._stalled
 
     def expect(self, coming: Iterable[tuple[str, Room]]) -> None:
         """Count requests as on their way to the engine, each with the room that it will take."""
@@ -198,6 +206,7 @@ class Mailbox:
                     0, self._room.prefill_tokens - sum(one.prefill_tokens for one in self._coming.values())
                 ),
                 sequences=max(0, self._room.sequences - sum(one.sequences for one in self._coming.values())),
+                over_class=self._room.over_class,
             )
 
     def deliver(self, requests: Iterable[Request]) -> None:
@@ -256,9 +265,12 @@ def bytes_of(deltas: Sequence[TokenDelta]) -> int:
     return total
 
 
-def _exceeds(room: Room, other: Room) -> bool:
+def _is_news(room: Room, before: Room) -> bool:
+    """Return whether the pull thread must know at once: there is more free room, or from now on none."""
+    if room.over_class is not None or before.over_class is not None:
+        return room.over_class != before.over_class
     return (
-        room.kv_tokens > other.kv_tokens
-        or room.prefill_tokens > other.prefill_tokens
-        or room.sequences > other.sequences
+        room.kv_tokens > before.kv_tokens
+        or room.prefill_tokens > before.prefill_tokens
+        or room.sequences > before.sequences
     )

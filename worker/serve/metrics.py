@@ -1,4 +1,4 @@
-"""The metrics of a worker, and the thread that serves /metrics, /healthz and /readyz. Knows no engine and no Redis.
+"""The metrics of a worker, and the thread that serves them, probes and iterations. Knows no Redis.
 
 Counting costs a list index; metric families are made when they are scraped.
 """
@@ -7,9 +7,13 @@ import socket
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from ipaddress import ip_address
+from typing import ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -18,6 +22,7 @@ from prometheus_client.registry import Collector
 from sluice.worker.clock import monotonic_s
 from sluice.worker.config import MetricsConfig
 from sluice.worker.connection.listening import listen
+from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import Log
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -98,10 +103,13 @@ class Depth:
 class Snapshot:
     """The state of engine, loop and queue at one moment."""
 
-    running_requests: int
-    waiting_requests: int
-    utilisation: float
-    """Share of the last second in which the loop was stepping."""
+    places: int
+    places_used: int
+    engine_waiting: int
+    step_occupancy: float
+    loop_busy: float
+    device_utilisation: float | None
+    """None if no driver tells it."""
 
     tokens_per_second: float
     kv_tokens_total: int
@@ -110,7 +118,10 @@ class Snapshot:
     steps: int
     prompt_tokens: int
     cached_tokens: int
+    loaded_tokens: int
     output_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     redis_outages: int = 0
     kernels_replaced: int = 0
     queue: Depth | None = None
@@ -137,9 +148,16 @@ class WorkerCollector(Collector):
 
     def _gauges(self, now: Snapshot) -> Iterator[Metric]:
         gauges: list[tuple[str, str, float | None]] = [
-            ("running_requests", "Running sequences, which hold blocks.", now.running_requests),
-            ("waiting_requests", "Sequences waiting in the engine.", now.waiting_requests),
-            ("utilisation", "Share of the last second in which the loop was stepping.", now.utilisation),
+            ("places", "Sequences that can run at once.", now.places),
+            ("places_used", "Running sequences, which hold blocks.", now.places_used),
+            ("engine_waiting", "Sequences waiting in the engine. Jobs on the queue are not among them.",
+             now.engine_waiting),
+            ("step_occupancy", "Sequences that a step computed, of the places; mean of the last second's steps.",
+             now.step_occupancy),
+            ("loop_busy", "Share of the last second in which a step ran, however few sequences it had.",
+             now.loop_busy),
+            ("device_utilisation", "Share of time in which the GPU ran a kernel, as its driver tells.",
+             now.device_utilisation),
             ("tokens_per_second", "Output tokens in the last second.", now.tokens_per_second),
             ("kv_tokens_total", "Token slots of the KV cache.", now.kv_tokens_total),
             ("kv_tokens_used", "Token slots held by running sequences.", now.kv_tokens_used),
@@ -157,7 +175,10 @@ class WorkerCollector(Collector):
             ("steps", "Steps of the engine.", now.steps),
             ("prompt_tokens", "Prompt tokens, including cached ones.", now.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache.", now.cached_tokens),
+            ("loaded_tokens", "Tokens that the host tier of the prefix cache gave back.", now.loaded_tokens),
             ("output_tokens", "Tokens generated.", now.output_tokens),
+            ("drafted_tokens", "Tokens guessed and verified (speculation).", now.drafted_tokens),
+            ("accepted_tokens", "Of these, the ones that were right.", now.accepted_tokens),
             ("jobs_pulled", "Jobs leased from the queue.", self._meters.num_jobs_pulled),
             ("jobs_lost", "Leases taken over by another worker.", self._meters.num_jobs_lost),
             ("jobs_retried", "Jobs that failed here and were queued for a retry.", self._meters.num_jobs_retried),
@@ -193,24 +214,40 @@ def _of_queue(queue: Depth) -> list[tuple[str, str, float | None]]:
     ]
 
 
+class Totals(NamedTuple):
+    """Counts since the start, from which rates are made."""
+
+    tokens: int = 0
+    """Output tokens."""
+
+    steps: int = 0
+    rows: int = 0
+    """Sequences that these steps computed, added up."""
+
+    busy_s: float = 0.0
+
+
 class Rates:
-    """Tokens per second and share of time stepping, between one sample and the next."""
+    """What happened between one sample and the next. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
         self._at_s = clock()
-        self._tokens = 0
-        self._busy_s = 0.0
+        self._totals = Totals()
         self.tokens_per_s = 0.0
-        self.utilisation = 0.0
+        self.rows_per_step = 0.0
+        """0 if there was no step."""
 
-    def sample(self, *, tokens: int, busy_s: float) -> None:
-        """Update the rates from the present counters."""
-        now_s = self._clock()
+        self.loop_busy = 0.0
+
+    def sample(self, totals: Totals) -> None:
+        """Update the rates from the present counts."""
+        now_s, before = self._clock(), self._totals
         elapsed_s = max(now_s - self._at_s, 1e-6)
-        self.tokens_per_s = (tokens - self._tokens) / elapsed_s
-        self.utilisation = min(1.0, (busy_s - self._busy_s) / elapsed_s)
-        self._at_s, self._tokens, self._busy_s = now_s, tokens, busy_s
+        self.tokens_per_s = (totals.tokens - before.tokens) / elapsed_s
+        self.rows_per_step = (totals.rows - before.rows) / max(1, totals.steps - before.steps)
+        self.loop_busy = min(1.0, (totals.busy_s - before.busy_s) / elapsed_s)
+        self._at_s, self._totals = now_s, totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +261,14 @@ class Readiness:
 class MetricsServer:
     """A server of metrics on its own thread. A component: start, stop."""
 
-    def __init__(self, config: MetricsConfig, collector: Collector, readiness: Readiness, log: Log) -> None:
+    def __init__(
+        self, config: MetricsConfig, collector: Collector, readiness: Readiness, feed: IterationFeed, log: Log
+    ) -> None:
         self._config = config
         self._registry = CollectorRegistry()
         self._registry.register(collector)
         self._readiness = readiness
+        self._feed = feed
         self._log = log
         self._server: ThreadingHTTPServer | None = None
 
@@ -249,7 +289,7 @@ class MetricsServer:
         if listener is None:
             self._log.warning("metrics not served", port=self._config.port, reason="ports are taken")
             return
-        self._server = _Server(listener, _handler(self._registry, self._readiness))
+        self._server = _Server(listener, _handler(self._registry, self._readiness, self._feed))
         self._log.info("metrics served", host=self._config.host, port=self.port)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True).start()
 
@@ -273,9 +313,9 @@ class _Server(ThreadingHTTPServer):
         self.socket = listener
 
 
-def _handler(registry: CollectorRegistry, readiness: Readiness) -> type[BaseHTTPRequestHandler]:
+def _handler(registry: CollectorRegistry, readiness: Readiness, feed: IterationFeed) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """The handler of three paths; all others are 404."""
+        """The handler of four paths; all others are 404."""
 
         paths: ClassVar[dict[str, Callable[[], tuple[int, str, bytes]]]] = {
             "/metrics": lambda: (200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(registry)),
@@ -285,18 +325,60 @@ def _handler(registry: CollectorRegistry, readiness: Readiness) -> type[BaseHTTP
 
         def do_GET(self) -> None:  # the name that http.server calls
             """Answer one request."""
-            make = self.paths.get(self.path.partition("?")[0])
+            path, _, query = self.path.partition("?")
+            if path == "/iterations" and _is_local(self.client_address[0], self.headers):
+                # To this host alone: names of jobs have their tenants.
+                self._begin(200, "text/plain; charset=utf-8")
+                _follow(feed, self.wfile.write, has_all=query == "all")
+                return
+            make = self.paths.get(path)
             status, kind, body = make() if make else (404, "text/plain", b"not found\n")
+            self._begin(status, kind, str(len(body)))
+            self.wfile.write(body)
+
+        def _begin(self, status: int, kind: str, length: str | None = None) -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            if length is not None:
+                self.send_header("Content-Length", length)
             self.end_headers()
-            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: scrapes are not events."""
 
     return Handler
+
+
+_FORWARDING = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP")
+
+
+def _is_local(client: str, headers: Message) -> bool:
+    """Return whether a request is one of this host.
+
+    One that a proxy here passes on is not, nor one by another name: a page's own name may lead here (DNS rebinding).
+    """
+    if not ip_address(client).is_loopback or any(name in headers for name in _FORWARDING):
+        return False
+    hosts = headers.get_all("Host", [])
+    return len(hosts) == 1 and _is_loopback(hosts[0])
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a Host header, perhaps with a port, is a name or an address of this host's loopback."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _follow(feed: IterationFeed, write: Callable[[bytes], object], *, has_all: bool) -> None:
+    """Write iterations until the client has gone, which an empty line a second finds out."""
+    with suppress(OSError), feed.follow() as next_iteration:
+        while True:
+            iteration = next_iteration()
+            if iteration is None or has_all or iteration.has_changes:
+                write(f"{iteration or ''}\n".encode())
 
 
 def _answer(problem: str | None) -> tuple[int, str, bytes]:

@@ -5,6 +5,7 @@ It reads the channels of a resumed job and translates the prompt.
 
 import queue
 import threading
+from dataclasses import replace
 
 from redis.exceptions import RedisError
 
@@ -82,7 +83,8 @@ class Preparation:
         try:
             self._resume(job)
             self._check_model(job)
-            request = self._translator.request(job)
+            targets = self._context.settings.targets(job.keys)
+            request = replace(self._translator.request(job), targets=targets)
         except JobRejected as rejection:
             self._reject(job, rejection)
             return None
@@ -92,7 +94,7 @@ class Preparation:
             # Panics of Rust libraries are not `Exception`s, and no signal is handled on this thread.
             self._reject(job, rejection_of(error))
             return None
-        job.record_translation(num_prompt_tokens=len(request.prompt_token_ids))
+        job.record_translation(request)
         return request
 
     def _resume(self, job: HeldJob) -> None:
@@ -156,7 +158,7 @@ class Preparation:
         now_ms = self._context.clock.ms(monotonic_s())
         job.end_all(end, now_ms=now_ms)
         self._context.mailbox.lose([job.request_id])
-        self._context.mailbox.put_ended(job.request_id)
+        self._context.mailbox.put_unpublished(job.request_id)
 
     def _deliver(self, ready: list[tuple[HeldJob, Request]]) -> None:
         """Deliver requests to the loop, except those whose jobs were released, returned or flagged meanwhile."""

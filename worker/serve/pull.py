@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from redis.exceptions import RedisError
+
 from sluice.producer.contract.calls import PullReply, PullRequest, pull
 from sluice.producer.contract.keys import QueueKeys
 from sluice.worker.clock import monotonic_s
@@ -20,7 +22,7 @@ from sluice.worker.model.translate import read_spec, room_of
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.mailbox import NO_ROOM
-from sluice.worker.serve.pull_schedule import PULL_AT_LEAST_EVERY_S, PullSchedule, has_room
+from sluice.worker.serve.pull_schedule import LOOK_EVERY_S, PULL_AT_LEAST_EVERY_S, PullSchedule
 from sluice.worker.serve.round_trips import RoundTrips
 
 
@@ -60,6 +62,9 @@ class Pulling:
             unavailable=context.unavailable,
         )
         self._oversized: set[str] = set()
+        self._look_s = 0.0
+        """When a full worker looks for jobs of a higher class again."""
+
         self._thread = threading.Thread(target=self._run, name="pulling", daemon=True)
         self._closing = threading.Event()
         self._turning = threading.Lock()
@@ -124,11 +129,13 @@ class Pulling:
 
     def _rest(self) -> None:
         """Sleep until the engine has room, a notification arrives, or a time is due."""
-        due_s = float("inf")
-        may_pull = not self.is_quiet and not self._watchdog.is_overdue and has_room(self._mailbox.room())
-        if may_pull:
-            self._listener.listen(self._schedule.last_notifications)
+        due_s, room = float("inf"), self._mailbox.room()
+        if not self.is_quiet and not self._watchdog.is_overdue and room.is_some:
             due_s = self._schedule.next_due_s()
+            if room.over_class is None:
+                self._listener.listen(self._schedule.last_notifications)
+            else:
+                due_s = min(due_s, self._look_s)
         self._mailbox.wait_to_pull(min(max(due_s - monotonic_s(), 0.001), PULL_AT_LEAST_EVERY_S))
         for keys, notification in self._listener.take_notified():
             self._schedule.on_notified(keys, notification)
@@ -140,8 +147,11 @@ class Pulling:
         now_s, beat = monotonic_s(), self._context.config.beat
         # Other workers may have been cut off or stalled with this one: for one lifetime it declares none of them dead.
         undisturbed_s = now_s - max(self._uplink.since_s, self._context.health.stalled_s)
+        room = NO_ROOM if self.is_quiet else self._mailbox.room()
+        if room.is_some and room.over_class is not None and now_s >= self._look_s:
+            self._look(room.over_class, now_s)
         asked = self._schedule.next(
-            NO_ROOM if self.is_quiet else self._mailbox.room(),
+            room,
             now_s=now_s,
             cache_tokens=self._context.cache_tokens,
             is_empty=not len(self._leases),
@@ -158,6 +168,18 @@ class Pulling:
             own_model=self._context.origin.fingerprint if queue.on_model_change == "wait" else None,
             model_wait_ms=round(queue.model_wait_s * 1000),
         )
+
+    def _look(self, over_class: int, now_s: float) -> None:
+        """See whether jobs of a higher class wait. A pull costs the server many times as much, even if none do."""
+        self._look_s = now_s + LOOK_EVERY_S
+        for keys in self._context.partitions:
+            if keys in self._context.unavailable or not (heads := keys.heads_over(over_class)):
+                continue
+            try:
+                is_waiting = self._round_trips.exists(heads)
+            except (RedisError, OSError):
+                continue  # the next pull reports it
+            self._schedule.on_look(keys, is_waiting=is_waiting, now_s=now_s)
 
     def _holds_oversized(self) -> bool:
         """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""

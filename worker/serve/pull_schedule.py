@@ -3,12 +3,16 @@
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from sluice.engine.request import Room
+from sluice.engine.request import NO_ROOM, Room
 from sluice.producer.contract.calls import Notification, PullReply, PullRequest
 from sluice.producer.contract.keys import QueueKeys
 
 PULL_AT_LEAST_EVERY_S = 0.5
 """Longest time between pulls without a notification: jobs of dead workers are found by pulling."""
+
+LOOK_EVERY_S = 0.05
+"""A full worker looks this often whether jobs of a higher class wait. It receives no notifications: these are for
+workers with free room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +34,15 @@ class _Turn:
     is_draining: bool = False
     """Whether a suspect, which runs alone, waits for this worker to be empty. Pulls show that it goes on draining."""
 
+    has_left_higher: bool = False
+    """Whether jobs of a higher class may wait that a pull for them did not bring. The next one is at `due_s`."""
+
     def is_due(self, room: Room, now_s: float, *, is_empty: bool) -> bool:
         """Return whether a pull could bring jobs."""
         if self.is_draining and not is_empty:
             return now_s >= self.due_s
+        if room.over_class is not None:
+            return self.has_more or now_s >= self.due_s
         return self.has_more or self.woken_by is not None or now_s >= self.due_s or self._has_grown(room)
 
     def _has_grown(self, room: Room) -> bool:
@@ -89,16 +98,17 @@ class PullSchedule:
             prefill_tokens=room.prefill_tokens,
             sequences=room.sequences,
             cache_tokens=cache_tokens,
-            is_empty=is_empty and has_room(room),
+            is_empty=is_empty and room.is_some,
             holds_oversized=holds_oversized,
             may_reclaim=may_reclaim,
             reserve_tokens=self._reserve_tokens,
             woken_by=turn.woken_by,
+            over_class=room.over_class,
         )
 
     def _next_turn(self, room: Room, now_s: float, *, is_empty: bool) -> _Turn | None:
         there = self._there()
-        due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and has_room(room))
+        due = (one for one in there if one.is_due(room, now_s, is_empty=is_empty) and room.is_some)
         owed = (one for one in there if one.has_missed or one.woken_by is not None)
         return next(due, None) or next(owed, None)
 
@@ -113,11 +123,20 @@ class PullSchedule:
         turn.has_more = reply.has_more and not reply.is_paused
         turn.woken_by, turn.has_missed = None, False
         turn.is_draining = reply.drain_for_suspects
-        turn.left = left
+        # Whatever room becomes free is more than room that is not free.
+        turn.left = left if left.over_class is None else NO_ROOM
+        turn.has_left_higher = left.over_class is not None and not reply.jobs
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))
         self._turns.remove(turn)
         self._turns.append(turn)
+
+    def on_look(self, keys: QueueKeys, *, is_waiting: bool, now_s: float) -> None:
+        """Take whether jobs of a class over the room's wait: pull for them now, unless the last pull left them."""
+        turn = self._turn_of(keys)
+        turn.has_left_higher = turn.has_left_higher and is_waiting
+        if is_waiting and not turn.has_left_higher:
+            turn.due_s = now_s
 
     def on_missed(self, keys: QueueKeys) -> None:
         """Take an unanswered pull: repeat its number later, and let another partition go first."""
@@ -132,8 +151,3 @@ class PullSchedule:
 
     def _turn_of(self, keys: QueueKeys) -> _Turn:
         return next(turn for turn in self._turns if turn.keys == keys)
-
-
-def has_room(room: Room) -> bool:
-    """Return whether any job could fit."""
-    return min(room.sequences, room.kv_tokens, room.prefill_tokens) > 0

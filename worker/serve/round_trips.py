@@ -8,9 +8,10 @@ from redis.exceptions import RedisError
 
 from sluice.producer.contract.calls import Call
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.contract.transport.execution import run_many
+from sluice.producer.contract.transport.execution import run_commands, run_many
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
+from sluice.worker.connection.kept_connection import keeping
 from sluice.worker.serve.context import WorkerContext
 
 PartitionCall = tuple[QueueKeys, Call[Any]]  # Any: replies of different calls travel together
@@ -46,7 +47,7 @@ class RoundTrips:
 
     def __init__(self, client: Client, context: WorkerContext) -> None:
         """Use `client`, which belongs to the calling thread alone."""
-        self._client = client
+        self._client = keeping(client)
         self._context = context
 
     def make(self, calls: Sequence[PartitionCall]) -> RoundTrip:
@@ -74,6 +75,17 @@ class RoundTrips:
             self._context.unavailable.answered(keys)
         if round_trip.has_answer:
             self._context.meters.made_round_trip()
+
+    def exists(self, keys: Sequence[str]) -> bool:
+        """Return whether any of these keys of one partition exists.
+
+        Raises:
+            RedisError, OSError: the server does not answer, or refuses.
+        """
+        [reply] = run_commands(self._client, [("EXISTS", *keys)])
+        if isinstance(reply, Exception):
+            raise reply
+        return bool(reply)
 
     def _send(self, calls: Sequence[PartitionCall]) -> list[Any]:  # as in `PartitionCall`
         try:

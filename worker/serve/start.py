@@ -25,11 +25,12 @@ from sluice.worker.connection.listeners import make_listener
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
 from sluice.worker.endpoints import database_url_of, partitions_of
 from sluice.worker.errors import ConfigError, ExitCode
+from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.model.load import LoadedModel, load_prepared
-from sluice.worker.model.translate import Translator
+from sluice.worker.model.sampling_defaults import describe
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.daemon import Component, Daemon
 from sluice.worker.serve.exchange import Exchange
@@ -119,16 +120,20 @@ def _load(site: Site, log: Log) -> LoadedModel:
     began_s, config = monotonic_s(), site.config
     served = load_prepared(site.model, config.model)
     limits = served.executor.limits
+    if config.model.host_cache_mib and not limits.num_host_blocks:
+        log.warning("host cache unused", host_cache_mib=config.model.host_cache_mib, window=limits.sliding_window)
     log.info(
         "model loaded",
         model=served.name,
         device=config.model.device,
         load_s=round(monotonic_s() - began_s, 3),
         max_model_len=limits.max_model_len,
-        kv_tokens=limits.num_blocks * limits.block_size,
+        kv_tokens=limits.num_cache_tokens,
+        kv_cache_mib=limits.num_blocks * limits.block_bytes // 2**20,
         max_num_seqs=config.step_limits.max_num_seqs,
         max_num_batched_tokens=config.step_limits.max_num_batched_tokens,
         end_tokens="; ".join(served.end_tokens),
+        sampling_defaults=describe(served.defaults),
         **({} if config.model.device == "cpu" else {"kernels": chain.description()}),
     )
     return served
@@ -177,11 +182,8 @@ def build(
     """
     context = _context(config, connections, served, incarnation, quiet or Quiet())
     mailbox = context.mailbox
-    translator = Translator(
-        encode=served.encode, template=served.template, validate=served.engine.validate, model=served.name
-    )
     returns = ReturnQueue(connections.uplink.puller, context)
-    preparation = Preparation(connections.open(), context, translator)
+    preparation = Preparation(connections.open(), context, served.translator)
     listener = make_listener(connections, context.partitions, mailbox.wake, mailbox.fail)
     pulling = Pulling(connections.uplink, listener, context, returns, preparation.put)
     exchange = Exchange(connections.uplink.client, context, pulling)
@@ -189,7 +191,8 @@ def build(
     heartbeat = Heartbeat(connections.open(timeout_s=config.beat.answer_within_s), context, status.report)
     readiness = Readiness(sick=status.sick, unready=status.unready)
     collector = WorkerCollector(status.snapshot, context.meters)
-    metrics = MetricsServer(config.metrics, collector, readiness, context.log)
+    feed = IterationFeed(served.engine.watch)
+    metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
     components = [metrics, *sidecars, preparation, heartbeat, listener, exchange]
     return Daemon(served.engine, exchange, context, components, returns, heartbeat.mark_broken)
 
@@ -206,7 +209,7 @@ def _context(
         partitions=partitions_of(config),
         config=config,
         origin=Origin(model=served.name, fingerprint=served.executor.fingerprint, worker=worker),
-        cache_tokens=served.engine.stats.kv_tokens_total,
+        cache_tokens=served.engine.most_offered_tokens,
         leases=Leases(),
         mailbox=mailbox,
         clock=ServerClock(),

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from redis.exceptions import RedisError
 
+from sluice.engine.llm_engine import EngineStats
 from sluice.kernels import chain
 from sluice.producer.contract.calls import QueueView, inspect
 from sluice.producer.contract.keys import QueueKeys
@@ -16,9 +17,10 @@ from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
+from sluice.worker.device_driver import utilisation_of
 from sluice.worker.model.load import LoadedModel
 from sluice.worker.serve.context import WorkerContext
-from sluice.worker.serve.metrics import Depth, Rates, Snapshot
+from sluice.worker.serve.metrics import Depth, Rates, Snapshot, Totals
 
 QUEUE_VIEW_AGE_S = 1.0
 """Least time between two reads of the queue's depth."""
@@ -98,18 +100,14 @@ class StatusReporter:
         self._served = served
         self._depth = QueueDepth(client, context.partitions)
         self._rates, self._recent = Rates(), Recent()
+        self._read_device = utilisation_of(context.config.model.device)
+        self._device_utilisation: float | None = None
         self._started_ms = context.clock.ms(monotonic_s())
 
     def report(self) -> dict[str, str]:
         """Return the facts for `worker status`, with the rate by which start times are estimated."""
         stats = self._served.engine.stats
-        self._rates.sample(tokens=stats.num_output_tokens, busy_s=self._context.watchdog.busy_s)
-        self._recent.sample(
-            running=stats.num_running,
-            waiting=stats.num_waiting,
-            kv_share=stats.kv_tokens_used / max(1, stats.kv_tokens_total),
-            tokens=(stats.num_prompt_tokens, stats.num_output_tokens),
-        )
+        self._sample(stats)
         held, capacity = self._context.leases.all(), self._context.capacity
         capacity.sample(monotonic_s(), held)
         return {
@@ -125,24 +123,49 @@ class StatusReporter:
             "started_ms": str(self._started_ms),
             "held": str(len(held)),
             HELD_TOKENS_FIELD: str(sum(job.cost - job.used_tokens for job in held)),
+            "places": str(stats.num_places),
             "running": str(stats.num_running),
             "waiting": str(stats.num_waiting),
             "kv_tokens_total": str(stats.kv_tokens_total),
+            "largest_job_tokens": str(self._served.engine.most_offered_tokens),
             "kv_tokens_used": str(stats.kv_tokens_used),
             "tokens_per_s": f"{self._rates.tokens_per_s:.1f}",
-            "utilisation": f"{self._rates.utilisation:.3f}",
+            "step_occupancy": f"{self._rates.rows_per_step / stats.num_places:.3f}",
+            "loop_busy": f"{self._rates.loop_busy:.3f}",
+            **({} if self._device_utilisation is None else {"device_utilisation": f"{self._device_utilisation:.2f}"}),
             "recent": str(self._recent),
             "state": "quiet" if self._context.quiet.is_asked else "pulling",
             **({} if capacity.tokens_per_s is None else {CAPACITY_FIELD: f"{capacity.tokens_per_s:.1f}"}),
         }
 
+    def _sample(self, stats: EngineStats) -> None:
+        """Measure what happened since the last report."""
+        self._rates.sample(
+            Totals(
+                tokens=stats.num_output_tokens,
+                steps=stats.num_steps,
+                rows=stats.num_rows,
+                busy_s=self._context.watchdog.busy_s,
+            )
+        )
+        self._device_utilisation = self._read_device()
+        self._recent.sample(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            kv_share=stats.kv_tokens_used / max(1, stats.kv_tokens_total),
+            tokens=(stats.num_prompt_tokens, stats.num_output_tokens),
+        )
+
     def snapshot(self) -> Snapshot:
         """Return the values for a scrape."""
         stats = self._served.engine.stats
         return Snapshot(
-            running_requests=stats.num_running,
-            waiting_requests=stats.num_waiting,
-            utilisation=self._rates.utilisation,
+            places=stats.num_places,
+            places_used=stats.num_running,
+            engine_waiting=stats.num_waiting,
+            step_occupancy=self._rates.rows_per_step / stats.num_places,
+            loop_busy=self._rates.loop_busy,
+            device_utilisation=self._device_utilisation,
             tokens_per_second=self._rates.tokens_per_s,
             kv_tokens_total=stats.kv_tokens_total,
             kv_tokens_used=stats.kv_tokens_used,
@@ -150,7 +173,10 @@ class StatusReporter:
             steps=stats.num_steps,
             prompt_tokens=stats.num_prompt_tokens,
             cached_tokens=stats.num_cached_tokens,
+            loaded_tokens=stats.num_loaded_tokens,
             output_tokens=stats.num_output_tokens,
+            drafted_tokens=stats.num_drafted_tokens,
+            accepted_tokens=stats.num_accepted_tokens,
             redis_outages=self._context.health.num_outages,
             kernels_replaced=len(chain.stepped_down()),
             queue=self._depth.look(),

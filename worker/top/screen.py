@@ -12,13 +12,20 @@ from sluice.producer.contract.workers import NUM_SAMPLES, WorkerRow
 from sluice.worker.top.state import TopState
 
 BARS = " ▁▂▃▄▅▆▇█"
-KEYS = "↑↓ select   s sort   / filter   z quiet   c resume   d drain (this host's)   q quit"
+KEYS = "↑↓ select  s sort  / filter  z quiet  c resume  d drain  q quit"
 NUMERIC = ("RUN", "WAIT", "KV", "TOK/S")
+NAMES = {"HOST": 3, "NAME": 3, "MODEL": 3, "DEVICE": 2}
+"""Columns that share the width that figures leave, in these parts."""
+
+BATCH_SAMPLES = 12
+"""Two minutes of a worker's batch: all five leave no width for names."""
 
 
 def screen(backlog: Backlog, rows: Sequence[WorkerRow], state: TopState) -> Group:
     """Draw all of it; `rows` are those that are visible, in order."""
-    return Group(_queue_line(backlog), _chart(rows), Text(), _table(rows, state), Text(), _bottom(state))
+    none = Text("no worker matches" if state.pattern else "no living workers")
+    table = _table(rows, state) if rows else none
+    return Group(_queue_line(backlog), _chart(rows), Text(), table, Text(), _bottom(state))
 
 
 def sparkline(values: Sequence[float], highest: float) -> str:
@@ -33,8 +40,12 @@ def _queue_line(backlog: Backlog) -> Text:
         line.append("  paused", style="yellow")
     oldest = "" if backlog.oldest_age_s is None else f", oldest {backlog.oldest_age_s:,.0f} s"
     facts = f"   {backlog.backlog_jobs:,} waiting ({backlog.backlog_tokens:,} tokens{oldest})"
-    line.append(facts + f"   {backlog.running_jobs:,} running   {backlog.workers} workers", style="not bold")
+    line.append(facts + f"   {backlog.running_jobs:,} running   {_workers(backlog.workers)}", style="not bold")
     return line
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count:,} workers"
 
 
 def _chart(rows: Sequence[WorkerRow]) -> Text:
@@ -45,24 +56,25 @@ def _chart(rows: Sequence[WorkerRow]) -> Text:
             sums[-place] += sample.tokens_out
     line = Text("tokens/s ")
     line.append(sparkline(sums, max(sums)), style="cyan")
-    return line.append(f" {sum(row.tokens_per_s for row in rows):,.0f}, at most {max(sums):,} in 5 minutes")
+    now = sum(row.tokens_per_s for row in rows)
+    return line.append(f" {now:,.0f}, at most {max(now, *sums):,.0f} in 5 minutes")
 
 
 def _table(rows: Sequence[WorkerRow], state: TopState) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for name in ("WORKER", "HOST", "NAME", "MODEL", "DEVICE", "STATE", *NUMERIC, "BATCH"):
-        table.add_column(name, justify="right" if name in NUMERIC else "left", no_wrap=True, overflow="ellipsis")
+    for name in ("WORKER", *NAMES, "STATE", *NUMERIC, "BATCH"):
+        justify = "right" if name in NUMERIC else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=NAMES.get(name))
     for row in rows:
         table.add_row(*map(Text, map(printable, _cells(row))), style="reverse" if row.id == state.selected else "")
-    if not rows:
-        table.add_row(Text("no worker matches" if state.pattern else "no living workers"))
     return table
 
 
 def _cells(row: WorkerRow) -> tuple[str, ...]:
-    batch = [sample.running for sample in row.samples]
+    batch = [sample.running for sample in row.samples[-BATCH_SAMPLES:]]
+    places = f"{row.running:,}/{row.places:,}" if row.places else f"{row.running:,}"
     return (
-        row.id[:8], row.host, row.name, row.model, row.device, row.state, f"{row.running:,}", f"{row.waiting:,}",
+        row.id[:8], row.host, row.name, row.model, row.device, row.state, places, f"{row.waiting:,}",
         f"{row.kv_share:.0%}", f"{row.tokens_per_s:,.0f}", sparkline(batch, max(batch, default=0)),
     )  # fmt: skip
 
@@ -74,5 +86,5 @@ def _bottom(state: TopState) -> Text:
         return Text(f"{state.asked.value} worker {(state.selected or '')[:8]}? y/n", style="yellow")
     if state.message:
         return Text(printable(state.message), style="yellow")
-    matching = f"   matching {state.pattern!r}" if state.pattern else ""
-    return Text(f"{KEYS}   by {state.order}{matching}", style="dim")
+    matching = f"  matching {state.pattern!r}" if state.pattern else ""
+    return Text(f"{KEYS}  by {state.order}{matching}", style="dim")

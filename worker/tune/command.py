@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sluice.engine.executor import Executor
+from sluice.engine.scheduling.timing.fitting import Fit
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.figures import Figures, Target
 from sluice.engine.simulation.replay import ComputeClock
-from sluice.engine.simulation.step_time import Fit
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, SETTINGS, WorkerConfig
 from sluice.worker.endpoints import database_url_of
 from sluice.worker.errors import ConfigError

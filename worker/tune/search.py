@@ -1,6 +1,6 @@
 """Search for the batching settings that serve a traffic best with a model on this machine.
 
-A few short runs give a model of the step time (`engine.simulation.step_time`). With it, the traffic is replayed in
+A few short runs give a model of the step time (`engine.scheduling.timing`). With it, the traffic is replayed in
 virtual time for each choice of settings. If one is predicted to be better than the current settings, both are run for
 real. It is recommended only if it measures better, too.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from sluice.engine.config import WHOLE_PROMPT_DISCIPLINES, EngineConfig
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.null_model import NullModelConfig
+from sluice.engine.scheduling.timing.fitting import Fit, fit
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.figures import Figures, Target, summarise
 from sluice.engine.simulation.replay import Clock, Replay, replay, simulate
-from sluice.engine.simulation.step_time import Fit, fit
 from sluice.worker.config import DEFAULT_BLOCK_SIZE
 from sluice.worker.tune.progress import ProgressReporter
 
@@ -81,7 +81,11 @@ class Model:
         """Replay `arrivals` in virtual time."""
         found, limits = self._measured(arrivals, choice.block_size)
         cache = NullModelConfig(
-            max_model_len=limits.max_model_len, num_blocks=limits.num_blocks, block_size=limits.block_size
+            max_model_len=limits.max_model_len,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            sliding_window=limits.sliding_window,
+            window_groups=limits.window_groups,
         )
         return simulate(arrivals, found.step_time, choice.within(self.config), cache)
 

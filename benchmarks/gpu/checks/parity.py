@@ -17,6 +17,7 @@ from typing import Any  # transformers' models have many types
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.checks.determinism import same_bits
 from benchmarks.gpu.checks.sameness import same_tokens
 from benchmarks.gpu.checks.sanitizer import sanitized
 from benchmarks.gpu.models import (
@@ -43,7 +44,7 @@ def groups(scale: Scale) -> Groups:
     calls = Counter[str]()
     families = {name: partial(_family, scale, calls, name) for name in (TOY_FAMILIES if scale.is_toy else FAMILIES)}
     last = {"calls": lambda: [calls_line(calls)]} if scale.is_toy else {}
-    return {**families, **same_tokens(scale, calls), **last, **sanitized(scale)}
+    return {**families, **same_tokens(scale, calls), **last, **same_bits(scale), **sanitized(scale)}
 
 
 def _family(scale: Scale, calls: Counter[str], name: str) -> Iterator[Line]:

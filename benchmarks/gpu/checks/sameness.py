@@ -119,7 +119,7 @@ def make_requests(count: int, *, max_tokens: int) -> list[Request]:
     prefix = [random.randrange(2, 200) for _ in range(2 * BLOCK_SIZE + 1)]
     options: list[dict[str, float]] = [
         {"temperature": 0},
-        {"temperature": 0.8},
+        {"temperature": 0.8, "logprobs": 2},
         {"temperature": 1.1, "top_k": 20},
         {"temperature": 0, "repetition_penalty": 1.3},
         {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.5},
@@ -231,7 +231,7 @@ def generate(scale: Scale, executor: Executor, asked: Sequence[Request], way: Wa
     engine.add(asked)
     tokens = {(request.id, choice): list[int]() for request in asked for choice in range(request.num_choices)}
     while not engine.is_idle:
-        for delta in engine.step():
+        for delta in engine.advance():
             tokens[delta.request_id, delta.choice] += delta.token_ids
         engine.check_invariants()
     return engine, tokens

@@ -164,7 +164,7 @@ def run_ours(runner: ModelRunner, jobs: Sequence[Job], *, max_num_seqs: float = 
     )
     num_tokens = 0
     while not engine.is_idle:
-        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
+        num_tokens += sum(len(delta.token_ids) for delta in engine.advance())
     if num_tokens != num_wanted(jobs):
         raise RuntimeError(f"{num_tokens} tokens came of {num_wanted(jobs)}")
 

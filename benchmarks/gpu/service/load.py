@@ -20,8 +20,8 @@ from benchmarks.gpu.folders import random_folder, shape_of
 from benchmarks.gpu.peers.engines import empty_device, load_runner, num_wanted, options_of, warm_s
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
+from benchmarks.service.load import run_jobs
 from benchmarks.service.parts import num_done, own_server, percentile, wait_until, worker
-from benchmarks.service.run import run_jobs
 from sluice.producer.client import Producer
 from sluice.producer.contract.jobs import Job as QueuedJob
 from sluice.producer.contract.jobs import job as queued_job

@@ -24,7 +24,7 @@ def groups(scale: Scale) -> Groups:
 
 
 def _lines(scale: Scale, shape: str) -> Iterator[Line]:
-    counts = scale.pick([1, 16, 64, 256], [1, 4])
+    counts = scale.pick([2**power for power in range(9)], [1, 4])
     length, random = 8 if scale.is_toy else 128, Random(0)
     runner = random_runner(scale, shape, max_num_seqs=max(counts))
     for count in counts:
@@ -32,6 +32,7 @@ def _lines(scale: Scale, shape: str) -> Iterator[Line]:
         seconds = warm_s(runner, jobs, temperature=0.0)
         figures: dict[str, float | str] = {
             "tokens/s": num_wanted(jobs) / seconds,
+            "ms per token of each": 1e3 * seconds / length,
             "s": seconds,
             "output tokens": num_wanted(jobs),
             "prompt tokens": count * length,

@@ -32,7 +32,7 @@ from sluice.kernels.gated_activation.kernel import gated_activation_triton
 from sluice.kernels.linear.cuda import HalfLinear, Int8Linear
 from sluice.kernels.paged_attention import FP8, KVCache
 from sluice.kernels.paged_attention.kernel import allocate_cuda
-from sluice.kernels.penalties.cpu import apply_penalties_cpu
+from sluice.kernels.penalties.cpu import apply_penalties_torch
 from sluice.kernels.penalties.kernel import apply_penalties_triton
 from sluice.kernels.prepare_batch import StepPlan
 from sluice.kernels.prepare_batch.kernel import prepare_batch_triton
@@ -52,6 +52,7 @@ def groups(scale: Scale) -> Groups:
     measures: dict[str, Callable[[Scale], Iterator[Line]]] = {
         "attention, decode": _attention_decode,
         "attention, mixed lengths": _attention_mixed_lengths,
+        "attention, contiguous blocks": _attention_contiguous,
         "attention, prefill": _attention_prefill,
         "norms": _norms,
         "activations": _gates,
@@ -74,15 +75,21 @@ def plain_attention(
     heads: Heads,
     *,
     is_fp8: bool = False,
+    is_scattered: bool = True,
 ) -> AttentionInputs:
-    """Return inputs without NaN and without a loop over tokens, for large sizes; blocks of 16, assigned at random."""
+    """Return inputs without NaN and without a loop over tokens, for large sizes.
+
+    Blocks of 16, assigned at random, or each sequence's in one run.
+    """
     num_heads, num_kv_heads, head_size = heads
     block_size = 16
     blocks_each = [-(-length // block_size) for length in context_lens]
     dtype = FP8 if is_fp8 else scale.dtype
     cache = allocate_cuda(sum(blocks_each), block_size, num_kv_heads, head_size, dtype=dtype, device=scale.device)
     _fill(cache)
-    dealt = torch.randperm(sum(blocks_each), generator=torch.Generator().manual_seed(0)).split(blocks_each)
+    num_blocks = sum(blocks_each)
+    shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    dealt = (shuffled if is_scattered else torch.arange(num_blocks)).split(blocks_each)
     tables = torch.nn.utils.rnn.pad_sequence(list(dealt), batch_first=True)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     return AttentionInputs(
@@ -108,11 +115,13 @@ def _fill(cache: KVCache) -> None:
             scales.fill_(1 / 64)
 
 
-def _attending(scale: Scale, lens: Lengths, heads: Heads, *, is_fp8: bool = False, **options: float) -> float:
+def _attending(
+    scale: Scale, lens: Lengths, heads: Heads, *, is_fp8: bool = False, is_scattered: bool = True, **options: float
+) -> float:
     """Return the time of one launch, with other `options` of its inputs."""
 
     def make() -> Call:
-        inputs = replace(plain_attention(scale, *lens, heads, is_fp8=is_fp8), **options)
+        inputs = replace(plain_attention(scale, *lens, heads, is_fp8=is_fp8, is_scattered=is_scattered), **options)
         out = torch.empty_like(inputs.query)
         return lambda: attend(inputs, out)
 
@@ -161,6 +170,15 @@ def _attention_mixed_lengths(scale: Scale) -> Iterator[Line]:
             figures["times bytes"] = us * scale.copy_rate() / num_bytes / 1e6
             name_of = f"attention, decode, mixed lengths, {name}"
             yield Line(f"{name_of}, laid out for {max_context_len}", figures)
+
+
+def _attention_contiguous(scale: Scale) -> Iterator[Line]:
+    """Measure what compaction could gain: decodes over blocks in one run per sequence, and over scattered ones."""
+    heads = TOY_HEADS if scale.is_toy else HEADS["8B"]
+    for batch, context_len in [(2, 70)] if scale.is_toy else [(1, 8192), (32, 2048), (32, 8192), (128, 2048)]:
+        lens = [1] * batch, [context_len] * batch
+        us, scattered_us = (_attending(scale, lens, heads, is_scattered=scattered) for scattered in (False, True))
+        yield Line(f"attention, contiguous blocks, {batch} x {context_len}", {"us": us, "us scattered": scattered_us})
 
 
 def mixed_lengths() -> dict[str, list[int]]:
@@ -371,9 +389,9 @@ def _small_ones(scale: Scale) -> Iterator[Line]:
         us = scale.timer.device_us(lambda logits=logits, p=penalties: apply_penalties_triton(logits, p))
         figures: dict[str, float | str] = {"us": us}
         figures["us of torch"] = scale.timer.device_us(
-            lambda logits=logits, p=penalties: apply_penalties_cpu(logits, p)
+            lambda logits=logits, p=penalties: apply_penalties_torch(logits, p)
         )
-        yield Line(f"penalties, {batch} x {per_row} tokens", figures)
+        yield Line(f"penalties, {batch} x {vocab_size}, {per_row} seen", figures)
         tensors = decode_tensors(batch, 100, 16, scale.device)
         plan = StepPlan(
             token_ids=tensors.input_ids.int(),

@@ -63,7 +63,7 @@ def least_ms(scale: Scale, config: DecoderConfig, batch: int, context_len: int) 
 
 def _step(scale: Scale, shape: str, decoder: Decoder, batch: int, context_len: int) -> Line:
     config = decoder.config
-    step = _stepping(scale, decoder, decode_tensors(batch, context_len, BLOCK_SIZE, scale.device))
+    step = stepping(scale, decoder, decode_tensors(batch, context_len, BLOCK_SIZE, scale.device))
     element_bytes = scale.dtype.itemsize
     num_bytes = weight_bytes(config, element_bytes) + batch * context_len * cache_bytes_per_token(config, element_bytes)
     least = least_ms(scale, config, batch, context_len)
@@ -86,14 +86,14 @@ def _mixed_step(scale: Scale, shape: str, decoder: Decoder) -> Line:
     decodes, prompt = ([1] * num_decodes, [context_len] * num_decodes), ([chunk], [chunk])
     together = tuple(one + other for one, other in zip(decodes, prompt, strict=True))
     ms, *apart_ms = (
-        scale.timer.device_us(_stepping(scale, decoder, step_tensors(*lens, BLOCK_SIZE, scale.device))) / 1e3
+        scale.timer.device_us(stepping(scale, decoder, step_tensors(*lens, BLOCK_SIZE, scale.device))) / 1e3
         for lens in (together, decodes, prompt)
     )
     name = f"{shape}, mixed, {num_decodes} decodes at {context_len} and a chunk of {chunk}"
     return Line(name, {"ms in a graph": ms, "ms in two steps": sum(apart_ms)})
 
 
-def _stepping(scale: Scale, decoder: Decoder, tensors: BatchTensors) -> Call:
+def stepping(scale: Scale, decoder: Decoder, tensors: BatchTensors) -> Call:
     """Return a step over a cache of its own: forward and greedy sampling."""
     num_rows, num_blocks = len(tensors.logit_rows), tensors.block_tables.numel()
     caches = make_caches(

@@ -1,6 +1,7 @@
 """Sampling options of a step's rows, and the tokens drawn with them, at fixed addresses on the device.
 
-A recorded step reads and writes them there. They reach the device in one copy a step, whatever has changed.
+A recorded step reads and writes them there. They reach the device in one copy a step, whatever has changed. The rows
+that are drawn from edited logits have theirs a second time, after all rows.
 """
 
 # torch's types are partial.
@@ -41,10 +42,10 @@ class RowOptions:
     """Options of up to `max_rows` rows. Overwritten by each step."""
 
     def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        # Each field begins at a multiple of 16 bytes.
+        # Each field begins at a multiple of 16 bytes, and so do its second half's.
         self._num_rows = -(-max_rows // 4) * 4
         self._vocab_size = vocab_size
-        self._words = np.zeros(_WORDS * self._num_rows, dtype=np.int32)
+        self._words = np.zeros(_WORDS * 2 * self._num_rows, dtype=np.int32)
         host = _split(torch.from_numpy(self._words))
         self._fields: dict[str, NDArray[np.generic]] = {name: getattr(host, name).numpy() for name in _NAMES}
         self._positions: NDArray[np.int32] = host.position.numpy()
@@ -56,14 +57,22 @@ class RowOptions:
 
     def fill(self, slots: Iterable[Slot]) -> NDArray[np.int32]:
         """Set the rows to these slots' options; return the array of positions, to be written before each `send`."""
+        positions = self._fill(slots, 0)
+        # A recorded step draws for more rows: an argmax is the cheapest.
+        self._fields["temperature"][len(positions) : self._num_rows] = 0.0
+        return positions
+
+    def fill_edited(self, slots: Iterable[Slot]) -> NDArray[np.int32]:
+        """Set the edited rows to these slots' options, as `fill`."""
+        return self._fill(slots, self._num_rows)
+
+    def _fill(self, slots: Iterable[Slot], first: int) -> NDArray[np.int32]:
         packed = b"".join([slot.options or self._pack(slot) for slot in slots])
         rows = np.frombuffer(packed, dtype=_FIELDS)
-        count = len(rows)
+        end = first + len(rows)
         for name in _NAMES:
-            self._fields[name][:count] = rows[name]
-        # A recorded step draws for more rows: an argmax is the cheapest.
-        self._fields["temperature"][count:] = 0.0
-        return self._positions[:count]
+            self._fields[name][first:end] = rows[name]
+        return self._positions[first:end]
 
     def _pack(self, slot: Slot) -> bytes:
         params = slot.sampling
@@ -85,15 +94,22 @@ class RowOptions:
 
     def first(self, num_rows: int, *, has_filters: bool = True) -> SampleOptions:
         """Return the device's options of the first rows; `has_filters` as in `SampleOptions`."""
+        return self._part(slice(num_rows), has_filters)
+
+    def edited(self, num_rows: int, *, has_filters: bool = True) -> SampleOptions:
+        """Return those of the first edited rows."""
+        return self._part(slice(self._num_rows, self._num_rows + num_rows), has_filters)
+
+    def _part(self, rows: slice, has_filters: bool) -> SampleOptions:
         options = self._options
         return SampleOptions(
-            temperature=options.temperature[:num_rows],
-            top_k=options.top_k[:num_rows],
-            top_p=options.top_p[:num_rows],
-            min_p=options.min_p[:num_rows],
-            seed=options.seed[:num_rows],
-            position=options.position[:num_rows],
-            counter_2=options.counter_2[:num_rows],
+            temperature=options.temperature[rows],
+            top_k=options.top_k[rows],
+            top_p=options.top_p[rows],
+            min_p=options.min_p[rows],
+            seed=options.seed[rows],
+            position=options.position[rows],
+            counter_2=options.counter_2[rows],
             has_filters=has_filters,
         )
 

@@ -1,6 +1,6 @@
 """Sample the next token of each sequence. Tokens depend only on the sequence, not on state kept here.
 
-Order: logit bias and bans (min_tokens), then penalties, in one launch for all rows; then `kernels.sample` (greedy, or
+Order: logit bias and bans (min_tokens), then penalties, of the rows that have any; then `kernels.sample` (greedy, or
 temperature, filters, noise). Log-probabilities are those of the logits before any of it.
 
 Hot: rows that need only an argmax or a sample allocate no tensor. `sample` does not wait; the only wait
@@ -10,7 +10,6 @@ for the device is `Drawn.collect`.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -22,12 +21,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice.engine.batch import Sampled
+from sluice.engine.execution.sampling.edited_rows import (
+    NO_TOKENS,
+    Edit,
+    EditedRows,
+    LastTokens,
+    edited_rows,
+    edits_at,
+    penalise,
+)
 from sluice.engine.execution.sampling.row_options import RowOptions
-from sluice.engine.execution.sampling.token_edits import TokenEdits, edits_of
+from sluice.engine.execution.sampling.seen_tokens import SeenTokens
 from sluice.engine.execution.slots import Slot
-from sluice.engine.execution.transfers import PendingCopy, Staging, to_device
+from sluice.engine.execution.transfers import PendingCopy, to_device
 from sluice.engine.request import TokenLogprobs
-from sluice.kernels.penalties import Penalties, apply_penalties
+from sluice.kernels.logprobs import logprobs
 from sluice.kernels.sample import draws_with
 
 _NO_TOKEN = "the model's logits were not finite, or every token was masked, at output token {position}"
@@ -44,10 +52,23 @@ class _Rows:
     positions: NDArray[np.int32]
     """Each row's offset in its output: on the host, rewritten in each step."""
 
-    may_edit: bool
-    """Whether some row has a bias, a ban or a penalty."""
+    editable: tuple[int, ...]
+    """Rows with a bias, a ban or a penalty, at any position."""
 
     has_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edited:
+    """State that stays the same while the edited rows do."""
+
+    edits: tuple[Edit, ...]
+    rows: EditedRows
+    draw: Callable[[Tensor], Tensor]
+    """Computed from their edited logits."""
+
+    positions: NDArray[np.int32]
+    """As in `_Rows`."""
 
 
 class PreparedRows(NamedTuple):
@@ -58,6 +79,23 @@ class PreparedRows(NamedTuple):
     """Each row's offset in its output."""
 
     rows: _Rows
+    drafts: Items[tuple[int, ...]]
+    """For each row, the drafts between the known tokens of its slot and its own; empty if no row has any."""
+
+    edited: _Edited | None
+    """None if no logits are edited."""
+
+
+def with_drafts(
+    slots: Items[Slot], positions: Items[int], drafts: Items[tuple[int, ...]]
+) -> tuple[list[Slot], list[int], list[tuple[int, ...]]]:
+    """Return the rows of a step with a row more for each draft: the arguments of `Sampler.prepare`."""
+    parts = [
+        (slot, position + count, guesses[:count])
+        for slot, position, guesses in zip(slots, positions, drafts, strict=True)
+        for count in range(1 + len(guesses))
+    ]
+    return [slot for slot, _, _ in parts], [position for _, position, _ in parts], [before for _, _, before in parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +118,9 @@ class Drawn:
         """Wait for the tokens: one `Sampled` per row; a row without a finite logit has an error instead of a token."""
         arrived = self.pending_copy.wait()
         token_ids: list[int] = arrived[0].tolist()
-        logprobs = _logprobs(self.num_asked, *arrived[1:]) if self.num_asked else {}
+        of_rows = _logprobs(self.num_asked, *arrived[1:]) if self.num_asked else {}
         return [
-            Sampled((token,), logprobs.get(row))
+            Sampled((token,), of_rows.get(row))
             if token >= 0
             else Sampled((), None, _NO_TOKEN.format(position=self.positions[row]))
             for row, token in enumerate(token_ids)
@@ -108,111 +146,104 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._staging = Staging(device)
+        self._seen = SeenTokens(vocab_size, device)
         self._rows: _Rows | None = None
+        self._edited: _Edited | None = None
         self.options = RowOptions(max_rows=max_rows, vocab_size=vocab_size, device=device)
         """Of the rows of the step last prepared: a recorded step draws with them."""
 
-    def prepare(self, slots: Items[Slot], positions: list[int]) -> PreparedRows:
+    def prepare(self, slots: Items[Slot], positions: list[int], drafts: Items[tuple[int, ...]] = ()) -> PreparedRows:
         """Send the options of a step's rows to the device, before the step is launched.
 
         Args:
             slots: of the rows, each of which samples.
             positions: offset in its output of the token that each row samples. The last token before it may be known
                 only to the device.
+            drafts: see `PreparedRows`.
         """
         if self._rows is None or slots != self._rows.slots:
-            self._rows = self._make_rows(slots)
+            self._rows, self._edited = self._make_rows(slots), None
         self._rows.positions[:] = positions
+        edited = self._prepare_edits(self._rows, positions) if self._rows.editable else None
         self.options.send()
-        return PreparedRows(slots, positions, self._rows)
+        return PreparedRows(slots, positions, self._rows, drafts, edited)
 
-    def sample(self, logits: Tensor, prepared: PreparedRows, *, drawn: Tensor | None = None) -> Drawn:
+    def sample(
+        self, logits: Tensor, prepared: PreparedRows, *, last: LastTokens = NO_TOKENS, drawn: Tensor | None = None
+    ) -> Drawn:
         """Sample one token for each row of the step prepared last.
 
         Args:
             logits: `[R, V]`, a row per sequence. Not changed, and not needed afterwards.
             prepared: the rows.
+            last: tokens of the step before, of which the host may have none yet.
             drawn: `[R]`, tokens that the step has drawn from these logits, unedited.
         """
-        slots, positions, rows = prepared
-        edited = self._edit(logits, slots, positions) if rows.may_edit else logits
-        token_ids = drawn if drawn is not None and edited is logits else rows.draw(edited)
+        slots, positions, rows, _, edited = prepared
+        if edited is not None and len(edited.edits) == len(slots):
+            token_ids = self._draw_edited(logits, prepared, edited, last)
+        else:
+            token_ids = rows.draw(logits) if drawn is None else drawn
+            if edited is not None:
+                token_ids.index_copy_(0, edited.rows.rows, self._draw_edited(logits, prepared, edited, last))
         num_asked = _num_asked(slots) if rows.has_logprobs else {}
-        logprobs = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
+        measured = self._logprobs(logits, token_ids, num_asked) if num_asked else ()
         return Drawn(
             token_ids=token_ids,
             positions=positions,
             num_asked=num_asked,
-            pending_copy=PendingCopy((token_ids, *logprobs), self._device),
+            pending_copy=PendingCopy((token_ids, *measured), self._device),
         )
 
     def _make_rows(self, slots: Items[Slot]) -> _Rows:
         params = [slot.sampling for slot in slots]
-        has_filters = any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params)
         return _Rows(
             slots=slots,
             positions=self.options.fill(slots),
-            draw=draws_with(self.options.first(len(slots), has_filters=has_filters)),
-            may_edit=any(p.logit_bias or p.min_tokens or p.has_penalties for p in params),
+            draw=draws_with(self.options.first(len(slots), has_filters=_has_filters(slots))),
+            editable=tuple(row for row, p in enumerate(params) if p.logit_bias or p.min_tokens or p.has_penalties),
             has_logprobs=any(p.logprobs is not None for p in params),
         )
 
-    def _edit(self, logits: Tensor, slots: Items[Slot], positions: list[int]) -> Tensor:
-        """Return `logits` with biases, bans and penalties; the same tensor if no row has any."""
-        edits = {
-            row: edit for row, slot in enumerate(slots) if (edit := self._edits_of(slot, positions[row])).token_ids
-        }
+    def _prepare_edits(self, rows: _Rows, positions: list[int]) -> _Edited | None:
+        edits = edits_at(rows.editable, rows.slots, positions)
         if not edits:
-            return logits
-        edited = logits.to(torch.float32, copy=True)
-        apply_penalties(edited, self._penalties(edits, slots, positions))
-        return edited
+            return None
+        if self._edited is None or edits != self._edited.edits:
+            self._edited = self._make_edited(rows.slots, edits)
+        self._edited.positions[:] = [positions[edit.row] for edit in edits]
+        return self._edited
 
-    def _edits_of(self, slot: Slot, position: int) -> TokenEdits:
-        return edits_of(slot, position, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
-
-    def _penalties(self, edits: dict[int, TokenEdits], slots: Items[Slot], positions: list[int]) -> Penalties:
-        """Return entries of the rows with `edits`, concatenated; on the device by one copy."""
-        of_rows, params = list(edits.values()), [slots[row].sampling for row in edits]
-        is_early = [positions[row] < p.min_tokens for row, p in zip(edits, params, strict=True)]
-        lengths = [len(one.token_ids) for one in of_rows]
-
-        def spread(values: list[float]) -> NDArray[np.float32]:
-            return np.repeat(np.array(values, dtype=np.float32), lengths)
-
-        def joined(parts: "Items[array[float]]") -> NDArray[np.float32]:
-            return np.concatenate([np.frombuffer(part, dtype=np.float32) for part in parts])
-
-        arrays = (
-            np.repeat(np.array(list(edits), dtype=np.int32), lengths),
-            np.concatenate([np.frombuffer(one.token_ids, dtype=np.int32) for one in of_rows]),
-            joined([e.early_biases if early else e.biases for e, early in zip(of_rows, is_early, strict=True)]),
-            joined([one.repetition for one in of_rows]),
-            joined([one.counts for one in of_rows]),
-            spread([p.frequency_penalty for p in params]),
-            spread([p.presence_penalty for p in params]),
+    def _make_edited(self, slots: Items[Slot], edits: tuple[Edit, ...]) -> _Edited:
+        of_rows = [slots[edit.row] for edit in edits]
+        options = self.options.edited(len(edits), has_filters=_has_filters(of_rows))
+        return _Edited(
+            edits=edits,
+            rows=edited_rows(of_rows, edits, self._seen, self._eos_token_ids, self._device),
+            draw=draws_with(options),
+            positions=self.options.fill_edited(of_rows),
         )
-        rows, token_ids, bias, repetition, counts, frequency, presence = self._staging.send(arrays)
-        return Penalties(
-            rows=rows,
-            token_ids=token_ids,
-            bias=bias,
-            repetition=repetition,
-            counts=counts,
-            frequency=frequency,
-            presence=presence,
-        )
+
+    def _draw_edited(self, logits: Tensor, prepared: PreparedRows, edited: _Edited, last: LastTokens) -> Tensor:
+        """Return the tokens of the edited rows, `[E]`."""
+        changed = edited.rows.of(logits)
+        if edited.rows.penalised:
+            positions = [prepared.positions[edit.row] for edit in edited.edits]
+            drafts = [prepared.drafts[edit.row] if prepared.drafts else () for edit in edited.edits]
+            penalise(changed, edited.rows, positions, drafts, self._seen, last)
+        return edited.draw(changed)
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, num_asked: dict[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of requested rows: `[A, 1]` of their tokens, `[A, K]` of the likeliest, and ids."""
         rows = to_device(np.array(list(num_asked), dtype=np.int64), self._device)
         raw = logits.index_select(0, rows).float()  # [A, V]
-        normaliser = raw.logsumexp(dim=-1, keepdim=True)  # [A, 1]
         # Rows without a token are discarded, so any valid index will do.
-        chosen = raw.gather(1, token_ids.index_select(0, rows).clamp(min=0)[:, None]) - normaliser
-        top = (raw - normaliser).topk(max(num_asked.values()), dim=-1)
-        return chosen, top.values, top.indices
+        return logprobs(raw, token_ids.index_select(0, rows).clamp(min=0), count=max(num_asked.values()))
+
+
+def _has_filters(slots: Items[Slot]) -> bool:
+    params = [slot.sampling for slot in slots]
+    return any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params)
 
 
 def _num_asked(slots: Items[Slot]) -> dict[int, int]:

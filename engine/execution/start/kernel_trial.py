@@ -29,6 +29,11 @@ PROCESS_BYTES = 4 * 2**30
 log = logging.getLogger(__name__)
 
 
+def wanted_kernels(options: ModelOptions) -> Wanted:
+    """Return which kernels may be used: torch's operators depend on the batch."""
+    return "triton" if options.is_deterministic else options.kernels
+
+
 def num_processes(weight_files: Iterable[Path], device: torch.device) -> int:
     """Return how many processes may try kernels while the weights are loaded."""
     if device.type != "cuda":
@@ -66,6 +71,7 @@ def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, m
         has_post_norms=config.has_post_norms,
         is_int8=options.quantization == "int8",
         cache="fp8" if options.kv_cache_dtype == "fp8" else "model",
+        is_deterministic=options.is_deterministic,
     )
 
 
@@ -73,12 +79,13 @@ def sizes_of(config: DecoderConfig, dtype: torch.dtype, options: ModelOptions, m
 def kernels_tried(sizes: ModelSizes, device: str, wanted: Wanted, processes: int) -> Generator[None]:
     """Try the kernels in so many processes while the body runs, and choose when it has ended; with 0, without a trial.
 
-    On a CPU nothing is chosen.
+    On a CPU only whether the process is deterministic is chosen.
 
     Raises:
         KernelsUnavailable: one does not work, and only Triton's may be used.
     """
     chain.step_down({})
+    chain.set_deterministic(sizes.is_deterministic)
     if torch.device(device).type == "cpu":
         yield
         return
@@ -146,9 +153,8 @@ def operation_of(error: Exception) -> str | None:
 def _step_down(operation: str, reason: str, wanted: Wanted) -> None:
     # Below the kernel for Hopper is another one in Triton.
     if wanted == "triton" and operation != chain.HOPPER_PREFILL:
-        raise KernelsUnavailable(
-            f"the Triton kernel of {operation} does not work on this machine: {reason}. Allow kernels=auto, or torch."
-        )
+        remedy = "Turn deterministic off" if chain.is_deterministic() else "Allow kernels=auto, or torch"
+        raise KernelsUnavailable(f"the Triton kernel of {operation} does not work on this machine: {reason}. {remedy}.")
     successor = chain.successor_of(operation)
     log.warning("a kernel does not work here, and %s replace it: %s: %s", successor, operation, reason)
     chain.step_down(chain.stepped_down() | {operation: reason})

@@ -11,23 +11,42 @@ COSTLIEST = replace(FILTERED, repetition_penalty=1.1, frequency_penalty=0.1, pre
 
 
 def largest_batches(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, max_drafts: int = 0
 ) -> list[Batch]:
     """Return a step of prompts with all sampling options, and one of decodes with the longest contexts.
 
-    All sequences use block 0: the results are meaningless, but the work is the same.
+    Both have `max_drafts` drafts, if there are tokens for them: a draft has a row of logits of its own. All sequences
+    use block 0: the results are meaningless, but the work is the same.
     """
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
-    shares = [max_num_batched_tokens // num_seqs] * num_seqs
-    shares[0] += max_num_batched_tokens - sum(shares)
+    num_drafts = [
+        min(count, max_model_len - 1) for count in _shares(min(max_drafts, max_num_batched_tokens - num_seqs), num_seqs)
+    ]
+    # Reversed: those with a draft more are not those with a token more.
+    shares = _shares(max_num_batched_tokens - sum(num_drafts), num_seqs)[::-1]
     prompts = [
         (meaningless_sequence(index, share, block_size, COSTLIEST), 0, share, True)
-        for index, share in enumerate(min(share, max_model_len) for share in shares)
+        for index, share in enumerate(
+            min(share, max_model_len - count) for share, count in zip(shares, num_drafts, strict=True)
+        )
     ]
     # One list of tokens and one of blocks for all: contexts may be long. Penalties would count each token of each.
     longest = meaningless_sequence(num_seqs, max_model_len, block_size, FILTERED)
-    decodes = [(replace(longest, id=longest.id - index), max_model_len - 1, 1, True) for index in range(num_seqs)]
-    return [batch_of(prompts), batch_of(decodes)]
+    decodes = [
+        (replace(longest, id=longest.id - index), max_model_len - 1 - count, 1, True)
+        for index, count in enumerate(num_drafts)
+    ]
+    return [_with_drafts(batch_of(parts), num_drafts) for parts in (prompts, decodes)]
+
+
+def _shares(total: int, num_parts: int) -> list[int]:
+    """Divide `total` into parts that differ by one at most."""
+    return [total // num_parts + (index < total % num_parts) for index in range(num_parts)]
+
+
+def _with_drafts(batch: Batch, num_drafts: list[int]) -> Batch:
+    drafts = {row.sequence_id: (0,) * count for row, count in zip(batch.rows, num_drafts, strict=True) if count}
+    return replace(batch, drafts=drafts)
 
 
 def meaningless_sequence(index: int, length: int, block_size: int, sampling: SamplingParams) -> Sequence:

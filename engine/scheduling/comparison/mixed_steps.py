@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from sluice.engine.batch import Batch, ScheduledRow
+from sluice.engine.executor import ModelLimits
+from sluice.engine.scheduling.admission import AdmissionMode, Guaranteed, Watermark
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence
 
@@ -12,6 +14,9 @@ Cut = Callable[[int, int], int]
 
 class ComparisonScheduler(Scheduler):
     """What the disciplines share: a pass over running sequences, and one over waiting ones."""
+
+    def _make_admission(self) -> AdmissionMode:
+        return Watermark(self._limits)
 
     def _schedule_running(self, sequences: Iterable[Sequence]) -> list[ScheduledRow]:
         """Schedule running sequences; one that lacks a block takes it from the last in the order."""
@@ -53,11 +58,6 @@ class ComparisonScheduler(Scheduler):
         is_too_long = num_owed > self._config.max_num_batched_tokens - self._config.max_num_seqs
         return tokens_left if is_too_long else 0
 
-    def _num_longest_tokens(self, sequence: Sequence) -> int:
-        """Return the tokens of which `sequence` can ever have keys and values: all but its last one."""
-        num_longest = sequence.num_prompt_tokens + sequence.sampling.max_tokens
-        return max(len(sequence.token_ids), min(num_longest, self._limits.max_model_len) - 1)
-
 
 class PrefillFirst(ComparisonScheduler):
     """Two kinds of step: prefill while a sequence can join, decode otherwise."""
@@ -77,12 +77,8 @@ class Slots(ComparisonScheduler):
         joined = self._schedule_waiting(_tokens_left(self.max_tokens, running), min)
         return Batch((*running, *joined), num_joined=len(joined))
 
-    def _num_held_tokens(self, sequence: Sequence) -> int:
-        return min(self._limits.max_model_len, self._limits.num_blocks * self._limits.block_size)
-
-    @property
-    def _num_spare_blocks(self) -> int:
-        return 0
+    def _make_admission(self) -> AdmissionMode:
+        return _EqualSlots(self._limits, self._config.max_num_batched_tokens)
 
 
 class Orca(ComparisonScheduler):
@@ -93,11 +89,22 @@ class Orca(ComparisonScheduler):
         joined = self._schedule_waiting(_tokens_left(self.max_tokens, running), self._whole)
         return Batch((*running, *joined), num_joined=len(joined))
 
-    def _num_held_tokens(self, sequence: Sequence) -> int:
-        return self._num_longest_tokens(sequence)
+    def _make_admission(self) -> AdmissionMode:
+        return Guaranteed(self._limits)
 
-    @property
-    def _num_spare_blocks(self) -> int:
+
+class _EqualSlots:
+    """Reserve the model's longest sequence."""
+
+    def __init__(self, limits: ModelLimits, step_tokens: int) -> None:
+        self._num_tokens = min(limits.max_model_len, limits.longest_sequence(limits.num_blocks, step_tokens))
+
+    def num_held_tokens(self, sequence: Sequence) -> int:
+        """See `AdmissionMode`."""
+        return self._num_tokens
+
+    def num_spare_blocks(self, running: list[Sequence], joining: Sequence | None = None) -> int:
+        """See `AdmissionMode`."""
         return 0
 
 

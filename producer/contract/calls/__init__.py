@@ -46,6 +46,7 @@ from sluice.producer.contract.calls.progress import (
     Retried,
     SendFrom,
     advance,
+    count_reads,
     put_result,
 )
 from sluice.producer.contract.calls.submission import (
@@ -100,6 +101,7 @@ __all__ = [
     "cancel_batch",
     "close_batch",
     "configure",
+    "count_reads",
     "delete",
     "expire_batch",
     "fire_timers",

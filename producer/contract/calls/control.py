@@ -96,6 +96,14 @@ class QueueSettings:
     ms_per_token: float | None = None
     """Estimated time per token of cost, for mode deadline."""
 
+    ttft_target_ms: float | None = None
+    """Time to the first token that the queue's jobs should take: workers make their steps short enough, as with their
+    own setting of this name, which it replaces. 0: none.
+    """
+
+    tpot_target_ms: float | None = None
+    """Time per further token, as `ttft_target_ms`."""
+
     dead_set_max: int | None = None
     test_clock_ms: int | None = None
     """For tests: stops the clock of the queue at this time."""
@@ -108,6 +116,10 @@ class QueueSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        for name in ("ttft_target_ms", "tpot_target_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be 0 (none) or more, got {value:g}")
         for tenant, weight in (self.weights or {}).items():
             if not limits.MIN_WEIGHT <= weight <= limits.MAX_WEIGHT:
                 bounds = f"from {limits.MIN_WEIGHT:g} to {limits.MAX_WEIGHT:g}"

@@ -58,6 +58,10 @@ class PullRequest:
     woken_by: Notification | None = None
     """What this pull acknowledges. If it leaves jobs, another worker is woken."""
 
+    over_class: int | None = None
+    """None: the room is free. Else a lower class gives it up: only jobs of a class over this one are leased, and only
+    when they have waited for `IDLE_FIRST_MS`, or were returned or reclaimed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedJob:
@@ -101,6 +105,9 @@ class LeasedJob:
     cost: int = 0
     """Tokens that it reserved while it waited."""
 
+    resolved: bytes | None = None
+    """Encoded ResolvedOptions of the first attempt that published; None before, or if an older worker did."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullReply:
@@ -120,7 +127,8 @@ class PullReply:
 
     server_ms: int
     look_again_ms: int | None
-    """When the next timer is due or the next heartbeat expires, if any: do not block past it."""
+    """When the next timer is due or the next heartbeat expires, if any: do not block past it. If the room was not free:
+    when the first job that was left to idle workers has waited long enough."""
 
 
 def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
@@ -141,6 +149,7 @@ def pull(keys: QueueKeys, request: PullRequest) -> Call[PullReply]:
         request.model_wait_ms,
         "" if request.woken_by is None else request.woken_by.id,
         "" if request.woken_by is None else request.woken_by.chain,
+        "" if request.over_class is None else request.over_class,
     )
     return Call("pull", keys.fixed(), args, _read_pull)
 
@@ -199,6 +208,7 @@ def _leased(row: Raw) -> LeasedJob:
         resumed_from=read_text(row[19]),
         failures=row[20],
         cost=row[21],
+        resolved=row[22] or None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Append tokens to channels and end jobs: `advance` and `put_result`."""
+"""Append tokens to channels and end jobs: `advance` and `put_result`; and see whether channels are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,13 +54,16 @@ class Progress(NamedTuple):
     """Encoded ChannelEntry of the tokens; empty if there are none."""
 
     first_scheduled_ms: int | None = None
-    """Set in the first advance that has it; likewise the next four."""
+    """Set in the first advance that has it; likewise the next five."""
 
     first_token_ms: int | None = None
     prompt_tokens: int | None = None
     fingerprint: str | None = None
     gap_ms: int | None = None
     """Longest time that readers waited for tokens in this attempt so far; set again after a longer one."""
+
+    resolved: bytes | None = None
+    """Encoded ResolvedOptions of this attempt. The queue keeps those of the first one."""
 
     end: EndCall | None = None
 
@@ -121,15 +124,15 @@ def advance(keys: QueueKeys, incarnation: str, progress: Sequence[Progress]) -> 
 
 def _progress_row(one: Progress) -> tuple[object, ...]:
     """Build a row in the order of `advance` in advance.lua. Trailing fields that most steps lack are left out."""
-    # By position: job to entry, the five extras, the end.
-    row, extras = one[:6], one[6:11]
+    # By position: job to entry, the six extras, the end.
+    row, extras = one[:6], one[6:12]
     has_extras = extras != _NO_EXTRAS
     if one.end is None:
         return (*row, extras) if has_extras else row
     return (*row, extras if has_extras else None, _end_row(one.end))
 
 
-_NO_EXTRAS = (None, None, None, None, None)
+_NO_EXTRAS = (None, None, None, None, None, None)
 
 
 def _end_row(end: EndCall) -> tuple[object, ...]:
@@ -181,3 +184,8 @@ def put_result(keys: QueueKeys, incarnation: str, job_id: JobId, epoch: int, *, 
     `SendFrom` with its own offset: write the parts again first.
     """
     return Call("put_result", keys.fixed(), (incarnation, job_id, epoch, offset, part), lambda reply: reply.decode())
+
+
+def count_reads(keys: QueueKeys) -> Call[int | None]:
+    """Count the XREADs that the partition's server has answered, of all clients; returns None if it does not tell."""
+    return Call("count_reads", keys.fixed(), (), lambda reply: reply)

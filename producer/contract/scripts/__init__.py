@@ -11,7 +11,10 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.states import TRANSITIONS
 
 _BASE, _SHARED = ("lib_base",), ("lib", "lib_lanes", "lib_places", "lib_ends")
-"""Libraries before every script, in this order. A script with `INCLUDE` lines only gets the base before it."""
+"""Libraries before every script, in this order. A script with `INCLUDE` lines, or that begins with `BASE_ONLY`, only
+gets the base before it."""
+
+BASE_ONLY = "-- base only\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Script:
 def load(name: str) -> Script:
     """Assemble a script by its file name without extension."""
     own = _read(name)
-    first = (*_BASE, *_included(own)) if _LATER.search(own) else (*_BASE, *_SHARED, *_included(own))
+    is_lean = own.startswith(BASE_ONLY) or _LATER.search(own) is not None
+    first = (*_BASE, *_included(own)) if is_lean else (*_BASE, *_SHARED, *_included(own))
     source = _with_constants(_joined(first) + _LATER.sub(lambda match: _joined(match[1].split()), own))
     return Script(name=name, source=source, sha1=register(source))
 

@@ -2,8 +2,8 @@
 --
 -- KEYS: config, then the fixed keys of the queue.
 -- ARGV[1]: incarnation. ARGV[2]: packed array of progress, each {job, epoch, choice, from, tokens, entry, extras, end}:
---   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint, longest gap of this attempt}; end (or
---   nil) in the order of `how_of`.
+--   extras (or nil) {first scheduled, first token, prompt tokens, fingerprint, longest gap of this attempt,
+--   resolved options}; end (or nil) in the order of `how_of`.
 -- Reply: for each one text: 'ok', 'already', 'at <n>' (send again from n), 'replaced', 'retried' (requeued, as
 --   the end requested), 'broken <reason>'; and 'ok <state>', 'already <state>' when the job is flagged.
 --

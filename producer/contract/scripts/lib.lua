@@ -49,7 +49,9 @@ local LEAST = {
   channel_ttl_ms = 1, result_ttl_ms = 1, idempotency_ttl_ms = 1, max_failures = 1, partitions = 1,
   bytes_per_token = 0.01, test_clock_offset_ms = -LIMITS.MAX_NUMBER,
 }
-local HAS_FRACTION = { bytes_per_token = true, ms_per_token = true }
+local HAS_FRACTION = {
+  bytes_per_token = true, ms_per_token = true, ttft_target_ms = true, tpot_target_ms = true,
+}
 
 -- The value of a setting that is a number; nil if it is out of its range.
 local function setting_in_range(name, text)
@@ -165,6 +167,7 @@ local function foreign_text(job)
   if not is_state then return 'state' end
   if job.seed and not (#job.seed <= 20 and string.find(job.seed, '^%d+$')) then return 'seed' end
   if job.spec and #job.spec > LIMITS.MAX_SPEC_BYTES then return 'spec' end
+  if job.resolved and #job.resolved > LIMITS.MAX_SPEC_BYTES then return 'resolved' end
   if not job.entry then return nil end
   local ms, number = string.match(job.entry, '^(%d+)%-(%d+)$')
   if not ms or #ms > 19 or #number > 19 then return 'entry' end

@@ -18,7 +18,7 @@ end
 
 local IS_END = { done = true, failed = true, cancelled = true, expired = true }
 local function is_sound(extras, end_row)
-  if extras and not has_kinds(extras, { 0, 0, 0, '', 0 }) then return false end
+  if extras and not has_kinds(extras, { 0, 0, 0, '', 0, '' }) then return false end
   return not end_row or has_kinds(end_row, { '', '', '', '', '', '', 0, 0, '', 0 }) and IS_END[end_row[1]]
 end
 
@@ -89,16 +89,18 @@ end
 
 -- ---------------------------------------------------------------- first tokens, forgiveness
 
--- The first measurements are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
+-- The first measurements and resolved options are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
 -- estimate.
 local function note_extras(job, extras)
   job.scheduled = job.scheduled or extras[1] or nil
   job.first_token = job.first_token or extras[2] or nil
   job.prompt = extras[3] or job.prompt
   job.fingerprint = job.fingerprint or extras[4] or nil
+  job.resolved = job.resolved or extras[6] or nil
   if extras[5] then job.gap = math.max(job.gap or 0, extras[5]) end
   call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
-    'fingerprint', job.fingerprint or '', 'gap', job.gap or '')
+    'fingerprint', job.fingerprint or '', 'gap', job.gap or '',
+    'resolved', job.resolved or '')
 end
 
 -- Charge a tenant for a long output while it is generated: as if the job were admitted now, with its tokens so far and

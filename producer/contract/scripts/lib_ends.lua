@@ -180,7 +180,7 @@ local function end_job(job, lease, how)
   call('HSET', job.hash, 'state', job.state, 'version', job.version, 'ended', NOW, 'published', offsets_of(lease),
     'ended_by', (how.incarnation or '') .. ':' .. lease[EPOCH], 'reason', how.reason or '', 'error', how.error or '',
     'error_code', how.error_code or '', 'output', how.output_tokens or published_tokens(lease), 'entry', '',
-    'lane', '', 'charged', job.charged or '')
+    'lane', '', 'charged', job.charged or '', 'resolved', is_dead and job.resolved or '')
   if not is_dead then write_compact(job) end
   call('PEXPIRE', job.hash, keep_ms)
   if is_dead then add_to_dead_set(job) end

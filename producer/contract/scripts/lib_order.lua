@@ -13,7 +13,7 @@ local function look_at(class)
   oldest[class] = heads[2] and { tenant = heads[1], at = tonumber(heads[2]), is_alone = not heads[3] } or false
 end
 
-local skipped = {}  -- lanes whose head can never fit this worker
+local skipped = {}  -- lanes whose head can never fit this worker, or is left to others
 
 -- Among lanes with the least score, the one with the older head.
 local function best_tenant(class)
@@ -53,6 +53,10 @@ end
 
 -- ---------------------------------------------------------------- the class
 
+local best_class, note_share
+
+do
+
 -- Tokens that the classes below the highest may take: their share of what the highest has taken while they waited.
 local LOWER = ':lower'
 local SHARE_RATIO = LIMITS.LOWER_CLASSES_SHARE / (1 - LIMITS.LOWER_CLASSES_SHARE)
@@ -89,19 +93,22 @@ local function is_due(class)
 end
 
 -- The class to serve next, and the share that each token of its next job adds, or takes. Without ageing, classes are
--- strict.
-local function best_class()
+-- strict. The share is paid when a place is free: it is no reason to interrupt a job.
+function best_class()
   if oldest[RETURNED] then return RETURNED, 0 end
   local highest, lower = first_classes()
+  if request.over and highest and highest <= request.over then return nil end
   if not lower or AGE_STEP == 0 then return highest, 0 end
-  if is_due(lower) then return lower, -1 end
+  if not request.over and is_due(lower) then return lower, -1 end
   return highest, SHARE_RATIO
 end
 
-local function note_share(tokens)
+function note_share(tokens)
   if tokens == 0 then return end
   set_served(LOWER, served_of(LOWER) + tokens)
   if tokens < 0 then due_at = 0 end
+end
+
 end
 
 -- ---------------------------------------------------------------- taking
@@ -178,16 +185,40 @@ local function move_head(lane)
   look_at(lane.class)
 end
 
+local function skip(lane)
+  skipped[#skipped + 1] = lane
+  unlist_lane(lane)
+  look_at(lane.class)
+end
+
 -- The first head that does not fit is held until there is room, and the pull ends: no job overtakes it here.
 local function hold(lane, entry, parsed)
-  if parsed.need.cost > request.cache then
-    skipped[#skipped + 1] = lane
-    unlist_lane(lane)
-    return look_at(lane.class)
-  end
+  if parsed.need.cost > request.cache then return skip(lane) end
   local num_before = #taken
   take(lane, entry, parsed, 'h')
   if #taken > num_before then is_over = true else has_more = true end
+end
+
+-- Whether a full worker leaves this job: it is no reason to interrupt another, or idle workers go first. A returned job
+-- has woken these.
+local function is_left(lane, parsed)
+  if not request.over then return false end
+  if lane.class == RETURNED then
+    local job = load_job(parsed.job)
+    return job and job.class <= request.over
+  end
+  local ready_at = parsed.at + LIMITS.IDLE_FIRST_MS
+  if ready_at <= NOW then return false end
+  request.look_at = math.min(request.look_at or ready_at, ready_at)
+  return true
+end
+
+-- Behind a returned job there may be one of a higher class; behind a head that came too late, all came later.
+local num_left = 0
+local function leave(lane, buffer)
+  num_left = num_left + 1
+  if lane.class ~= RETURNED or num_left > LIMITS.SLICE_JOBS then return skip(lane) end
+  buffer.at = buffer.at + 1
 end
 
 local has_unlisted = false  -- whether this pull removed a lane without entries from its class
@@ -209,6 +240,7 @@ local function take_head(class, tenant)
     return look_at(class)
   end
   local parsed = parse_entry(entry)
+  if parsed and is_left(lane, parsed) then return leave(lane, buffer) end
   if parsed then parsed.need = need_of(parsed.prompt, parsed.cost, parsed.choices) end
   if parsed and not fits(parsed.need) then return hold(lane, entry, parsed) end
   buffer.at = buffer.at + 1

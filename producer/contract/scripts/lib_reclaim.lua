@@ -34,8 +34,13 @@ end
 
 local num_left = 0  -- jobs that this pull has left with their dead workers
 
--- If the slice has no room for the job, or one job is held already, it stays with the dead worker.
+-- If the slice has no room for the job, or one job is held already, it stays with the dead worker. So does a job that
+-- is no reason for a full worker to interrupt another.
 local function move_to_me(job, lease, death)
+  if request.over and job.class <= request.over then
+    num_left = num_left + 1
+    return
+  end
   local published = published_tokens(lease)
   local need = need_of(job.prompt + published, cost_of(job, published), job.choices)
   local mark = 'r'

@@ -5,7 +5,7 @@ local request = {
   sequences = tonumber(ARGV[5]), cache = tonumber(ARGV[6]), is_empty = ARGV[7] == '1', holds = ARGV[8] == '1',
   may_reclaim = ARGV[9] == '1' and NOW <= (tonumber(ARGV[11]) or NOW), reserve = tonumber(ARGV[10]),
   own_model = ARGV[12] ~= '' and ARGV[12] or nil, model_wait_ms = tonumber(ARGV[13]) or 0,
-  woken_by = ARGV[14] ~= '' and ARGV[14] or nil, chain = ARGV[15],
+  woken_by = ARGV[14] ~= '' and ARGV[14] or nil, chain = ARGV[15], over = whole(ARGV[16], LIMITS.MAX_PRIORITY),
 }
 local ME, MINE = request.incarnation, worker_key(request.incarnation)
 
@@ -51,7 +51,7 @@ local function leased_row(job, lease, payload, mark)
     job.started or NOW, job.deadline or false, job.prompt, published, ended, job.fingerprint or false,
     (mark == 'r' or mark == 'b') and 1 or 0, (mark == 'h' or mark == 'b') and 0 or 1,
     job.scheduled or false, job.first_token or false, lease[PREVIOUS] ~= '' and lease[PREVIOUS] or false,
-    job.failures, job.cost,
+    job.failures, job.cost, job.resolved or false,
   }
 end
 

@@ -6,7 +6,7 @@
 -- ARGV: incarnation, number, kv tokens, prefill tokens, sequences, cache tokens, is empty, holds one oversized, may
 --   reclaim, reserve tokens, until when it may reclaim or '', fingerprint of the only model whose jobs it continues or '', how
 --   long jobs of another one are set aside (booleans as 0 and 1), id of the notification that woke it or '', the first of
---   its chain.
+--   its chain, '' or the class over which jobs must be: a full worker takes them in the place of what it runs.
 -- Reply: {number, {job …}, last id of the notification stream, has more, is paused, drain, now, when to pull again or
 --   false}; a job is an array in the order of `leased_row`.
 --
@@ -24,6 +24,7 @@ local function has_wrong_arguments()
     if (ARGV[i] or '') ~= '' and not whole(ARGV[i], LIMITS.MAX_NUMBER) then return true end
   end
   if request.woken_by and not (is_stream_id(request.woken_by) and is_stream_id(request.chain)) then return true end
+  if (ARGV[16] or '') ~= '' and not request.over then return true end
   return not is_text(ME, LIMITS.MAX_INCARNATION_BYTES)
 end
 if has_wrong_arguments() then return wrong_arguments() end
@@ -97,8 +98,10 @@ local function pull()
 end
 
 -- When the next timer is due or the next heartbeat of another worker expires: an idle worker pulls again then. Expired
--- heartbeats do not count: their jobs were reclaimed by this pull, or do not fit.
+-- heartbeats do not count: their jobs were reclaimed by this pull, or do not fit. A full worker pulls again when the
+-- first job that it left to idle ones has waited long enough.
 local function look_again()
+  if request.over then return request.look_at end
   local at, now = next_timer(), beat_time()
   local beating = call('ZRANGEBYSCORE', ALIVE, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   local i = beating[1] == ME and 3 or 1

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -212,6 +213,19 @@ def state_of(embedded: Embedded) -> ServerState:
     if state := _state_in(_ask(embedded, "PING")):
         return state
     return ServerState.SILENT if _runs(embedded) else ServerState.STOPPED
+
+
+def accepts(embedded: Embedded) -> bool:
+    """Return whether a process accepts connections at the socket, whatever it answers: costs far less than asking."""
+    if not _is_own(embedded.socket_path.parent) or not _is_own(embedded.socket_path):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            probe.connect(str(embedded.socket_path))
+        except OSError:
+            return False
+    return True
 
 
 def has_users(embedded: Embedded) -> bool:

@@ -4,6 +4,7 @@ The client must not retry either (`no_retry()`): only the caller knows whether a
 decode replies: they carry bytes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -37,6 +38,14 @@ class Client(Protocol):
 
     def execute_command(self, *args: object) -> object: ...
     def pipeline(self, transaction: bool = True) -> Pipeline: ...
+
+
+class RoundTripper(ABC):
+    """What makes a round trip without a pipeline."""
+
+    @abstractmethod
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """Make one round trip; an error reply is returned in its place, not raised."""
 
 
 def no_retry() -> Retry:
@@ -111,7 +120,7 @@ def run(client: Client, call: Call[Result]) -> Result:
     return call.parse(reply)
 
 
-def run_many(client: Client, calls: Sequence[AnyCall]) -> list[Any]:  # Any: replies of different calls
+def run_many(client: Client | RoundTripper, calls: Sequence[AnyCall]) -> list[Any]:  # Any: replies of different calls
     """Run several calls in one pipelined round trip; an error reply is returned in its place, not raised.
 
     Raises:
@@ -127,12 +136,14 @@ def run_many(client: Client, calls: Sequence[AnyCall]) -> list[Any]:  # Any: rep
     ]
 
 
-def run_commands(client: Client, commands: Sequence[Command]) -> list[Reply]:
+def run_commands(client: Client | RoundTripper, commands: Sequence[Command]) -> list[Reply]:
     """Run commands in one pipelined round trip; an error reply is returned in its place, not raised.
 
     Raises:
         redis.exceptions.RedisError: from the connection.
     """
+    if isinstance(client, RoundTripper):
+        return client.run(commands)
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)

@@ -4,10 +4,14 @@ import json
 import time
 from datetime import UTC, datetime
 
-from sluice.producer.timeline.durations import DASH, seconds
+from sluice.producer.timeline.durations import DASH, UNITS
 
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-"""Control characters and the visible ones that stand for them."""
+UNSEEN = (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Control characters without a picture, and those that turn the direction of the text around them."""
+
+SHOWN = PICTURES | dict.fromkeys(UNSEEN, 0xFFFD)
+"""Characters that act, and the visible ones that stand for them."""
 
 
 def count(value: float | None) -> str:
@@ -26,8 +30,12 @@ def compact(value: float | None) -> str:
 
 
 def ago(at_ms: int | None) -> str:
-    """Format how long ago a time was."""
-    return DASH if at_ms is None else f"{seconds(max(0.0, time.time() - at_ms / 1000))} ago"
+    """Format how long ago a time was, in its largest unit."""
+    if at_ms is None:
+        return DASH
+    age_s = int(max(0.0, time.time() - at_ms / 1000))
+    size, unit = next((one for one in UNITS if age_s >= one[0]), (1, "s"))
+    return f"{age_s // size} {unit} ago"
 
 
 def moment(at_ms: int | None) -> str:
@@ -58,9 +66,17 @@ def plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def visible(text: object) -> str:
-    """Return a text whose control characters can be seen, so that none of them acts."""
-    return str(text).translate(PICTURES)
+def sentence(text: str) -> str:
+    """Return a message as a sentence."""
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+
+
+def visible(value: object) -> object:
+    """Return a text with its control characters made visible, so that none of them acts; anything else as it is.
+
+    Markup is not text: what was inserted into it has passed here.
+    """
+    return value.translate(SHOWN) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _utc(at_ms: int) -> datetime:

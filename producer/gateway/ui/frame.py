@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from sluice.producer.contract.openai.requests import RequestRefused
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import HistoryUnavailable, ProducerError
 from sluice.producer.gateway.arrival.requests import HELD, HeldByRequest
 from sluice.producer.gateway.errors import HttpError, bad_request, error_of
 from sluice.producer.gateway.ui import templates
@@ -40,6 +40,7 @@ TITLES: Mapping[int, str] = {
 }
 
 Form = Mapping[str, list[str]]
+Refusal = HttpError | RequestRefused | ProducerError | HTTPException
 Page = Callable[[Request, Visitor], Awaitable[Response]]
 Action = Callable[[Request, Visitor, Form], Awaitable[Response]]
 LOG = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class Frame:
                 response = await answer(request)
             except ClientDisconnect:
                 raise  # nobody reads an answer
+            except HistoryUnavailable:
+                response = render(request, "no_history.html", status=503)
             except (HTTPException, HttpError, RequestRefused, ProducerError) as error:
                 response = _error_page(request, error)
             except Exception:
@@ -185,9 +188,13 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(f"{SIGN_IN}{back}", 303)
 
 
-def _error_page(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HttpError):
-        error = error_of(cast("ProducerError | RequestRefused | HTTPException", error))
+def readable(error: Refusal) -> HttpError:
+    """Return an error with its status, and a message for people that names no address of a server."""
+    return error if isinstance(error, HttpError) else error_of(error)
+
+
+def _error_page(request: Request, refusal: Refusal) -> Response:
+    error = readable(refusal)
     title = TITLES.get(error.status, "That did not work")
     response = render(request, "error.html", status=error.status, title=title, message=error.message)
     response.headers.update({name: value for name, value in error.headers.items() if name == "retry-after"})

@@ -1,4 +1,4 @@
-"""The templates. Everything that they insert is escaped."""
+"""The templates. Everything that they insert is escaped, and its control characters are shown as pictures."""
 
 from functools import cache
 from hashlib import sha256
@@ -8,6 +8,7 @@ from typing import Any, cast
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sluice.producer.gateway.ui import formats
+from sluice.producer.timeline.durations import seconds
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -20,8 +21,8 @@ FILTERS = (
     formats.money,
     formats.percent,
     formats.plain,
-    formats.seconds,
-    formats.visible,
+    seconds,
+    formats.sentence,
 )
 
 
@@ -31,6 +32,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
+        finalize=formats.visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

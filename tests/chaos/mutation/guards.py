@@ -15,6 +15,8 @@ ORDER = "tests/contract/test_order.py"
 LISTENERS = "tests/worker/connection/test_listeners.py"
 WAKING = "tests/contract/readiness/test_wakeups.py"
 PULL = "tests/contract/test_pull.py"
+FULL = "tests/contract/readiness/test_full_workers.py"
+CLASSES = "tests/integration/classes"
 MODELS = "tests/contract/settings/test_two_models.py"
 RESTORED = "tests/contract/settings/test_restored_settings.py"
 REPORT = "tests/contract/deaths/test_report_death.py"
@@ -240,6 +242,44 @@ PULLS = (
         name="an older lease has a newer one's request id",
         patches=(Patch("worker/jobs/held_job.py", '{leased.epoch}.{next(_numbers)}"', '{leased.epoch}"'),),
         tests=("tests/worker/jobs/test_leases.py::TestGivenAJobThatComesBack",),
+    ),
+)
+
+FULL_WORKERS = (
+    Guard(
+        name="a full worker takes what idle ones had no time for",
+        patches=_script("lib_order", "if ready_at <= NOW then return false end", "if ready_at then return false end"),
+        tests=(FULL,),
+    ),
+    Guard(
+        name="a full worker takes jobs of the class that it runs",
+        patches=_script("lib_order", "highest <= request.over then", "highest < request.over then"),
+        tests=(FULL,),
+    ),
+    Guard(
+        name="a full worker takes returned jobs of every class",
+        patches=_script("lib_order", "return job and job.class <= request.over", "return false"),
+        tests=(FULL,),
+    ),
+    Guard(
+        name="a full worker takes a dead worker's jobs of every class",
+        patches=_script("lib_reclaim", "request.over and job.class <= request.over", "false"),
+        tests=(FULL,),
+    ),
+    Guard(
+        name="the share of the lower classes interrupts",
+        patches=_script("lib_order", "not request.over and is_due(lower)", "is_due(lower)"),
+        tests=(FULL,),
+    ),
+    Guard(
+        name="a full worker pulls as if its room were free",
+        patches=(Patch("worker/serve/mailbox.py", "over_class=self._room.over_class", "over_class=None"),),
+        tests=(f"{CLASSES}/test_interactive_first.py",),
+    ),
+    Guard(
+        name="a preempted job returns with tokens unpublished",
+        patches=(Patch("worker/jobs/held_job.py", "if with_output and self.has_updates:", "if False:"),),
+        tests=("tests/properties/test_held_job_machine.py",),
     ),
 )
 
@@ -595,9 +635,9 @@ RESUME = (
         name="resume replays without penalty counts",
         patches=(
             Patch(
-                "engine/execution/sampling/token_edits.py",
-                "range(self.num_counted, end)",
-                "range(self.num_counted or end - 1, end)",
+                "engine/execution/sampling/seen_tokens.py",
+                "slot.num_counted = slot.num_prompt_tokens",
+                "slot.num_counted = len(slot.token_ids)",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_an_earlier_attempt_stopped_then_tokens_resume_there",),
@@ -691,18 +731,20 @@ OVERLAP = (
         name="a step is planned past a sequence's last token",
         patches=(
             Patch(
-                "engine/scheduling/scheduler.py",
-                "self._limits.max_model_len) - 1\n",
-                "self._limits.max_model_len) + 1\n",
+                "engine/scheduling/admission.py",
+                "limits.max_model_len) - 1)\n",
+                "limits.max_model_len) + 1)\n",
             ),
         ),
         tests=(f"{OVERLAPPED}::TestGivenADeviceThatLags",),
     ),
     Guard(
-        name="penalties do not wait for the token in flight",
+        name="penalties do not count the token in flight",
         patches=(
             Patch(
-                "engine/scheduling/scheduler.py", "        if sequence.sampling.has_penalties:\n", "        if False:\n"
+                "engine/execution/sampling/edited_rows.py",
+                "if len(rows.slots[number].token_ids) < ends[number]:",
+                "if False:",
             ),
         ),
         tests=(f"{SAMPLING}::TestGivenSeeds::test_when_requests_run_in_any_batch_then_tokens_are_the_same",),
@@ -758,14 +800,14 @@ ORDERS = (
         name="ageing lifts a job above the second-highest class",
         patches=_script(
             "lib_order",
-            "  if is_due(lower) then return lower, -1 end\n",
-            "  if is_due(lower) or NOW - oldest[lower].at > 9 * AGE_STEP then return lower, -1 end\n",
+            "not request.over and is_due(lower)",
+            "not request.over and (is_due(lower) or NOW - oldest[lower].at > 9 * AGE_STEP)",
         ),
         tests=(f"{ORDER}::TestGivenClasses",),
     ),
     Guard(
         name="the highest class starves the lower ones",
-        patches=_script("lib_order", "  if is_due(lower) then return lower, -1 end\n"),
+        patches=_script("lib_order", "  if not request.over and is_due(lower) then return lower, -1 end\n"),
         tests=(f"{ORDER}::TestGivenClasses",),
     ),
     Guard(
@@ -988,6 +1030,7 @@ GUARDS: tuple[Guard, ...] = (
     *APPENDS,
     *WAKEUPS,
     *PULLS,
+    *FULL_WORKERS,
     *LIVES,
     *RECLAIMS,
     *CONTROLS,

@@ -204,8 +204,9 @@ class TestGivenWorkersThatMayNotReclaim:
 
     def test_when_redis_has_just_started_then_the_same_holds(self, queue: Queue) -> None:
         self.given(queue)
-        # The server's uptime as the queue sees it: its clock now shows the time of the server.
-        behind_ms = -3_600_000 - EXPIRY_MS - 1
+        # The server's uptime as the queue sees it: its clock now shows when the server was started.
+        up_s = queue.client.info("server")["uptime_in_seconds"]
+        behind_ms = -3_600_000 - EXPIRY_MS - 1 - up_s * 1000
         queue.pass_time(behind_ms)
         for name in ("A", "B"):
             queue.client.zincrby(queue.keys.key("alive"), behind_ms, name)

@@ -48,8 +48,15 @@ POISONS: list[tuple[str, bytes]] = [
     ("lane", b"x"),
     ("lane", b"0:victim"),
     ("spec", b"x" * 300_000),
+    ("resolved", b"x" * 300_000),
 ]
-READABLE: list[tuple[str, bytes]] = [("fingerprint", b"\xff"), ("seed", b"9" * 20), ("deaths", b"\xff"), ("key", b"\0")]
+READABLE: list[tuple[str, bytes]] = [
+    ("fingerprint", b"\xff"),
+    ("seed", b"9" * 20),
+    ("resolved", b"\xff"),
+    ("deaths", b"\xff"),
+    ("key", b"\0"),
+]
 """What scripts pass on; the worker must read each row by itself."""
 
 

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from sluice.producer.contract.calls import QueueView
 from sluice.producer.contract.workers import MAX_NUMBER, MAX_PID, WorkerRow, workers_of
 
-NUMBERS = ("pid", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "tokens_per_s", "started_ms")
+NUMBERS = (
+    *("pid", "places", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "tokens_per_s"),
+    "started_ms",
+)
 TEXTS = ("host", "name", "model", "version", "device", "state", "recent")
 FOREIGN = ("inf", "-inf", "nan", "1e400", "-1", "9" * 400, "", "x")
 values = st.sampled_from(FOREIGN) | st.floats().map(str) | st.integers().map(str) | st.text()
@@ -31,7 +34,10 @@ class TestGivenAForeignHeartbeat:
         [foreign, _] = rows_of(about, {"host": "\U0010ffff", "pid": "7"})
 
         assert foreign.pid is None or 0 < foreign.pid <= MAX_PID
-        numbers = (foreign.running, foreign.waiting, foreign.kv_share, foreign.tokens_per_s, foreign.started_ms or 0)
+        numbers = (
+            *(foreign.places, foreign.running, foreign.waiting, foreign.kv_share),
+            *(foreign.tokens_per_s, foreign.started_ms or 0),
+        )
         assert all(0 <= number <= MAX_NUMBER for number in numbers)
 
     @pytest.mark.parametrize("pid", FOREIGN)

@@ -101,7 +101,7 @@ def run(runner: ModelRunner, asked: list[Request]) -> dict[str, list[int]]:
     engine.add(asked)
     transcripts: Transcripts = {}
     while not engine.is_idle:
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         engine.check_invariants()
     return {name: transcript.token_ids for (name, _), transcript in transcripts.items()}
 
@@ -203,13 +203,13 @@ class TestGivenWishes:
         engine = LLMEngine(runner, load_tokenizer(FOLDER), EngineConfig(max_num_seqs=9, max_num_batched_tokens=256))
         engine.add(ASKED)
         while not engine.is_idle:
-            engine.step()
+            engine.advance()
         assert runner.graphs is not None
         num_before = len(runner.graphs.recorded)
         assert engine.idle_s == 0.0
 
         while engine.idle_s == 0.0:
-            assert engine.step() == []
+            assert engine.advance() == []
 
         assert len(runner.graphs.recorded) > num_before
         assert engine.idle_s == float("inf")
@@ -324,7 +324,7 @@ class TestGivenAPauseWithoutMemory:
             else:
                 short.setattr(graphs, "_fill", raises)
             while engine.idle_s == 0.0:
-                assert engine.step() == []
+                assert engine.advance() == []
 
         assert len(graphs.recorded) == num_recorded
         run(runner, ASKED[:2])

@@ -12,6 +12,7 @@ from sluice.engine.testing.fault_injection import ChaoticExecutor, Fault, FaultK
 from tests.engine.given import (
     Checked,
     CheckingModel,
+    Prophet,
     Transcripts,
     checking_model,
     engine_over,
@@ -53,7 +54,7 @@ def run_the_rest(engine: LLMEngine) -> Transcripts:
     """Run to the end, leaving out what has begun before."""
     transcripts: Transcripts = {}
     while not engine.is_idle:
-        note(transcripts, [delta for delta in engine.step() if delta.request_id != "bad"])
+        note(transcripts, [delta for delta in engine.advance() if delta.request_id != "bad"])
     return transcripts
 
 
@@ -77,7 +78,7 @@ class TestGivenAStepThatFailsOnce:
         before = engine.stats
 
         with pytest.raises(EngineBroken):
-            engine.step()
+            engine.advance()
 
         engine.check_invariants()
         assert engine.stats.num_output_tokens == before.num_output_tokens == 0
@@ -103,11 +104,11 @@ class TestGivenARequestThatAlwaysFails:
         executor = CountingExecutor(checking_model(), Fault(kind=FaultKind.FAIL, at=0, request_id="new"))
         engine = engine_over(executor, max_step_retries=1)
         engine.add([request(f"r{n}", max_tokens=6) for n in range(4)])
-        engine.step()
+        engine.advance()
         executor.asked.clear()
         engine.add([request("new", max_tokens=6)])
 
-        deltas = engine.step()
+        deltas = engine.advance()
 
         assert executor.asked == [5, 5, 4, 1]
         assert {delta.request_id for delta in deltas if delta.finish is None} == {f"r{n}" for n in range(4)}
@@ -177,13 +178,13 @@ class TestGivenADeviceThatIsLost:
         model = DyingModel(NullModelConfig())
         engine = engine_over(model)
         engine.add([request(f"r{n}", max_tokens=9) for n in range(num_requests)])
-        engine.step()
+        engine.advance()
         model.dies_by = dies_by
 
         with pytest.raises(
             EngineBroken, match="the device is gone" if dies_by is FaultKind.FAIL else "logits are not finite"
         ):
-            engine.step()
+            engine.advance()
 
         engine.check_invariants()
         assert engine.stats.num_running == num_requests
@@ -198,7 +199,7 @@ class TestGivenADeviceThatIsLost:
         engine.add([request("r0", max_tokens=2), request("r1", max_tokens=2)])
 
         with pytest.raises(EngineBroken, match="rows"):
-            engine.step()
+            engine.advance()
 
 
 class TestGivenADeviceThatIsWell:
@@ -227,7 +228,7 @@ class TestGivenADeviceThatIsWell:
         fault = Fault(kind=FaultKind.NAN, at=2, request_id="bad")
         engine = engine_over(ChaoticExecutor(checking_model(), [fault]), policy="priority", max_num_batched_tokens=16)
         engine.add([request("bad", b"b" * 4, max_tokens=4)])
-        engine.step()
+        engine.advance()
         # All but its last token are computed, in its last block too, when the other one fails.
         long = request("long", b"p" * 31, max_tokens=4, priority=1)
         engine.add([long])
@@ -242,10 +243,43 @@ class TestGivenADeviceThatIsWell:
         engine.add([request("good", b"p" * 40, max_tokens=2)])
         run(engine)
         engine.add([request("bad", b"p" * 40, max_tokens=4)])
-        engine.step()
+        engine.advance()
 
         engine.add([request("good again", b"p" * 40, max_tokens=4)])
 
         transcripts = run_the_rest(engine)
         alone = undisturbed(request("good again", b"p" * 40, max_tokens=4))
         assert tokens(transcripts, "good again") == tokens(alone, "good again")
+
+
+class FailsWithDrafts(CheckingModel):
+    """Cannot compute a step that has drafts."""
+
+    def launch(self, batch: Batch) -> Checked:
+        if batch.drafts:
+            raise RuntimeError("injected failure")
+        return super().launch(batch)
+
+
+class TestGivenADeviceThatCannotComputeDrafts:
+    @pytest.mark.parametrize("max_step_retries", [0, 1])
+    def test_when_steps_have_some_then_they_are_computed_without_and_nobody_is_blamed(
+        self, max_step_retries: int
+    ) -> None:
+        asked = [request(f"r{n}", f"prompt {n}", max_tokens=20, seed=n) for n in range(3)]
+        expected_of: Transcripts = {}
+        for one in asked:
+            expected_of |= undisturbed(one)
+        engine = engine_over(
+            FailsWithDrafts(NullModelConfig(num_blocks=64, block_size=4)),
+            max_step_retries=max_step_retries,
+            draft_source=Prophet(expected_of, 1.0),
+        )
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        assert engine.stats.num_failed_attempts > 0
+        assert {key: one.token_ids for key, one in transcripts.items()} == {
+            key: one.token_ids for key, one in expected_of.items()
+        }

@@ -2,17 +2,24 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from sluice import worker
+from sluice.engine.batch import MAX_DRAFTS
 from sluice.engine.errors import NotEnoughMemory
-from sluice.engine.execution import model_runner
+from sluice.engine.execution import kv_cache, model_runner
+from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.execution.memory import peak_bytes
 from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
 from sluice.engine.execution.start.largest_step import largest_batches
+from sluice.engine.models.decoder import Decoder
+from sluice.engine.models.inputs import BatchTensors
+from sluice.kernels.paged_attention import KVCache
 
 FOLDER = Path(worker.__file__).parent / "small_model"
 CPU = torch.device("cpu")
@@ -75,6 +82,29 @@ class TestGivenTheLargestBatches:
                 assert len(admission.block_ids) * 16 >= end
         assert {row.start + 1 for row in decodes.rows} == {max_model_len}
 
+    @pytest.mark.parametrize(
+        ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_drafts"),
+        [(256, 8192, 40_000, 64), (5, 100, 20, 64), (1, 2048, 40, 39), (256, 256, 40_000, 0)],
+    )
+    def test_when_steps_have_drafts_then_each_adds_a_token_within_the_limits(
+        self, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, num_drafts: int
+    ) -> None:
+        prompts, decodes = largest_batches(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=16,
+            max_drafts=64,
+        )
+
+        assert prompts.num_drafts == decodes.num_drafts == num_drafts
+        assert prompts.num_tokens == min(max_num_batched_tokens, max_num_seqs * max_model_len)
+        assert decodes.num_tokens == max_num_seqs + num_drafts
+        for batch in (prompts, decodes):
+            ends = [row.start + row.num_tokens + len(batch.drafts.get(row.sequence_id, ())) for row in batch.rows]
+            assert max(ends) <= max_model_len
+        assert set(ends) == {max_model_len}
+
 
 class Scales:
     """In the place of what measures memory: reports what a test sets, and keeps what was really there."""
@@ -92,13 +122,17 @@ class Scales:
         return self.measured[-1] if self._peak is None else self._peak
 
     def put_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(model_runner, "free_memory_bytes", self.free)
+        monkeypatch.setattr(kv_cache, "free_memory_bytes", self.free)
         monkeypatch.setattr(model_runner, "peak_bytes", self.peak)
 
 
 def num_blocks(*, measures: bool = True, max_num_seqs: int = 64, given: int | None = None) -> int:
     """Of the KV cache of a model loaded so, half of the free memory being for cache and steps."""
-    options = ModelOptions(
+    return load_model_runner(options(measures=measures, max_num_seqs=max_num_seqs, given=given)).limits.num_blocks
+
+
+def options(*, measures: bool = True, max_num_seqs: int = 64, given: int | None = None) -> ModelOptions:
+    return ModelOptions(
         path=FOLDER,
         dtype="float32",
         num_threads=1,
@@ -107,7 +141,6 @@ def num_blocks(*, measures: bool = True, max_num_seqs: int = 64, given: int | No
         max_num_seqs=max_num_seqs,
         num_blocks=given,
     )
-    return load_model_runner(options).limits.num_blocks
 
 
 class TestGivenAModelWhoseStepsAreMeasured:
@@ -130,6 +163,22 @@ class TestGivenAModelWhoseStepsAreMeasured:
 
         vocab_size = json.loads((FOLDER / "config.json").read_text())["vocab_size"]
         assert scales.measured[0] >= 512 * vocab_size * 4
+
+    def test_when_it_speculates_then_a_step_has_logits_of_drafts_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        num_logits: list[int] = []
+        forward = Decoder.forward
+
+        def counted(decoder: Decoder, tensors: BatchTensors, caches: list[KVCache]) -> torch.Tensor:
+            num_logits.append(len(tensors.logit_rows))
+            return forward(decoder, tensors, caches)
+
+        monkeypatch.setattr(Decoder, "forward", counted)
+        small = replace(options(max_num_seqs=2), max_num_batched_tokens=80, max_model_len=100)
+
+        load_model_runner(small)
+        load_model_runner(replace(small, speculates=True))
+
+        assert num_logits == [2, 2, 2 + MAX_DRAFTS, 2 + MAX_DRAFTS]
 
     def test_when_the_step_takes_all_of_the_share_then_the_operator_is_informed(
         self, monkeypatch: pytest.MonkeyPatch
@@ -156,3 +205,42 @@ class TestGivenAModelWhoseStepsAreMeasured:
 
         assert num_blocks(given=9) == 9
         assert scales.measured == []
+
+
+class TestGivenMoreMemoryThanRunningSequencesCanFill:
+    """Two sequences of 64 tokens fill 8 blocks."""
+
+    FEW = replace(options(measures=False, max_num_seqs=2), max_model_len=64)
+
+    def test_when_a_share_is_asked_for_then_the_prefix_cache_gets_the_rest_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Scales(free=80 * MIB).put_in(monkeypatch)
+
+        limits = load_model_runner(replace(self.FEW, cpu_cache_bytes=None)).limits
+
+        assert limits.num_blocks == 40 * MIB // limits.block_bytes
+        assert limits.num_blocks > 8
+
+    def test_when_none_is_asked_for_then_the_bound_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Scales(free=80 * MIB).put_in(monkeypatch)
+
+        limits = load_model_runner(replace(self.FEW, cpu_cache_bytes=10 * MIB)).limits
+
+        assert limits.num_blocks == 10 * MIB // limits.block_bytes
+
+    def test_when_running_sequences_can_fill_more_than_the_bound_then_they_get_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Scales(free=80 * MIB).put_in(monkeypatch)
+
+        assert load_model_runner(replace(self.FEW, cpu_cache_bytes=1)).limits.num_blocks == 8
+
+    def test_when_it_is_made_then_it_takes_no_memory_yet(self) -> None:
+        decoder = load_model_runner(replace(self.FEW, num_blocks=8)).decoder
+        large = partial(make_caches, decoder.config, num_blocks=2**16, block_size=16, dtype=torch.float32)
+
+        kept: list[object] = []
+        grown = peak_bytes(CPU, lambda: kept.append(large(device=CPU)))
+
+        assert grown < 8 * MIB

@@ -43,7 +43,7 @@ def tokens_of(runner: ModelRunner, *, max_num_batched_tokens: int = 256) -> dict
     engine.add(ASKED)
     transcripts: Transcripts = {}
     while not engine.is_idle:
-        note(transcripts, engine.step())
+        note(transcripts, engine.advance())
         engine.check_invariants()
     return {request_id: transcript.token_ids for (request_id, _), transcript in transcripts.items()}
 
@@ -92,12 +92,12 @@ class TestGivenStepsThatAreLaunchedAhead:
         sampler = ahead._sampler  # pyright: ignore[reportPrivateUsage]
         draw, num_draws = sampler.sample, 0
 
-        def sample(logits: torch.Tensor, rows: Any, *, drawn: torch.Tensor | None = None) -> Any:
+        def sample(logits: torch.Tensor, rows: Any, **tokens: Any) -> Any:
             nonlocal num_draws
             num_draws += 1
             if num_draws % 2 == 0:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-            return draw(logits, rows, drawn=drawn)
+            return draw(logits, rows, **tokens)
 
         layout = ahead._layout  # pyright: ignore[reportPrivateUsage]
         lay_out, strays = layout.lay_out, list[int]()

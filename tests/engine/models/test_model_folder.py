@@ -153,14 +153,18 @@ class TestGivenAFingerprint:
         fingerprints.add(load(folder).fingerprint)
         (folder / "chat_template.jinja").write_text("{{ messages }}")
         fingerprints.add(load(folder).fingerprint)
-        (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
-        fingerprints.add(load(folder).fingerprint)
         changed = tensors()
         changed["model.norm.weight"][3] += 1e-3
         save_file(changed, folder / "model.safetensors")
         fingerprints.add(load(folder).fingerprint)
 
-        assert len(fingerprints) == 8
+        assert len(fingerprints) == 7
+
+    def test_when_only_what_a_job_brings_changes_then_it_is_the_same(self, folder: Path) -> None:
+        before = load(folder).fingerprint
+        (folder / "generation_config.json").write_text('{"eos_token_id": 5, "temperature": 0.5}')
+
+        assert load(folder).fingerprint == before
 
     @pytest.mark.parametrize(("rope_type", "num_known"), [("dynamic", 2), ("longrope", 2), ("linear", 1)])
     def test_when_angles_depend_on_the_longest_sequence_then_so_does_it(
@@ -378,6 +382,7 @@ class TestGivenAGemmaConfig:
 
         assert before.rope == after.rope
         assert before.sliding_windows == after.sliding_windows == (7, 0, 7, 0, 7)
+        assert after.window_of_all_layers == 0
         assert before.local_rope is not None
         assert after.local_rope is not None
         tables = [rope_table(rope, 64) for rope in (before.rope, before.local_rope, after.local_rope)]
@@ -414,3 +419,11 @@ class TestGivenAGemmaConfig:
     def test_when_it_asks_for_what_cannot_be_then_it_says_what(self, changes: dict[str, object], message: str) -> None:
         with pytest.raises(ModelFolderError, match=message):
             parse_config(CONFIG | {"model_type": "gemma3_text"} | changes)
+
+
+class TestGivenAMistralConfig:
+    @pytest.mark.parametrize(("configured", "expected"), [(7, 7), (None, 0)])
+    def test_when_it_has_a_window_then_no_layer_attends_beyond_it(self, configured: int | None, expected: int) -> None:
+        config = parse_config(CONFIG | {"model_type": "mistral", "sliding_window": configured})
+
+        assert config.window_of_all_layers == expected

@@ -50,7 +50,7 @@ class Run:
         self.transcripts: Transcripts = {}
 
     def step(self) -> None:
-        note(self.transcripts, self.engine.step())
+        note(self.transcripts, self.engine.advance())
         self.engine.check_invariants()
 
     def fail_copying(self, num_failures: int, *, writes_first: bool = False, error: Exception | None = None) -> None:
@@ -248,7 +248,7 @@ class TestGivenAStepOfWhichNothingWentWell:
         engine = engine_over(model)
         engine.add([request("r", SHARED)])
 
-        engine.step()
+        engine.advance()
 
         assert model.probed == [(20,)]
 

@@ -3,7 +3,9 @@
 import pytest
 
 from sluice.engine.request import SamplingParams
-from sluice.engine.scheduling.block_manager import BlockManager, FreeBlocks, block_hash, blocks_needed, root_hash
+from sluice.engine.scheduling.block_manager import BlockManager, blocks_needed
+from sluice.engine.scheduling.block_pool import FreeBlocks
+from sluice.engine.scheduling.prefix_index import block_hash, root_hash
 from sluice.engine.sequence import Sequence
 
 
@@ -121,7 +123,7 @@ class TestGivenAComputedPrefix:
         second = held(manager, list(range(8)))
 
         assert second.num_computed_tokens == 7
-        assert second.cow_source == first.block_table[1]
+        assert second.cow_sources == (first.block_table[1],)
         assert second.block_table[1] not in first.block_table
         manager.check_invariants([first, second])
 
@@ -231,8 +233,8 @@ class TestGivenAFollower:
         second, third = held(manager, list(range(20))), held(manager, [*range(10), 99])
 
         assert (second.num_computed_tokens, third.num_computed_tokens) == (10, 10)
-        assert second.cow_source is None
-        assert third.cow_source == second.block_table[2] != third.block_table[2]
+        assert second.cow_sources == ()
+        assert third.cow_sources == (second.block_table[2],) != (third.block_table[2],)
         manager.check_invariants([second, third])
 
     def test_when_what_it_became_is_full_then_it_is_known_like_any_other(self) -> None:
@@ -316,7 +318,7 @@ class TestGivenABlockThatASequenceFills:
         others = [held(manager, [*range(9 + n), 99, 98]) for n in range(2)]
 
         assert [other.num_computed_tokens for other in others] == [9, 10]
-        assert [other.cow_source for other in others] == [first.block_table[2]] * 2
+        assert [other.cow_sources for other in others] == [(first.block_table[2],)] * 2
         assert len({sequence.block_table[2] for sequence in (first, *others)}) == 3
         manager.check_invariants([first, *others])
 
@@ -358,7 +360,7 @@ class TestGivenABlockThatASequenceFills:
         manager.release(second)
         manager.release(first)
 
-        assert second.cow_source is None
+        assert second.cow_sources == ()
         third = held(manager, [*range(10), 98])
         assert third.block_table[2] == begun != copy
         assert manager.num_free_blocks == 6 - 3
@@ -383,7 +385,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
 
         second = held(manager, [*range(10), 99])
 
-        assert (second.num_computed_tokens, second.cow_source) == (10, blocks[2])
+        assert (second.num_computed_tokens, second.cow_sources) == (10, (blocks[2],))
         assert manager.lookup(sequence_of(list(range(13)))).block_ids == blocks
         manager.check_invariants([second])
 
@@ -396,7 +398,7 @@ class TestGivenAFullBlockFromWhichAnotherDiffers:
 
         second = held(manager, [*range(10), 99])
 
-        assert (second.num_computed_tokens, second.cow_source, second.block_table) == (10, None, blocks)
+        assert (second.num_computed_tokens, second.cow_sources, second.block_table) == (10, (), blocks)
         assert manager.num_free_blocks == num_free
         assert manager.lookup(sequence_of(list(range(13)))).num_tokens == 10
         manager.check_invariants([second])

@@ -308,18 +308,18 @@ class TestGivenAnEngineUnderADiscipline:
         engine = engine_over(model, discipline="dynamic", batch_window_s=60.0)
         engine.add([request("a", max_tokens=8)])
 
-        assert engine.step() == []
+        assert engine.advance() == []
         assert 0 < engine.idle_s <= 60.0
         engine.drop(["a"])
         assert engine.idle_s == 0.0
-        engine.step()
+        engine.advance()
         assert (model.num_prepared, engine.idle_s) == (1, float("inf"))
 
     @pytest.mark.parametrize("discipline", ["static", "dynamic"])
     def test_when_a_fixed_batch_runs_then_there_is_no_room_until_it_has_ended(self, discipline: str) -> None:
         engine = engine_over(checking_model(), discipline=discipline, batch_window_s=0.0)
         engine.add([request("a", max_tokens=3)])
-        engine.step()
+        engine.advance()
 
         assert engine.room() == Room(kv_tokens=0, prefill_tokens=0, sequences=0)
         assert engine.idle_s == 0

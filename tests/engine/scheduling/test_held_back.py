@@ -17,7 +17,7 @@ def first_tokens(requests: list[Request], **options: int) -> tuple[FirstTokens, 
     found: FirstTokens = {}
     num_steps = 0
     while not engine.is_idle:
-        for delta in engine.step():
+        for delta in engine.advance():
             if delta.token_ids:
                 found.setdefault((delta.request_id, delta.choice), num_steps)
         engine.check_invariants()

@@ -3,6 +3,7 @@
 from sluice.engine.config import EngineConfig
 from sluice.engine.request import SamplingParams
 from sluice.engine.scheduling.policies import FirstComeFirstServed, Priority, make_policy
+from sluice.engine.scheduling.policies.priority import MAX_YIELDS
 from sluice.engine.sequence import Sequence
 
 
@@ -27,24 +28,40 @@ class TestGivenFirstComeFirstServed:
 
 
 class TestGivenPriority:
-    """A point of priority is worth ten seconds."""
+    policy = Priority()
 
-    policy = Priority(10.0)
+    def test_when_the_lower_one_has_waited_for_days_then_the_higher_still_goes_first(self) -> None:
+        low = sequence_of(1, arrival_s=-1e6)
 
-    def test_when_both_came_together_then_the_higher_goes_first(self) -> None:
-        assert self.policy.order(sequence_of(2, priority=1)) < self.policy.order(sequence_of(1))
+        assert self.policy.order(sequence_of(2, priority=1)) < self.policy.order(low)
 
-    def test_when_the_lower_one_has_waited_past_its_deficit_then_it_goes_first(self) -> None:
-        low = sequence_of(1, arrival_s=0.0)
+    def test_when_both_are_of_one_class_then_the_first_to_come_goes_first(self) -> None:
+        assert self.policy.order(sequence_of(1, priority=1, arrival_s=5.0)) < self.policy.order(
+            sequence_of(2, priority=1)
+        )
 
-        assert self.policy.order(sequence_of(2, priority=2, arrival_s=19.0)) < self.policy.order(low)
-        assert self.policy.order(sequence_of(2, priority=2, arrival_s=21.0)) > self.policy.order(low)
+    def test_when_a_higher_one_comes_then_the_last_of_the_lowest_class_gives_way(self) -> None:
+        running = [sequence_of(9, priority=5), sequence_of(1), sequence_of(4)]
+
+        assert self.policy.victim(sequence_of(10, priority=1), running) is running[2]
+        assert self.policy.victim(sequence_of(10), running) is None
+
+    def test_when_one_gave_way_often_enough_then_another_does(self) -> None:
+        running = [sequence_of(9, priority=5), sequence_of(1), sequence_of(4)]
+        running[2].num_yields = MAX_YIELDS
+        urgent = sequence_of(10, priority=9)
+
+        assert self.policy.victim(urgent, running) is running[1]
+        assert self.policy.yielding(running) == [running[1]]
+        running[1].num_yields = MAX_YIELDS
+        assert self.policy.victim(urgent, running) is running[0]
+        assert self.policy.yielding(running) == [running[0]]
 
 
 class TestGivenAConfig:
     def test_when_it_names_a_policy_then_that_one_is_made(self) -> None:
-        assert isinstance(make_policy(EngineConfig()), FirstComeFirstServed)
-        assert isinstance(make_policy(EngineConfig(policy="priority")), Priority)
+        assert isinstance(make_policy(EngineConfig()), Priority)
+        assert isinstance(make_policy(EngineConfig(policy="fcfs")), FirstComeFirstServed)
 
     def test_when_settings_are_wrong_then_each_is_named(self) -> None:
         problems = EngineConfig(policy="luck", max_num_seqs=0, max_num_batched_tokens=-1).problems()

@@ -4,11 +4,16 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import pytest
+
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
 from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NEVER_PREEMPTED, SamplingParams
+from sluice.engine.scheduling.block_manager import BlockManager
 from sluice.engine.scheduling.disciplines import make_scheduler
+from sluice.engine.scheduling.policies.priority import MAX_YIELDS
+from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence, SequenceStatus
 
@@ -124,6 +129,18 @@ class TestGivenPromptsThatWait:
 
 
 class TestGivenSequencesThatGenerate:
+    def test_when_the_first_leaves_then_others_keep_their_slots_and_nothing_is_written(self) -> None:
+        scheduler = scheduler_with()
+        first, *others = (added(scheduler, 1) for _ in range(4))
+        before = step(scheduler)
+
+        scheduler.finish([first])
+        after = step(scheduler)
+
+        assert [row.slot for row in after.rows] == [row.slot for row in before.rows[1:]]
+        assert [row.sequence_id for row in after.rows] == [sequence.id for sequence in others]
+        assert (after.admissions, after.table_writes) == ((), ())
+
     def test_when_a_long_prompt_comes_then_each_still_gets_a_token_in_every_step(self) -> None:
         scheduler = scheduler_with()
         generating = [added(scheduler, 1) for _ in range(3)]
@@ -211,6 +228,7 @@ class TestGivenAFullCache:
     def test_when_one_was_preempted_then_none_joins_in_the_same_step(self) -> None:
         scheduler = scheduler_with(num_blocks=6, policy="priority", max_num_seqs=2)
         urgent, least = added(scheduler, 3, priority=2), added(scheduler, 12)
+        least.num_yields = MAX_YIELDS
         step(scheduler)
         next_one = added(scheduler, 1, priority=1)
         batches = [step(scheduler) for _ in range(6)]
@@ -292,6 +310,24 @@ class TestGivenAPromptThatIsBeingComputed:
 
 
 class TestGivenPrefixCaching:
+    def test_when_sequences_join_then_each_attempt_looks_into_the_prefix_index_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scheduler = scheduler_with(num_blocks=8, enable_prefix_caching=True)
+        looked_up: list[int] = []
+
+        def lookup(sequence: Sequence) -> CachedPrefix:
+            looked_up.append(sequence.id)
+            return BlockManager.lookup(scheduler.blocks, sequence)
+
+        monkeypatch.setattr(scheduler.blocks, "lookup", lookup)
+        joining, too_long, behind = added(scheduler, 5), added(scheduler, 30), added(scheduler, 1)
+
+        step(scheduler)
+
+        assert looked_up == [joining.id, too_long.id]
+        assert behind.status is SequenceStatus.WAITING
+
     def test_when_output_fills_a_block_then_it_is_found_too(self) -> None:
         scheduler = scheduler_with(enable_prefix_caching=True)
         first = added(scheduler, 3, token=5)

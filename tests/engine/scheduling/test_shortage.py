@@ -63,29 +63,15 @@ class TestGivenADeviceWithRoomForSmallStepsOnly:
         for one in asked:
             assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
 
-    def test_when_running_ones_sit_a_step_out_then_no_prompt_takes_their_next_tokens(
-        self,
-    ) -> None:
-        # Four fill the budget of four. With a penalty each waits for its last token: every second step is empty.
-        penalised = [request(f"r{n}", b"p", max_tokens=12, repetition_penalty=1.5) for n in range(4)]
-        prompts = [request(f"long{n}", b"p" * 30, max_tokens=3) for n in range(2)]
-        engine = engine_over(lagging(cramped(4)))
-        engine.add([*penalised, *prompts])
-
-        transcripts = run(engine)
-
-        for one in (*penalised, *prompts):
-            assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
-
     def test_when_a_step_is_too_large_then_the_last_is_preempted_and_the_first_continues(self) -> None:
         model = cramped(1000)
         engine = engine_over(model, max_step_retries=0)
         engine.add([request(f"r{n}", b"prompt", max_tokens=20) for n in range(8)])
-        engine.step()
+        engine.advance()
         model.room = 5
 
-        lost = engine.step()
-        gained = engine.step()
+        lost = engine.advance()
+        gained = engine.advance()
 
         assert lost == []
         assert [delta.request_id for delta in gained] == ["r0", "r1", "r2", "r3"], "half of the eight that did not fit"
@@ -98,7 +84,7 @@ class TestGivenADeviceWithRoomForSmallStepsOnly:
         engine = engine_over(model, max_num_batched_tokens=8, max_step_retries=0)
         engine.add([request(f"r{n}", b"p" * 4, max_tokens=REST + 100) for n in range(8)])
         while not any(num_tokens == 4 for num_tokens in model.asked):
-            engine.step()
+            engine.advance()
         model.room = 8
 
         run(engine)
@@ -146,6 +132,44 @@ class TestGivenARequestThatAlwaysLacksMemory:
         for name in set(names) - {"large"}:
             expected = undisturbed(request(name, b"prompt", max_tokens=6))[name, 0]
             assert transcripts[name, 0].token_ids == expected.token_ids
+
+
+class PoisonedAndCramped(CrampedModel):
+    """Fails every step with one request, and has memory for small steps only once it has failed."""
+
+    def __init__(self, config: NullModelConfig, *, room: int) -> None:
+        super().__init__(config, room=10_000)
+        self._later_room = room
+        self._poison: set[int] = set()
+
+    def launch(self, batch: Batch) -> Checked:
+        self._poison |= {one.sequence_id for one in batch.admissions if one.request_id == "poison"}
+        if any(row.sequence_id in self._poison for row in batch.rows):
+            self.room = self._later_room
+            raise RuntimeError("it is poison")
+        return super().launch(batch)
+
+
+class TestGivenAStepThatIsDividedWhileMemoryIsShort:
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("room", [1, 4, 30])
+    @pytest.mark.parametrize("at", [0, 2, 4])
+    def test_when_a_part_lacks_memory_then_only_the_poison_is_blamed(self, at: int, room: int, lag: int) -> None:
+        model = PoisonedAndCramped(NullModelConfig(num_blocks=128, block_size=4), room=room)
+        engine = engine_over(lagging(model) if lag else model)
+        asked = [request(f"r{n}", b"p" * size, max_tokens=6) for n, size in enumerate((50, 3, 40, 11))]
+        asked.insert(at, request("poison", b"p" * 5, max_tokens=6))
+        engine.add(asked)
+
+        transcripts = run(engine)
+
+        finish = transcripts["poison", 0].finish
+        assert finish is not None
+        assert (finish.reason, finish.failure) == (FinishReason.ERROR, "engine_error")
+        for one in asked:
+            if one.id != "poison":
+                assert transcripts[one.id, 0].token_ids == undisturbed(one)[one.id, 0].token_ids
+                assert transcripts[one.id, 0].finish == undisturbed(one)[one.id, 0].finish
 
 
 class TestGivenABudget:

@@ -24,6 +24,7 @@ JOB_FIELDS = (
     "state", "version", "class", "prompt", "max_tokens", "choices", "cost", "bytes", "spec", "seed", "submitted",
     "entry", "lane", "number", "attempt", "epoch", "started", "charged", "deadline", "ttl", "not_before", "retry",
     "callback", "failures", "requeues", "batch", "key", "parts", "fingerprint", "asked", "deaths", "scheduled",
+    "resolved",
 )  # fmt: skip
 EVENTS = ("submitted", "started", "returned", "ended", "x")
 WRITES_PER_ROUND = 20
@@ -62,7 +63,7 @@ class Attacker:
             priority=self._dice.randrange(10),
             prompt_tokens=None,
             prompt_bytes=len(payload),
-            max_tokens=options.max_tokens,
+            max_tokens=options.planned_tokens,
             digest=b"d",
             batch=self._dice.choice((None, None, self._name())),
             idempotency_key=self._dice.choice((None, None, self._name())),

@@ -6,6 +6,7 @@ Sizes are those of a small model with every switch.
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,10 @@ from benchmarks.gpu.models import triton_in_place_of_cpu
 from sluice.kernels.chain import HOPPER_PREFILL, OPERATIONS
 from sluice.kernels.paged_attention import layout
 from sluice.kernels.trial.cases import cases_of
-from sluice.kernels.trial.compare import WrongResult
+from sluice.kernels.trial.compare import WrongResult, require_same_rows
 from sluice.kernels.trial.sizes import ModelSizes
 from tests.grids import fast_only
+from tests.kernels_triton.invariant.matrix_unit import matrix_unit
 
 CPU = torch.device("cpu")
 SIZES = ModelSizes(
@@ -51,7 +53,8 @@ SIZES = ModelSizes(
 def try_all(operation: str, sizes: ModelSizes) -> int:
     """Run an operation's cases; returns how many there are."""
     torch.manual_seed(1)
-    with triton_in_place_of_cpu(), torch.inference_mode():
+    unit = matrix_unit() if sizes.is_deterministic else nullcontext()
+    with triton_in_place_of_cpu(deterministic=sizes.is_deterministic), unit, torch.inference_mode():
         cases = cases_of(operation, sizes, CPU)
         for case in cases:
             case()
@@ -84,6 +87,12 @@ class TestGivenKernelsThatWork:
 
         assert try_all(operation, plain) > 0
 
+    @pytest.mark.parametrize("operation", fast_only([], SLOW))
+    def test_when_results_must_not_depend_on_the_batch_then_each_passes(self, operation: str) -> None:
+        whole = replace(SIZES, is_deterministic=True, is_int8=False, sliding_windows=(0,))
+
+        assert try_all(operation, whole) > 0
+
     def test_when_the_model_caps_no_logits_then_there_is_nothing_to_try(self) -> None:
         assert try_all("soft_cap", replace(SIZES, final_soft_cap=0.0)) == 0
 
@@ -110,6 +119,13 @@ class TestGivenAKernelThatDoesNothing:
             patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
             with pytest.raises(WrongResult, match="its reference"):
                 try_all(operation, SIZES)
+
+    def test_when_a_row_has_other_bits_among_others_then_its_result_is_wrong(self) -> None:
+        alone, among_others = torch.ones(1, 3), torch.ones(5, 3)
+        among_others[0, 2] += 2.0**-23
+
+        with pytest.raises(WrongResult, match="a row of 1 has other bits than the same row of 5"):
+            require_same_rows([alone, among_others])
 
 
 def test_allocation_is_as_on_a_gpu() -> None:

@@ -74,7 +74,7 @@ def max_few_rows(weight: Tensor) -> int:
 
 
 @contextmanager
-def launches() -> Generator[set[tuple[object, ...]]]:
+def launches(*, deterministic: bool) -> Generator[set[tuple[object, ...]]]:
     """The variants launched while it is open."""
     seen: set[tuple[object, ...]] = set()
 
@@ -85,7 +85,7 @@ def launches() -> Generator[set[tuple[object, ...]]]:
         options = sorted((name, v) for name, v in named.items() if name not in names)
         seen.add((kernel.__name__, *kinds, *options))
 
-    with pytest.MonkeyPatch.context() as patch, triton_in_place_of_cpu(), Zeros():
+    with pytest.MonkeyPatch.context() as patch, triton_in_place_of_cpu(deterministic=deterministic), Zeros():
         patch.setattr(JITFunction, "run", cast("Any", note))
         # A GPU's choice of kernels for few rows, which the CPU does not take.
         patch.setattr("sluice.kernels.linear.cuda.max_few_rows", max_few_rows)
@@ -93,7 +93,8 @@ def launches() -> Generator[set[tuple[object, ...]]]:
 
 
 def options_of(name: str, folder: Path, *, is_int8: bool) -> ModelOptions:
-    TinyModel(name.split("-")[0], {**TINY_MODELS[name].config, "max_position_embeddings": MAX_LEN}).save(folder)
+    model = TINY_MODELS[name]
+    TinyModel(model.family, {**model.config, "max_position_embeddings": MAX_LEN}).save(folder)
     return ModelOptions(
         path=folder,
         dtype="bfloat16",
@@ -107,9 +108,10 @@ def options_of(name: str, folder: Path, *, is_int8: bool) -> ModelOptions:
     )
 
 
-def try_cases(options: ModelOptions) -> None:
+def try_cases(options: ModelOptions, *, deterministic: bool) -> None:
     """Run a trial's cases; what is not computed is wrong, which does not matter."""
     plan = plan_load(options)
+    options = replace(options, is_deterministic=deterministic)
     sizes = sizes_of(plan.config, plan.dtype, options, plan.max_model_len)
     for operation in OPERATIONS:
         for case in cases_of(operation, sizes, torch.device("cpu")):
@@ -139,20 +141,29 @@ def serve(runner: ModelRunner) -> int:
             for n in range(random.randrange(1, 2 * MAX_NUM_SEQS))
         ])  # fmt: skip
         for _ in range(random.randrange(4, 40)):
-            engine.step()
+            engine.advance()
             num_steps += 1
         while runner.has_preparations:
             runner.prepare()
     return num_steps
 
 
-MODELS = [("llama", False), ("gemma2", False), ("qwen3", True), ("mistral-window", False)]
+MODELS = [
+    ("llama", False, False),
+    ("gemma2", False, False),
+    ("qwen3", True, False),
+    ("mistral-window", False, False),
+    pytest.param("gemma2", False, True, marks=pytest.mark.long),
+    pytest.param("gemma3", False, False, marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize(("name", "is_int8"), MODELS)
+@pytest.mark.parametrize(("name", "is_int8", "deterministic"), MODELS)
 class TestGivenAModelThatWasRehearsed:
-    def test_when_random_requests_run_then_no_variant_is_new(self, tmp_path: Path, name: str, *, is_int8: bool) -> None:
-        with launches() as seen:
+    def test_when_random_requests_run_then_no_variant_is_new(
+        self, tmp_path: Path, name: str, *, is_int8: bool, deterministic: bool
+    ) -> None:
+        with launches(deterministic=deterministic) as seen:
             runner = load_model_runner(options_of(name, tmp_path, is_int8=is_int8))
             rehearse(runner)
             rehearsed = set(seen)
@@ -164,11 +175,11 @@ class TestGivenAModelThatWasRehearsed:
         assert sorted(map(str, seen - rehearsed)) == []
 
     def test_when_its_kernels_were_tried_before_then_hardly_a_variant_is_left(
-        self, tmp_path: Path, name: str, *, is_int8: bool
+        self, tmp_path: Path, name: str, *, is_int8: bool, deterministic: bool
     ) -> None:
         options = options_of(name, tmp_path, is_int8=is_int8)
-        with launches() as seen:
-            try_cases(options)
+        with launches(deterministic=deterministic) as seen:
+            try_cases(options, deterministic=deterministic)
             tried = set(seen)
 
             rehearse(load_model_runner(options))

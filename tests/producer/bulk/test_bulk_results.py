@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.producer import Producer
+from sluice.producer.bulk import run as bulk_run
 from sluice.producer.bulk.run import BulkRun, BulkSettings
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.contract.database import open_database
@@ -79,11 +80,14 @@ class TestGivenResultsThatExpireWhileLinesAreSubmitted:
         self, bulk: Bulk, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
     ) -> None:
         monkeypatch.setattr(submission, "UNKNOWN_WAIT_S", 0.2)
+        # On a busy machine a slow first ask would postpone the next one past the last line.
+        monkeypatch.setattr(bulk_run, "IDLE_SHARE", 0)
         bulk.producer.configure(QueueSettings(max_waiting_jobs=5))
         write_prompts(tmp_path, *(f"p{i}" for i in range(25)))
         run = BulkRun(bulk.producer, bulk.settings(is_ordered=is_ordered), lambda _counts: None)
 
-        with running_worker(valkey.url):
+        # It pulls a line only when an earlier one has ended.
+        with running_worker(valkey.url, batching__max_num_seqs=5):
             run.submit()
             early = custom_ids(tmp_path / "output.jsonl")
             run.wait()

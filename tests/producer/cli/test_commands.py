@@ -189,6 +189,10 @@ class TestGivenJobsInTheQueue:
         assert shown["paused"] is True
         assert shown["partitions"][0]["lanes"] == [["0", "acme", 3, shown["tokens"]]]
         assert shown["partitions"][0]["settings"]["max_waiting_jobs"] == "3"
+        assert run("queues", "set", "--ttft-target", "1", "--tpot-target", "0.0335").code == 0
+        table = run("queues", "show").out
+        assert "0\tttft_target_ms\t1000.0\n" in table
+        assert "0\ttpot_target_ms\t33.5\n" in table
         assert "acme" in run("queues", "show").out
         assert run("queues", "resume").code == 0
         assert run("queues", "purge").code == 2
@@ -376,6 +380,8 @@ class TestGivenAMisuse:
             (["submit", "in.jsonl", "-o", "out.jsonl"], "-o needs --wait"),
             (["submit", "missing.jsonl"], "missing.jsonl"),
             (["queues", "set"], "nothing to set"),
+            (["queues", "set", "--tpot-target", "-1"], "not in the range x>=0"),
+            (["queues", "set", "--tpot-target", "inf"], "tpot_target_ms must be 0 (none) or more, got inf"),
             (["queues", "set", "--weight", "a=nan"], "the weight of tenant a must be from 0.001 to 1000, got nan"),
             (["nonsense"], "No such command"),
         ],

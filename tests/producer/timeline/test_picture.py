@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from sluice.producer.timeline.picture import Times, Try, picture
 
 
@@ -72,6 +74,12 @@ class TestGivenAJob:
             ("preempted", 40, 10, "Preempted: 100 ms"),
             ("preempted", 80, 20, "Preempted: 200 ms"),
         ]
+
+    @pytest.mark.parametrize(("count", "note"), [(0, ""), (1, ", preempted once"), (3, ", preempted 3 times")])
+    def test_when_it_was_preempted_then_its_lane_says_how_often(self, count: int, note: str) -> None:
+        done = replace(times(tries=(attempt(1, 0, 1000, "done"),)), preemptions=count)
+
+        assert picture(done, now_ms=9999).lanes == ("Queue", f"Attempt 1{note}")
 
     def test_when_the_end_of_an_attempt_is_not_recorded_yet_then_it_ends_with_the_next(self) -> None:
         tries = (attempt(1, 0, None), attempt(2, 600, None))

@@ -12,18 +12,18 @@ class TestGivenAJobWhoseWorkerDied:
     def test_when_it_is_drawn_then_each_attempt_is_a_line_with_its_end(self) -> None:
         job = times(
             tries=(
-                Try(number=1, start_ms=100, end_ms=400, outcome="returned", why="owner_died"),
+                Try(number=1, start_ms=100, end_ms=400, outcome="returned", why="death"),
                 attempt(2, 600, 1000, "done"),
             ),
             scheduled_ms=100,
             first_token_ms=200,
         )
 
-        lines = list(lines_of(picture(job, now_ms=0), job, width=70))
+        lines = list(lines_of(picture(job, now_ms=0), job, width=71))
 
         assert lines == [
             "queue     ····            ·········",
-            "attempt 1     ▒▒▒▒████████✗                          owner died 300 ms",
+            "attempt 1     ▒▒▒▒████████✗                          worker died 300 ms",
             "attempt 2                          ████████████████● done 400 ms",
             "          0 ms    200 ms  400 ms   600 ms  800 ms",
             f"          {LEGEND}",
@@ -37,9 +37,9 @@ class TestGivenAPreemptedJobWhoseWorkerWasLost:
         )
         job = times(tries=(first, attempt(2, 600, 1000, "done")), first_token_ms=0)
 
-        lines = list(lines_of(picture(job, now_ms=0), job, width=70))
+        lines = list(lines_of(picture(job, now_ms=0), job, width=76))
 
-        assert lines[1] == "attempt 1 ████▁▁▁▁▁█████████~~~~~~~~~~✗                   death 600 ms"
+        assert lines[1] == "attempt 1 ████▁▁▁▁▁█████████~~~~~~~~~~✗                   worker died 600 ms"
 
 
 class TestGivenAnyJob:

@@ -12,6 +12,7 @@ from sluice.producer.contract.wire import (
     JobResult,
     JobSpec,
     OutboxEvent,
+    ResolvedOptions,
     Usage,
     decode_events,
     encode_prompt,
@@ -23,6 +24,9 @@ from sluice.producer.contract.wire import (
 QUEUE = "enrichment"
 KEYS = QueueKeys(QUEUE)
 NOON_MS = 1_800_000_000_000
+RESOLVED = ResolvedOptions(
+    max_tokens=64, temperature=0.5, top_p=0.8, top_k=20, min_p=0.0, repetition_penalty=1.05, end_token_ids=(2,)
+)
 OF_NOON: dict[str, object] = {"submitted_ms": NOON_MS}
 """A job that was submitted at noon."""
 
@@ -64,7 +68,7 @@ def record(**changes: Any) -> JobRecord:
         "model": "tiny", "fingerprint": "f1", "worker": "host:17", "finish_reason": "stop", "prompt_tokens": 11,
         "cached_tokens": 4, "output_tokens": 20, "preemptions": 1, "first_scheduled_ms": NOON_MS + 50,
         "first_token_ms": NOON_MS + 100, "itl_p50_ms": 40.0, "itl_p99_ms": 90.0, "itl_max_ms": 120.0,
-        "exactness": "undisturbed",
+        "exactness": "undisturbed", "resolved": RESOLVED,
     }  # fmt: skip
     return JobRecord(**usual | changes)
 

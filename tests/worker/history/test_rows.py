@@ -1,6 +1,7 @@
 """What events say of jobs, and that neither their order nor their repetition matters."""
 
 import hashlib
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -78,6 +79,11 @@ class TestGivenAJobThatRanOnce:
         assert isinstance(found["options"], dict)
         assert {name: found["options"][name] for name in expected} == expected
         assert found["metadata"] == {"custom_id": "line-9x2"}
+
+    def test_when_recorded_then_what_it_was_sampled_with_is_json(self, history: Engine) -> None:
+        write(history, [e.submitted(JOB), e.started(JOB), e.ended(JOB)])
+
+        assert row(history)["sampling"] == {**asdict(e.RESOLVED), "end_token_ids": [2]}
 
     def test_when_only_the_submit_is_recorded_then_the_job_is_queued(self, history: Engine) -> None:
         write(history, [e.submitted(JOB)])

@@ -139,6 +139,15 @@ class TestGivenAJobThatNobodyStreams:
         assert not output.reach_checkpoint(0.5)
         assert output.reach_checkpoint(1.0)
 
+    def test_when_jobs_began_at_different_times_then_their_checkpoints_are_the_same(self) -> None:
+        outputs = [ChannelOutput(), ChannelOutput()]
+        for output, first_s in zip(outputs, (7.1, 7.8), strict=True):
+            output.extend(delta(0, 0), now_s=first_s, now_ms=0)
+            assert not output.reach_checkpoint(first_s)
+
+        for now_s, is_due in ((7.9, False), (8.0, True), (8.9, False), (9.1, True)):
+            assert [output.reach_checkpoint(now_s) for output in outputs] == [is_due] * 2
+
     def test_when_it_ends_then_the_end_is_due_at_once(self) -> None:
         output = output_of(["a"])
         output.finish(End(state=JobState.DONE), now_ms=1)

@@ -91,7 +91,7 @@ class TestGivenALongPrompt:
         long, short = job("a", payload=b"x" * (FORGET_PROMPT_BYTES + 1)), job("b", payload=b"x")
 
         for one in (long, short):
-            one.record_translation(num_prompt_tokens=7)
+            one.record_translation(Request(id="r", prompt_token_ids=(1,) * 7))
 
         assert long.leased.payload == b""
         assert short.leased.payload == b"x"

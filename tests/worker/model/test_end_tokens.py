@@ -42,7 +42,7 @@ def answer_of(model: LoadedModel) -> FinishReason:
     token_ids = tuple(model.encode(prompt, add_special_tokens=False))
     sampling = SamplingParams(temperature=0, max_tokens=60)
     model.engine.add([Request(id="r", prompt_token_ids=token_ids, sampling=sampling)])
-    ends = [delta.finish for _ in range(60) for delta in model.engine.step() if delta.finish is not None]
+    ends = [delta.finish for _ in range(60) for delta in model.engine.advance() if delta.finish is not None]
     return ends[0].reason
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sluice.engine.errors import QuantizationUnavailable
-from sluice.engine.execution import model_runner
+from sluice.engine.execution import kv_cache, model_runner
 from sluice.engine.execution.model_runner import ModelOptions
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError, WorkerBroken
@@ -21,7 +21,7 @@ class TestGivenAMachineWhoseMemoryAnotherProcessHolds:
         def none(_device: torch.device) -> int:
             return 0
 
-        monkeypatch.setattr(model_runner, "free_memory_bytes", none)
+        monkeypatch.setattr(kv_cache, "free_memory_bytes", none)
 
     def test_when_the_cache_s_size_is_measured_then_it_is_worth_another_try(self) -> None:
         with pytest.raises(WorkerBroken, match=r"cannot be loaded now: the KV cache may take 0\.0 MiB, but one block"):
@@ -69,6 +69,15 @@ class TestGivenADeviceThatCannotKeepAModelAsAsked:
             load(load_config({"SLUICE_DEVICE": "cuda:0", **{f"SLUICE_{name}": value for name, value in asked.items()}}))
 
         assert caught.value.problems == (f"{named}: this card has none.",)
+
+
+class TestGivenAWorkerThatMustBeDeterministic:
+    def test_when_the_model_cannot_be_then_that_setting_is_named(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load(load_config({"SLUICE_DETERMINISTIC": "true", "SLUICE_DTYPE": "float32"}))
+
+        (problem,) = caught.value.problems
+        assert problem.startswith("SLUICE_DETERMINISTIC: on the CPU it needs a model in bfloat16, and this one is in")
 
 
 class TestGivenNoShareOfTheMemory:

@@ -28,7 +28,7 @@ class TestGivenTheNullModel:
 
         # Its batch is not full: it waits for others.
         assert 0 < engine.idle_s <= 60
-        assert engine.step() == []
+        assert engine.advance() == []
 
     def test_when_the_discipline_is_unknown_then_the_names_are_listed(self) -> None:
         with pytest.raises(ConfigError, match=r"discipline must be one of continuous, .* got 'luck'"):

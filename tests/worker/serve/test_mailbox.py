@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -80,6 +81,49 @@ class TestGivenJobsOnTheirWay:
         mailbox.expect([("a", room(30))])
 
         assert mailbox.room() == room(0)
+
+
+class TestGivenAPullThreadThatSleeps:
+    """It was told of the room before."""
+
+    GIVEN_UP = Room(kv_tokens=9, prefill_tokens=9, sequences=9, over_class=0)
+    MORE_GIVEN_UP = replace(GIVEN_UP, kv_tokens=10)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "is_woken"),
+        [
+            (room(1), room(2), True),
+            (room(2), room(1), False),
+            (room(1), GIVEN_UP, True),
+            (GIVEN_UP, room(1), True),
+            (GIVEN_UP, MORE_GIVEN_UP, False),
+        ],
+        ids=["more is free", "less is free", "none is free any more", "some is free again", "more would be given up"],
+    )
+    def test_when_the_room_changes_then_it_wakes_for_what_it_could_not_know(
+        self, mailbox: Mailbox, before: Room, after: Room, is_woken: bool
+    ) -> None:
+        mailbox.take_requests(before, wait_s=0)
+        mailbox.wait_to_pull(0)
+        woken = threading.Event()
+
+        def sleep() -> None:
+            mailbox.wait_to_pull(60)
+            woken.set()
+
+        thread = threading.Thread(target=sleep, daemon=True)
+        thread.start()
+        mailbox.take_requests(after, wait_s=0)
+
+        assert woken.wait(5 if is_woken else 0.1) is is_woken
+        mailbox.wake()
+        thread.join()
+
+    def test_when_a_job_is_on_its_way_then_less_would_be_given_up(self, mailbox: Mailbox) -> None:
+        mailbox.take_requests(self.GIVEN_UP, wait_s=0)
+        mailbox.expect([("a", room(2))])
+
+        assert mailbox.room() == Room(kv_tokens=7, prefill_tokens=7, sequences=7, over_class=0)
 
 
 class TestGivenAnIdleLoop:
@@ -172,7 +216,7 @@ class TestGivenAnExchangeThatWaitsForTheNextRound:
         assert woken.wait(5)
 
     def test_when_a_job_ended_without_the_engine_then_it_wakes(self, mailbox: Mailbox, woken: threading.Event) -> None:
-        mailbox.put_ended("a")
+        mailbox.put_unpublished("a")
 
         assert woken.wait(5)
 

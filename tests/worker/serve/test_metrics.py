@@ -9,12 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from sluice.worker.config import MetricsConfig
+from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.log import get_log
-from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness, Snapshot, WorkerCollector
+from sluice.worker.serve.metrics import Meters, MetricsServer, Rates, Readiness, Snapshot, Totals, WorkerCollector
 
 SNAPSHOT = Snapshot(
-    running_requests=3, waiting_requests=1, utilisation=0.5, tokens_per_second=120.0, kv_tokens_total=1000,
-    kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5, cached_tokens=1, output_tokens=7, kernels_replaced=2,
+    places=64, places_used=3, engine_waiting=1, step_occupancy=0.03125, loop_busy=0.5, device_utilisation=None,
+    tokens_per_second=120.0, kv_tokens_total=1000, kv_tokens_used=250, preemptions=2, steps=10, prompt_tokens=5,
+    cached_tokens=1, loaded_tokens=4, output_tokens=7, kernels_replaced=2,
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def meters() -> Meters:
 def server_on(port: int, health: Health, meters: Meters) -> MetricsServer:
     readiness = Readiness(sick=lambda: health.sick, unready=lambda: health.unready)
     collector = WorkerCollector(lambda: SNAPSHOT, meters)
-    return MetricsServer(MetricsConfig(port=port), collector, readiness, get_log())
+    return MetricsServer(MetricsConfig(port=port), collector, readiness, IterationFeed(lambda _: None), get_log())
 
 
 @pytest.fixture
@@ -69,7 +71,11 @@ class TestGivenAServer:
 
         assert status == 200
         for line in (
-            "sluice_running_requests 3.0",
+            "sluice_places 64.0",
+            "sluice_places_used 3.0",
+            "sluice_engine_waiting 1.0",
+            "sluice_step_occupancy 0.03125",
+            "sluice_loop_busy 0.5",
             "sluice_kv_tokens_used 250.0",
             "sluice_kernels_replaced 2.0",
             "sluice_preemptions_total 2.0",
@@ -82,6 +88,7 @@ class TestGivenAServer:
         ):
             assert line in text
         assert "sluice_queue_depth_jobs" not in text, "Redis did not say"
+        assert "sluice_device_utilisation" not in text, "no driver told it"
 
     def test_when_probed_then_the_reason_for_a_no_is_returned(self, server: MetricsServer, health: Health) -> None:
         assert get(server, "/healthz") == (200, "ok\n")
@@ -92,6 +99,46 @@ class TestGivenAServer:
         assert get(server, "/healthz") == (503, "hung\n")
         assert get(server, "/readyz") == (503, "draining\n")
         assert get(server, "/else")[0] == 404
+
+
+class TestGivenARequestOfItsIterations:
+    """It comes from a loopback address. Names of jobs have their tenants."""
+
+    @staticmethod
+    def status_of(server: MetricsServer, headers: list[tuple[str, str]]) -> int:
+        assert server.port is not None
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+        try:
+            connection.putrequest("GET", "/iterations", skip_host=True)
+            for name, value in headers:
+                connection.putheader(name, value)
+            connection.endheaders()
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    @pytest.mark.parametrize(
+        "host", ["127.0.0.1", "127.0.0.1:9400", "LocalHost:9400", "[::1]:9400", "[::1]", "127.1.2.3"]
+    )
+    def test_when_its_host_is_a_loopback_name_then_it_is_answered(self, server: MetricsServer, host: str) -> None:
+        assert self.status_of(server, [("Host", host)]) == 200
+
+    @pytest.mark.parametrize(
+        "name", ["X-Forwarded-For", "x-forwarded-for", "Forwarded", "Via", "X-Forwarded-Host", "X-Real-IP"]
+    )
+    def test_when_a_proxy_passed_it_on_then_it_is_refused(self, server: MetricsServer, name: str) -> None:
+        assert self.status_of(server, [("Host", "localhost"), (name, "203.0.113.7")]) == 404
+
+    @pytest.mark.parametrize(
+        "host",
+        ["evil.example:9400", "localhost.evil.example", "10.0.0.1", "", "[", "127.0.0.1@evil.example", "2130706433"],
+    )
+    def test_when_its_host_is_another_one_then_it_is_refused(self, server: MetricsServer, host: str) -> None:
+        assert self.status_of(server, [("Host", host)]) == 404
+
+    def test_when_it_has_no_host_or_two_then_it_is_refused(self, server: MetricsServer) -> None:
+        assert self.status_of(server, []) == 404
+        assert self.status_of(server, [("Host", "localhost"), ("Host", "evil.example")]) == 404
 
 
 class TestGivenAWorkerThatWasScraped:
@@ -151,8 +198,11 @@ class TestGivenRates:
         rates = Rates(lambda: now[0])
 
         now[0] = 2.0
-        rates.sample(tokens=100, busy_s=1.0)
-        assert (rates.tokens_per_s, rates.utilisation) == (50.0, 0.5)
+        rates.sample(Totals(tokens=100, steps=10, rows=30, busy_s=1.0))
+        assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (50.0, 3.0, 0.5)
         now[0] = 3.0
-        rates.sample(tokens=100, busy_s=1.0)
-        assert (rates.tokens_per_s, rates.utilisation) == (0.0, 0.0)
+        rates.sample(Totals(tokens=140, steps=20, rows=70, busy_s=1.5))
+        assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (40.0, 4.0, 0.5)
+        now[0] = 4.0
+        rates.sample(Totals(tokens=140, steps=20, rows=70, busy_s=1.5))
+        assert (rates.tokens_per_s, rates.rows_per_step, rates.loop_busy) == (0.0, 0.0, 0.0)

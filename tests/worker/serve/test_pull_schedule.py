@@ -132,6 +132,68 @@ class TestGivenOnePartition:
         assert asked(pulls, now_s=0.1) is None
 
 
+class TestGivenAFullWorker:
+    """Every place is taken; those of class 0 would be given up."""
+
+    GIVEN_UP = Room(kv_tokens=100, prefill_tokens=100, sequences=4, over_class=0)
+
+    def pulls(self) -> PullSchedule:
+        """The worker was filled by its last pull, at 0 s."""
+        pulls = PullSchedule([ONE], "me", reserve_tokens=16)
+        pulls.on_reply(ONE, reply(1), left=NO_ROOM, now_s=0.0)
+        return pulls
+
+    def test_when_a_higher_class_waits_then_it_asks_for_that_alone(self) -> None:
+        pulls = self.pulls()
+        assert asked(pulls, now_s=0.1, left=self.GIVEN_UP) is None
+
+        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
+
+        found = pulls.next(
+            self.GIVEN_UP, now_s=0.1, cache_tokens=1000, is_empty=False, may_reclaim=True, holds_oversized=False
+        )
+        assert found is not None
+        assert found[1].over_class == 0
+
+    def test_when_a_pull_leaves_what_waits_then_it_asks_again_when_it_is_told(self) -> None:
+        pulls = self.pulls()
+        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
+        pulls.on_reply(ONE, reply(2, look_again_ms=1030), left=self.GIVEN_UP, now_s=0.1)
+
+        pulls.on_look(ONE, is_waiting=True, now_s=0.12)
+
+        assert asked(pulls, now_s=0.12, left=self.GIVEN_UP) is None
+        assert asked(pulls, now_s=0.131, left=self.GIVEN_UP) == (0, 3)
+
+    def test_when_what_was_left_is_gone_and_another_comes_then_it_asks(self) -> None:
+        pulls = self.pulls()
+        pulls.on_reply(ONE, reply(2), left=self.GIVEN_UP, now_s=0.1)
+        pulls.on_look(ONE, is_waiting=False, now_s=0.15)
+
+        pulls.on_look(ONE, is_waiting=True, now_s=0.2)
+
+        assert asked(pulls, now_s=0.2, left=self.GIVEN_UP) == (0, 3)
+
+    def test_when_a_place_becomes_free_then_it_asks_at_once(self) -> None:
+        pulls = self.pulls()
+        pulls.on_reply(ONE, reply(2), left=self.GIVEN_UP, now_s=0.1)
+
+        assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
+
+    def test_when_none_is_seen_then_it_asks_rarely_for_returned_ones(self) -> None:
+        pulls = self.pulls()
+        pulls.on_look(ONE, is_waiting=False, now_s=0.4)
+
+        assert asked(pulls, now_s=0.49, left=self.GIVEN_UP) is None
+        assert asked(pulls, now_s=0.5, left=self.GIVEN_UP) == (0, 2)
+
+    def test_when_a_notification_reached_it_before_it_was_full_then_it_passes_it_on(self) -> None:
+        pulls = self.pulls()
+        pulls.on_notified(ONE, WOKEN_BY)
+
+        assert woken_by(pulls, self.GIVEN_UP) == WOKEN_BY
+
+
 class TestGivenTwoPartitions:
     def test_when_both_have_more_then_they_take_turns_each_with_its_own_numbers(self) -> None:
         pulls = PullSchedule([ONE, TWO], "me", reserve_tokens=16)

@@ -1,5 +1,7 @@
 """What `worker top` draws."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from rich.console import Console
 
 from sluice.producer.contract.scaling.backlog import Backlog
 from sluice.producer.contract.workers import Sample
-from sluice.worker.top.screen import BARS, screen, sparkline
+from sluice.worker.top.screen import BARS, BATCH_SAMPLES, screen, sparkline
 from sluice.worker.top.state import TopState
 from tests.worker.top.test_state import row
 
@@ -37,16 +39,40 @@ class TestGivenAQueueWithWorkers:
         text = drawn()
 
         assert "queue default  paused   1,203 waiting (45,000 tokens, oldest 31 s)   12 running   2 workers" in text
-        assert "2,469, at most 160 in 5 minutes" in text
+        assert "2,469, at most 2,469 in 5 minutes" in text
         assert [line.split()[:3] for line in text.splitlines() if line.startswith("worker-")] == [
             ["worker-0", "gpu-1", "worker-0"],
             ["worker-1", "gpu-1", "worker-1"],
         ]
-        assert "25%" in text
+        assert [line.split()[6:9] for line in text.splitlines() if line.startswith("worker-")] == [
+            ["4/64", "0", "25%"]
+        ] * 2
+
+    def test_when_a_sample_was_higher_than_now_then_it_is_the_highest(self) -> None:
+        fast = row("a", tokens_per_s=10, samples=(replace(SAMPLE, tokens_out=4000), SAMPLE))
+        console = Console(width=140)
+
+        with console.capture() as captured:
+            console.print(screen(BACKLOG, [fast], TopState()))
+
+        assert "10, at most 4,000 in 5 minutes" in captured.get()
 
     @pytest.mark.parametrize("width", [40, 80, 200])
     def test_when_the_terminal_is_narrow_then_no_line_is_longer(self, width: int) -> None:
         assert all(len(line) <= width for line in drawn(width=width).splitlines())
+
+    def test_when_the_terminal_has_80_columns_then_no_figure_is_cut(self) -> None:
+        samples = tuple(replace(SAMPLE, running=one) for one in range(30))
+        busy = row("0123456789abcdef", host="gpu-node-17.example", model="Qwen3-0.6B-instruct", places=256,
+                   running=256, waiting=9999, kv_share=1.0, tokens_per_s=12_345.0, samples=samples)  # fmt: skip
+        console = Console(width=80)
+
+        with console.capture() as captured:
+            console.print(screen(BACKLOG, [busy], TopState()))
+
+        [line] = [line for line in captured.get().splitlines() if line.startswith("01234567")]
+        assert line.split()[-6:-1] == ["pulling", "256/256", "9,999", "100%", "12,345"]
+        assert line.rstrip().endswith(sparkline([sample.running for sample in samples[-BATCH_SAMPLES:]], 29))
 
     def test_when_a_model_is_named_with_terminal_escapes_then_they_do_nothing(self) -> None:
         rows, console = (

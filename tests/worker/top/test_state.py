@@ -12,8 +12,8 @@ def row(name: str, **fields: object) -> WorkerRow:
     """A worker of this name."""
     usual: dict[str, object] = {
         "id": name, "queue": "default", "host": "gpu-1", "name": name, "model": "tiny", "version": "1", "device": "cpu",
-        "pid": 7, "state": "pulling", "running": 0, "waiting": 0, "kv_share": 0.0, "tokens_per_s": 0.0,
-        "started_ms": None, "samples": (),
+        "pid": 7, "state": "pulling", "places": 64, "running": 0, "waiting": 0, "kv_share": 0.0,
+        "tokens_per_s": 0.0, "started_ms": None, "samples": (),
     }  # fmt: skip
     return WorkerRow(**usual | fields)  # pyright: ignore[reportArgumentType]  # fields by name
 

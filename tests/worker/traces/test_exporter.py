@@ -1,6 +1,8 @@
 """The recorder exports traces to a real collector, and one that is away costs no row."""
 
 import socket
+import subprocess
+import sys
 from collections.abc import Generator, Sequence
 
 import pytest
@@ -154,3 +156,18 @@ class TestGivenACollectorThatHangs:
 
         assert exporter.num_dropped == 2
         assert [event["lost"] for event in events if "lost at the end" in event["event"]] == [2]
+
+
+class TestGivenNoEndpoint:
+    def test_when_a_recorder_runs_then_nothing_that_exports_is_loaded(
+        self, valkey: RedisServer, sqlite_url: str
+    ) -> None:
+        urls = ("--redis-url", valkey.url, "--database-url", sqlite_url)
+        command = (sys.executable, "-X", "importtime", "-P", "-m", "sluice.worker", "record", "--until-eof", *urls)
+
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+
+        assert "recorder stopped" in ran.stdout + ran.stderr
+        assert "sluice.worker.history.recorder" in ran.stderr
+        assert "sluice.worker.traces" not in ran.stderr
+        assert "opentelemetry.exporter" not in ran.stderr  # redis-py loads other parts, where they are installed

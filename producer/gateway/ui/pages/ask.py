@@ -1,6 +1,7 @@
 """Try it: ask a model, watch the answer, leave, and rejoin."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -8,14 +9,16 @@ from starlette.routing import Route
 
 from sluice.producer.contract.jobs import Job, Options
 from sluice.producer.contract.limits import MAX_TOKENS
-from sluice.producer.errors import HistoryUnavailable
-from sluice.producer.gateway.errors import bad_request
+from sluice.producer.contract.openai.requests import RequestRefused
+from sluice.producer.contract.wire import JobId
+from sluice.producer.errors import HistoryUnavailable, ProducerError
+from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY
 from sluice.producer.gateway.ui.audit import AuditLog
-from sluice.producer.gateway.ui.frame import Form, Frame, render
+from sluice.producer.gateway.ui.frame import Form, Frame, readable, render
 from sluice.producer.gateway.ui.read.joblist import JobLine, Wanted, page_of_jobs
 from sluice.producer.gateway.ui.visitors import Visitor
 
@@ -24,7 +27,39 @@ BATCH = "page"
 """The batch of questions from the page, by which they are found again."""
 
 LISTED = 8
-DEFAULT_TOKENS, MAX_TEMPERATURE = 256, 2.0
+MAX_TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The form as it was written: when it is refused, it is shown again."""
+
+    prompt: str = ""
+    model: str = ""
+    max_tokens: str = "256"
+    temperature: str = "0.7"
+
+    @classmethod
+    def of(cls, form: Form) -> "Question":
+        """Read a form; what it lacks is empty."""
+        return cls(**{name: form.get(name, [""])[0] for name in cls.__slots__})
+
+    def options(self, tenant: str) -> Options:
+        """Return the options of its job.
+
+        Raises:
+            HttpError: 400, a field is missing or out of its range.
+        """
+        if not self.prompt.strip():
+            raise bad_request("write a question first")
+        options: Options = {
+            "max_tokens": int(_number("most tokens", self.max_tokens, 1, MAX_TOKENS)),
+            "temperature": _number("temperature", self.temperature, 0, MAX_TEMPERATURE),
+            "as_chat": True,
+            "batch": BATCH,
+            "tenant": tenant,
+        }
+        return {**options, "model": self.model} if self.model else options
 
 
 class AskPage:
@@ -40,8 +75,19 @@ class AskPage:
         yield self._frame.action(PATH, self._ask, scope="submit")
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
-        models = await self._queues.models()
-        return render(request, "ask.html", models=models, before=await self._before(visitor), max_tokens=DEFAULT_TOKENS)
+        return await self._page(request, visitor, await self._queues.models(), Question())
+
+    async def _page(
+        self,
+        request: Request,
+        visitor: Visitor,
+        models: Sequence[str],
+        asked: Question,
+        refused: HttpError | None = None,
+    ) -> Response:
+        status = 200 if refused is None else refused.status
+        values = {"models": models, "asked": asked, "refused": refused, "before": await self._before(visitor)}
+        return render(request, "ask.html", status=status, **values)
 
     async def _before(self, visitor: Visitor) -> list[JobLine]:
         queues = [queue.name for queue in self._queues]
@@ -52,31 +98,35 @@ class AskPage:
             return []
 
     async def _ask(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        prompt, model = form.get("prompt", [""])[0], form.get("model", [""])[0] or None
-        if not prompt.strip():
-            raise bad_request("write a question first")
-        options: Options = {
-            "max_tokens": int(_number(form, "max_tokens", 1, MAX_TOKENS)),
-            "temperature": _number(form, "temperature", 0, MAX_TEMPERATURE),
-            "as_chat": True,
-            "batch": BATCH,
-            "tenant": visitor.caller.tenant,
-        }
-        if model is not None:
-            options["model"] = model
+        asked = Question.of(form)
+        try:
+            job_id = await self._submit(visitor, asked)
+        except (HttpError, RequestRefused, ProducerError) as error:
+            return await self._page(request, visitor, await self._models(asked), asked, readable(error))
+        request.state.job_id = job_id
+        return RedirectResponse(f"/ui/jobs/{job_id}", 303)
+
+    async def _submit(self, visitor: Visitor, asked: Question) -> JobId:
+        options, model = asked.options(visitor.caller.tenant), asked.model or None
         queue = await self._queues.of_model(model)
         async with self._audit.action(visitor.caller, "submit", model or "any model", queue.name) as entry:
-            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(prompt, options))
+            receipt, _ = await self._rates.submit(queue, visitor.caller, Job(asked.prompt, options))
             entry.outcome = receipt.id
-        request.state.job_id = receipt.id
-        return RedirectResponse(f"/ui/jobs/{receipt.id}", 303)
+        return receipt.id
+
+    async def _models(self, asked: Question) -> Sequence[str]:
+        """Return the models to choose from; if none is known now, the one that was asked for."""
+        try:
+            return await self._queues.models() or (asked.model,)
+        except ProducerError:
+            return (asked.model,)
 
 
-def _number(form: Form, name: str, least: float, most: float) -> float:
+def _number(name: str, text: str, least: float, most: float) -> float:
     try:
-        value = float(form.get(name, [""])[0])
+        value = float(text)
     except ValueError:
         value = least - 1
     if not least <= value <= most:
-        raise bad_request(f"{name} must be a number from {least:g} to {most:g}", param=name)
+        raise bad_request(f"{name} must be a number from {least:g} to {most:,.0f}")
     return value

@@ -6,8 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from sluice.producer.errors import HistoryUnavailable
-from sluice.producer.gateway.errors import SERVER, HttpError
 from sluice.producer.gateway.files.routes import not_found
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import File, FileStore
@@ -43,10 +41,7 @@ class BatchPages:
         yield self._frame.page(f"{one}/{{kind}}.jsonl", self._download)
 
     async def _list(self, request: Request, visitor: Visitor) -> Response:
-        try:
-            found, num_left = await self._newest.get(visitor.tenant)
-        except HistoryUnavailable as error:
-            raise _unavailable() from error
+        found, num_left = await self._newest.get(visitor.tenant)
         return render(request, "batches.html", batches=found, num_left=num_left)
 
     async def _show(self, request: Request, visitor: Visitor) -> Response:
@@ -63,11 +58,8 @@ class BatchPages:
         return self._live.parts(request, visitor, read, PUSH_EVERY_S)
 
     async def _parts(self, queue: str, batch_id: str, visitor: Visitor) -> Parts:
-        try:
-            line = await HISTORY.run(one_batch, self._database, queue, batch_id, visitor.tenant)
-            errors = await HISTORY.run(errors_of, self._database, queue, batch_id, visitor.tenant)
-        except HistoryUnavailable as error:
-            raise _unavailable() from error
+        line = await HISTORY.run(one_batch, self._database, queue, batch_id, visitor.tenant)
+        errors = await HISTORY.run(errors_of, self._database, queue, batch_id, visitor.tenant)
         if line is None:
             raise not_found("batch", batch_id)
         return {"batch": fragment("parts/batch.html", batch=line, errors=errors)}
@@ -99,7 +91,3 @@ class BatchPages:
         if queue not in {one.name for one in self._queues} or "\0" in batch_id:
             raise not_found("batch", batch_id)
         return queue, batch_id
-
-
-def _unavailable() -> HttpError:
-    return HttpError(503, SERVER, "the job history does not answer now; try again", "history_unavailable")

@@ -8,8 +8,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.producer.contract.states import JobState
-from sluice.producer.errors import HistoryUnavailable
-from sluice.producer.gateway.errors import SERVER, HttpError
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.gateway.tables.threads import HISTORY
@@ -33,10 +31,7 @@ class JobsPage:
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
         wanted = wanted_of(request.query_params, names, visitor.tenant)
-        try:
-            found, following = await HISTORY.run(page_of_jobs, self._database, wanted)
-        except HistoryUnavailable as error:
-            raise HttpError(503, SERVER, "the job history does not answer now; try again") from error
+        found, following = await HISTORY.run(page_of_jobs, self._database, wanted)
         older = None if following is None else f"{PATH}?{urlencode({**wanted.given, 'after': following})}"
         return render(
             request,

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sluice.producer.errors import HistoryUnavailable, ProducerError
-from sluice.producer.gateway.errors import SERVER, HttpError, bad_request
+from sluice.producer.errors import ProducerError
+from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.keyring import Keyring
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.tables.database import Database
@@ -74,20 +74,25 @@ class TenantsPage:
     async def _show(self, request: Request, visitor: Visitor) -> Response:
         names = [queue.name for queue in self._queues]
         own = None if visitor.may("admin") else visitor.caller.tenant
-        try:
-            (usage, hours_left), ttft, known = await asyncio.gather(
-                self._day.get(),
-                HISTORY.run(ttft_by_tenant, self._database, names, own),
-                HISTORY.run(prices_now, self._database),
-            )
-        except HistoryUnavailable as error:
-            raise HttpError(503, SERVER, "the job history does not answer now; try again") from error
+        (usage, hours_left), ttft, known = await asyncio.gather(
+            self._day.get(),
+            HISTORY.run(ttft_by_tenant, self._database, names, own),
+            HISTORY.run(prices_now, self._database),
+        )
         if own is not None:
             usage = {own: usage.get(own, Usage())}
         totals = await self._totals() if own is None else []
         named = {*usage, *(one.tenant for one in totals)}
         lines = _lines(sorted(named), totals, usage, ttft, self._keyring)
-        return render(request, "tenants.html", tenants=lines, prices=known, is_all=own is None, hours_left=hours_left)
+        return render(
+            request,
+            "tenants.html",
+            tenants=lines,
+            prices=known,
+            unpriced=sum(usage.values(), Usage()).unpriced,
+            is_all=own is None,
+            hours_left=hours_left,
+        )
 
     async def _totals(self) -> list[TenantTotals]:
         try:

@@ -78,7 +78,7 @@ class JobFacts:
         if self.now is not None and self.now.spec is not None:
             return _options_in(self.now.spec, self.now.priority)
         if self.record is not None and self.record[0].options is not None:
-            return dict(self.record[0].options)
+            return {name: value for name, value in self.record[0].options.items() if value is not None}
         return {}
 
 

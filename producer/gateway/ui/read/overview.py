@@ -128,17 +128,21 @@ def _alerts(totals: QueueTotals, trends: Trends) -> Iterator[Alert]:
     if totals.paused:
         yield Alert("warn", f"Queue {name} is paused.", f"Resume it: producer queues resume --queue {name}")
     if totals.waiting and not totals.workers:
-        text = f"{totals.waiting:,} jobs wait. Start one: worker start --queue {name}"
+        text = f"{_jobs(totals.waiting)} waiting. Start one: worker start --queue {name}"
         yield Alert("bad", f"No worker serves queue {name}.", text)
     if outbox > 0 and totals.outbox >= MANY_EVENTS:
         text = f"{totals.outbox:,} events wait for the history, {outbox:,} more than before. Is a recorder running?"
         yield Alert("warn", f"The outbox of queue {name} grows.", text)
     if dead > 0:
-        text = f"{totals.dead:,} jobs failed for good, {dead:,} of them in the last minutes. See the dead set."
+        text = f"{_jobs(totals.dead)} failed for good, {dead:,} in the last minutes. See the dead set."
         yield Alert("bad", f"The dead set of queue {name} grows.", text)
     if totals.suspects:
-        text = f"{totals.suspects:,} jobs were running when several workers died; each runs alone now."
+        text = f"{_jobs(totals.suspects)} running when several workers died; each is run alone."
         yield Alert("warn", f"Queue {name} has suspects.", text)
+
+
+def _jobs(number: int) -> str:
+    return f"{number:,} job{'' if number == 1 else 's'}"
 
 
 def _memory_alerts(memory: Memory | None) -> Iterator[Alert]:

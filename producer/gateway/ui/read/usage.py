@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -13,6 +14,7 @@ from sluice.producer.history.percentiles import percentile
 
 RECENT_S = 900
 MAX_JOBS = 5000
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,24 +26,30 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     costs: tuple[tuple[str, float], ...] = ()
-    """Amount by currency; jobs of models without a price cost nothing."""
+    """Amount by currency."""
+
+    unpriced: tuple[tuple[str, int], ...] = ()
+    """Tokens by model of jobs without a price: their cost is not known."""
 
     @property
     def tokens(self) -> int:
         """Prompt and output tokens."""
         return self.prompt_tokens + self.output_tokens
 
+    @property
+    def unpriced_tokens(self) -> int:
+        """Tokens of models without a price."""
+        return sum(tokens for _, tokens in self.unpriced)
+
     def __add__(self, other: "Usage") -> "Usage":
         """Return both together."""
-        costs: dict[str, float] = {}
-        for currency, amount in (*self.costs, *other.costs):
-            costs[currency] = costs.get(currency, 0.0) + amount
         return Usage(
             jobs=self.jobs + other.jobs,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
-            costs=tuple(sorted(costs.items())),
+            costs=_summed(*self.costs, *other.costs),
+            unpriced=_summed(*self.unpriced, *other.unpriced),
         )
 
 
@@ -61,17 +69,36 @@ def usage_in_hour(database: Database, queues: Sequence[str], hour_ms: int) -> Ma
     """Return what each tenant used in an hour."""
     u = hourly_usage.c
     names = ("jobs", "prompt_tokens", "cached_tokens", "output_tokens", "cost")
-    query = sa.select(u.tenant, u.currency, *(sa.func.sum(u[name]).label(name) for name in names))
-    query = query.where(u.hour_ms == hour_ms, u.queue.in_(queues)).group_by(u.tenant, u.currency)
+    groups = (u.tenant, u.model, u.currency)
+    query = sa.select(*groups, *(sa.func.sum(u[name]).label(name) for name in names))
+    query = query.where(u.hour_ms == hour_ms, u.queue.in_(queues)).group_by(*groups)
     found: dict[str, Usage] = {}
     with database.reading() as connection:
         for row in connection.execute(query).mappings():
-            costs = () if row["cost"] is None else ((str(row["currency"]), float(row["cost"])),)
-            tokens = {f"{kind}_tokens": int(row[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output")}
-            usage = Usage(jobs=int(row["jobs"]), costs=costs, **tokens)
             name = str(row["tenant"])
-            found[name] = found.get(name, Usage()) + usage
+            found[name] = found.get(name, Usage()) + _usage_in(row)
     return found
+
+
+def _usage_in(row: sa.RowMapping) -> Usage:
+    usage = Usage(
+        jobs=int(row["jobs"]),
+        prompt_tokens=int(row["prompt_tokens"]),
+        cached_tokens=int(row["cached_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+    )
+    if row["cost"] is not None:
+        return replace(usage, costs=((str(row["currency"]), float(row["cost"])),))
+    # A job that no worker took has neither a model nor output.
+    return replace(usage, unpriced=((str(row["model"]), usage.tokens),)) if row["model"] and usage.tokens else usage
+
+
+def _summed(*amounts: tuple[str, Number]) -> tuple[tuple[str, Number], ...]:
+    """Sum up amounts of the same name."""
+    found: dict[str, Number] = {}
+    for name, amount in amounts:
+        found[name] = found[name] + amount if name in found else amount
+    return tuple(sorted(found.items()))
 
 
 def ttft_by_tenant(database: Database, queues: Sequence[str], tenant: str | None) -> Mapping[str, Latency]:

@@ -3,9 +3,11 @@
 
 (() => {
   const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
+  const UNSEEN = /[\u0080-\u009f\u202a-\u202e\u2066-\u2069]/g;
   const SPARE_PX = 40;
 
-  const visible = (text) => text.replace(CONTROL, (one) => one === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + one.charCodeAt(0)));
+  const picture = (one) => one === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + one.charCodeAt(0));
+  const visible = (text) => text.replace(CONTROL, picture).replace(UNSEEN, "\ufffd");
 
   sluice.on("output", (entry) => {
     const element = document.getElementById("choice-" + entry.choice);

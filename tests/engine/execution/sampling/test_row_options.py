@@ -27,7 +27,15 @@ STEPS = st.lists(st.lists(st.tuples(PARAMS, st.integers(0, 3)), min_size=1, max_
 
 
 def slot(number: int, params: SamplingParams, choice: int) -> Slot:
-    return Slot(sequence_id=number, choice=choice, sampling=params, token_ids=[1], num_prompt_tokens=1, num_blocks=0)
+    return Slot(
+        index=number,
+        sequence_id=number,
+        choice=choice,
+        sampling=params,
+        token_ids=[1],
+        num_prompt_tokens=1,
+        num_blocks=0,
+    )
 
 
 def make_options() -> RowOptions:

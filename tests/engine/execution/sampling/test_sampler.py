@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sluice.engine.execution.sampling import edited_rows
 from sluice.engine.execution.sampling import sampler as module
+from sluice.engine.execution.sampling.edited_rows import NO_TOKENS, LastTokens
 from sluice.engine.execution.sampling.sampler import Sampler
 from sluice.engine.execution.slots import Slot
 from sluice.engine.request import SamplingParams
@@ -45,6 +47,7 @@ PARAMS = st.builds(
 
 def slot_with(sequence_id: int, prompt: list[int], params: SamplingParams) -> Slot:
     return Slot(
+        index=sequence_id,
         sequence_id=sequence_id,
         choice=0,
         sampling=params,
@@ -78,11 +81,25 @@ def make_sampler() -> Sampler:
     return Sampler(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_rows=8, device=torch.device("cpu"))
 
 
-def drawn_from(sampler: Sampler, logits: Tensor, slots: Items[Slot]) -> Tensor:
-    """The logits that `sample` is given for the next token of each slot."""
-    rows = sampler.prepare(slots, [len(slot.token_ids) - slot.num_prompt_tokens for slot in slots])
-    sampler.sample(logits, rows)
-    return _drawn_from.pop()
+def drawn_from(sampler: Sampler, logits: Tensor, slots: Items[Slot], last: Items[int] = ()) -> Tensor:
+    """The logits that the next token of each slot is drawn from.
+
+    Args:
+        sampler: draws.
+        logits: of the step.
+        slots: its rows.
+        last: each row's last token, if only the step before has it.
+    """
+    before = LastTokens({slot.sequence_id: row for row, slot in enumerate(slots)}, torch.tensor(last)) if last else None
+    num_fed = 1 if last else 0
+    rows = sampler.prepare(slots, [len(slot.token_ids) + num_fed - slot.num_prompt_tokens for slot in slots])
+    sampler.sample(logits, rows, last=before or NO_TOKENS)
+    edited = _drawn_from.pop()
+    _drawn_from.clear()
+    if rows.edited is None:
+        return edited
+    assert len(edited) == len(rows.edited.edits), "only edited rows are copied"
+    return logits.clone().index_copy_(0, rows.edited.rows.rows, edited)
 
 
 def expected_row(row: NDArray[np.float32], sequence: Slot) -> NDArray[np.float32]:
@@ -104,13 +121,17 @@ def expected_row(row: NDArray[np.float32], sequence: Slot) -> NDArray[np.float32
     return result
 
 
-def check_drawn_from(sampler: Sampler, sequences: Items[Slot], seed: int) -> None:
+def check_drawn_from(sampler: Sampler, sequences: Items[Slot], seed: int, last: Items[int] = ()) -> None:
     logits = torch.randn(len(sequences), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
     logits[:, 3], logits[:, 4], logits[:, 5] = 0.0, -0.0, -math.inf
     before = logits.clone()
 
-    edited = drawn_from(sampler, logits, sequences)
+    edited = drawn_from(sampler, logits, sequences, last)
 
+    if last:
+        sequences = [
+            replace(one, token_ids=[*one.token_ids, token]) for one, token in zip(sequences, last, strict=True)
+        ]
     expected = np.stack([expected_row(row, one) for row, one in zip(before.numpy(), sequences, strict=True)])
     assert np.array_equal(edited.numpy().view(np.int32), expected.view(np.int32))
     assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), "what was given is changed"
@@ -131,21 +152,47 @@ def test_given_any_rows_when_they_generate_then_each_step_draws_from_what_was_as
             sequence.token_ids.append((token + sequence.sequence_id) % VOCAB_SIZE)
 
 
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(TOKENS, PARAMS), min_size=1, max_size=4), output=TOKENS, is_again=st.booleans())
+def test_given_a_device_that_lags_when_rows_generate_then_draws_are_as_asked(
+    rows: list[tuple[list[int], SamplingParams]], output: list[int], is_again: bool
+) -> None:
+    sampler = make_sampler()
+    sequences = [slot_with(index, prompt, params) for index, (prompt, params) in enumerate(rows)]
+
+    for step, token in enumerate(output):
+        last = [(token + sequence.sequence_id) % VOCAB_SIZE for sequence in sequences]
+        check_drawn_from(sampler, sequences, step, last)
+        if is_again:
+            # The step in flight has drawn another token than it does when it is tried again.
+            check_drawn_from(sampler, sequences, step, last[::-1])
+        for sequence, drawn in zip(sequences, last, strict=True):
+            sequence.token_ids.append(drawn)
+
+
 class TestGivenRowsOfEveryKind:
     penalised = SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.3)
     biased = SamplingParams(temperature=0, logit_bias={EOS: 5.0, 7: -3.0}, min_tokens=2)
     both = replace(penalised, logit_bias={2: 1.5, 7: -3.0}, min_tokens=1)
 
-    def test_when_a_step_is_drawn_then_their_logits_change_by_one_call(self) -> None:
-        sequences = [slot_with(i, [2, 3], p) for i, p in enumerate([self.penalised, self.biased, self.both])]
+    def test_when_a_step_is_drawn_then_all_penalties_are_applied_by_one_call(self) -> None:
+        plain = SamplingParams(temperature=0)
+        sequences = [slot_with(i, [2, 3], p) for i, p in enumerate([plain, self.penalised, self.biased, self.both])]
 
-        with patch.object(module, "apply_penalties", wraps=module.apply_penalties) as apply:
-            drawn_from(make_sampler(), torch.zeros(3, VOCAB_SIZE), sequences)
+        with patch.object(edited_rows, "apply_penalties", wraps=edited_rows.apply_penalties) as apply:
+            drawn_from(make_sampler(), torch.zeros(4, VOCAB_SIZE), sequences)
 
         apply.assert_called_once()
-        entries = apply.call_args.args[1]
-        pairs = list(zip(entries.rows.tolist(), entries.token_ids.tolist(), strict=True))
-        assert sorted(pairs) == [(0, 2), (0, 3), (1, 1), (1, 7), (2, 1), (2, 2), (2, 3), (2, 7)]
+        edited, penalties = apply.call_args.args
+        assert edited.shape == (3, VOCAB_SIZE)
+        assert penalties.places.tolist() == [0, -1, 1]
+        assert penalties.seen.shape == (2, VOCAB_SIZE), "a place for each sequence with penalties"
+
+    def test_when_a_row_slot_gets_another_sequence_then_no_count_is_left(self) -> None:
+        sampler = make_sampler()
+        check_drawn_from(sampler, [slot_with(0, [2, 3], self.penalised)], seed=0)
+
+        check_drawn_from(sampler, [slot_with(0, [5], self.penalised)], seed=1)
 
     def test_when_a_slot_is_admitted_again_then_no_earlier_state_is_left(self) -> None:
         sampler, logits = make_sampler(), torch.zeros(1, VOCAB_SIZE)

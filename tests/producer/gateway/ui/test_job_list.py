@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import jobs
 from sluice.producer.gateway.tables.database import Database
-from sluice.producer.gateway.ui.read.joblist import PAGE_JOBS, Wanted, page_of_jobs
+from sluice.producer.gateway.ui.read.joblist import PAGE_JOBS, Wanted, page_of_jobs, wanted_of
 
 NUM_JOBS = 100_000
 LIMIT_S = 0.1
@@ -63,6 +63,46 @@ class TestGivenMoreJobsThanAPageHas:
             found, _ = all_pages(database, Wanted(queues=["q"]))
 
         assert len(found) == len({*found}) == 3 * PAGE_JOBS + 7
+
+
+class TestGivenJobsOfSeveralKinds:
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"state": "failed"},
+            {"tenant": "t7"},
+            {"priority": "9"},
+            {"batch": "b3"},
+            {"error": "engine_error"},
+            {"state": "failed", "batch": "b47", "tenant": "t17"},
+        ],
+        ids=" ".join,
+    )
+    def test_when_an_address_has_filters_then_the_list_has_those_jobs_alone(
+        self, sqlite_url: str, asked: dict[str, str]
+    ) -> None:
+        fill(sqlite_url, 1100)
+        columns = {"error": "error_code"}
+
+        with Database(sqlite_url) as database:
+            found, _ = page_of_jobs(database, wanted_of(asked, ["q"], None))
+
+        assert found != []
+        for name, value in asked.items():
+            assert {str(getattr(line, columns.get(name, name))) for line in found} == {value}
+
+    def test_when_a_time_is_asked_for_then_older_jobs_are_not_listed(self, sqlite_url: str) -> None:
+        fill(sqlite_url, 10)
+        change = jobs.update().where(jobs.c.id == "0.t3.00000003").values(submitted_ms=round(time.time() * 1000))
+        engine = open_database(sqlite_url, is_writer=True)
+        with engine.begin() as connection:
+            connection.execute(change)
+        engine.dispose()
+
+        with Database(sqlite_url) as database:
+            found, _ = page_of_jobs(database, wanted_of({"span": "hour"}, ["q"], None))
+
+        assert [line.id for line in found] == ["0.t3.00000003"]
 
 
 @pytest.mark.long

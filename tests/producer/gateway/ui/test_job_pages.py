@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from html import unescape
 from uuid import uuid4
 
@@ -20,7 +21,8 @@ from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
 from tests.producer.gateway.ui.test_sign_in import rows
 
 pytestmark = pytest.mark.slow
-HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \" ' & </pre>"
+HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x00\x9b1m \u202e \" ' & </pre>"
+ACTING = {chr(code) for code in (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202E)}
 
 
 def submitted(site: Site, tenant: str = "acme", queue: str = "default", **options: object) -> str:
@@ -75,9 +77,10 @@ class TestGivenAWaitingJob:
         text = site.visitor().get(f"/ui/jobs/{job.id}").text
 
         assert "<script>alert" not in text
-        assert "\x1b" not in text
         assert "<b>" not in text
-        assert HOSTILE.replace("\x1b", "\u241b") in unescape(text)
+        assert not ACTING & {*text}
+        shown = HOSTILE.replace("\x1b", "\u241b").replace("\0", "\u2400")
+        assert shown.replace("\x9b", "\ufffd").replace("\u202e", "\ufffd") in unescape(text)
 
     def test_when_it_is_cancelled_then_it_is_and_the_audit_log_says_who(self, site: Site) -> None:
         browser, job_id = site.visitor(), submitted(site, queue=IDLE)
@@ -152,6 +155,17 @@ class TestGivenAWaitingJob:
         assert kinds[-1] == "event: end"
 
 
+class TestGivenADelayedJob:
+    def test_when_the_overview_is_opened_then_its_queue_says_that_it_is_delayed(self, site: Site) -> None:
+        admin, queue = site.visitor(), "default"
+        job_id = submitted(site, queue=queue, not_before=timedelta(hours=1))
+
+        until(lambda: "all are delayed" in admin.get("/ui/").text)
+
+        with Producer(site.server.url, queue=queue) as producer:
+            producer.cancel(job_id)
+
+
 class TestGivenAJobThatIsDone:
     def test_when_its_page_is_opened_then_it_has_output_usage_and_timeline(self, site: Site) -> None:
         browser, job_id = site.visitor(), submitted(site)
@@ -163,6 +177,10 @@ class TestGivenAJobThatIsDone:
         with Producer(site.server.url) as producer:
             output = producer.result(job_id).choices[0].text
         assert output in unescape(text)
+        facts = "".join(re.findall(r'<dl class="facts timeline-facts">(.*?)</dl>', text, re.DOTALL))
+        assert re.search(
+            r"<dt>Queue</dt><dd>Waited: \d+ ms</dd>\s*<dt>Attempt 1</dt><dd>.*Generated: .* · done</dd>", facts
+        )
         assert 'data-live="' not in text
         assert re.search(r"Output tokens</dt><dd>5", text)
 

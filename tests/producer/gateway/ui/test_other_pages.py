@@ -10,7 +10,7 @@ from sluice.producer.contract import tables
 from sluice.producer.operations.dead import DeadFilter
 from tests.producer.gateway.gateway_process import write
 from tests.producer.gateway.ui.conftest import IDLE, Browser, Site
-from tests.producer.gateway.ui.test_job_pages import listed, until
+from tests.producer.gateway.ui.test_job_pages import HOSTILE, listed, until
 
 pytestmark = pytest.mark.slow
 TOO_LONG = "x" * 100_000
@@ -137,7 +137,7 @@ class TestGivenABatch:
         row = {"id": job_id, "queue": IDLE, "partition": 0, "tenant": "stopper", "version": 3, "state": "cancelled"}
         write(site.database_url, tables.jobs.insert().values(**row, batch="stopped", submitted_ms=1, finished_ms=2))
 
-        [link] = re.findall(r'<td class="nowrap"><a href="/ui/jobs([^"]+)">cancelled</a>', browser.get(path).text)
+        [link] = re.findall(r'<td class="name"><a href="/ui/jobs([^"]+)">cancelled</a>', browser.get(path).text)
 
         assert listed(browser, unescape(link)) == [job_id]
 
@@ -197,6 +197,27 @@ class TestGivenAQuestion:
         wrong = [{"prompt": " "}, {"max_tokens": "0"}, {"temperature": "9"}, {"max_tokens": "many"}]
 
         assert [browser.post("/ui/try", **(right | one)).status_code for one in wrong] == [400] * 4
+
+    @pytest.mark.parametrize(
+        ("wrong", "status", "said"),
+        [
+            ({"max_tokens": "0"}, 400, "Most tokens must be a number from 1 to"),
+            ({"model": "gone"}, 404, "is not served; served: null"),
+        ],
+        ids=["number", "model"],
+    )
+    def test_when_it_is_refused_then_the_form_keeps_what_was_written(
+        self, site: Site, wrong: dict[str, str], status: int, said: str
+    ) -> None:
+        asked = {"prompt": f"{HOSTILE}\nWhy?", "model": "null", "max_tokens": "7", "temperature": "0.25"} | wrong
+
+        answer = site.visitor().post("/ui/try", **asked)
+
+        text = unescape(answer.text)
+        assert (answer.status_code, said in text) == (status, True)
+        assert f">\n{asked['prompt']}</textarea>" in text
+        assert f'value="{asked["max_tokens"]}"' in text
+        assert f'value="{asked["temperature"]}"' in text
 
     def test_when_the_key_lacks_submit_then_it_is_403(self, site: Site) -> None:
         browser = site.visitor(scopes=("read",))

@@ -73,8 +73,8 @@ class TestGivenJobsOfTwoTenants:
         usage = usage_in_hour(database, [queue], recorded.hour_ms)
         [batch], _ = await BatchList(database, [queue]).get("a", wait_s=60)
 
-        figures = {name: (one.jobs, one.tokens, one.costs) for name, one in usage.items()}
-        assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),))
+        figures = {name: (one.jobs, one.tokens, one.costs, one.unpriced) for name, one in usage.items()}
+        assert figures["a"] == (2, 4_000_000, (("EUR", 6.0),), ())
         assert (batch.size, batch.ended, batch.share) == (2, 2, 1.0)
         assert errors_of(database, queue, "b", "a") == [ErrorKind(name="broken", jobs=1, example="no", column="error")]
         assert errors_of(database, queue, "b", "z") == []
@@ -82,6 +82,14 @@ class TestGivenJobsOfTwoTenants:
         assert counts_of_tenant(database, "a", [queue]) == {"done": 1, "failed": 1}
         listed, _ = page_of_jobs(database, Wanted(queues=[queue], tenant="a"))
         assert [one.tenant for one in listed] == ["a", "a"]
+
+    async def test_when_their_model_has_no_price_then_their_tokens_are_unpriced(self, recorded: Recorded) -> None:
+        hour = usage_in_hour(recorded.database, [recorded.queue], recorded.hour_ms)
+        day, _ = await DayUsage(recorded.database, [recorded.queue]).get(wait_s=60)
+
+        assert hour == day
+        assert (day["a"].costs, day["a"].unpriced) == ((), ((recorded.queue, 4_000_000),))
+        assert (day["a"] + day["z"]).unpriced == ((recorded.queue, 5_000_001),)
 
     async def test_when_all_are_read_then_no_other_queue_is_counted(self, recorded: Recorded) -> None:
         database, queue, other = recorded.database, recorded.queue, f"{recorded.queue}-other"

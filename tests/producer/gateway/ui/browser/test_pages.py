@@ -10,6 +10,7 @@ from axe_playwright_python.sync_playwright import Axe  # pyright: ignore[reportM
 from playwright.sync_api import expect
 
 from sluice.producer import Producer
+from sluice.producer.contract.limits import MAX_TENANT_CHARS
 from sluice.producer.gateway.ui.live import RETRY_S
 from tests.producer.gateway.gateway_process import new_key
 from tests.producer.gateway.ui.browser.conftest import NARROW, WIDE, Chromium, Scheme, Window
@@ -23,6 +24,20 @@ RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "
 PAGES = ("/ui/", "/ui/jobs", "/ui/batches", "/ui/dead", "/ui/tenants", "/ui/try")
 BATCHES = (f"/ui/batches/{IDLE}/looked-at", "/ui/batches/default/broken")
 MAX_SHIFT = 0.01
+STREAM = "eventsource"
+MOST_TABS = 30
+FOCUS = """
+(() => {
+  const one = document.activeElement;
+  const name = (one.getAttribute("aria-label") || one.textContent).trim();
+  return { name, outline: getComputedStyle(one).outlineStyle };
+})()
+"""
+LOOKER = f"looker-with-a-name-{'x' * (MAX_TENANT_CHARS - 19)}"
+WIDTH = """
+[document.documentElement, ...document.querySelectorAll(".scroll, pre")].map((one) => one.scrollWidth - one.clientWidth)
+"""
+"""How much wider the content of a page, and of each part that may scroll, is than its place."""
 
 
 def violations(window: Window) -> list[str]:
@@ -30,6 +45,17 @@ def violations(window: Window) -> list[str]:
     axe: Any = Axe()  # Any: it is untyped
     found = axe.run(window.page, options=RULES).response["violations"]
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+
+
+def tab_to(window: Window, name: str, key: str = "Tab") -> None:
+    """Press a key until an element of this name has the focus, which is seen."""
+    focus: Any = {}  # Any: of JavaScript
+    for _ in range(MOST_TABS):
+        window.page.keyboard.press(key)
+        focus = window.page.evaluate(FOCUS)
+        if focus["name"] == name:
+            break
+    assert (focus["name"], focus["outline"]) == (name, "solid")
 
 
 def is_listed(browser: Browser, job_id: str) -> bool:
@@ -68,40 +94,74 @@ class TestGivenEveryPage:
     def test_when_it_is_opened_then_it_stands_still_and_everybody_can_use_it(
         self, site: Site, chromium: Chromium, scheme: Scheme, size: tuple[int, int]
     ) -> None:
-        failed(site, "looker", 2)
+        failed(site, LOOKER, 2)
         with Producer(site.server.url) as producer:
-            producer.submit(TOO_LONG, tenant="looker", batch="broken")
-        until(lambda: "prompt_too_long" in site.visitor("looker").get("/ui/batches/default/broken").text)
+            producer.submit(TOO_LONG, tenant=LOOKER, batch="broken")
+        until(lambda: "prompt_too_long" in site.visitor(LOOKER).get("/ui/batches/default/broken").text)
         with Producer(site.server.url, queue=IDLE) as producer:
-            job_id = producer.submit("<b>hello</b>", tenant="looker", batch="looked-at").id
+            job_id = producer.submit("<b>hello</b>", tenant=LOOKER, batch="looked-at").id
         with chromium.window(size, scheme) as window:
             window.page.goto(f"{site.url}/ui/sign-in")
             found = {"/ui/sign-in": violations(window)}
-            signed_in(window, site, "looker")
+            signed_in(window, site, LOOKER)
             for path in (*PAGES, f"/ui/jobs/{job_id}", *BATCHES, "/ui/none"):
                 window.page.goto(f"{site.url}{path}")
                 window.page.wait_for_timeout(1500)
+                for summary in window.page.locator("summary").all():
+                    summary.click()
                 found[path] = violations(window)
                 assert window.shifted <= MAX_SHIFT, path
-                width = window.page.evaluate("document.documentElement.scrollWidth")
-                assert width <= size[0], path
+                assert max(window.page.evaluate(WIDTH)) == 0, path
 
             assert {path: faults for path, faults in found.items() if faults} == {}
             # Chromium says of each answer that is no success that it could not be loaded.
             assert [one for one in window.faults if "404" not in one] == []
 
-    def test_when_the_page_is_hidden_then_its_connection_is_closed(self, site: Site, chromium: Chromium) -> None:
+    def test_when_the_page_is_hidden_then_its_only_connection_is_closed(self, site: Site, chromium: Chromium) -> None:
+        opened, closed = list[str](), list[str]()
         with chromium.window() as window:
+            window.page.on("request", lambda one: opened.append(one.url) if one.resource_type == STREAM else None)
+            window.page.on("requestfailed", lambda one: closed.append(one.url) if one.resource_type == STREAM else None)
             signed_in(window, site, "acme")
             expect(window.page.locator("#live")).to_have_text("live")
+            assert opened == [f"{site.url}/ui/events"]
             hide = "Object.defineProperty(document, 'hidden', { value: %s, configurable: true });"
             tell = "document.dispatchEvent(new Event('visibilitychange'));"
 
             window.page.evaluate(hide % "true" + tell)
             expect(window.page.locator("#live")).to_have_text("paused")
+            assert closed == opened
             window.page.evaluate(hide % "false" + tell)
 
             expect(window.page.locator("#live")).to_have_text("live")
+            assert len(opened) == 2
+
+
+@pytest.mark.long
+class TestGivenAKeyboardAlone:
+    def test_when_it_is_used_then_a_dead_job_is_found_and_requeued(self, site: Site, chromium: Chromium) -> None:
+        [job_id], key = failed(site, "typist", 1), new_key(site.database_url, "typist", scopes=ALL)
+        while site.browser().sign_in(key).status_code != 303:
+            pass
+        with chromium.window() as window:
+            window.page.goto(f"{site.url}/ui/sign-in")
+            window.page.keyboard.type(key)
+            window.page.keyboard.press("Enter")
+            window.page.wait_for_url(f"{site.url}/ui/")
+            tab_to(window, "Skip to the content")
+            tab_to(window, "Dead set")
+            window.page.keyboard.press("Enter")
+            window.page.wait_for_url(f"{site.url}/ui/dead")
+            tab_to(window, "Select jobs")
+            window.page.keyboard.press("Enter")
+            tab_to(window, f"Select job {job_id}")
+            window.page.keyboard.press("Space")
+            tab_to(window, "Requeue", "Shift+Tab")
+            window.page.keyboard.press("Enter")
+
+            expect(window.page.get_by_role("status")).to_have_text("The selected jobs wait again.")
+        with Producer(site.server.url) as producer:
+            assert producer.status(job_id).requeues == 1
 
 
 @pytest.mark.long
@@ -167,12 +227,16 @@ class TestGivenAQuestion:
             signed_in(window, site, "curious")
             window.page.get_by_role("link", name="Try it").click()
             window.page.get_by_label("Question").fill("Why <script>alert(1)</script>?")
+            window.page.goto(f"{site.url}/ui/")
+            window.page.get_by_role("link", name="Try it").click()
+            expect(window.page.get_by_label("Question")).to_have_value("Why <script>alert(1)</script>?")
             window.page.get_by_label("Most tokens").fill("200")
             window.page.get_by_role("button", name="Ask").click()
             window.page.wait_for_url(re.compile(r"/ui/jobs/"))
             job_url = window.page.url
 
-            window.page.goto(f"{site.url}/ui/")
+            window.page.goto(f"{site.url}/ui/try")
+            expect(window.page.get_by_label("Question")).to_have_value("")
             window.page.goto(job_url)
 
             expect(window.page.locator("#state .state")).to_have_text("done", timeout=20_000)

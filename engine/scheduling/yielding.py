@@ -1,0 +1,96 @@
+"""Running sequences give way to waiting ones of a higher class. Which does is the policy's choice.
+
+A sequence of a higher class joins before the running ones are scheduled, so that its prompt is computed before theirs.
+If it lacks a place or blocks, the policy names victims, one at a time, until it would join; only then are they
+preempted. If it would not join even without all of them, none is. So a victim never loses its place for nothing.
+
+A victim waits at its place in the order and is computed again when there is room; the prefix cache keeps most of it.
+While a step in flight still uses the blocks of victims, the sequence that needs them waits for it to land.
+"""
+
+from bisect import insort
+from itertools import takewhile
+
+from sluice.engine.request import Room
+from sluice.engine.scheduling.prefix_index import CachedPrefix
+from sluice.engine.scheduling.prefix_sharing import PrefixSharing
+from sluice.engine.scheduling.scheduler import Scheduler
+from sluice.engine.sequence import Sequence
+
+
+class YieldingScheduler(Scheduler):
+    """A scheduler whose running sequences give way. Mutable."""
+
+    def room(self) -> Room:
+        """Return what can start within the next steps: free room, or if there is none, what a lower class gives up."""
+        room = super().room()
+        return room if room.is_some else self._yielded_room() or room
+
+    def _join_higher(self) -> None:
+        """Let waiting sequences join that go before a running one; others give way if necessary."""
+        while self.waiting and self._policy.outranks(self.waiting.head, self.running):
+            sequence = self.waiting.head
+            if self._is_full and self._policy.victim(sequence, self.running) is None:
+                return
+            found = self.blocks.lookup(sequence)
+            computing = [one for one in self.running if max(one.num_uncomputed_tokens, one.num_launched_tokens) > 1]
+            if PrefixSharing(self.blocks.block_size, computing).is_better_held_back(sequence, found):
+                return
+            if self._displace(sequence, found):
+                found = self.blocks.lookup(sequence)  # a victim may have published more of it
+            # Its first tokens are scheduled with those of the running ones.
+            if self._is_full or self._try_join(sequence, found, 1) is None:
+                return
+            self.waiting.pop()
+
+    def _displace(self, sequence: Sequence, found: CachedPrefix) -> bool:
+        """Preempt the victims that `sequence` needs to join; return False if it needs none, or all would not do."""
+        victims: list[Sequence] = []
+        while not self._would_join(sequence, found, victims):
+            victim = self._policy.victim(sequence, self.running)
+            if victim is None:
+                for one in victims:
+                    insort(self.running, one, key=self._policy.order)
+                return False
+            self.running.remove(victim)
+            victims.append(victim)
+        for victim in victims:
+            self._preempt(victim, sequence)
+        return bool(victims)
+
+    def _would_join(self, sequence: Sequence, found: CachedPrefix, victims: list[Sequence]) -> bool:
+        """Return whether `sequence` has a place and blocks once `victims`, not in `running` any more, are gone."""
+        if self._is_full:
+            return False
+        num_lacking = self.blocks.num_lacking(
+            sequence,
+            found,
+            num_spare=self._admission.num_spare_blocks(self.running, sequence),
+            num_held=self._admission.num_held_tokens(sequence),
+        )
+        # Sequences that are leaving release blocks when their step lands: wait for these.
+        is_coming = bool(self.leaving) and not victims
+        return num_lacking <= 0 or is_coming or num_lacking <= self.blocks.num_released_by(victims, found)
+
+    def _yielded_room(self) -> Room | None:
+        """Return what the lowest class would give up; None while one waits that would take it."""
+        yielding = self._policy.yielding(self.running)
+        if not yielding or (self.waiting and self._policy.outranks(self.waiting.head, yielding)):
+            return None
+        over_class = yielding[0].priority
+        num_blocks = self.blocks.num_free_blocks + sum([one.num_held_blocks for one in yielding])
+        num_blocks = min(num_blocks, self._limits.num_blocks) - self._admission.num_spare_blocks(self.running)
+        # Prompts of a higher class go before those of lower ones, and are before them in the order.
+        higher = takewhile(lambda one: one.priority > over_class, self.running)
+        num_owed = sum(one.num_uncomputed_tokens for one in higher)
+        return Room(
+            kv_tokens=max(0, self._num_tokens_in(num_blocks)),
+            prefill_tokens=max(0, self._num_offered_tokens - num_owed),
+            sequences=len(yielding),
+            over_class=over_class,
+        )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether every place is taken. A running sequence must find a token in each step's budget."""
+        return len(self.running) >= min(self._config.max_num_seqs, self.max_tokens)

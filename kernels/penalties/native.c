@@ -1,0 +1,66 @@
+/* Penalties on the tokens that a sequence has seen. */
+#include "../parts.h"
+
+typedef struct {
+  float *logits;         /* [E, V] with a stride */
+  const int32_t *seen;   /* [P, V] with a stride */
+  const int32_t *places; /* [E]; -1 for none */
+  const int32_t *extras; /* [E, K]; -1 for none */
+  const float *repetition, *frequency, *presence; /* [E] */
+  int64_t logits_stride, seen_stride, K, V;
+} Penalties;
+
+/* Each operation is rounded by itself, as torch does: the stores keep the compiler from fusing them. */
+static float penalised(float x, int32_t seen, const Penalties *by, int64_t row) {
+  const float count = (float)(seen >> 1);
+  volatile float scaled = x > 0 ? x / by->repetition[row] : x * by->repetition[row];
+  volatile float product = by->frequency[row] * count;
+  return scaled - (product + (count > 0 ? by->presence[row] : 0.0f));
+}
+
+/* Whether any of sixteen is not 0: most tokens were never seen. */
+INLINE int any16(const int32_t *x) {
+  uint64_t pairs[LANES / 2];
+  memcpy(pairs, x, sizeof pairs);
+  uint64_t any = 0;
+  for (int i = 0; i < LANES / 2; i++) any |= pairs[i];
+  return any != 0;
+}
+
+static int32_t num_equal(const int32_t *extras, int64_t num_extras, int64_t token) {
+  int32_t count = 0;
+  for (int64_t k = 0; k < num_extras; k++) count += extras[k] == token;
+  return count;
+}
+
+static void penalise_row(const Penalties *by, int64_t row) {
+  if (by->places[row] < 0) return;
+  float *logits = by->logits + row * by->logits_stride;
+  const int32_t *seen = by->seen + by->places[row] * by->seen_stride, *extras = by->extras + row * by->K;
+  for (int64_t first = 0; first < by->V; first += LANES) {
+    const int64_t end = first + LANES < by->V ? first + LANES : by->V;
+    if (end - first == LANES && !any16(seen + first)) continue;
+    for (int64_t token = first; token < end; token++)
+      if (seen[token])
+        logits[token] = penalised(logits[token], seen[token] + 2 * num_equal(extras, by->K, token), by, row);
+  }
+  for (int64_t k = 0; k < by->K; k++) {
+    const int64_t token = extras[k];
+    /* Those that are seen are done; of equal ones, the first stands for all. */
+    if (token < 0 || seen[token] || num_equal(extras, k, token)) continue;
+    logits[token] = penalised(logits[token], 2 * num_equal(extras, by->K, token), by, row);
+  }
+}
+
+static void penalise_rows(const Penalties *by, int64_t first, int64_t end) {
+  for (int64_t row = first; row < end; row++) penalise_row(by, row);
+}
+
+EXPORT void sluice_penalties(float *logits, int64_t logits_stride, const int32_t *seen, const int32_t *places,
+                             const int32_t *extras, int64_t K, int64_t seen_stride, const float *repetition,
+                             const float *frequency, const float *presence, int64_t num_rows, int64_t V) {
+  const Penalties by = {logits,    seen,     places,        extras,      repetition,
+                        frequency, presence, logits_stride, seen_stride, K,          V};
+  RUN_PARTS(num_rows > 1 && num_rows * V >= PARALLEL_ELEMENTS,
+            penalise_rows(&by, share_begin(&team, num_rows), share_end(&team, num_rows)));
+}

@@ -1,0 +1,40 @@
+"""The iterations of a worker on this host, as its metrics server tells them."""
+
+from collections.abc import Generator
+from http.client import HTTPException
+from ipaddress import ip_address
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from sluice.worker.config import MetricsConfig
+from sluice.worker.errors import NotReady
+
+QUIET_S = 10.0
+"""A worker that says nothing for so long is gone: it says something every second."""
+
+
+def live_iterations(config: MetricsConfig, *, has_all: bool) -> Generator[str]:
+    """Yield the lines that a worker writes, until it ends.
+
+    Raises:
+        NotReady: no worker answers there.
+    """
+    address = f"{_host(config.host)}:{config.port}"
+    try:
+        with urlopen(f"http://{address}/iterations{'?all' if has_all else ''}", timeout=QUIET_S) as lines:
+            yield from (line.decode(errors="replace").rstrip("\n") for line in lines if line.strip())
+    except (URLError, OSError, HTTPException) as error:
+        raise NotReady(
+            f"no worker tells its iterations at {address}: {error}. Its start line `metrics served` has its address"
+        ) from error
+
+
+def _host(host: str) -> str:
+    """Return the address of this host for a server that listens on `host`."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return host if address.version == 4 else f"[{host}]"

@@ -1,0 +1,92 @@
+"""Defaults of a model for sampling, and what a job is sampled with. Pure functions.
+
+As in vLLM, the fields of generation_config.json that `FIELDS` names are the defaults of options that a request does not
+state, whatever `do_sample` says; `max_new_tokens` also bounds what a request may state.
+"""
+
+from collections.abc import Mapping
+
+from sluice.engine.errors import ModelFolderError
+from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.limits import MAX_TOKENS
+from sluice.producer.contract.messages import NEUTRAL, is_token_id
+from sluice.producer.contract.wire import JobOptions, ResolvedOptions
+
+FIELDS: Mapping[str, str] = {name: "max_new_tokens" if name == "max_tokens" else name for name in NEUTRAL}
+"""By option: the field of generation_config.json."""
+
+NOTHING_STATED = JobOptions()
+
+
+def read_defaults(generation_config: Mapping[str, object]) -> JobOptions:
+    """Return the options that a generation config states.
+
+    Raises:
+        ModelFolderError: a value is out of its range.
+    """
+    stated = {
+        option: _in_our_terms(option, value)
+        for option, field in FIELDS.items()
+        if (value := generation_config.get(field)) is not None
+    }
+    try:
+        return JobOptions(**stated)  # pyright: ignore[reportArgumentType]  # JobOptions checks the types
+    except InvalidJob as error:
+        raise ModelFolderError(
+            f"generation_config.json has a default that no request may have: {error}. "
+            f"Correct it, or ignore its defaults with --generation-config none."
+        ) from error
+
+
+def _in_our_terms(option: str, value: object) -> object:
+    """Return a value as a request would state it: other programs take whole floats, `top_k` -1 and any length."""
+    if option not in ("max_tokens", "top_k"):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if option == "top_k":
+        return 0 if value == -1 else value
+    return min(value, MAX_TOKENS) if isinstance(value, int) else value
+
+
+def resolve(
+    stated: JobOptions, defaults: JobOptions, end_token_ids: frozenset[int], *, room: int = MAX_TOKENS
+) -> ResolvedOptions:
+    """Return what a job is sampled with: what its request states, else the model's defaults, else `NEUTRAL`.
+
+    Args:
+        stated: Options of the request.
+        defaults: Those of the model.
+        end_token_ids: Those of the model.
+        room: Tokens that fit after the prompt. A length that the request does not state is at most this.
+    """
+    return ResolvedOptions(
+        max_tokens=_max_tokens(stated, defaults, room),
+        temperature=_first(stated.temperature, defaults.temperature, NEUTRAL["temperature"]),
+        top_p=_first(stated.top_p, defaults.top_p, NEUTRAL["top_p"]),
+        top_k=int(_first(stated.top_k, defaults.top_k, NEUTRAL["top_k"])),
+        min_p=_first(stated.min_p, defaults.min_p, NEUTRAL["min_p"]),
+        repetition_penalty=_first(
+            stated.repetition_penalty, defaults.repetition_penalty, NEUTRAL["repetition_penalty"]
+        ),
+        end_token_ids=tuple(sorted(filter(is_token_id, end_token_ids))),  # some configs have -1 for none
+    )
+
+
+def _max_tokens(stated: JobOptions, defaults: JobOptions, room: int) -> int:
+    bound = MAX_TOKENS if defaults.max_tokens is None else defaults.max_tokens
+    if stated.max_tokens is not None:
+        return min(stated.max_tokens, bound)
+    return max(1, min(stated.planned_tokens if defaults.max_tokens is None else bound, room))
+
+
+def describe(defaults: JobOptions) -> str:
+    """Return the stated defaults for people: `temperature 0.7, top_k 20`."""
+    stated = {name: value for name in NEUTRAL if (value := getattr(defaults, name)) is not None}
+    return ", ".join(f"{name} {value:g}" for name, value in stated.items())
+
+
+def _first(stated: float | None, default: float | None, neutral: float) -> float:
+    if stated is not None:
+        return stated
+    return neutral if default is None else default

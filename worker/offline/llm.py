@@ -1,0 +1,188 @@
+"""`LLM`: generate in this process, with the service's engine and without a queue."""
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias, cast
+
+from sluice.producer.contract.errors import did_you_mean
+from sluice.producer.contract.jobs import PromptLike
+from sluice.producer.contract.messages import JobSpec, Message
+from sluice.worker.config import SETTINGS, WorkerConfig, load_config
+from sluice.worker.errors import ConfigError
+from sluice.worker.model.load import load
+from sluice.worker.offline.outputs import RequestOutput, StreamOutput
+from sluice.worker.offline.progress import progress_bar
+from sluice.worker.offline.runs import OfflinePrompt, Runs
+from sluice.worker.offline.sampling import SamplingParams
+
+Prompts: TypeAlias = PromptLike | Iterable[PromptLike]
+"""One prompt (text, token ids or a chat) or any number of them."""
+
+_SETTINGS = {
+    leaf.name: leaf
+    for leaf in SETTINGS
+    if leaf.section in ("model", "batching") and leaf.name not in ("path", "processes")
+}
+
+
+class LLM:
+    """A loaded model. Use it from one thread; as a context manager it is closed at the end."""
+
+    def __init__(self, model: str | Path | None = None, **settings: object) -> None:
+        """Load a model.
+
+        Args:
+            model: Its folder or its Hugging Face name. Default: the small model that ships with Sluice.
+            **settings: Settings of `worker start` about model and batching, by their names in its configuration file,
+                such as `device="cuda:0"`, `dtype="float32"` or `max_num_seqs=32` (docs/reference/settings.md).
+
+        Raises:
+            ConfigError: the settings, the model's files or the device do not allow it.
+            WorkerBroken: memory or the device is unavailable now.
+        """
+        config = _config(model, settings)
+        self._device = config.model.device
+        self._runs: Runs | None = Runs(load(config), max_num_seqs=config.step_limits.max_num_seqs)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; return their outputs in the order of the prompts.
+
+        A prompt that fails has an `error` in its output and does not affect the others.
+
+        Args:
+            prompts: One prompt or several. An iterator is read as there is room.
+            sampling_params: For all prompts, or one for each. Default: `SamplingParams()`.
+            progress: Whether to show a progress bar on standard error. Default: if that is a terminal.
+
+        Raises:
+            ValueError: not as many sampling parameters as prompts.
+            EngineBroken: the device is lost.
+        """
+        return self._outputs(_listed(prompts), sampling_params, progress, as_chat=False)
+
+    def chat(
+        self,
+        messages: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat or several, as `generate`; a text is one message of a user.
+
+        Args:
+            messages: Messages, each with `role` and `content`; or several such lists.
+            sampling_params: As in `generate`.
+            progress: As in `generate`.
+
+        Raises:
+            ValueError: not as many sampling parameters as chats.
+            EngineBroken: the device is lost.
+        """
+        return self._outputs(_listed(messages), sampling_params, progress, as_chat=True)
+
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        as_chat: bool = False,
+    ) -> Iterator[StreamOutput]:
+        """Yield the output of one prompt or several as it is generated.
+
+        Steps run while the caller iterates. Leaving the loop drops what is unfinished.
+
+        Args:
+            prompts: As in `generate`.
+            sampling_params: As in `generate`.
+            as_chat: Whether a text is one message of a user.
+
+        Raises:
+            ValueError: not as many sampling parameters as prompts.
+            EngineBroken: the device is lost.
+        """
+        if self._runs is None:
+            raise ValueError("this LLM is closed")
+        return self._runs.run(_jobs(_listed(prompts), sampling_params, as_chat=as_chat))
+
+    def close(self) -> None:
+        """Free the model's memory. May be called twice."""
+        if self._runs is not None:
+            self._runs = None
+            gc.collect()  # engine and executor are parts of cycles
+            if self._device != "cpu":
+                # The next model measures what the driver has free, without torch's cache.
+                import torch
+
+                torch.cuda.empty_cache()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _outputs(
+        self,
+        prompts: Iterable[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool | None,
+        *,
+        as_chat: bool,
+    ) -> list[RequestOutput]:
+        outputs: dict[int, RequestOutput] = {}
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        with progress_bar(total, is_shown=progress) as ended:
+            for piece in self.stream(prompts, sampling_params, as_chat=as_chat):
+                if piece.request_output is not None:
+                    outputs[piece.prompt_index] = piece.request_output
+                    ended(piece.request_output)
+        return [outputs[index] for index in range(len(outputs))]
+
+
+def _config(model: str | Path | None, settings: Mapping[str, object]) -> WorkerConfig:
+    if unknown := settings.keys() - _SETTINGS.keys():
+        hint = did_you_mean(min(unknown), _SETTINGS)
+        raise ConfigError([f"{min(unknown)}: not a setting of model or batching{hint}"])
+    flags = {_SETTINGS[name].key: value for name, value in settings.items() if value is not None}
+    if model is not None:
+        flags["model.path"] = str(model)
+    return load_config({}, flags=flags, named=lambda leaf: leaf.name)
+
+
+def _listed(prompts: Prompts) -> Iterable[PromptLike]:
+    """Return several prompts as they are, and one as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], (int, Mapping, Message)):
+        return [cast("PromptLike", prompts)]
+    return cast("Iterable[PromptLike]", prompts)
+
+
+def _jobs(
+    prompts: Iterable[PromptLike],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    *,
+    as_chat: bool,
+) -> Iterator[OfflinePrompt]:
+    if isinstance(sampling_params, Sequence):
+        prompts = list(prompts)
+        if len(prompts) != len(sampling_params):
+            raise ValueError(f"{len(prompts)} prompts need as many sampling_params, got {len(sampling_params)}")
+        pairs = zip(prompts, sampling_params, strict=True)
+    else:
+        shared = sampling_params or SamplingParams()
+        pairs = ((prompt, shared) for prompt in prompts)
+    return (
+        OfflinePrompt(index=index, prompt=prompt, spec=JobSpec(options=one.options, as_chat=as_chat), seed=one.seed)
+        for index, (prompt, one) in enumerate(pairs)
+    )

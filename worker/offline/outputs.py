@@ -1,0 +1,96 @@
+"""What prompts yield without a queue: plain values. Names of fields are those of vLLM where there is one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.engine.request import FinishReason, TokenLogprobs
+from sluice.producer.contract.jobs import PromptLike
+
+
+class PromptFailed(Exception):
+    """A prompt has no complete output; `code` is a constant word for programs (docs/reference/errors.md)."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOutput:
+    """What one step added to one choice of one prompt."""
+
+    prompt_index: int
+    """Place of the prompt among those of the call."""
+
+    index: int
+    """Number of the choice."""
+
+    text: str = ""
+    """Newly visible text. It may lag behind the tokens (possible stop strings, incomplete characters)."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    """`stop`, `length` or `error`, in the last piece of the choice."""
+
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the choice; None for the model's own end."""
+
+    error: PromptFailed | None = None
+    request_output: "RequestOutput | None" = None
+    """The whole output of the prompt, with its last piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One choice of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+    @classmethod
+    def of(cls, pieces: Sequence[StreamOutput]) -> "CompletionOutput":
+        """Join the pieces of a choice, the last of which has its end."""
+        last = pieces[-1]
+        has_logprobs = any(piece.logprobs is not None for piece in pieces)
+        return cls(
+            index=last.index,
+            text="".join([piece.text for piece in pieces]),
+            token_ids=tuple([token_id for piece in pieces for token_id in piece.token_ids]),
+            logprobs=tuple([one for piece in pieces for one in piece.logprobs or ()]) if has_logprobs else None,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """The output of one prompt."""
+
+    prompt: PromptLike
+    prompt_token_ids: tuple[int, ...]
+    """Empty if the prompt could not be encoded."""
+
+    outputs: tuple[CompletionOutput, ...]
+    """One for each of the `n` choices. Those of a prompt that failed have what was generated until then."""
+
+    num_cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+
+    error: PromptFailed | None = None
+    """Why the prompt failed; the others of the call are not affected."""
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice.
+
+        Raises:
+            PromptFailed: there is no complete output.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.outputs[0].text

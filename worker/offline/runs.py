@@ -1,0 +1,178 @@
+"""Drive the engine for the calls of `LLM`: open prompts as there is room, step, and hand each call its output.
+
+Steps are the service's own (`LLMEngine.advance`). A call may begin while another one is half read: each step serves
+both.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+
+from sluice.engine.errors import RequestRejected
+from sluice.engine.request import FinishReason, Request, TokenDelta
+from sluice.producer.contract.errors import InvalidJob
+from sluice.producer.contract.jobs import PromptLike, as_prompt
+from sluice.producer.contract.messages import JobSpec, check_prompt
+from sluice.worker.clock import monotonic_s, wall_ms
+from sluice.worker.errors import INVALID_REQUEST, JobRejected
+from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.translate import code_of, sampling_of
+from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflinePrompt:
+    """One prompt of a call."""
+
+    index: int
+    prompt: PromptLike
+    spec: JobSpec
+    seed: int | None
+
+
+class _OpenPrompt:
+    """A prompt and its output so far. Mutable."""
+
+    def __init__(self, asked: OfflinePrompt, token_ids: tuple[int, ...]) -> None:
+        self.num_open = asked.spec.options.n
+        self.num_cached_tokens = 0
+        self._asked = asked
+        self._token_ids = token_ids
+        self._choices: list[list[StreamOutput]] = [[] for _ in range(self.num_open)]
+        self._error: PromptFailed | None = None
+
+    def add(self, piece: StreamOutput) -> StreamOutput:
+        """Keep a piece, and return it; the last one with the whole output."""
+        self._choices[piece.index].append(piece)
+        self._error = self._error or piece.error
+        if piece.finish_reason is None:
+            return piece
+        self.num_open -= 1
+        return piece if self.num_open else replace(piece, request_output=self._output())
+
+    def _output(self) -> RequestOutput:
+        return RequestOutput(
+            prompt=self._asked.prompt,
+            prompt_token_ids=self._token_ids,
+            outputs=tuple(map(CompletionOutput.of, self._choices)),
+            num_cached_tokens=self.num_cached_tokens,
+            error=self._error,
+        )
+
+    def piece_of(self, delta: TokenDelta) -> StreamOutput:
+        """Translate what the engine yielded for this prompt."""
+        self.num_cached_tokens = delta.stats.num_cached_tokens
+        piece = StreamOutput(
+            prompt_index=self._asked.index,
+            index=delta.choice,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+        )
+        if (finish := delta.finish) is None:
+            return piece
+        error = None if finish.error is None else PromptFailed(finish.failure.value, finish.error)
+        return replace(piece, finish_reason=finish.reason, stop_reason=finish.stop, error=error)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One call: its prompts to come, those that are open, and what was not read yet. Mutable."""
+
+    prompts: Iterator[OfflinePrompt]
+    open: dict[str, _OpenPrompt] = field(default_factory=dict[str, _OpenPrompt])
+    pieces: deque[StreamOutput] = field(default_factory=deque[StreamOutput])
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(one.num_open for one in self.open.values())
+
+
+class Runs:
+    """The engine and the calls that it serves. Not thread-safe, as the engine."""
+
+    def __init__(self, model: LoadedModel, *, max_num_seqs: int) -> None:
+        self._engine = model.engine
+        self._translator = model.translator
+        self._max_open = 2 * max_num_seqs
+        """Sequences of a call that the engine knows: those that run, and as many to follow them."""
+
+        self._ids = count()
+        self._by_request: dict[str, _Run] = {}
+
+    def run(self, prompts: Iterator[OfflinePrompt]) -> Iterator[StreamOutput]:
+        """Generate; yield the output as steps produce it. Prompts are read as there is room for them.
+
+        What is still open when the reader stops is dropped.
+        """
+        run = _Run(prompts)
+        try:
+            while self._fill(run) or run.pieces:
+                if not run.pieces:
+                    self._advance()
+                while run.pieces:
+                    yield run.pieces.popleft()
+        finally:
+            self._engine.drop(run.open)
+            for request_id in run.open:
+                del self._by_request[request_id]
+
+    def _fill(self, run: _Run) -> bool:
+        """Open prompts while there is room; return whether any is open."""
+        room = self._max_open - run.num_sequences
+        while room > 0 and (asked := next(run.prompts, None)) is not None:
+            self._open(run, asked)
+            room -= asked.spec.options.n
+        return bool(run.open)
+
+    def _open(self, run: _Run, asked: OfflinePrompt) -> None:
+        try:
+            request = self._request(asked)
+        except InvalidJob as error:
+            self._reject(run, asked, PromptFailed(INVALID_REQUEST, str(error)))
+        except RequestRejected as error:
+            self._reject(run, asked, PromptFailed(code_of(error), str(error)))
+        except JobRejected as error:
+            self._reject(run, asked, PromptFailed(error.code, str(error)))
+        else:
+            run.open[request.id] = _OpenPrompt(asked, request.prompt_token_ids)
+            self._by_request[request.id] = run
+            self._engine.add([request])
+
+    def _request(self, asked: OfflinePrompt) -> Request:
+        prompt = as_prompt(asked.prompt)
+        check_prompt(prompt)
+        options, token_ids = asked.spec.options, self._translator.token_ids(prompt, asked.spec, now_ms=wall_ms())
+        request = Request(
+            id=str(next(self._ids)),
+            prompt_token_ids=tuple(token_ids),
+            sampling=sampling_of(options, self._translator.resolve(options, len(token_ids)), _seed_of(asked)),
+            num_choices=options.n,
+            arrival_s=monotonic_s(),
+        )
+        self._engine.validate(request)
+        return request
+
+    def _reject(self, run: _Run, asked: OfflinePrompt, error: PromptFailed) -> None:
+        rejected = _OpenPrompt(asked, ())
+        for index in range(asked.spec.options.n):
+            piece = StreamOutput(prompt_index=asked.index, index=index, finish_reason=FinishReason.ERROR, error=error)
+            run.pieces.append(rejected.add(piece))
+
+    def _advance(self) -> None:
+        if 0 < (wait_s := self._engine.idle_s) < inf:
+            time.sleep(wait_s)  # a discipline gathers a batch
+        for delta in self._engine.advance():
+            run = self._by_request[delta.request_id]
+            opened = run.open[delta.request_id]
+            run.pieces.append(opened.add(opened.piece_of(delta)))
+            if not opened.num_open:
+                del run.open[delta.request_id], self._by_request[delta.request_id]
+
+
+def _seed_of(asked: OfflinePrompt) -> int:
+    return int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed
