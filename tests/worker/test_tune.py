@@ -46,21 +46,26 @@ def model(step_time: StepTime, *, num_tokens: int = 32768, discipline: str = "co
     return Model(load, clock, EngineConfig(discipline=discipline))
 
 
+@pytest.fixture(scope="module")
+def stalls() -> SearchResult:
+    """What is found for prompts that stall decodes."""
+    serving = model(StepTime(fixed_s=5e-3, token_s=2e-4))
+    return search(serving, CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS)
+
+
 class TestGivenPromptsThatStallDecodes:
     """A token of a prompt costs 0.2 ms: 1,500 of them at once hold everybody up for 0.3 s."""
 
-    found: SearchResult = search(
-        model(StepTime(fixed_s=5e-3, token_s=2e-4)), CHATS_AND_LONG_PROMPTS, Target(ttft_s=0.2, tpot_s=0.05), DEFAULTS
-    )
-
-    def test_when_it_is_tuned_then_more_meet_the_target_than_with_the_defaults(self) -> None:
-        best, choice = self.found.best, self.found.best.choice
-        assert best.predicted.attainment > self.found.current.predicted.attainment
+    def test_when_it_is_tuned_then_more_meet_the_target_than_with_the_defaults(self, stalls: SearchResult) -> None:
+        best, choice = stalls.best, stalls.best.choice
+        assert best.predicted.attainment > stalls.current.predicted.attainment
         assert choice.max_num_batched_tokens < 1500 or choice.long_prefill_token_threshold
 
-    def test_when_the_machine_keeps_to_its_step_time_then_what_was_predicted_is_measured(self) -> None:
-        assert self.found.fit.median_error < 0.01
-        for outcome in (self.found.current, self.found.best):
+    def test_when_the_machine_keeps_to_its_step_time_then_what_was_predicted_is_measured(
+        self, stalls: SearchResult
+    ) -> None:
+        assert stalls.fit.median_error < 0.01
+        for outcome in (stalls.current, stalls.best):
             assert outcome.measured.attainment == pytest.approx(outcome.predicted.attainment, abs=0.05)
             assert outcome.measured.tpot_mean_s == pytest.approx(outcome.predicted.tpot_mean_s, rel=0.05)
 
@@ -190,12 +195,11 @@ class TestGivenAChoiceThatIsPredictedToBeBetter:
 
     @pytest.mark.parametrize(("attainment", "is_kept"), [(-0.1, True), (0.0, True), (0.1, False)])
     def test_when_it_does_not_measure_better_then_the_current_settings_are_kept(
-        self, attainment: float, *, is_kept: bool
+        self, stalls: SearchResult, attainment: float, *, is_kept: bool
     ) -> None:
-        found = TestGivenPromptsThatStallDecodes.found
-        assert found.candidate.choice != found.current.choice
-        measured = replace(found.current.measured, attainment=found.current.measured.attainment + attainment)
-        found = replace(found, candidate=replace(found.candidate, measured=measured))
+        assert stalls.candidate.choice != stalls.current.choice
+        measured = replace(stalls.current.measured, attainment=stalls.current.measured.attainment + attainment)
+        found = replace(stalls, candidate=replace(stalls.candidate, measured=measured))
 
         assert (found.best == found.current) == is_kept
         report = report_of(found, "continuous", self.TARGET)
