@@ -252,7 +252,8 @@ class TestGivenAChannelThatMayBeRead:
         assert count_of(queue) == before + 1
 
     def test_when_a_reader_follows_it_then_each_entry_raises_the_count(self, queue: Queue, channel: str) -> None:
-        threading.Thread(target=follow, args=(queue, channel), daemon=True).start()
+        reader = threading.Thread(target=follow, args=(queue, channel), daemon=True)
+        reader.start()
         wait_until(lambda: count_of(queue), "it has read the first")
 
         for number in range(2, 2 + NUM_ENTRIES):
@@ -261,6 +262,8 @@ class TestGivenAChannelThatMayBeRead:
             # Until Redis 7.0 a server counts when the reader asks again, later ones when it is answered.
             wait_until(lambda before=before: count_of(queue) > before, "it is seen")
         queue.client.xadd(channel, {"e": "x"}, id=LAST.decode())
+        reader.join(20)
+        assert not reader.is_alive()
 
     def test_when_workers_and_recorders_read_then_it_stays(self, queue: Queue, channel: str) -> None:
         queue.client.xgroup_create(channel, "group", id="0")

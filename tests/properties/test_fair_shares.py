@@ -70,7 +70,8 @@ class SlottedWorker:
             done[one.leased.id.split(".")[1]] += round(step)
         over = [one for one in self.running if one.left <= 0]
         self.running = [one for one in self.running if one.left > 0]
-        self.worker.advance(*[ending(one.leased, one.published, output_tokens=one.output_tokens) for one in over])
+        # With tokens: a channel without any expires after a minute, and a busy machine takes that long.
+        self.worker.advance(*[ending(one.leased, one.published, one.output_tokens - one.published) for one in over])
         self.worker.advance(
             *[self.publish(one) for one in self.running if one.written - one.published >= PUBLISH_EVERY]
         )

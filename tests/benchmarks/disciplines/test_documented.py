@@ -89,7 +89,7 @@ def claims_not_in(documented: list[list[str]], result: CaseResult) -> list[str]:
 
 
 def case(name: str) -> ParameterSet:
-    takes_long = name in {"memory", "poisson", "capacity", "goodput", "split"}
+    takes_long = name not in {"concurrency", "arrivals"}
     return pytest.param(name, marks=[pytest.mark.long, pytest.mark.timeout(600)] if takes_long else [])
 
 

@@ -120,6 +120,7 @@ APPENDS = (
         name="a choice that has ended may end again",
         patches=_script("advance", "if lease[at + 1] ~= 0 then return stop_word('already', lease) end"),
         tests=(f"{APPEND}::TestGivenSeveralChoices",),
+        is_cheap=True,
     ),
     Guard(
         name="an end is published apart from its tokens",
@@ -131,7 +132,6 @@ APPENDS = (
             ),
         ),
         tests=("tests/worker/jobs/test_results.py",),
-        is_cheap=True,
     ),
     Guard(
         name="tokens that Redis lost are not republished",

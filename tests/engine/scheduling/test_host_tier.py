@@ -17,6 +17,7 @@ from sluice.engine.scheduling.block_manager import BlockManager
 from sluice.engine.scheduling.host_tier import HostTier
 from sluice.engine.sequence import Sequence
 from tests.engine.given import Checked, CheckingModel, engine_over, lagging, request, run, undisturbed
+from tests.examples import examples
 
 
 def nothing() -> set[int]:
@@ -268,7 +269,7 @@ class TestGivenACacheThatHoldsHalfOfWhatRuns:
 
 
 @given(random=st.randoms(use_true_random=False), num_blocks=st.integers(20, 30), num_host_blocks=st.integers(4, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_when_prefixes_are_shared_then_what_is_loaded_is_what_was_computed(
     random: Random, num_blocks: int, num_host_blocks: int
 ) -> None:
