@@ -124,9 +124,10 @@ class TestGivenASignIn:
             pass
 
         revoke(site.database_url, key)
-        began_s = time.monotonic()
+        revoked_s = asked_s = time.monotonic()
         while browser.get("/ui/").status_code == 200:
-            assert time.monotonic() - began_s < 1.0
+            assert asked_s - revoked_s < 1.0
+            asked_s = time.monotonic()
 
         assert browser.get("/ui/").headers["location"] == SIGN_IN
 
