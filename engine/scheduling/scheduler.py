@@ -93,6 +93,9 @@ class Scheduler(ABC):
         self._preempted: dict[int, Sequence] = {}
         """Those of the waiting sequences that were preempted, by id."""
 
+        self.num_changes = 0
+        """How often sequences have begun or ceased to run."""
+
         self.steps = MeasuredSteps()
         self._admission = self._make_admission()
         self.counters = SchedulerCounters()
@@ -119,8 +122,10 @@ class Scheduler(ABC):
                 num_drafted=self.counters.num_drafted_tokens,
                 num_accepted=self.counters.num_accepted_tokens,
             )
+        saves: tuple[BlockSave, ...] = ()
         # A step without rows is not launched, and makes none.
-        saves = self.blocks.saves(partial(self._filled_blocks, batch)) if batch.rows else ()
+        if self._limits.num_host_blocks and batch.rows:
+            saves = self.blocks.saves(partial(self._filled_blocks, batch))
         if saves or self.blocks.num_pending_copies:
             batch = self._with_copies(batch, saves)
         if self.on_plan is not None:
@@ -195,6 +200,7 @@ class Scheduler(ABC):
             self.blocks.retract(sequence)
         if self._drafting is not None:
             self._drafting.end(sequences)
+        self.num_changes += 1
         num_waited = 0
         for sequence in sequences:
             if sequence.status is SequenceStatus.WAITING:
@@ -350,6 +356,7 @@ class Scheduler(ABC):
         if not self.blocks.try_hold(sequence, found, num_spare=num_spare, num_held=num_held):
             return None
         insort(self.running, sequence, key=self._policy.order)
+        self.num_changes += 1
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = found.num_tokens
         self._slots.assign(sequence)
@@ -383,6 +390,7 @@ class Scheduler(ABC):
 
     def _preempt(self, victim: Sequence, heir: Sequence | None = None) -> None:
         """Take the blocks of `victim`, which the caller has removed from the running ones; `heir` needs them."""
+        self.num_changes += 1
         victim.num_preemptions += 1
         victim.num_yields += heir is not None and heir.priority > victim.priority
         victim.preemptions = victim.preemptions.begin(self._clock())

@@ -17,9 +17,20 @@ from sluice.engine.scheduling.prefix_sharing import PrefixSharing
 from sluice.engine.scheduling.scheduler import Scheduler
 from sluice.engine.sequence import Sequence
 
+_OFFER_FOR = 16
+"""Steps for which an offer holds while the same sequences run, and those of higher classes only decode."""
+
 
 class YieldingScheduler(Scheduler):
     """A scheduler whose running sequences give way. Mutable."""
+
+    _offer: Room | None = None
+    """What the lowest class was last found to give up."""
+
+    _offered_at = -1
+    """`num_changes` when it was."""
+
+    _num_offers_left = 0
 
     def room(self) -> Room:
         """Return what can start within the next steps: free room, or if there is none, what a lower class gives up."""
@@ -73,7 +84,13 @@ class YieldingScheduler(Scheduler):
         return num_lacking <= 0 or is_coming or num_lacking <= self.blocks.num_released_by(victims, found)
 
     def _yielded_room(self) -> Room | None:
-        """Return what the lowest class would give up; None while one waits that would take it."""
+        """Return what the lowest class would give up; None while one waits that would take it.
+
+        What it holds grows as the free blocks shrink, so while all decode, an offer hardly changes.
+        """
+        if self._num_offers_left and self._offered_at == self.num_changes and not self.waiting:
+            self._num_offers_left -= 1
+            return self._offer
         yielding = self._policy.yielding(self.running)
         if not yielding or (self.waiting and self._policy.outranks(self.waiting.head, yielding)):
             return None
@@ -81,14 +98,15 @@ class YieldingScheduler(Scheduler):
         num_blocks = self.blocks.num_free_blocks + sum([one.num_held_blocks for one in yielding])
         num_blocks = min(num_blocks, self._limits.num_blocks) - self._admission.num_spare_blocks(self.running)
         # Prompts of a higher class go before those of lower ones, and are before them in the order.
-        higher = takewhile(lambda one: one.priority > over_class, self.running)
-        num_owed = sum(one.num_uncomputed_tokens for one in higher)
-        return Room(
+        owed = [one.num_uncomputed_tokens for one in takewhile(lambda one: one.priority > over_class, self.running)]
+        self._num_offers_left, self._offered_at = _OFFER_FOR * (max(owed, default=1) == 1), self.num_changes
+        self._offer = Room(
             kv_tokens=max(0, self._num_tokens_in(num_blocks)),
-            prefill_tokens=max(0, self._num_offered_tokens - num_owed),
+            prefill_tokens=max(0, self._num_offered_tokens - sum(owed)),
             sequences=len(yielding),
             over_class=over_class,
         )
+        return self._offer
 
     @property
     def _is_full(self) -> bool:

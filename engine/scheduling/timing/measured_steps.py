@@ -1,7 +1,7 @@
 """The step time of this engine, measured while it runs (`StepTime`).
 
-Hot module: of steps that only decode, one in eight is measured, in constant time and a pass over its rows. A fit takes
-as long as some hundred rows, so it is made when it is asked for, and not after each step.
+Hot module: of steps that only decode, one in 32 is measured, in constant time and a pass over its rows. A fit takes as
+long as some hundred rows, so it is made when it is asked for, and not after each step.
 """
 
 from sluice.engine.batch import Batch
@@ -11,11 +11,16 @@ from sluice.engine.scheduling.timing.step_time import StepTime, work_of
 _KEEP = 0.98
 """Share of earlier steps that a measured one leaves: about the last fifty count."""
 
-_EVERY = 8
-"""One in so many steps that only decode is measured, and one in so many measured ones leads to another fit."""
+_EVERY = 32
+"""One in so many steps that only decode is measured."""
+
+_FIT_EVERY = 8
+"""One in so many measured steps leads to another fit."""
 
 _FEW = 32
-"""Up to so many measured steps, each leads to another fit."""
+"""Up to so many measured steps, one in `_FIT_EVERY` of those that only decode is measured, and each leads to another
+fit.
+"""
 
 
 class MeasuredSteps:
@@ -38,7 +43,7 @@ class MeasuredSteps:
         # A sequence that computes its prompt is among the last, unless it is of a higher class.
         if batch.rows[-1].num_tokens == 1:
             self._num_decodes += 1
-            if self._num_decodes % _EVERY:
+            if self._num_decodes % (_FIT_EVERY if self._num_measured < _FEW else _EVERY):
                 return
         if taken_s <= 0:
             return
@@ -46,7 +51,7 @@ class MeasuredSteps:
         moments = self._mixed if work.num_pairs else self._decodes
         moments.add(work, taken_s)
         self._num_measured += 1
-        if self._num_measured <= _FEW or self._num_measured % _EVERY == 0:
+        if self._num_measured <= _FEW or self._num_measured % _FIT_EVERY == 0:
             self._step_time = None
         self.max_tokens = max(self.max_tokens, work.num_tokens)
 
