@@ -124,7 +124,8 @@ def scheduler(num_running: int) -> float:
 def engine(max_num_seqs: int) -> float:
     """Measure a run of the random 125 M model, relative to its matrix products alone."""
     from benchmarks.engine import bare as parts
-    from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+    from sluice.engine.execution.options import ModelOptions
+    from sluice.engine.execution.start.model_loading import load_model_runner
 
     options = ModelOptions(
         path=parts.model_folder(), num_blocks=2048, max_num_batched_tokens=parts.MAX_NUM_BATCHED_TOKENS

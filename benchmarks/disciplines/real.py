@@ -7,7 +7,9 @@ from benchmarks.disciplines.runs import CaseResult, Claim, Machine, Row, config_
 from benchmarks.disciplines.sweeps import knee_of
 from benchmarks.engine.bare import model_folder
 from sluice.engine.config import DISCIPLINE_NAMES
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.scheduling.timing.fitting import Fit, fit
 from sluice.engine.simulation.arrivals import Arrival, geometric, poisson, uniform

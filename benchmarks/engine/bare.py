@@ -36,7 +36,9 @@ import torch
 from benchmarks.engine.scheduler import measure
 from sluice.engine.batch import Batch
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.executor import Launched
 from sluice.engine.llm_engine import LLMEngine
@@ -244,7 +246,8 @@ FIRST_TOKEN = """
 import time; begin = time.perf_counter()
 from pathlib import Path
 from sluice.engine.batch import batch_of
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
 runner = load_model_runner(ModelOptions(path=Path({folder!r}), num_blocks=1024))

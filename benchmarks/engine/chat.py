@@ -24,7 +24,8 @@ import torch
 from benchmarks.engine.bare import Words
 from benchmarks.engine.models import VOCAB_SIZE, model_folder
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.executor import Executor
 from sluice.engine.llm_engine import LLMEngine

@@ -28,7 +28,8 @@ from benchmarks.engine.models import SHAPES, model_folder
 from benchmarks.peers.engine_side import PEERS, Serving, installed, serving, write_work
 from benchmarks.service.load import batching, run_jobs
 from benchmarks.service.parts import own_server, worker
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import SPINS
 from sluice.producer.client import Producer
 

@@ -30,7 +30,9 @@ import torch
 from benchmarks.engine.bare import VOCAB_SIZE, model_folder
 from benchmarks.engine.scheduler import measure
 from sluice.engine.batch import Batch, batch_of
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.models.inputs import BatchTensors
 from sluice.engine.request import SamplingParams

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from sluice.engine.batch import batch_of
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.request import SamplingParams
 from sluice.engine.sequence import Sequence
 from tools.small_model.example import Kind

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from benchmarks.disciplines.runs import Machine
 from benchmarks.engine.bare import model_folder
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.simulation.arrivals import Arrival
 from sluice.engine.simulation.replay import ComputeClock, Replay, replay

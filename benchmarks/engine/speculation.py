@@ -210,8 +210,9 @@ class GivenOutputs:
     """A model runner whose samples are replaced by given tokens: those of `outputs[seed]` of each request."""
 
     def __init__(self, folder: Path) -> None:
-        from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+        from sluice.engine.execution.options import ModelOptions
         from sluice.engine.execution.sampling.sampler import Drawn, PreparedRows, Sampler
+        from sluice.engine.execution.start.model_loading import load_model_runner
 
         options = ModelOptions(
             path=folder, dtype="float32", num_blocks=1024, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS

@@ -20,8 +20,9 @@ from sluice.engine.batch import batch_of
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.execution.layout import BatchLayout
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.slots import Slots
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.config import DecoderConfig, parse_config
 from sluice.engine.models.decoder import Decoder

@@ -128,7 +128,8 @@ def _start(arguments: argparse.Namespace) -> dict[str, object]:
     """Load the model, run random requests, and return what happened."""
     began_s = time.monotonic()
     from sluice.engine.config import GPU_STEP
-    from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+    from sluice.engine.execution.options import ModelOptions
+    from sluice.engine.execution.start.model_loading import load_model_runner
     from sluice.kernels import chain
 
     # The clock times of the parts of a load.

@@ -5,9 +5,10 @@
 The same 48 requests as `benchmarks engine` (random 125 M Llama shape, bf16; at one sequence four of 128 + 128 tokens),
 by the bare engine in a separate process and through the whole service (embedded server with its append-only file,
 worker process, recorder into SQLite, tokens on channels), alternating, each while the other is idle; every pair and the
-median of their ratios. Below them, the processor time of everything but the step (`benchmarks beside`): it means the
-same on a busy machine. Wake-up is measured with the null model: an idle worker, one job at a time, from before `submit`
-until the reader has the first token.
+median of their ratios. Neither speculates: a random model repeats itself, and drafts would hide the cost. Below them,
+the processor time of everything but the step (`benchmarks beside`): it means the same on a busy machine. Wake-up is
+measured with the null model: an idle worker, one job at a time, from before `submit` until the reader has the first
+token.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from benchmarks.service.beside import Parts, header, measured_run, measured_work
 from benchmarks.service.load import batching, jobs_of
 from benchmarks.service.parts import own_server, percentile, wait_until, worker
 from benchmarks.service.words import save_words
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.threads import limit_spinning
 from sluice.producer.client import Producer
 
@@ -80,7 +82,7 @@ def pairs(num_seqs: int, num_rounds: int) -> list[tuple[float, float, Parts]]:
 
     Both warm, the other idle.
     """
-    flags = ("--model", str(folder_with_tokenizer()), *batching(num_seqs))
+    flags = ("--model", str(folder_with_tokenizer()), "--speculation", "off", *batching(num_seqs))
     with (
         BareEngine(num_seqs) as engine,
         own_server() as folder,

@@ -5,13 +5,32 @@ from dataclasses import replace
 
 import torch
 
-from sluice.engine.errors import NotEnoughMemory
+from sluice.engine.errors import NotEnoughMemory, QuantizationUnavailable
 from sluice.engine.execution.block_groups import BlockGroups, block_groups
 from sluice.engine.execution.memory import free_memory_bytes
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.executor import ModelLimits
 from sluice.engine.models.config import DecoderConfig
-from sluice.kernels.paged_attention import KVCache, allocate_kv_cache, kv_block_bytes
+from sluice.kernels.paged_attention import FP8, KVCache, allocate_kv_cache, kv_block_bytes
+
+_FP8_CAPABILITY = (8, 9)
+
+
+def cache_dtype(options: ModelOptions, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of keys and values for a model in `dtype`.
+
+    Raises:
+        QuantizationUnavailable: this GPU has no 8-bit floats.
+    """
+    if options.kv_cache_dtype == "auto":
+        return dtype
+    device = torch.device(options.device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise QuantizationUnavailable(
+            f"a KV cache in fp8 needs a GPU of compute capability 8.9 or more, this is {options.device}: "
+            f"{torch.cuda.get_device_name(device)}."
+        )
+    return FP8
 
 
 def make_caches(

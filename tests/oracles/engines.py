@@ -8,7 +8,8 @@ from typing import Literal
 
 from sluice.engine.batch import Batch, Sampled
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Executor, Launched
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer

@@ -10,7 +10,8 @@ import pytest
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.execution import model_runner
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request, SamplingParams

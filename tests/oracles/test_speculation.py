@@ -8,7 +8,8 @@ from tempfile import mkdtemp
 import pytest
 
 from sluice.engine.config import StepLimits
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.speculation.model_drafts import ModelDrafts
 from sluice.engine.speculation.suffix_drafts import SuffixDrafts

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 import torch
 
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.request import ChoiceProgress, Request, SamplingParams
 from tests.oracles.engines import EngineRun, Setting, run
 from tests.oracles.tiny_models import TINY_MODELS, VOCAB_SIZE

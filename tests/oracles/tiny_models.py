@@ -1,4 +1,7 @@
-"""Small random models of every family and rope type, made by transformers' own classes and saved as folders."""
+"""Small random models of every family and rope type, made by transformers' own classes and saved as folders.
+
+transformers' classes of models take seconds to import, so only a process that makes one does.
+"""
 
 # transformers' types are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,11 +9,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB_SIZE = 97
 
@@ -35,8 +40,10 @@ class TinyModel:
     family: str
     config: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def build(self) -> PreTrainedModel:
+    def build(self) -> "PreTrainedModel":
         """The model in float32, with the same random weights each time."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         torch.manual_seed(7)
         config = AutoConfig.for_model(self.family, **(_SIZES | dict(self.config)))
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=torch.float32)).eval()
@@ -47,7 +54,7 @@ class TinyModel:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         return model
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> "PreTrainedModel":
         """Write the folder; returns the model."""
         model = self.build()
         torch.nn.Module.to(model, dtype)
@@ -139,8 +146,10 @@ TINY_MODELS: dict[str, TinyModel] = {
 }
 
 
-def save_text_and_images(folder: Path, prefix: str) -> PreTrainedModel:
+def save_text_and_images(folder: Path, prefix: str) -> "PreTrainedModel":
     """Write a Gemma 3 of text and images whose tensors of the text part begin with `prefix`; returns the model."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
     torch.manual_seed(7)
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = AutoConfig.for_model(

@@ -34,7 +34,7 @@ OF_PRODUCER_AND_WORKER = [
 ]
 OF_THE_ENGINE = [
     ("sluice.engine.llm_engine, sluice.engine.null_model", ("torch", "transformers", "redis", "sqlalchemy")),
-    ("sluice.engine.execution.model_runner", ("transformers", "triton", "redis", "sqlalchemy")),
+    ("sluice.engine.execution.start.model_loading", ("transformers", "triton", "redis", "sqlalchemy")),
 ]
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from sluice.engine.config import EngineConfig, StepLimits
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory
 from sluice.engine.execution.device_errors import guarded
-from sluice.engine.execution.model_runner import LoadPlan, ModelOptions, ModelRunner, load_planned, plan_load
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import LoadPlan, load_planned, plan_load
 from sluice.engine.executor import blocks_needed
 from sluice.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sluice.worker.config import BatchingConfig

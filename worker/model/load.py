@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from sluice.engine.config import CPU_CACHE_BYTES, EngineConfig
@@ -23,6 +23,7 @@ from sluice.engine.errors import (
     QuantizationUnavailable,
 )
 from sluice.engine.execution.device_errors import guarded
+from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.executor import Executor, ModelLimits
 from sluice.engine.llm_engine import LLMEngine
@@ -36,9 +37,6 @@ from sluice.worker.model.chat_template import ChatTemplate, compile_template
 from sluice.worker.model.folders import find_folder, is_name
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
 from sluice.worker.model.translate import Encoder, Translator, bounded_encoder
-
-if TYPE_CHECKING:
-    from sluice.engine.execution.model_runner import ModelOptions
 
 NULL = "null"
 """Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
@@ -266,7 +264,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     # Before the import of torch, which reads this setting once.
     limit_spinning()
     # Imported here because torch takes seconds to import and the null model does not need it.
-    from sluice.engine.execution.model_runner import load_planned, plan_load
+    from sluice.engine.execution.start.model_loading import load_planned, plan_load
     from sluice.engine.text.tokenizer import load_tokenizer
     from sluice.worker.model.draft_model import prepare_draft_model
     from sluice.worker.model.end_tokens import end_tokens_of
@@ -304,9 +302,7 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     )
 
 
-def _model_options(config: WorkerConfig, folder: Path) -> "ModelOptions":
-    from sluice.engine.execution.model_runner import ModelOptions
-
+def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
     model, batching = config.model, engine_config(config)
     return ModelOptions(
         path=folder,

@@ -16,7 +16,9 @@ from benchmarks.gpu.process import Groups
 from benchmarks.gpu.report import Line
 from benchmarks.gpu.scale import Scale
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
 from sluice.engine.request import Request

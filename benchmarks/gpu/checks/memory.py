@@ -22,7 +22,8 @@ from sluice.engine.batch import Batch
 from sluice.engine.config import StepLimits
 from sluice.engine.errors import OutOfMemory
 from sluice.engine.execution.memory import free_memory_bytes
-from sluice.engine.execution.model_runner import ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.executor import Launched
 
 FRACTION = 0.97

@@ -24,7 +24,9 @@ from sluice.engine.execution.cuda_graphs import (
     EagerRecording,
 )
 from sluice.engine.execution.graph_buckets import Bucket, nothing, pad
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.text.tokenizer import load_tokenizer

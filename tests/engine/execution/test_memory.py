@@ -12,11 +12,13 @@ import torch
 from sluice import worker
 from sluice.engine.batch import MAX_DRAFTS
 from sluice.engine.errors import NotEnoughMemory
-from sluice.engine.execution import kv_cache, model_runner
+from sluice.engine.execution import kv_cache
 from sluice.engine.execution.kv_cache import make_caches
 from sluice.engine.execution.memory import peak_bytes
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start import model_loading
 from sluice.engine.execution.start.largest_step import largest_batches
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.decoder import Decoder
 from sluice.engine.models.inputs import BatchTensors
 from sluice.kernels.paged_attention import KVCache
@@ -123,7 +125,7 @@ class Scales:
 
     def put_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kv_cache, "free_memory_bytes", self.free)
-        monkeypatch.setattr(model_runner, "peak_bytes", self.peak)
+        monkeypatch.setattr(model_loading, "peak_bytes", self.peak)
 
 
 def num_blocks(*, measures: bool = True, max_num_seqs: int = 64, given: int | None = None) -> int:

@@ -11,7 +11,9 @@ from sluice import worker
 from sluice.engine.batch import Batch, batch_of
 from sluice.engine.config import EngineConfig
 from sluice.engine.errors import EngineBroken
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.execution.transfers import PendingCopy
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.models.inputs import BatchTensors

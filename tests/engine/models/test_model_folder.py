@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from sluice.engine.errors import ModelFolderError, NotEnoughMemory, QuantizationUnavailable
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.models.rope_table import rope_table

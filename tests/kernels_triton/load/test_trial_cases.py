@@ -65,8 +65,8 @@ def do_nothing(*_: object, **__: object) -> None:
     """A kernel that leaves its output as it was."""
 
 
-SLOW = ["linear", "paged_attention"]
-"""To interpret. Random batches of both are in the fast suite of their kernels."""
+SLOW = ["linear", "paged_attention", "sample"]
+"""To interpret. Random batches of each are in the fast suite of their kernels."""
 
 FAST = sorted(OPERATIONS.keys() - {HOPPER_PREFILL, *SLOW})
 

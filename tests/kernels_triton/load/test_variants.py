@@ -23,8 +23,10 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu.models import triton_in_place_of_cpu
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner, plan_load
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start.kernel_trial import sizes_of
+from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
 from sluice.engine.execution.start.rehearsal import rehearsal_batches
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullTokenizer
@@ -32,6 +34,7 @@ from sluice.engine.request import Request, SamplingParams
 from sluice.kernels.chain import OPERATIONS
 from sluice.kernels.trial.cases import cases_of
 from sluice.kernels.trial.compare import WrongResult
+from tests.grids import fast_only
 from tests.oracles.tiny_models import TINY_MODELS, TinyModel
 
 RUNS_COMPILED = True
@@ -148,14 +151,10 @@ def serve(runner: ModelRunner) -> int:
     return num_steps
 
 
-MODELS = [
-    ("llama", False, False),
-    ("gemma2", False, False),
-    ("qwen3", True, False),
-    ("mistral-window", False, False),
-    pytest.param("gemma2", False, True, marks=pytest.mark.long),
-    pytest.param("gemma3", False, False, marks=pytest.mark.long),
-]
+MODELS = fast_only(
+    [("gemma2", False, False), ("qwen3", True, False)],
+    [("llama", False, False), ("mistral-window", False, False), ("gemma2", False, True), ("gemma3", False, False)],
+)
 
 
 @pytest.mark.parametrize(("name", "is_int8", "deterministic"), MODELS)

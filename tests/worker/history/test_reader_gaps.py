@@ -69,4 +69,5 @@ class TestGivenAJobThatChangesItsWorker:
 
         assert job.itl_max_s == second.gap_s
         assert second.gap_s >= 0.5
-        assert first.gap_s is None
+        # The first tokens may have come in one round: then it reported the time between them.
+        assert (first.gap_s or 0.0) < 0.5

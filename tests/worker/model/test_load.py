@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sluice.engine.errors import QuantizationUnavailable
-from sluice.engine.execution import kv_cache, model_runner
-from sluice.engine.execution.model_runner import ModelOptions
+from sluice.engine.execution import kv_cache
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start import model_loading
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model import load as serving
@@ -63,7 +64,7 @@ class TestGivenADeviceThatCannotKeepAModelAsAsked:
 
         # In the place of a GPU of before 2022.
         monkeypatch.setattr(serving, "check_device", accept)
-        monkeypatch.setattr(model_runner, "plan_load", refuse)
+        monkeypatch.setattr(model_loading, "plan_load", refuse)
 
         with pytest.raises(ConfigError) as caught:
             load(load_config({"SLUICE_DEVICE": "cuda:0", **{f"SLUICE_{name}": value for name, value in asked.items()}}))

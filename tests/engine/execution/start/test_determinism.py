@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.gpu.checks.determinism import ALONE, Company, outputs
 from sluice.engine.errors import DeterminismUnavailable, KernelsUnavailable
-from sluice.engine.execution.model_runner import load_model_runner, plan_load
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start import determinism
 from sluice.engine.execution.start.kernel_trial import choose, wanted_kernels
+from sluice.engine.execution.start.model_loading import load_model_runner, plan_load
 from sluice.engine.models.config import parse_config
 from sluice.engine.models.folder import open_model_folder
 from sluice.engine.request import Request, SamplingParams

@@ -10,7 +10,7 @@ import torch
 
 from sluice import worker
 from sluice.engine.errors import KernelsUnavailable, OutOfMemory
-from sluice.engine.execution.model_runner import ModelOptions, plan_load
+from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.start import kernel_trial
 from sluice.engine.execution.start.kernel_trial import (
     choose,
@@ -19,6 +19,7 @@ from sluice.engine.execution.start.kernel_trial import (
     sizes_of,
     step_down_if_it_fails,
 )
+from sluice.engine.execution.start.model_loading import plan_load
 from sluice.kernels import chain
 from sluice.kernels.trial.runner import Verdict
 

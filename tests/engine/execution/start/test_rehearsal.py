@@ -7,7 +7,8 @@ import pytest
 from sluice import worker
 from sluice.engine.batch import Batch
 from sluice.engine.execution import model_runner
-from sluice.engine.execution.model_runner import ModelOptions, load_planned, plan_load
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_planned, plan_load, rehearse
 from sluice.engine.execution.start.rehearsal import rehearsal_batches
 
 FOLDER = Path(worker.__file__).parent / "small_model"
@@ -57,6 +58,6 @@ def test_when_a_model_is_rehearsed_then_every_step_runs(monkeypatch: pytest.Monk
         return launch(self, batch)
 
     monkeypatch.setattr(model_runner.ModelRunner, "launch", note)
-    model_runner._rehearse(runner.decoder, plan)  # pyright: ignore[reportPrivateUsage]  # a GPU's loads call it
+    rehearse(runner.decoder, plan)
 
     assert launched == [batch.num_tokens for batch in batches_of(5, 40, 600)]

@@ -9,7 +9,8 @@ import torch
 
 from sluice import worker
 from sluice.engine.config import EngineConfig
-from sluice.engine.execution.model_runner import ModelOptions, load_model_runner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import Request, SamplingParams
 from sluice.engine.text.tokenizer import load_tokenizer
