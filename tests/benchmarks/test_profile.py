@@ -10,7 +10,9 @@ import torch
 
 from benchmarks.engine.bare import VOCAB_SIZE
 from benchmarks.engine.profile import Case, bounds_us, measure_roof, print_case
-from sluice.engine.execution.model_runner import ModelOptions, ModelRunner, load_model_runner
+from sluice.engine.execution.model_runner import ModelRunner
+from sluice.engine.execution.options import ModelOptions
+from sluice.engine.execution.start.model_loading import load_model_runner
 from tests.oracles.tiny_models import TinyModel
 
 TINY = TinyModel(

@@ -14,7 +14,7 @@ from typing import ClassVar
 import psutil
 
 ROOT = Path(__file__).parent.parent.parent
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 FAST = {
     "SLUICE_MODEL": "null?step_s=0.01",
     "SLUICE_RECORDER": "false",

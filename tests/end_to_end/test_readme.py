@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from sluice.producer.client import Producer
 from sluice.producer.contract.transport import embedded
@@ -64,6 +65,16 @@ def commands() -> list[str]:
 def is_standalone(snippet: str) -> bool:
     """Whether a snippet of Python runs by itself; the others are parts of a web backend."""
     return "app." not in snippet and "request." not in snippet
+
+
+def snippets() -> list[ParameterSet]:
+    """The snippets that run by themselves, named. One that loads a model in its process takes as long as a worker."""
+    names = ["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats", "streams"]
+    found = zip(names, [block for block in blocks("python") if is_standalone(block)], strict=True)
+    return [
+        pytest.param(snippet, id=name, marks=pytest.mark.long if name in ("offline", "chats") else ())
+        for name, snippet in found
+    ]
 
 
 def is_of_openai(snippet: str) -> bool:
@@ -320,11 +331,7 @@ class TestGivenTheReadmeAndTheGuide:
 
         runner(place, command, producer)
 
-    @pytest.mark.parametrize(
-        "snippet",
-        [b for b in blocks("python") if is_standalone(b)],
-        ids=["openai", "offline in the readme", "sync", "async", "waits", "durability", "offline", "chats", "streams"],
-    )
+    @pytest.mark.parametrize("snippet", snippets())
     def test_when_a_python_snippet_is_run_then_it_prints_text(
         self, snippet: str, place: Place, gateway_port: str
     ) -> None:

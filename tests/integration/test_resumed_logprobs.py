@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
 from torch.nn.functional import rms_norm
-from transformers import AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sluice.engine.text.tokenizer import load_tokenizer
 from sluice.kernels.linear import cpu as linear_cpu
@@ -31,6 +29,9 @@ from tests.integration.jobs import (
 )
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 FOLDER = ROOT / "worker" / "small_model"
 ASK = Ask(options=JobOptions(max_tokens=80, n=2, logprobs=3, ignore_eos=True, repetition_penalty=1.1), seed=11)
@@ -88,6 +89,8 @@ def likeliest(of_choices: Sequence[Sequence[TokenLogprobs]]) -> list[list[set[in
 
 def exact_logprobs(choice: ChoiceResult) -> torch.Tensor:
     """In float64: `[tokens, V]`."""
+    from transformers import AutoModelForCausalLM
+
     prompt = load_tokenizer(FOLDER).encode(str(ASK.prompt))
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float64, attn_implementation="eager").eval()
     with torch.inference_mode():
@@ -95,7 +98,7 @@ def exact_logprobs(choice: ChoiceResult) -> torch.Tensor:
     return logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
 
 
-def norm_in_full(norm: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+def norm_in_full(norm: "LlamaRMSNorm", x: torch.Tensor) -> torch.Tensor:
     """In the dtype of `x`; transformers' own rounds to float32."""
     return rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
@@ -118,7 +121,7 @@ class TestGivenAJobOfTwoChoicesWithLogprobs:
     def test_when_its_worker_leaves_then_logprobs_are_as_exact_as_undisturbed_ones(
         self, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_full)
+        monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaRMSNorm.forward", norm_in_full)
 
         outcome = run_twice(valkey, ASK, "float32")
 

@@ -96,8 +96,8 @@ class TestGivenALimitOfTokens:
         assert "x-ratelimit-limit-requests" not in headers
 
     async def test_when_a_refused_request_waits_as_told_then_it_is_accepted(self, rates: Rates) -> None:
-        key = key_of("g", tpm=6000)
-        await charge(rates, key, max_tokens=5999)
+        key = key_of("g", tpm=600)
+        await charge(rates, key, max_tokens=599)
         began_s = time.monotonic()
 
         refused = await refusal(rates, key)
@@ -108,8 +108,8 @@ class TestGivenALimitOfTokens:
             except HttpError:
                 assert time.monotonic() - began_s < int(refused.headers["retry-after"]) + 1
 
-        assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
-        assert time.monotonic() - began_s > 0.08  # ten tokens at a hundred a second
+        assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 10
+        assert time.monotonic() - began_s > 0.8  # ten tokens at ten a second
 
     async def test_when_a_request_is_larger_than_the_limit_then_a_retry_is_not_advised(self, rates: Rates) -> None:
         refused = await refusal(rates, key_of("h", rpm=1, tpm=9))

@@ -115,12 +115,10 @@ class TestGivenHostileHeaders:
 
 
 class TestGivenTextThatDatabasesRefuse:
-    @pytest.mark.parametrize("query", ["batch=%00", "after=1:%00"])
-    def test_when_jobs_are_listed_by_it_then_there_are_none(
-        self, valkey: RedisServer, history_url: str, query: str
-    ) -> None:
+    def test_when_jobs_are_listed_by_it_then_there_are_none(self, valkey: RedisServer, history_url: str) -> None:
         key = new_key(history_url, "acme")  # tests share the database, which may have keys already
         with gateway_process(valkey.url, database_url=history_url) as gateway:
-            answer = gateway.get(f"/jobs?{query}", key)
+            answers = [gateway.get(f"/jobs?{query}", key) for query in ("batch=%00", "after=1:%00")]
 
-        assert (answer.status_code, answer.json()) == (200, {"data": [], "next": None})
+        for answer in answers:
+            assert (answer.status_code, answer.json()) == (200, {"data": [], "next": None})
