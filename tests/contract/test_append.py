@@ -77,6 +77,20 @@ class TestGivenALeasedJob:
         worker.give_back(job)
         assert worker.take().fingerprint == "f1"
 
+    def test_when_an_attempt_had_no_tokens_then_model_and_options_are_those_of_the_next(self, queue: Queue) -> None:
+        queue.add("a")
+        worker = queue.worker("A")
+        first = worker.take()
+        worker.advance(tokens(first, 0, 0, fingerprint="f1", resolved=b"r1"))
+        worker.give_back(first)
+
+        second = worker.take()
+        worker.advance(tokens(second, 0, 3, fingerprint="f2", resolved=b"r2"))
+        worker.give_back(second)
+
+        job = worker.take()
+        assert (job.fingerprint, job.resolved) == ("f2", b"r2")
+
     def test_when_nothing_is_sent_then_nothing_is_answered(self, queue: Queue) -> None:
         assert queue.worker("A").advance() == []
 

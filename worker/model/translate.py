@@ -6,7 +6,7 @@ and a message for people.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -136,13 +136,18 @@ class Translator:
         )
 
     def _resolved(self, job: HeldJob, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
-        """Return what the job's first attempt resolved, or resolve it now."""
-        if job.leased.resolved is not None:
-            return decode_resolved(job.leased.resolved)
-        if job.num_published:
+        """Return what the attempt resolved that published the job's first tokens; without any, resolve it now."""
+        if not job.num_published:
+            return self.resolve(options, num_prompt_tokens)
+        if job.leased.resolved is None:
             # An older worker began the job, and applied no defaults of the model.
             return resolve(options, NOTHING_STATED, self.end_token_ids)
-        return self.resolve(options, num_prompt_tokens)
+        resolved = decode_resolved(job.leased.resolved)
+        if options.max_tokens is not None:
+            return resolved
+        # That worker may have had more room than this one. What is published stays.
+        room = max(self.max_job_tokens - num_prompt_tokens, 1 + max(choice.published for choice in job.choices))
+        return replace(resolved, max_tokens=min(resolved.max_tokens, room))
 
     def resolve(self, options: JobOptions, num_prompt_tokens: int) -> ResolvedOptions:
         """Return what a new request with these options and a prompt of this length is sampled with."""

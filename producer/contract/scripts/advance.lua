@@ -147,7 +147,7 @@ local function advance(row)
     if lease[DEATHS] == 1 then load_end_library().clear_deaths(id, lease) end
     if passes_mark(row) then rest.charge_further(job or rest.load_job(id), lease) end
   end
-  if row[7] then rest.note_extras(job, row[7]) end
+  if row[7] then rest.note_extras(job, row[7], lease, tokens) end
   local word = stop_word('ok', lease)
   return row[8] and rest.end_choice(job, lease, choice, rest.how_of(row[8])) or word
 end

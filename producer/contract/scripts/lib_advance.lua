@@ -89,14 +89,15 @@ end
 
 -- ---------------------------------------------------------------- first tokens, forgiveness
 
--- The first measurements and resolved options are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
--- estimate.
-local function note_extras(job, extras)
+-- The first measurements are kept, and the longest gap of this attempt. The exact number of prompt tokens replaces the
+-- estimate. Model and resolved options are those of the attempt with the first tokens: one without any decided nothing.
+local function note_extras(job, extras, lease, tokens)
   job.scheduled = job.scheduled or extras[1] or nil
   job.first_token = job.first_token or extras[2] or nil
   job.prompt = extras[3] or job.prompt
-  job.fingerprint = job.fingerprint or extras[4] or nil
-  job.resolved = job.resolved or extras[6] or nil
+  local is_first = published_tokens(lease) == tokens
+  job.fingerprint = is_first and extras[4] or job.fingerprint or extras[4] or nil
+  job.resolved = is_first and extras[6] or job.resolved or extras[6] or nil
   if extras[5] then job.gap = math.max(job.gap or 0, extras[5]) end
   call('HSET', job.hash, 'scheduled', job.scheduled or '', 'first_token', job.first_token or '', 'prompt', job.prompt,
     'fingerprint', job.fingerprint or '', 'gap', job.gap or '',

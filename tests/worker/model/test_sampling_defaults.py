@@ -177,7 +177,25 @@ class TestGivenAJobThatAnEarlierAttemptBegan:
         assert sampling.end_token_ids == ENDS
 
     def test_when_it_published_nothing_then_this_worker_resolves_them(self) -> None:
-        assert translator().request(held(published=0)).sampling.temperature == 0.7
+        before = encode_resolved(resolve(NOTHING_STATED, JobOptions(temperature=0.2), frozenset({5})))
+
+        for resolved in (None, before):
+            sampling = translator().request(held(published=0, resolved=resolved)).sampling
+
+            assert (sampling.temperature, sampling.end_token_ids) == (0.7, ENDS)
+
+    @pytest.mark.parametrize(("published", "most"), [(3, 90), (95, 96)])
+    def test_when_this_worker_has_less_room_then_a_length_that_nobody_stated_is_that(
+        self, published: int, most: int
+    ) -> None:
+        before = encode_resolved(resolve(NOTHING_STATED, JobOptions(max_tokens=5000), frozenset()))
+        job = held(published=published, resolved=before)
+        num_prompt_tokens = len(translator().request(job).prompt_token_ids)
+        here = replace(translator(), max_job_tokens=num_prompt_tokens + 90)
+
+        assert here.request(job).sampling.max_tokens == most
+        stated = held(published=published, resolved=before, options=JobOptions(max_tokens=5000))
+        assert here.request(stated).sampling.max_tokens == 5000
 
     def test_when_what_it_resolved_is_damaged_then_the_job_is_rejected(self) -> None:
         with pytest.raises(JobRejected, match="resolved options"):
