@@ -281,7 +281,10 @@ class Scheduler(ABC):
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks, or about to be."""
-        return len(self.waiting) + sum(sequence.status is SequenceStatus.LEAVING for sequence in self.leaving)
+        num_waiting = len(self.waiting)
+        if self.leaving:
+            num_waiting += sum(sequence.status is SequenceStatus.LEAVING for sequence in self.leaving)
+        return num_waiting
 
     @property
     def max_tokens(self) -> int:

@@ -11,7 +11,7 @@ While a step in flight still uses the blocks of victims, the sequence that needs
 from bisect import insort
 from itertools import takewhile
 
-from sluice.engine.request import Room
+from sluice.engine.request import NO_ROOM, Room
 from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.scheduling.prefix_sharing import PrefixSharing
 from sluice.engine.scheduling.scheduler import Scheduler
@@ -35,7 +35,8 @@ class YieldingScheduler(Scheduler):
     def room(self) -> Room:
         """Return what can start within the next steps: free room, or if there is none, what a lower class gives up."""
         room = super().room()
-        return room if room.is_some else self._yielded_room() or room
+        is_some = room is not NO_ROOM and room.is_some
+        return room if is_some else self._yielded_room() or room
 
     def _join_higher(self) -> None:
         """Let waiting sequences join that go before a running one; others give way if necessary."""
