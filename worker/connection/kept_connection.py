@@ -24,8 +24,8 @@ class KeptConnection(RoundTripper):
 
     def __init__(self, client: "Redis") -> None:
         """Take no connection yet."""
-        self._client = client
-        self._connection: Any = None  # redis-py's connections share no typed base
+        self._pool: Any = client.connection_pool  # redis-py's pools share no typed base
+        self._connection: Any = None  # as above
 
     def run(self, commands: Sequence[Command]) -> list[Reply]:
         """Make one round trip; an error reply is returned in its place, not raised.
@@ -39,18 +39,22 @@ class KeptConnection(RoundTripper):
             return [_reply(connection) for _ in commands]
         except BaseException:
             # Replies that were not read would be taken for those of later commands.
-            connection.disconnect()
+            self._drop()
             raise
 
     def _ready(self) -> Any:  # noqa: ANN401  # as above
-        """Return the connection, made anew if the server has closed it."""
-        connection = self._connection
-        if connection is None:
-            pool: Any = self._client.connection_pool  # as above
-            connection = self._connection = pool.get_connection()
-        elif _is_closed(connection):
-            connection.disconnect()
-        return connection
+        """Return the connection, made anew if it failed or the server has closed it."""
+        if self._connection is not None and _is_closed(self._connection):
+            self._drop()
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        return self._connection
+
+    def _drop(self) -> None:
+        # A connection that is kept without a socket would connect, and wait for that, in `can_read` and again to send.
+        connection, self._connection = self._connection, None
+        connection.disconnect()
+        self._pool.release(connection)
 
 
 def _is_closed(connection: Any) -> bool:  # noqa: ANN401  # as above

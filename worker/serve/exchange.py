@@ -43,7 +43,7 @@ REST_S = 0.5
 """Longest sleep when there is nothing to publish."""
 
 FLUSH_S = 3.0
-"""Longest time at shutdown to publish what is left; the worker that takes over generates the rest again."""
+"""No round trip at shutdown begins later; the worker that takes over generates again what was not published."""
 
 FLUSH_RETRY_S = 0.05
 
@@ -123,7 +123,7 @@ class Exchange:
         self._pulling.resume()
 
     def stop(self) -> None:
-        """Publish what is left, for at most `FLUSH_S`, and end both threads."""
+        """Publish what is left, in round trips that begin within `FLUSH_S`, and end both threads."""
         self._unavailable.stop()
         self._pulling.stop()
         self._closing.set()

@@ -1,7 +1,9 @@
 """A thread's kept connection: used again, made anew once the server has closed it, and no command is sent twice."""
 
+import socket
 import tempfile
 from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,31 @@ def client(valkey: RedisServer) -> Generator[Any]:  # redis-py types it in part
     client = connect(valkey.url, timeout_s=5)
     yield client
     client.connection_pool.disconnect()
+
+
+@contextmanager
+def hanging(server: RedisServer) -> Generator[socket.socket]:
+    """Listen in place of a server, and never reply."""
+    server.stop()
+    server.socket_path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(server.socket_path))
+        listening.listen()
+        try:
+            yield listening
+        finally:
+            server.start()
+
+
+def num_connections(listening: socket.socket) -> int:
+    """Accept what waits, and count it."""
+    listening.setblocking(False)
+    count = 0
+    with suppress(BlockingIOError):
+        while True:
+            listening.accept()[0].close()
+            count += 1
+    return count
 
 
 class TestGivenAServer:
@@ -59,6 +86,21 @@ class TestGivenAServer:
 
         valkey.start()
         assert run_commands(kept, [("PING",)]) in ([b"PONG"], [True])
+
+
+class TestGivenAServerThatHangs:
+    """It accepts connections, and never replies."""
+
+    def test_when_round_trips_are_made_then_each_waits_for_one_connection(self, valkey: RedisServer) -> None:
+        kept = keeping(connect(valkey.url, timeout_s=0.1))
+        run_commands(kept, [INCREMENT])
+
+        with hanging(valkey) as hung:
+            for _ in range(3):
+                with pytest.raises(redis.TimeoutError):
+                    run_commands(kept, [INCREMENT])
+
+            assert num_connections(hung) == 3
 
 
 class TestGivenAReplyThatIsLost:
