@@ -177,9 +177,10 @@ class Pulling:
                 continue
             try:
                 is_waiting = self._round_trips.exists(heads)
-            except (RedisError, OSError):
-                continue  # the next pull reports it
-            self._schedule.on_look(keys, is_waiting=is_waiting, now_s=now_s)
+            except (RedisError, OSError) as error:
+                self._context.unavailable.failed(keys, error)
+            else:
+                self._schedule.on_look(keys, is_waiting=is_waiting, now_s=now_s)
 
     def _holds_oversized(self) -> bool:
         """Return whether an oversized job is on its way to the engine; there the engine itself reports no room."""
