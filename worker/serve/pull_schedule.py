@@ -17,7 +17,7 @@ workers with free room."""
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The state of pulling from one partition. Changes with each reply."""
+    """The state of pulling from one partition. Changes with each pull and reply."""
 
     keys: QueueKeys
     number: int = 1
@@ -27,6 +27,9 @@ class _Turn:
     due_s: float = 0.0
     left: Room | None = None
     """Room that the last pull left unused; pull again once there is more."""
+
+    is_for_free_room: bool = True
+    """Whether the last pull was for free room. After any other, all room that is free has not been asked for."""
 
     has_missed: bool = False
     """Whether the last pull was not answered: repeating its number returns the jobs that it may have leased."""
@@ -91,6 +94,7 @@ class PullSchedule:
         turn = self._next_turn(room, now_s, is_empty=is_empty)
         if turn is None:
             return None
+        turn.is_for_free_room = room.is_some and room.over_class is None
         return turn.keys, PullRequest(
             incarnation=self._incarnation,
             number=turn.number,
@@ -124,7 +128,7 @@ class PullSchedule:
         turn.woken_by, turn.has_missed = None, False
         turn.is_draining = reply.drain_for_suspects
         # Whatever room becomes free is more than room that is not free.
-        turn.left = left if left.over_class is None else NO_ROOM
+        turn.left = left if turn.is_for_free_room and left.over_class is None else NO_ROOM
         turn.has_left_higher = left.over_class is not None and not reply.jobs
         until_then_s = (reply.look_again_ms - reply.server_ms) / 1000 if reply.look_again_ms is not None else 1e9
         turn.due_s = now_s + max(0.001, min(PULL_AT_LEAST_EVERY_S, until_then_s))

@@ -180,6 +180,34 @@ class TestGivenAFullWorker:
 
         assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
 
+    def test_when_a_place_becomes_free_during_a_pull_for_higher_ones_then_it_asks_at_once(self) -> None:
+        pulls = self.pulls()
+        pulls.on_look(ONE, is_waiting=True, now_s=0.1)
+        assert asked(pulls, now_s=0.1, left=self.GIVEN_UP) == (0, 2)
+
+        pulls.on_reply(ONE, reply(2), left=room(1), now_s=0.1)
+
+        assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
+
+    def test_when_a_place_becomes_free_as_it_passes_a_notification_on_then_it_asks_at_once(self) -> None:
+        pulls = self.pulls()
+        pulls.on_notified(ONE, WOKEN_BY)
+        assert asked(pulls, now_s=0.1, left=NO_ROOM) == (0, 2)
+
+        pulls.on_reply(ONE, reply(2), left=room(1), now_s=0.1)
+
+        assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
+
+    def test_when_a_pull_for_that_place_finds_nothing_then_it_asks_no_more(self) -> None:
+        pulls = self.pulls()
+        assert asked(pulls, now_s=0.5, left=self.GIVEN_UP) == (0, 2)
+        pulls.on_reply(ONE, reply(2), left=room(1), now_s=0.5)
+        assert asked(pulls, now_s=0.51, left=room(1)) == (0, 3)
+
+        pulls.on_reply(ONE, reply(3), left=room(1), now_s=0.51)
+
+        assert asked(pulls, now_s=0.52, left=room(1)) is None
+
     def test_when_none_is_seen_then_it_asks_rarely_for_returned_ones(self) -> None:
         pulls = self.pulls()
         pulls.on_look(ONE, is_waiting=False, now_s=0.4)
