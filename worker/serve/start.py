@@ -182,7 +182,8 @@ def build(
     """
     context = _context(config, connections, served, incarnation, quiet or Quiet())
     mailbox = context.mailbox
-    returns = ReturnQueue(connections.uplink.puller, context)
+    # Its own client: a second connection of the puller, which keeps its first, would count as a reconnection.
+    returns = ReturnQueue(connections.open(), context)
     preparation = Preparation(connections.open(), context, served.translator)
     listener = make_listener(connections, context.partitions, mailbox.wake, mailbox.fail)
     pulling = Pulling(connections.uplink, listener, context, returns, preparation.put)
