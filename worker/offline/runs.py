@@ -7,7 +7,7 @@ both.
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -103,11 +103,13 @@ class Runs:
 
         self._ids = count()
         self._by_request: dict[str, _Run] = {}
+        self._left: list[Iterable[str]] = []
+        """Requests of calls whose reader stopped, to be dropped before the next step."""
 
     def run(self, prompts: Iterator[OfflinePrompt]) -> Iterator[StreamOutput]:
         """Generate; yield the output as steps produce it. Prompts are read as there is room for them.
 
-        What is still open when the reader stops is dropped.
+        What is still open when the reader stops is dropped before the next step.
         """
         run = _Run(prompts)
         try:
@@ -117,9 +119,8 @@ class Runs:
                 while run.pieces:
                     yield run.pieces.popleft()
         finally:
-            self._engine.drop(run.open)
-            for request_id in run.open:
-                del self._by_request[request_id]
+            # The garbage collector closes an abandoned stream at any instruction, also of a step of another call.
+            self._left.append(run.open)
 
     def _fill(self, run: _Run) -> bool:
         """Open prompts while there is room; return whether any is open."""
@@ -166,12 +167,20 @@ class Runs:
     def _advance(self) -> None:
         if 0 < (wait_s := self._engine.idle_s) < inf:
             time.sleep(wait_s)  # a discipline gathers a batch
+        self._drop_left()
         for delta in self._engine.advance():
             run = self._by_request[delta.request_id]
             opened = run.open[delta.request_id]
             run.pieces.append(opened.add(opened.piece_of(delta)))
             if not opened.num_open:
                 del run.open[delta.request_id], self._by_request[delta.request_id]
+
+    def _drop_left(self) -> None:
+        while self._left:
+            request_ids = self._left.pop()
+            self._engine.drop(request_ids)
+            for request_id in request_ids:
+                del self._by_request[request_id]
 
 
 def _seed_of(asked: OfflinePrompt) -> int:

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice import LLM, SamplingParams
+from sluice.engine.batch import Batch
 from sluice.engine.config import DISCIPLINE_NAMES
+from sluice.engine.executor import Launched
 from sluice.engine.request import FinishReason
 from sluice.producer.contract.jobs import PromptLike, as_prompt
 from sluice.producer.contract.wire import JobOptions, JobResult, JobSpec
@@ -53,6 +55,12 @@ def llm() -> Iterator[LLM]:
 def null() -> LLM:
     """A model that computes nothing, with three places."""
     return LLM("null", max_num_seqs=3)
+
+
+def prompts_of(max_tokens: int, *, num: int = 1) -> Iterator[OfflinePrompt]:
+    """Prompts of one call, each of which gets `max_tokens` tokens."""
+    spec = JobSpec(options=JobOptions(max_tokens=max_tokens, ignore_eos=True))
+    return (OfflinePrompt(index=index, prompt="one", spec=spec, seed=1) for index in range(num))
 
 
 def parts_of(result: JobResult | RequestOutput) -> list[tuple[object, ...]]:
@@ -181,17 +189,43 @@ class TestGivenAnyPrompts:
 
 
 class TestGivenAStreamThatIsHalfRead:
-    def test_when_the_reader_leaves_then_its_prompts_are_dropped(self) -> None:
+    def test_when_the_reader_leaves_then_its_prompts_are_dropped_before_the_next_step(self) -> None:
         model = load(load_config({}, flags={"model.path": "null"}))
-        spec = JobSpec(options=JobOptions(max_tokens=1000, ignore_eos=True))
-        prompts = [OfflinePrompt(index=index, prompt="one", spec=spec, seed=1) for index in range(2)]
-        stream = Runs(model, max_num_seqs=3).run(iter(prompts))
+        runs = Runs(model, max_num_seqs=3)
+        stream = runs.run(prompts_of(1000, num=2))
         next(stream)
         assert not model.engine.is_idle
 
         del stream
         gc.collect()
+        pieces = list(runs.run(prompts_of(1)))
 
+        assert [piece.finish_reason for piece in pieces] == ["length"]
+        assert model.engine.is_idle
+
+    @pytest.mark.parametrize("is_in_step", [True, False], ids=["in a step", "after a step"])
+    def test_when_it_is_collected_during_another_call_then_that_has_all_of_its_output(
+        self, is_in_step: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = load(load_config({}, flags={"model.path": "null"}))
+        runs = Runs(model, max_num_seqs=4)
+        alone = list(runs.run(prompts_of(5)))
+        half_read = runs.run(prompts_of(1000, num=2))
+        next(half_read)
+
+        def launch(batch: Batch) -> Launched:
+            half_read.close()  # as the garbage collector does, at any instruction
+            return real(batch)
+
+        real = model.executor.launch
+        if is_in_step:
+            monkeypatch.setattr(model.executor, "launch", launch)
+        else:
+            model.engine.watch(lambda _iteration: half_read.close())
+        pieces = list(runs.run(prompts_of(5)))
+
+        assert pieces == alone
+        model.engine.check_invariants()
         assert model.engine.is_idle
 
     def test_when_another_call_runs_meanwhile_then_both_have_all_of_their_output(self, null: LLM) -> None:
