@@ -15,17 +15,14 @@ from tests.servers import RedisServer
 
 BATCH = Ask(options=JobOptions(max_tokens=10_000), stream=False)
 URGENT = Ask(prompt="now", options=JobOptions(max_tokens=10_000), priority=9)
-ONE_PLACE: dict[str, object] = {
-    "model.path": "null?step_s=0.02",
-    "batching.max_num_seqs": 1,
-    "drain.mode": "hand-over",
-}
+SLOW = "null?step_s=0.02"
 
 
 @contextmanager
 def worker_over(connections: Connections, url: str) -> Generator[None]:
-    """Run a worker over these connections."""
-    config = load_config({}, flags={"redis.url": url, **FAST, **ONE_PLACE})
+    """Run a worker with one place over these connections."""
+    flags = {"redis.url": url, "model.path": SLOW, "batching.max_num_seqs": 1, "drain.mode": "hand-over"}
+    config = load_config({}, flags={**FAST, **flags})
     daemon = build(config, connections, load(config), "me")
     thread = threading.Thread(target=daemon.run, daemon=True)
     thread.start()
@@ -49,8 +46,7 @@ class TestGivenAWorkerThatPreemptedAJob:
             wait_until(lambda: num_on_channel(client, urgent), "it gives way")
             since_s = connections.uplink.since_s
 
-            flags = {name.replace(".", "__"): value for name, value in ONE_PLACE.items()}
-            with running_worker(valkey.url, **flags) as idle:
+            with running_worker(valkey.url, model__path=SLOW, drain__mode="hand-over") as idle:
                 wait_until(lambda: client.hexists(KEYS.key("held", idle.incarnation), batch), "the idle one has it")
 
             assert connections.uplink.since_s == since_s
