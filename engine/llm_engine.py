@@ -299,6 +299,8 @@ class LLMEngine:
         deltas = self._take_ended()
         if not outcome.has_failed:
             self._scheduler.note_time(batch, outcome.taken_s)
+        elif outcome.has_lost_drafts:
+            self._scheduler.rest_from_drafts()
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled)
             self._num_rows += len(part.rows)

@@ -63,6 +63,9 @@ class StepOutcome:
     has_failed: bool = False
     """Whether the step as launched failed, or nothing in it succeeded, regardless of later retries."""
 
+    has_lost_drafts: bool = False
+    """Whether the step failed, and succeeded without its drafts."""
+
     too_large: Batch | None = None
     """The smallest part that the memory was too small for: nothing of it was computed, and no sequence is at fault."""
 
@@ -139,6 +142,7 @@ class IsolatingExecutor:
             num_tries = max(self._max_retries, int(bool(unwanted or batch.drafts)))
             batch = replace(batch, drafts=NO_DRAFTS)
             error = self._attempt(batch, outcome, error, num_tries=num_tries)
+            outcome.has_lost_drafts = bool(step.batch.drafts) and error is None
         if error is not None:
             may_be_smaller = batch.num_tokens > 1 and self._num_shortages < MAX_SHORTAGES
             self._divide(batch, error, outcome, may_be_smaller=may_be_smaller)

@@ -210,6 +210,11 @@ class BlockManager:
         if self._host is not None:
             self._host.confirm(saves)
 
+    def give_up_saves(self) -> None:
+        """Save nothing of what no step has saved: memory is short."""
+        if self._host is not None:
+            self._host.give_up_saves()
+
     def want(self, sequence: Sequence) -> None:
         """Note that `sequence` will come back: its blocks are saved to the host tier when they are taken."""
         if self._host is not None:

@@ -40,6 +40,10 @@ _TRIES_AFTER = 128
 """Steps without drafts after which some are tried again, however few were right."""
 
 
+_REST = 128
+"""Steps without drafts after one that failed with drafts and succeeded without."""
+
+
 @dataclass(slots=True, eq=False)
 class _Offers:
     """Guesses that fit one step, by sequence id. Mutable."""
@@ -96,6 +100,9 @@ class Drafting:
         self._num_without = 0
         """Steps since the last one with drafts."""
 
+        self._num_resting = 0
+        """Steps that get none."""
+
         self._draft_s = 0.0
         """Time that the guesses of the last step took."""
 
@@ -114,6 +121,10 @@ class Drafting:
             num_drafted: drafts of all steps so far.
             num_accepted: those that were right.
         """
+        if self._num_resting:
+            self._num_resting -= 1
+            self._last = None
+            return batch
         self._note_last(batch, num_accepted)
         self._note_share(num_drafted, num_accepted)
         now, later = self._offers(batch, min(MAX_DRAFTS, tokens_left), running)
@@ -127,6 +138,10 @@ class Drafting:
         is_decode = bool(batch.rows) and all(row.num_tokens == 1 for row in batch.rows)
         self._last = (batch, self._clock(), num_accepted) if is_decode else None
         return batch
+
+    def rest(self) -> None:
+        """Let steps have no drafts for a while: one failed with drafts, of memory for instance, and not without."""
+        self._num_resting = _REST
 
     def end(self, sequences: Items[Sequence]) -> None:
         """Forget sequences that have ended."""

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from sluice.engine.batch import BlockSave
 
 MAX_STEP_SAVES = 32
-"""Most new saves of a step: 3 ms at 20 GB/s with blocks of 2 MiB (16 tokens of a model of 8 billion parameters)."""
+"""Most new saves of a step: 3 ms at 20 GB/s with blocks of 2 MiB (16 tokens of a model of 8 billion parameters). With
+those that a step in flight or a failed one has, a step carries twice as many at most."""
 
 
 class _Wish(NamedTuple):
@@ -60,9 +61,10 @@ class HostTier:
             filled: returns the blocks of the device that the step writes. Called only if there are more new saves than
                 a step may have.
         """
-        if len(self._wishes) > MAX_STEP_SAVES:
-            self._put_urgent_first(filled())
-        for _ in range(min(MAX_STEP_SAVES, len(self._wishes))):
+        most = min(MAX_STEP_SAVES, 2 * MAX_STEP_SAVES - len(self._pending))
+        if len(self._wishes) > most:
+            self._put_urgent_first(filled(), most)
+        for _ in range(min(most, len(self._wishes))):
             key, source, destination = self._wishes.popleft()
             number = next(self._numbers)
             self._pending[number] = key, BlockSave(number, source, destination)
@@ -97,6 +99,12 @@ class HostTier:
                 self._free.append(save.destination)
             else:
                 self._blocks[key] = save.destination
+
+    def give_up_saves(self) -> None:
+        """Make none of the saves that no step has made: memory is short, and a cache may forget."""
+        self._free.extend(save.destination for _, save in self._pending.values())
+        self._pending.clear()
+        self._drop(set(self._wishes))
 
     def begin_load(self, keys: Iterable[int], blocks: Iterable[int]) -> None:
         """Keep `blocks`, with the contents of `keys`, until `end_load`."""
@@ -138,12 +146,12 @@ class HostTier:
         assert sorted(places) == list(range(self._num_blocks)), "a block of the host tier is lost, or in two places"
         assert num_loads == self._num_loads, "loads differ from those of the sequences"
 
-    def _put_urgent_first(self, filled: Set[int]) -> None:
-        """Order the waiting saves: first those of blocks about to be filled; drop those that the step cannot carry."""
+    def _put_urgent_first(self, filled: Set[int], most: int) -> None:
+        """Order the waiting saves: first those of blocks about to be filled, of which the step carries `most`."""
         urgent = [wish for wish in self._wishes if wish.source in filled]
         others = [wish for wish in self._wishes if wish.source not in filled]
         self._wishes = deque((*urgent, *others))
-        self._drop(set(islice(urgent, MAX_STEP_SAVES, None)))
+        self._drop(set(islice(urgent, most, None)))
 
     def _drop(self, wishes: Set[_Wish]) -> None:
         """Plan these saves no more."""

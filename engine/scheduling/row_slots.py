@@ -1,7 +1,7 @@
 """Row slots of the running sequences, and what the executor has not been told of them (`sluice.engine.batch`)."""
 
 from sluice.engine.batch import Admission, Batch, ScheduledRow, TableWrite, admission_of
-from sluice.engine.sequence import Sequence
+from sluice.engine.sequence import Sequence, SequenceStatus
 
 
 class RowSlots:
@@ -45,12 +45,18 @@ class RowSlots:
         self._stale[sequence.slot] = sequence
 
     def with_writes(self, batch: Batch) -> Batch:
-        """Add the writes that the executor has not confirmed, of sequences in the step and of others."""
+        """Add the writes that the executor has not confirmed, of running sequences in the step and of others.
+
+        None of preempted ones: one may join again in its slot while the step is in flight. If the step were tried
+        again then, it would restore the old table.
+        """
         if not self._stale:
             return batch
         admissions: list[Admission] = []
         writes: list[TableWrite] = []
         for slot, sequence in self._stale.items():
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
             num_sent = sequence.num_sent_blocks
             if num_sent == 0:
                 admissions.append(admission_of(sequence))

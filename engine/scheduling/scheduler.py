@@ -221,8 +221,14 @@ class Scheduler(ABC):
         Sequences at the end of the order that no longer fit are preempted.
         """
         self._budget.shrink(batch.num_tokens)
+        self.blocks.give_up_saves()
         while len(self.running) > self._budget.tokens:
             self._preempt(self.running.pop())
+
+    def rest_from_drafts(self) -> None:
+        """Plan no drafts for a while: a step with some failed that succeeded without."""
+        if self._drafting is not None:
+            self._drafting.rest()
 
     def room(self) -> Room:
         """Return what can start within the next steps; all zero while any sequence waits for room."""
