@@ -132,7 +132,7 @@ class TestGivenAPreemptedSequenceThatJoinsAgainInItsSlot:
 class TestGivenDraftsForWhichThereIsNoMemory:
     @pytest.mark.parametrize("lag", [0, 1])
     def test_when_sequences_generate_then_drafts_are_tried_now_and_then_only(self, lag: int) -> None:
-        asked = [request(f"r{n}", f"prompt {n}", max_tokens=200, seed=n) for n in range(4)]
+        asked = [request(f"r{n}", f"prompt {n}", max_tokens=100, seed=n) for n in range(4)]
         alone = expected(asked)
         model = checking_model(num_blocks=400)
         device = HasMemoryFor(lagging(model) if lag else model, 40)
