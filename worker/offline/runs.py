@@ -21,6 +21,7 @@ from sluice.worker.clock import monotonic_s, wall_ms
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
 from sluice.worker.model.load import LoadedModel
 from sluice.worker.model.translate import code_of, sampling_of
+from sluice.worker.offline.interrupts import interrupts_held
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
 
 
@@ -140,9 +141,10 @@ class Runs:
         except JobRejected as error:
             self._reject(run, asked, PromptFailed(error.code, str(error)))
         else:
-            run.open[request.id] = _OpenPrompt(asked, request.prompt_token_ids)
-            self._by_request[request.id] = run
-            self._engine.add([request])
+            with interrupts_held():
+                run.open[request.id] = _OpenPrompt(asked, request.prompt_token_ids)
+                self._by_request[request.id] = run
+                self._engine.add([request])
 
     def _request(self, asked: OfflinePrompt) -> Request:
         prompt = as_prompt(asked.prompt)
@@ -167,13 +169,17 @@ class Runs:
     def _advance(self) -> None:
         if 0 < (wait_s := self._engine.idle_s) < inf:
             time.sleep(wait_s)  # a discipline gathers a batch
-        self._drop_left()
-        for delta in self._engine.advance():
-            run = self._by_request[delta.request_id]
-            opened = run.open[delta.request_id]
-            run.pieces.append(opened.add(opened.piece_of(delta)))
-            if not opened.num_open:
-                del run.open[delta.request_id], self._by_request[delta.request_id]
+        with interrupts_held():
+            self._drop_left()
+            for delta in self._engine.advance():
+                self._hand_out(delta)
+
+    def _hand_out(self, delta: TokenDelta) -> None:
+        run = self._by_request[delta.request_id]
+        opened = run.open[delta.request_id]
+        run.pieces.append(opened.add(opened.piece_of(delta)))
+        if not opened.num_open:
+            del run.open[delta.request_id], self._by_request[delta.request_id]
 
     def _drop_left(self) -> None:
         while self._left:

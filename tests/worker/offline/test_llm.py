@@ -1,10 +1,12 @@
 """Generation without a queue: the service's tokens, in the order of the prompts, whatever becomes of one of them."""
 
 import gc
+import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -252,6 +254,47 @@ class TestGivenAStreamThatIsHalfRead:
 
         assert len(done) == 100
         assert len(read) <= 100 / 10 + 3 * 2 * 2
+
+
+class TestGivenACallThatIsInterrupted:
+    """By Ctrl-C, at each third function that it calls."""
+
+    def test_when_the_next_call_runs_then_it_has_all_of_its_output(self) -> None:
+        model = load(load_config({}, flags={"model.path": "null"}))
+        runs = Runs(model, max_num_seqs=4)
+        alone = list(runs.run(prompts_of(2)))
+        places = 0
+
+        for place in count(step=3):
+            try:
+                with interrupted_at(place):
+                    list(runs.run(prompts_of(2)))
+            except KeyboardInterrupt:
+                places += 1
+            else:
+                break
+            assert list(runs.run(prompts_of(2))) == alone, f"after an interrupt at call {place}"
+
+        assert places > 30
+        model.engine.check_invariants()
+        assert model.engine.is_idle
+
+
+@contextmanager
+def interrupted_at(place: int) -> Iterator[None]:
+    """Send SIGINT to this thread when it has called `place` functions."""
+    calls = count()
+
+    def on_event(_frame: object, event: str, _argument: object) -> None:
+        if event == "call" and next(calls) == place:
+            signal.raise_signal(signal.SIGINT)
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 class TestGivenWrongArguments:
