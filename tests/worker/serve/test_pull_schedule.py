@@ -180,7 +180,7 @@ class TestGivenAFullWorker:
 
         assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
 
-    def test_when_a_place_becomes_free_during_a_pull_for_higher_ones_then_it_asks_at_once(self) -> None:
+    def test_when_a_place_becomes_free_during_such_a_pull_then_it_asks_at_once(self) -> None:
         pulls = self.pulls()
         pulls.on_look(ONE, is_waiting=True, now_s=0.1)
         assert asked(pulls, now_s=0.1, left=self.GIVEN_UP) == (0, 2)
@@ -189,7 +189,7 @@ class TestGivenAFullWorker:
 
         assert asked(pulls, now_s=0.11, left=room(1)) == (0, 3)
 
-    def test_when_a_place_becomes_free_as_it_passes_a_notification_on_then_it_asks_at_once(self) -> None:
+    def test_when_one_becomes_free_as_it_passes_a_notification_on_then_it_asks(self) -> None:
         pulls = self.pulls()
         pulls.on_notified(ONE, WOKEN_BY)
         assert asked(pulls, now_s=0.1, left=NO_ROOM) == (0, 2)
