@@ -259,6 +259,20 @@ class TestGivenARoomThatIsAskedFor:
             kv_tokens=(4 + 2 * 2 - 3) * 4, prefill_tokens=128 - 1, sequences=2, over_class=2
         )
 
+    def test_when_it_was_asked_for_and_the_running_ones_change_then_it_is_found_anew(self) -> None:
+        scheduler = scheduler_with(max_num_seqs=3, max_num_batched_tokens=64, num_blocks=10)
+        for priority in (5, 2, 2):
+            added(scheduler, 5, priority=priority)
+        step(scheduler)
+        before = [scheduler.room() for _ in range(3)]
+
+        scheduler.finish([scheduler.running[-1]])
+        added(scheduler, 5, priority=5)
+        step(scheduler)
+
+        assert before[0] == before[2]
+        assert (scheduler.room().sequences, scheduler.room().over_class) == (1, 2)
+
     def test_when_a_victim_waits_then_it_is_still_there_for_higher_classes(self) -> None:
         scheduler, _ = full_of(3)
         added(scheduler, 1, priority=7)
