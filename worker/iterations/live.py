@@ -4,13 +4,16 @@ from collections.abc import Generator
 from http.client import HTTPException
 from ipaddress import ip_address
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from sluice.worker.config import MetricsConfig
 from sluice.worker.errors import NotReady
 
 QUIET_S = 10.0
 """A worker that says nothing for so long is gone: it says something every second."""
+
+_DIRECT = build_opener(ProxyHandler({}))
+"""Asks without the proxies of the environment: the worker is on this host."""
 
 
 def live_iterations(config: MetricsConfig, *, has_all: bool) -> Generator[str]:
@@ -21,7 +24,7 @@ def live_iterations(config: MetricsConfig, *, has_all: bool) -> Generator[str]:
     """
     address = f"{_host(config.host)}:{config.port}"
     try:
-        with urlopen(f"http://{address}/iterations{'?all' if has_all else ''}", timeout=QUIET_S) as lines:
+        with _DIRECT.open(f"http://{address}/iterations{'?all' if has_all else ''}", timeout=QUIET_S) as lines:
             yield from (line.decode(errors="replace").rstrip("\n") for line in lines if line.strip())
     except (URLError, OSError, HTTPException) as error:
         raise NotReady(

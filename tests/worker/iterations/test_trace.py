@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def iteration(number: int) -> Iteration:
         number=number, at_s=0.0, took_s=0.0, joined=(), running=(), left=(), preempted=(), waiting=(), num_waiting=0,
         max_tokens=1, num_free_blocks=0, num_blocks=1,
     )  # fmt: skip
+
+
+class OneLine(BaseHTTPRequestHandler):
+    """Answer with the path that is asked for."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 class TestGivenAWorkerThatRuns:
@@ -71,6 +83,20 @@ class TestGivenAWorkerThatRuns:
         assert lines[3].endswith("/0 1 from 40 in 3")
         assert f"leaves    {job_id}" in lines[6]
         assert lines[6].endswith("/0 length")
+
+    def test_when_the_environment_names_a_proxy_then_the_worker_is_asked_directly(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        server = HTTPServer(("127.0.0.1", 0), OneLine)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+
+        with server:
+            lines = list(live_iterations(MetricsConfig(port=server.server_port), has_all=False))
+
+        assert lines == ["/iterations"]
 
     def test_when_there_is_no_worker_then_it_says_where_to_look(self, port: int) -> None:
         with pytest.raises(NotReady, match=rf"no worker tells its iterations at 127\.0\.0\.1:{port}"):
