@@ -243,6 +243,16 @@ class TestGivenAFileOfTraffic:
             "5: must be an object, got 7",
         ]
 
+    @pytest.mark.parametrize(
+        "at_s", [float("nan"), float("inf"), float("-inf"), 10**400], ids=["nan", "inf", "-inf", "huge"]
+    )
+    def test_when_a_time_is_not_finite_then_it_is_reported(self, tmp_path: Path, at_s: float) -> None:
+        with pytest.raises(ConfigError) as caught:
+            self.read(tmp_path, {"at_s": at_s, "prompt_tokens": 3, "output_tokens": 2})
+
+        (problem,) = caught.value.problems
+        assert f"traffic.jsonl:1: at_s must be seconds, got {at_s}" in problem
+
     def test_when_it_is_a_batch_file_then_one_sentence_says_so(self, tmp_path: Path) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
         lines = [{"custom_id": f"{n}", "method": "POST", "url": "/v1/chat/completions", "body": body} for n in range(9)]

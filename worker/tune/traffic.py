@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from sys import float_info
 from typing import cast
 
 import sqlalchemy as sa
@@ -111,8 +112,8 @@ def _arrival_of(line: dict[str, object], count_tokens: Callable[[str], int]) -> 
     most = _whole(line, "max_tokens") if "max_tokens" in line else 0
     num_output_tokens = _whole(line, "output_tokens") if "output_tokens" in line or not most else most
     at_s = line.get("at_s", 0.0)
-    if not isinstance(at_s, int | float):
-        raise ValueError(f"at_s must be seconds, got {at_s!r}")  # noqa: TRY004 - a line that is wrong, like the others
+    if not isinstance(at_s, int | float) or not abs(at_s) <= float_info.max:  # JSON in Python has NaN and Infinity
+        raise ValueError(f"at_s must be seconds, got {at_s!r}")
     return Arrival(
         at_s=float(at_s), num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens, max_tokens=most
     )
