@@ -17,8 +17,8 @@ from sluice.worker.offline.progress import progress_bar
 from sluice.worker.offline.runs import OfflinePrompt, Runs
 from sluice.worker.offline.sampling import SamplingParams
 
-Prompts: TypeAlias = PromptLike | Iterable[PromptLike]
-"""One prompt (text, token ids or a chat) or any number of them."""
+Prompts: TypeAlias = PromptLike | Message | Mapping[str, object] | Iterable[PromptLike]
+"""One prompt (text, token ids, a chat or its only message) or any number of them."""
 
 _SETTINGS = {
     leaf.name: leaf
@@ -78,7 +78,7 @@ class LLM:
         """Answer one chat or several, as `generate`; a text is one message of a user.
 
         Args:
-            messages: Messages, each with `role` and `content`; or several such lists.
+            messages: One message with `role` and `content`, a list of them, or several such lists.
             sampling_params: As in `generate`.
             progress: As in `generate`.
 
@@ -163,6 +163,8 @@ def _listed(prompts: Prompts) -> Iterable[PromptLike]:
     """Return several prompts as they are, and one as a list."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, (Mapping, Message)):
+        return [[cast("Message | Mapping[str, object]", prompts)]]
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], (int, Mapping, Message)):
         return [cast("PromptLike", prompts)]
     return cast("Iterable[PromptLike]", prompts)

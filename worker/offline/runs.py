@@ -7,7 +7,7 @@ both.
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -107,7 +107,7 @@ class Runs:
         self._left: list[Iterable[str]] = []
         """Requests of calls whose reader stopped, to be dropped before the next step."""
 
-    def run(self, prompts: Iterator[OfflinePrompt]) -> Iterator[StreamOutput]:
+    def run(self, prompts: Iterator[OfflinePrompt]) -> Generator[StreamOutput]:
         """Generate; yield the output as steps produce it. Prompts are read as there is room for them.
 
         What is still open when the reader stops is dropped before the next step.

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from sluice.engine.config import DISCIPLINE_NAMES
 from sluice.engine.executor import Launched
 from sluice.engine.request import FinishReason
 from sluice.producer.contract.jobs import PromptLike, as_prompt
-from sluice.producer.contract.wire import JobOptions, JobResult, JobSpec
+from sluice.producer.contract.wire import JobOptions, JobResult, JobSpec, Message
 from sluice.producer.errors import InvalidJob
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
@@ -104,6 +104,16 @@ class TestGivenTheSmallModel:
         assert asked.text == two.text == "12 + 30 = 42."
         assert one.text == "3, 4, 5, 6, 7, 8, 9."
         assert len(text.prompt_token_ids) < len(asked.prompt_token_ids)
+
+    @pytest.mark.parametrize(
+        "message", [CHAT[0], Message(role="user", content="Count from 3 to 9.")], ids=["mapping", "message"]
+    )
+    def test_when_one_message_is_a_chat_then_it_is_answered(
+        self, llm: LLM, message: Message | dict[str, object]
+    ) -> None:
+        (answer,) = llm.chat(message, SamplingParams(temperature=0))
+
+        assert answer.text == "3, 4, 5, 6, 7, 8, 9."
 
     def test_when_a_prompt_repeats_an_earlier_one_then_its_blocks_are_cached(self, llm: LLM) -> None:
         prompt = "Once upon a time there was a little fox who lived in the woods near a river. " * 3
@@ -281,7 +291,7 @@ class TestGivenACallThatIsInterrupted:
 
 
 @contextmanager
-def interrupted_at(place: int) -> Iterator[None]:
+def interrupted_at(place: int) -> Generator[None]:
     """Send SIGINT to this thread when it has called `place` functions."""
     calls = count()
 
