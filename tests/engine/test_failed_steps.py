@@ -1,5 +1,6 @@
 """Steps that fail once or lack memory, beside preemptions, drafts and saves: what a failure leaves for later steps."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,17 +26,17 @@ from tests.engine.given import (
 )
 
 
-class Wrapped:
-    """An executor around another one."""
+class Wrapped(ABC):
+    """An executor around another one, some of whose launches fail."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.limits, self.lag, self.fingerprint = executor.limits, executor.lag, executor.fingerprint
         self.num_launches = self.num_failures = 0
 
+    @abstractmethod
     def fails(self, batch: Batch) -> Exception | None:
         """Return the error of this launch."""
-        raise NotImplementedError
 
     def launch(self, batch: Batch) -> Launched:
         self.num_launches += 1
