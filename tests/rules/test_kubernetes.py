@@ -99,6 +99,13 @@ class TestGivenTheContainers:
         assert {probe["port"] for probe in probes} == {port["name"] for port in one["ports"]}
 
 
+class TestGivenThePods:
+    @pytest.mark.parametrize("name", PODS)
+    def test_when_one_starts_then_it_gets_no_variables_of_services(self, name: str) -> None:
+        """Those of the service `sluice-gateway` begin with SLUICE_, as settings do."""
+        assert pod_of(PODS[name])["enableServiceLinks"] is False
+
+
 class TestGivenTheObjects:
     def test_when_the_folder_is_listed_then_every_file_is_built(self) -> None:
         assert sorted(KUSTOMIZATION["resources"]) == [path.name for path in FILES]
@@ -109,7 +116,7 @@ class TestGivenTheObjects:
         named_pods += [one["spec"]["selector"][NAME] for one in of_kind("Service")]
         for policy in of_kind("NetworkPolicy"):
             selector = policy["spec"]["podSelector"]
-            named_pods += [selector["matchLabels"][NAME]] if "matchLabels" in selector else []
+            named_pods += [name for label, name in selector.get("matchLabels", {}).items() if label == NAME]
             named_pods += [name for rule in selector.get("matchExpressions", []) for name in rule["values"]]
 
         assert set(named_pods) <= PODS.keys()
@@ -125,8 +132,15 @@ class TestGivenTheObjects:
     def test_when_nobody_is_named_then_nobody_reaches_a_pod(self) -> None:
         default = named("NetworkPolicy", "sluice-default")["spec"]
 
-        assert (default["podSelector"], default["policyTypes"]) == ({}, ["Ingress", "Egress"])
+        assert default["policyTypes"] == ["Ingress", "Egress"]
         assert "ingress" not in default
+
+    def test_when_redis_shares_the_namespace_then_no_policy_keeps_the_pods_from_it(self) -> None:
+        default = named("NetworkPolicy", "sluice-default")["spec"]
+        [ours] = default["podSelector"]["matchLabels"].items()
+
+        assert ours == ("app.kubernetes.io/part-of", "sluice")
+        assert all(ours in load["spec"]["template"]["metadata"]["labels"].items() for load in WORKLOADS)
 
     def test_when_the_recorder_exports_traces_then_it_reaches_a_collector(self) -> None:
         policy = named("NetworkPolicy", "sluice-traces")["spec"]

@@ -1,6 +1,7 @@
 """Settings: one tree from defaults, file, environment and flags, with every problem reported at once."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,9 +22,47 @@ class TestGivenNothing:
         assert config.beat.life_s == 4.0
 
     def test_when_the_environment_has_names_of_others_then_they_are_left_alone(self) -> None:
-        config = load_config({"PATH": "/bin", "SLUICE_STATE_DIR": "/tmp/state", "HOME": "/root"})
+        config = load_config({"PATH": "/bin", "SLUICE_STATE_DIR": "/tmp/state", "SLUICE_API_KEY": "x"})
 
         assert config.queue.name == "default"
+
+
+class TestGivenAPodOfKubernetes:
+    """The kubelet sets variables for each service of the namespace; one is `sluice-gateway`, one `sluice-metrics`."""
+
+    LINKS: ClassVar = {
+        "GATEWAY_SERVICE_HOST": "10.96.12.7",
+        "GATEWAY_SERVICE_PORT": "8000",
+        "GATEWAY_SERVICE_PORT_HTTP": "8000",
+        "GATEWAY_PORT": "tcp://10.96.12.7:8000",
+        "GATEWAY_PORT_8000_TCP": "tcp://10.96.12.7:8000",
+        "GATEWAY_PORT_8000_TCP_PROTO": "tcp",
+        "GATEWAY_PORT_8000_TCP_PORT": "8000",
+        "GATEWAY_PORT_8000_TCP_ADDR": "10.96.12.7",
+        "METRICS_PORT": "tcp://[fd00::7]:9400",
+        "METRICS_SERVICE_HOST": "fd00::7",
+    }
+
+    def test_when_loaded_then_its_variables_are_no_settings(self) -> None:
+        config = load_config({f"SLUICE_{name}": value for name, value in self.LINKS.items()})
+
+        assert config == load_config({})
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("GATEWAY_SERVICE_HOST", "localhost"),
+            ("GATEWAY_SERVICE_PORT", "http"),
+            ("GATEWAY_PORT", "8000"),
+            ("GATEWAY_PORT_8000_TCP", "10.96.12.7:8000"),
+            ("GATEWAY_PORT_8000_TCP_NAME", "http"),
+            ("GATEWAY_HOST", "10.96.12.7"),
+            ("METRICS_PORT", "tcp"),
+        ],
+    )
+    def test_when_a_name_or_value_is_another_then_it_is_refused(self, name: str, value: str) -> None:
+        with pytest.raises(ConfigError, match=f"SLUICE_{name}: "):
+            load_config({f"SLUICE_{name}": value})
 
 
 class TestGivenADevice:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sluice.worker.config.schema import WorkerConfig
+from sluice.worker.config.service_links import is_service_link
 from sluice.worker.errors import ConfigError
 
 PREFIX = "SLUICE_"
 CONFIG_FILE_NAME = "SLUICE_CONFIG"
 """Environment name of the TOML file's path."""
 
-READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_TENANT"})
-"""Names with the prefix that other code reads; they are not errors here."""
+READ_ELSEWHERE = frozenset({CONFIG_FILE_NAME, "SLUICE_STATE_DIR", "SLUICE_API_KEY"})
+"""Names with the prefix that others read, such as the gateway's clients; they are not errors here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ def _file_values(path: Path, problems: list[str]) -> Iterator[tuple[str, object]
 def _from_environment(environ: Mapping[str, str]) -> Callable[[list[str]], Entries]:
     def entries(problems: list[str]) -> Entries:
         known = {leaf.env_name: leaf for leaf in SETTINGS}
-        for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in READ_ELSEWHERE):
+        ours = {name for name in environ if name.startswith(PREFIX)} - READ_ELSEWHERE
+        for name in sorted(name for name in ours if not is_service_link(name, environ[name])):
             if name in known:
                 yield known[name], environ[name], name
             else:
