@@ -1,4 +1,5 @@
-# One image for worker, recorder, callbacks and gateway. The CUDA build of torch comes with the wheel.
+# One image for worker, recorder, callbacks and gateway, with files in buckets and traces. The CUDA build of torch comes
+# with the wheel.
 FROM python:3.12-slim
 
 # A C compiler for the CPU kernels, which are compiled into the wheel, and for Triton's launchers at first use.
@@ -12,7 +13,7 @@ COPY kernels kernels
 COPY migrations migrations
 COPY producer producer
 COPY worker worker
-RUN pip install --no-cache-dir --constraint constraints.txt '.[worker,gateway]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[worker,gateway,gateway-s3,otel]'
 
 RUN useradd --create-home sluice
 USER sluice

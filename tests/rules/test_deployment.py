@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,13 @@ class TestGivenTheDockerfile:
 
         assert {"pyproject.toml", "engine", "kernels", "migrations", "producer", "worker"} <= set(sources)
         assert [source for source in sources if not (ROOT / source).exists()] == []
+
+    def test_when_it_is_installed_then_every_setting_has_what_it_needs(self) -> None:
+        """SLUICE_FILES_URL may be a bucket, and the recorder may export traces."""
+        (extras,) = re.findall(r"pip install .*'\.\[(.*)\]'", DOCKERFILE)
+        optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+        assert set(extras.split(",")) == optional.keys() - {"dev", "embedded"}
 
     def test_when_the_image_is_run_then_its_command_is_understood(self) -> None:
         (command,) = re.findall(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE)
