@@ -94,6 +94,11 @@ class Producer:
     def __repr__(self) -> str:
         return f"Producer({self._link!r}, queue={self._queue.name!r})"
 
+    @property
+    def target(self) -> Queue:
+        """The name and the partitions of its queue."""
+        return self._queue
+
     def close(self) -> None:
         """Close the connections. Jobs continue. The last user of the embedded server stops it."""
         self._link.close()

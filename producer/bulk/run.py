@@ -37,6 +37,7 @@ from sluice.producer.errors import (
     ResultExpired,
 )
 from sluice.producer.operations.backpressure import no_room
+from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.results import Outcome
 
 REPORT_EVERY = 256
@@ -61,7 +62,6 @@ class BulkSettings:
     endpoint: Endpoint | None = None
     model: str | None = None
     defaults: Options = field(default_factory=Options)
-    partitions: int = 1
     is_again: bool = False
     """Run the file again, deliberately, as new jobs."""
 
@@ -80,15 +80,15 @@ class BulkSettings:
     database_url: str | None = None
     """The job history, for outcomes that have expired from the queue."""
 
-    @property
-    def spec(self) -> BulkSpec:
-        """The parameters that determine the jobs of the file."""
+    def spec(self, queue: Queue) -> BulkSpec:
+        """Return the parameters that determine the jobs of the file on a queue."""
         return BulkSpec(
+            queue=queue.name,
             batch=self.batch,
             endpoint=self.endpoint,
             model=self.model,
             defaults=self.defaults,
-            partitions=self.partitions,
+            partitions=queue.partitions,
         )
 
 
@@ -144,9 +144,9 @@ class BulkRun:
         self._producer = producer
         self._settings = settings
         self._listener = listener
-        asked = settings.spec.as_json()
-        self._journal = Journal(settings.journal, is_new_run=settings.is_again, asked=asked)
-        self._jobs = LineJobs(settings.spec, run=self._journal.run)
+        spec = settings.spec(producer.target)
+        self._journal = Journal(settings.journal, is_new_run=settings.is_again, asked=spec.as_json())
+        self._jobs = LineJobs(spec, run=self._journal.run)
         self._submitted: dict[JobId, SubmittedLine] = {}
         self._unfinished: deque[JobId] = deque()
         """Accepted jobs whose end is awaited."""
@@ -309,8 +309,8 @@ class BulkRun:
         return line
 
     def _bad_name(self, number: int, message: str) -> str:
-        identity = json.dumps([self._settings.batch, self._journal.run, number, message]).encode()
-        return blake2b(identity, digest_size=NAME_BYTES).hexdigest()
+        identity = [self._producer.target.name, self._settings.batch, self._journal.run, number, message]
+        return blake2b(json.dumps(identity).encode(), digest_size=NAME_BYTES).hexdigest()
 
     def _is_ours(self, name: str, line: Object) -> bool:
         """Return whether a line of the errors file is of this batch: several batches may share the file."""

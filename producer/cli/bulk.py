@@ -106,7 +106,6 @@ def _settings(file: str, values: Values) -> BulkSettings:
         endpoint=cast("Endpoint | None", endpoint),
         model=model,
         defaults=options_of(values),
-        partitions=values["partitions"],
         is_again=values.pop("is_again"),
         is_strict=values.pop("is_strict"),
         is_waiting=values.pop("is_waiting"),

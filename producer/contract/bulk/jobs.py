@@ -1,9 +1,10 @@
 """Turn the lines of a bulk file into jobs, deterministically: the same file always gives the same jobs. No I/O.
 
 The id and the seed of a job are derived from the content of its line, its custom id (or the number of equal lines
-before it), the batch and the run.
+before it), the queue, the batch and the run.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ MAX_TEMPLATES = 1024
 class BulkSpec:
     """The parameters that, with the lines of a file, determine its jobs."""
 
+    queue: str
     batch: str
     endpoint: Endpoint | None = None
     model: str | None = None
@@ -37,6 +39,7 @@ class BulkSpec:
         """Return the parameters as JSON for the journal. Durations from now become points in time."""
         moments = {name: _at(value) for name, value in self.defaults.items() if isinstance(value, timedelta | datetime)}
         return {
+            "queue": self.queue,
             "batch": self.batch,
             "endpoint": self.endpoint,
             "model": self.model,
@@ -56,6 +59,7 @@ def bulk_spec_of(written: Mapping[str, Any]) -> BulkSpec:  # Any: JSON
         if name in defaults:
             defaults[name] = datetime.fromisoformat(defaults[name])
     return BulkSpec(
+        queue=str(written["queue"]),
         batch=str(written["batch"]),
         endpoint=written["endpoint"],
         model=written["model"],
@@ -88,11 +92,13 @@ class LineJobs:
         return made.new_job(line.prompt, lambda digest: self._identity(line.custom_id, made.tenant, digest), source)
 
     def _identity(self, custom_id: str | None, tenant: str, digest: bytes) -> tuple[JobId, int]:
-        which = custom_id
-        if which is None:
-            which = f"#{self._asked[digest]}"
+        which: str | int
+        if custom_id is not None:
+            which = custom_id
+        else:
+            which = self._asked[digest]
             self._asked[digest] += 1
-        identity = f"{self._spec.batch}\n{self._run}\n{which}\n".encode() + digest
+        identity = json.dumps([self._spec.queue, self._spec.batch, self._run, which]).encode() + digest
         drawn = blake2b(identity, digest_size=NAME_BYTES + 8).digest()
         name = drawn[:NAME_BYTES].hex()
         job_id = JobId(f"{partition_of(name, self._spec.partitions)}.{tenant}.{name}")

@@ -73,7 +73,7 @@ class LineJobsOfBatch:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._jobs = LineJobs(BulkSpec(batch=batch.id, partitions=batch.partitions))
+        self._jobs = LineJobs(BulkSpec(queue=batch.queue, batch=batch.id, partitions=batch.partitions))
         self._reader = LineReader(endpoint=None, model=None, defaults=Options(tenant=batch.tenant), has_plain=False)
 
     def read(self, number: int, line: bytes | None) -> Line | BadLine:

@@ -75,7 +75,7 @@ def written_for(line: bytes) -> bytes | None:
     found = LineReader(endpoint=None, model=None, defaults=Options()).read(7, line)
     if isinstance(found, Line):
         try:
-            LineJobs(BulkSpec(batch="b")).job(found)
+            LineJobs(BulkSpec(queue="q", batch="b")).job(found)
         except InvalidJob as error:
             found = BadLine(7, found.custom_id, "invalid_request", str(error))
         else:
