@@ -1,4 +1,4 @@
-"""Which jobs a caller may see: those of its tenant. A job of another tenant must look like one that does not exist."""
+"""Which jobs and batches are a caller's: those of its tenant. Those of others must look as if they did not exist."""
 
 from secrets import token_hex
 
@@ -29,6 +29,23 @@ def own_job_id(caller: Caller, text: str, partitions: int) -> JobId:
     if partition >= partitions:
         raise unknown_job()
     return JobId(text if tenant == caller.tenant else f"{partition}.{caller.tenant}.{token_hex(32)}")
+
+
+def own_batch(caller: Caller, name: str) -> str:
+    """Return the queue's name of a batch that a caller names: other tenants may choose the same name.
+
+    Without keys it is the same name. No tenant's name has a colon.
+    """
+    return f"{_scope_of(caller)}{name}"
+
+
+def shown_batch(caller: Caller, name: str | None) -> str | None:
+    """Return the caller's name of a batch of its jobs; one that was not submitted here has the queue's name."""
+    return None if name is None else name.removeprefix(_scope_of(caller))
+
+
+def _scope_of(caller: Caller) -> str:
+    return "" if caller.key is None else f"{caller.tenant}:"
 
 
 def unknown_job() -> HttpError:

@@ -142,7 +142,9 @@ class JobFilter:
     queue: str | Sequence[str] | None = None
     """One queue, or several."""
 
-    batch: str | None = None
+    batch: str | Sequence[str] | None = None
+    """One batch, or several."""
+
     state: str | None = None
     tenant: str | None = None
     since_ms: int | None = None
@@ -154,18 +156,18 @@ class JobFilter:
     def clauses(self) -> list[sa.ColumnElement[bool]]:
         """Return conditions on the table `jobs`."""
         wanted = {
+            jobs.c.queue: self.queue,
             jobs.c.batch: self.batch,
             jobs.c.state: self.state,
             jobs.c.tenant: self.tenant,
         }
         clauses: list[sa.ColumnElement[bool]] = [
-            column == value for column, value in wanted.items() if value is not None
+            column == value if isinstance(value, str) else column.in_(value)
+            for column, value in wanted.items()
+            if value is not None
         ]
         if self.since_ms is not None:
             clauses.append(jobs.c.submitted_ms >= self.since_ms)
-        if self.queue is not None:
-            is_one = isinstance(self.queue, str)
-            clauses.append(jobs.c.queue == self.queue if is_one else jobs.c.queue.in_(self.queue))
         if self.after is not None:
             at_ms, job_id = self.after
             is_same = sa.and_(jobs.c.submitted_ms == at_ms, jobs.c.id > job_id)

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,7 +12,7 @@ from sluice.producer.bulk.recorded import recorded_outcome
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
-from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.access import Caller, caller_of
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.native.bodies import (
     CHANGED,
@@ -26,8 +28,9 @@ from sluice.producer.gateway.native.query import read_number, read_seconds, read
 from sluice.producer.gateway.native.records import Records
 from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
 from sluice.producer.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
-from sluice.producer.gateway.ownership import unknown_job
-from sluice.producer.history.queries import History, JobFilter
+from sluice.producer.gateway.ownership import own_batch, shown_batch, unknown_job
+from sluice.producer.history.queries import History, JobFilter, JobRow
+from sluice.producer.operations.views import JobStatus
 
 MAX_LISTED, LISTED = 1000, 50
 FILTERS = (
@@ -88,6 +91,10 @@ REQUEUE_DOC = RouteDoc(
 )
 
 
+Facts = TypeVar("Facts", JobRow, JobStatus)
+"""What is known of a job."""
+
+
 class JobRoutes:
     """The routes of jobs.
 
@@ -117,18 +124,20 @@ class JobRoutes:
         rows = await self._records.read(lambda history: history.jobs(wanted, limit=limit + 1))
         page = rows[:limit]
         following = f"{page[-1].submitted_ms}:{page[-1].id}" if len(rows) > limit else None
-        return JSONResponse({"data": [listed_body(row) for row in page], "next": following})
+        data = [listed_body(_shown(row, caller_of(request))) for row in page]
+        return JSONResponse({"data": data, "next": following})
 
     def _filter(self, request: Request) -> JobFilter:
         state = request.query_params.get("state")
         if state is not None and state not in list(JobState):
             raise bad_request(f"state must be one of {', '.join(JobState)}", param="state")
-        since_s = read_seconds(request, "since")
+        since_s, caller, batch = read_seconds(request, "since"), caller_of(request), read_text(request, "batch")
         return JobFilter(
             queue=[queue.name for queue in self._search.asked_queues(request)],
-            batch=read_text(request, "batch"),
+            # A backend of the tenant's may have submitted under the name itself.
+            batch=None if batch is None else (batch, own_batch(caller, batch)),
             state=state,
-            tenant=caller_of(request).tenant,
+            tenant=caller.tenant,
             since_ms=None if since_s is None else round((time.time() - since_s) * 1000),
             after=_place(read_text(request, "after")),
         )
@@ -140,17 +149,18 @@ class JobRoutes:
             HttpError: 404, neither has it.
             QueueUnreachable: the server does not answer.
         """
-        job_id, queues = self._search.asked_id(request), self._search.asked_queues(request)
+        job_id, queues, caller = self._search.asked_id(request), self._search.asked_queues(request), caller_of(request)
         record = await self._records.read_if_possible(lambda history: _record(history, job_id))
         names = {queue.name for queue in queues}
-        if record is not None and record[0].queue not in names:
-            record = None
+        if record is not None:
+            row, timeline, attempts = record
+            record = (_shown(row, caller), timeline, attempts) if row.queue in names else None
         for queue in queues:
             try:
                 now = await queue.submitting.status(job_id)
             except JobNotFound:
                 continue
-            return JSONResponse(job_body(job_id, queue.name, now, record))
+            return JSONResponse(job_body(job_id, queue.name, _shown(now, caller), record))
         if record is None:
             raise unknown_job()
         return JSONResponse(job_body(job_id, record[0].queue, None, record))
@@ -218,6 +228,10 @@ class JobRoutes:
 def _record(history: History, job_id: JobId) -> Record | None:
     row = history.job(job_id)
     return None if row is None else (row, history.timeline(job_id), history.attempts(job_id))
+
+
+def _shown(facts: Facts, caller: Caller) -> Facts:
+    return replace(facts, batch=shown_batch(caller, facts.batch))
 
 
 def _place(text: str | None) -> tuple[int, str] | None:

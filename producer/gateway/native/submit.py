@@ -13,12 +13,13 @@ from sluice.producer.contract import limits
 from sluice.producer.contract.errors import did_you_mean
 from sluice.producer.contract.jobs import OPTION_NAMES, Job, Moment, Options, only_prompt
 from sluice.producer.contract.openai.requests import RequestRefused, read_bias
-from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.access import Caller, caller_of
 from sluice.producer.gateway.errors import bad_request
 from sluice.producer.gateway.native.bodies import SUBMITTED, TEXT, receipt_body
 from sluice.producer.gateway.native.search import QUEUE, Search
 from sluice.producer.gateway.openapi.routes import JSON, ApiRoute, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.openapi.schemas import Schema, list_of, object_schema, schema_of
+from sluice.producer.gateway.ownership import own_batch
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.requests import read_json, traceparent_of
@@ -94,7 +95,7 @@ class SubmitRoute:
             HttpError, RequestRefused, ProducerError: the request is refused.
         """
         body = await read_json(request, self._max_bytes)
-        job = read_job(body, caller_of(request).tenant, request.headers.get("idempotency-key"))
+        job = read_job(body, caller_of(request), request.headers.get("idempotency-key"))
         asked = replace(job, options={"traceparent": traceparent_of(request), **job.options})
         name, model = request.query_params.get("queue"), asked.options.get("model")
         queue = await self._queues.of_model(model) if name is None else self._search.queue(name)
@@ -107,8 +108,8 @@ class SubmitRoute:
         )
 
 
-def read_job(body: object, tenant: str, idempotency_key: str | None = None) -> Job:
-    """Return the job that a request asks for; the client checks the values of its options.
+def read_job(body: object, caller: Caller, idempotency_key: str | None = None) -> Job:
+    """Return the job that a caller asks for; the client checks the values of its options.
 
     Raises:
         HttpError, RequestRefused: a field is unknown, or a time is none.
@@ -121,7 +122,9 @@ def read_job(body: object, tenant: str, idempotency_key: str | None = None) -> J
     for name in given:
         _check_name(name)
     options: dict[str, Any] = {name: value for name, value in given.items() if name not in PROMPTS}
-    options["tenant"] = tenant
+    options["tenant"] = caller.tenant
+    if isinstance(name := options.get("batch"), str) and name:
+        options["batch"] = own_batch(caller, name)
     options |= read_bias(given) | {name: _moment(name, given[name]) for name in MOMENTS if name in given}
     if idempotency_key is not None:
         if given.get("idempotency_key", idempotency_key) != idempotency_key:

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from sluice.producer.contract.wire import JobId, Prompt
 from sluice.producer.errors import JobNotFound
 from sluice.producer.gateway.errors import CALLER, HttpError
-from sluice.producer.gateway.ownership import unknown_job
+from sluice.producer.gateway.ownership import shown_batch, unknown_job
 from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.ui.audit import AuditLog
 from sluice.producer.gateway.ui.frame import SAID, Form, Frame, after, render
@@ -103,5 +103,6 @@ def _call_in(kind: str, request: Request, visitor: Visitor, facts: JobFacts, pro
     """Return a job as a call that asks for it again."""
     if kind == "py":
         return as_python(facts.queue, prompt, facts.options)
-    base_url = str(request.base_url).rstrip("/")
-    return as_curl(base_url, facts.queue, prompt, facts.options, has_keys=visitor.token is not None)
+    base_url, options = str(request.base_url).rstrip("/"), facts.options
+    asked = {**options, "batch": shown_batch(visitor.caller, options.get("batch"))}
+    return as_curl(base_url, facts.queue, prompt, asked, has_keys=visitor.token is not None)

@@ -54,11 +54,17 @@ class TestGivenANewJob:
         batch = f"b{uuid4().hex}"
         submitted(native.acme, batch=batch, max_tokens=2)
         with Producer(native.server.url) as producer:
-            producer.close_batch(batch)
+            producer.close_batch(f"acme:{batch}")
 
         answer = native.acme.post("/jobs", json={"prompt": "once", "batch": batch})
 
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "batch_closed")
+
+    @pytest.mark.parametrize("batch", ["", "b" * 60, "a b"])
+    def test_when_its_batch_is_no_name_with_its_tenant_then_it_is_refused(self, native: Native, batch: str) -> None:
+        answer = native.acme.post("/jobs", json={"prompt": "once", "batch": batch})
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
     def test_when_the_same_key_is_sent_again_then_the_first_job_is_returned(self, native: Native) -> None:
         headers = {"idempotency-key": uuid4().hex}
@@ -111,6 +117,38 @@ class TestGivenANewJob:
         answer = native.acme.post("/jobs", params={"queue": "other"}, json={"prompt": "once"})
 
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "queue_not_found")
+
+
+class TestGivenABatchOfATenant:
+    """acme has submitted all of its jobs; another tenant knows its name."""
+
+    @pytest.fixture
+    def batch(self, native: Native) -> str:
+        name = f"b{uuid4().hex}"
+        ended(native.acme, submitted(native.acme, batch=name, max_tokens=2))
+        return name
+
+    @pytest.mark.parametrize("foreign", ["{}", "acme:{}"])
+    def test_when_another_tenant_names_it_then_it_still_completes(
+        self, native: Native, batch: str, foreign: str
+    ) -> None:
+        name = foreign.format(batch)
+        with Producer(native.server.url) as producer:
+            waiting = submitted(native.globex, batch=name, not_before=600)
+            producer.close_batch(f"acme:{batch}")
+
+            assert producer.batch(f"acme:{batch}").completed_ms is not None
+        assert native.globex.get(f"/jobs/{waiting}").json()["now"]["batch"] == name
+        submitted(native.globex, batch=name)
+
+    def test_when_a_backend_adds_to_its_own_then_both_are_listed_by_the_name(self, native: Native, batch: str) -> None:
+        with Producer(native.server.url) as producer:
+            producer.submit("once", batch=batch, tenant="acme", max_tokens=2)
+
+        rows = wait_for(lambda: found if len(found := listed(native.acme, batch=batch)) == 2 else None)
+
+        assert {row["batch"] for row in rows} == {batch}
+        assert {recorded(native.acme, row["id"])["history"]["batch"] for row in rows} == {batch}
 
 
 class TestGivenEndedJobs:

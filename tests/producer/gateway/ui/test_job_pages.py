@@ -113,6 +113,15 @@ class TestGivenAWaitingJob:
         assert r'<dt>stop</dt><dd>["\n"]</dd>' in text
         assert f"/jobs?queue={IDLE}" in text
 
+    def test_when_its_batch_is_the_tenants_then_the_command_names_it_without_the_tenant(self, site: Site) -> None:
+        with Producer(site.server.url, queue=IDLE) as producer:
+            job_id = producer.submit("hello", tenant="acme", batch="acme:nightly").id
+
+        command, program = (site.visitor().get(f"/ui/jobs/{job_id}/ask.{kind}").text for kind in ("sh", "py"))
+
+        assert '"batch": "nightly"' in command
+        assert "batch='acme:nightly'" in program
+
     @pytest.mark.parametrize("kind", ["sh", "py"])
     def test_when_its_prompt_is_long_then_the_page_says_so_and_the_file_has_all(self, site: Site, kind: str) -> None:
         prompt = "".join(f"<{number}> 'it''s'\n" for number in range(20_000))
