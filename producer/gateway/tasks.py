@@ -103,15 +103,15 @@ def _continue_batches(settings: TaskSettings) -> None:
     with settings.workshop() as workshop:
         for batch_id, epoch in workshop.batches.due(settings.queue):
             # The minute, because rq can lose a job and know its id for longer.
-            _enqueue(advance_batch, batch_id, epoch, job_id=f"{batch_id}-{epoch}-{int(time.time()) // MINUTE_S}")
+            _enqueue(advance_batch, batch_id, epoch, name=f"{batch_id}-{epoch}-{int(time.time()) // MINUTE_S}")
 
 
 def _clean_hourly(_settings: TaskSettings) -> None:
-    _enqueue(clean_files, job_id=f"clean-{int(time.time()) // HOUR_S}", kept_s=HOUR_S)
+    _enqueue(clean_files, name=f"clean-{int(time.time()) // HOUR_S}", kept_s=HOUR_S)
 
 
 def _sweep_responses(settings: TaskSettings) -> None:
-    sweep_responses(settings.redis_url, settings.database_url)
+    sweep_responses(settings.redis_url, settings.queue, settings.database_url)
 
 
 STEPS: tuple[Callable[[TaskSettings], None], ...] = (
@@ -144,13 +144,13 @@ TASKS: Mapping[str, Callable[..., object]] = {task.__name__: task for task in (s
 """All that rq may call here, by name."""
 
 
-def _enqueue(task: Callable[..., object], *arguments: object, job_id: str, kept_s: int = KEPT_S) -> None:
-    """Enqueue a task behind the one that runs, unless rq knows its id."""
+def _enqueue(task: Callable[..., object], *arguments: object, name: str, kept_s: int = KEPT_S) -> None:
+    """Enqueue a task behind the one that runs, unless rq knows its id: the name, and the end of the queue's name."""
     job = rq.get_current_job()
     assert job is not None, "sweeps are run by rq"
     queue: Any = rq.Queue(job.origin, connection=job.connection, serializer=JSONSerializer)  # Any: partly untyped
     with suppress(DuplicateJobError):
         queue.enqueue(
-            task, args=arguments, job_id=job_id, unique=True, job_timeout=TASK_TIMEOUT_S, result_ttl=kept_s,
-            failure_ttl=kept_s,
+            task, args=arguments, job_id=f"{name}-{job.origin.rpartition('-')[2]}", unique=True,
+            job_timeout=TASK_TIMEOUT_S, result_ttl=kept_s, failure_ttl=kept_s,
         )  # fmt: skip

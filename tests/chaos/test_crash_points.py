@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.tables import attempts, jobs, results
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
+from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import job_event
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
@@ -136,7 +136,7 @@ def check_callbacks(it: Stand) -> None:
         redis_url=it.server.url, rq_url=it.server.url, database_url="", name="other", claim_after_s=CLAIM_AFTER_S
     )
     Mover(connect(it.server.url, timeout_s=5), connect(it.server.url, timeout_s=5), settings).drain()
-    enqueued: list[str] = rq_queue(WEBHOOKS_QUEUE, connect(it.server.url, timeout_s=5)).job_ids
+    enqueued: list[str] = rq_queue(settings.rq_names.webhooks, connect(it.server.url, timeout_s=5)).job_ids
     assert sorted(enqueued) == sorted(_event_ids(it))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.chore_jobs import CHORES, WEBHOOKS_QUEUE
+from sluice.worker.callbacks.chore_jobs import CHORES
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import receiver
 from tests.worker.callbacks.test_callbacks import settings_for, work
@@ -28,12 +28,13 @@ class Bomb:
         return os.mkdir, (str(self._path),)
 
 
-def put(client: Any, data: bytes, **fields: str | bytes) -> None:  # Any: a redis-py client
+def put(client: Any, valkey: RedisServer, data: bytes, **fields: str | bytes) -> None:  # Any: a redis-py client
     """Write a job into rq's queue as any program could: a hash, and its id on the list."""
-    known: dict[str, str | bytes] = {"created_at": CREATED, "origin": WEBHOOKS_QUEUE, "data": data, "status": "queued"}
+    queue = settings_for(valkey).rq_names.webhooks
+    known: dict[str, str | bytes] = {"created_at": CREATED, "origin": queue, "data": data, "status": "queued"}
     client.hset("rq:job:evil", mapping={**known, **fields})
-    client.sadd("rq:queues", f"rq:queue:{WEBHOOKS_QUEUE}")
-    client.rpush(f"rq:queue:{WEBHOOKS_QUEUE}", "evil")
+    client.sadd("rq:queues", f"rq:queue:{queue}")
+    client.rpush(f"rq:queue:{queue}", "evil")
 
 
 def call(function: str, *arguments: object, instance: object = None) -> bytes:
@@ -53,12 +54,12 @@ class TestGivenAForeignJobInRqsQueue:
     ) -> None:
         client, made = client_of(valkey), tmp_path / "made"
         bomb = pickle.dumps(("os.mkdir", None, (Bomb(made),), {}))
-        put(client, **{"data": call("os.mkdir", str(made)), field: bomb})
+        put(client, valkey, **{"data": call("os.mkdir", str(made)), field: bomb})
 
         work(client, settings_for(valkey))
 
         assert not made.exists()
-        assert client.llen(f"rq:queue:{WEBHOOKS_QUEUE}") == 0
+        assert client.llen(f"rq:queue:{settings_for(valkey).rq_names.webhooks}") == 0
         # It is a bomb: read as rq would by default, it goes off.
         pickle.loads(bomb)
         assert made.exists()
@@ -77,7 +78,7 @@ class TestGivenAForeignJobInRqsQueue:
         self, valkey: RedisServer, tmp_path: Path, function: str
     ) -> None:
         client, made = client_of(valkey), tmp_path / "made"
-        put(client, call(function, str(made)))
+        put(client, valkey, call(function, str(made)))
 
         work(client, settings_for(valkey))
 
@@ -94,7 +95,9 @@ class TestGivenAForeignJobInRqsQueue:
             touch = dict.fromkeys(names, f"{__name__}.note")
             os.environ["SLUICE_TEST_NOTE"] = str(log)
             try:
-                put(client, call("sluice.worker.callbacks.chores.retain", None, None), webhooks=address, **touch)
+                put(
+                    client, valkey, call("sluice.worker.callbacks.chores.retain", None, None), webhooks=address, **touch
+                )
                 work(client, settings_for(valkey))
             finally:
                 del os.environ["SLUICE_TEST_NOTE"]
@@ -107,7 +110,7 @@ class TestGivenAForeignJobInRqsQueue:
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         client, made = client_of(valkey), tmp_path / "made"
-        put(client, call("sluice.worker.callbacks.chores.export", "q", "b", str(made)))
+        put(client, valkey, call("sluice.worker.callbacks.chores.export", "q", "b", str(made)))
 
         work(client, settings_for(valkey, export_folder=str(tmp_path / "exports")))
 
@@ -120,7 +123,7 @@ class TestGivenAChoreThatAnOlderReleaseQueued:
     def test_when_it_is_a_webhook_then_it_is_delivered(self, valkey: RedisServer) -> None:
         client = client_of(valkey)
         with receiver() as hook:
-            put(client, call("worker.chores.deliver_webhook", hook.url, "evt_1", "{}"))
+            put(client, valkey, call("worker.chores.deliver_webhook", hook.url, "evt_1", "{}"))
 
             work(client, settings_for(valkey))
 
@@ -135,7 +138,7 @@ class TestGivenAChoreThatAnOlderReleaseQueued:
         self, valkey: RedisServer, tmp_path: Path
     ) -> None:
         client, made = client_of(valkey), tmp_path / "made"
-        put(client, call("worker.chores.Path.mkdir", str(made)))
+        put(client, valkey, call("worker.chores.Path.mkdir", str(made)))
 
         work(client, settings_for(valkey))
 

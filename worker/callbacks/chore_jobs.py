@@ -16,8 +16,6 @@ from sluice.worker.callbacks import chores
 from sluice.worker.callbacks.gateway_tasks import task_named
 from sluice.worker.connection.clients import Client
 
-WEBHOOKS_QUEUE, CHORES_QUEUE = "sluice-webhooks", "sluice-chores"
-
 CHORES: Mapping[str, Callable[..., object]] = {
     f"{module}.{chore.__name__}": chore
     # Jobs that release 0.1 queued have the second name.

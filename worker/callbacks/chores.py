@@ -35,6 +35,9 @@ class ChoreSettings:
     """Settings of chores that are not in their arguments."""
 
     database_url: str
+    queue: str = "default"
+    """The only queue whose rows are deleted."""
+
     sender: Sender | None = None
     """None disables webhooks."""
 
@@ -129,11 +132,14 @@ def export(queue: str, batch: str, folder: str, total: int) -> dict[str, object]
 
 
 def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
-    """Delete jobs that ended more than `days` ago, and prompts of jobs that ended more than `prompt_days` ago."""
-    engine = open_database(_settings.get().database_url, is_writer=True)
+    """Delete the queue's jobs that ended over `days` ago, and prompts of those that ended over `prompt_days` ago."""
+    settings, now_ms = _settings.get(), wall_ms()
+    engine = open_database(settings.database_url, is_writer=True)
     try:
-        deleted = 0 if days is None else forget_before(engine, wall_ms() - int(days * DAY_MS))
-        erased = 0 if prompt_days is None else erase_prompts_before(engine, wall_ms() - int(prompt_days * DAY_MS))
+        deleted = 0 if days is None else forget_before(engine, settings.queue, now_ms - int(days * DAY_MS))
+        erased = 0
+        if prompt_days is not None:
+            erased = erase_prompts_before(engine, settings.queue, now_ms - int(prompt_days * DAY_MS))
     finally:
         engine.dispose()
     if deleted or erased:

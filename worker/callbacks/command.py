@@ -2,8 +2,7 @@
 
 from sluice.producer.contract.database import HistoryError, HistoryUnreachable
 from sluice.producer.contract.transport.urls import redacted
-from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE
-from sluice.worker.callbacks.gateway_tasks import GATEWAY_QUEUE, is_installed
+from sluice.worker.callbacks.gateway_tasks import is_installed
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import WorkerPool, check_history
 from sluice.worker.callbacks.settings import CallbackSettings
@@ -25,8 +24,9 @@ def main(settings: CallbackSettings) -> ExitCode:
         return ExitCode.MISUSED
     if settings.secret is None:
         log.warning("no secret configured; webhooks wait in the queue")
-    webhooks = [WEBHOOKS_QUEUE] * (settings.webhook_workers if settings.secret else 0)
-    pool = WorkerPool([CHORES_QUEUE, *[GATEWAY_QUEUE] * is_installed(), *webhooks], settings)
+    names = settings.rq_names
+    webhooks = [names.webhooks] * (settings.webhook_workers if settings.secret else 0)
+    pool = WorkerPool([names.chores, *[names.gateway] * is_installed(), *webhooks], settings)
     mover = Mover(connect(settings.redis_url, timeout_s=5), connect(settings.rq_url, timeout_s=5), settings)
     with stopped_by_signals(mover.stop):
         pool.start()

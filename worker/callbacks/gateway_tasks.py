@@ -11,10 +11,9 @@ from typing import Any
 from rq import Queue
 from rq.exceptions import DuplicateJobError
 
-from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
 from sluice.worker.clock import wall_ms
 
-GATEWAY_QUEUE = "sluice-gateway"
 MODULE = "sluice.producer.gateway.tasks"
 SWEEP = f"{MODULE}.sweep"
 NEEDS = ("fsspec", "starlette")
@@ -69,6 +68,6 @@ class Sweeps:
             return
         with contextlib.suppress(DuplicateJobError):
             self._queue.enqueue(
-                SWEEP, job_id=f"sweep-{moment}", unique=True, job_timeout=SWEEP_TIMEOUT_S, result_ttl=SWEEP_KEPT_S,
-                failure_ttl=SWEEP_KEPT_S,
+                SWEEP, job_id=rq_job_id(f"sweep-{moment}", self._queue.name), unique=True, job_timeout=SWEEP_TIMEOUT_S,
+                result_ttl=SWEEP_KEPT_S, failure_ttl=SWEEP_KEPT_S,
             )  # fmt: skip

@@ -1,8 +1,8 @@
 """Move ends of jobs and batches from the queue to rq.
 
-    {q:p}:callbacks ──Mover──> rq queue `sluice-webhooks` ──rq workers──> receivers
-                        ├────> rq queue `sluice-chores`   ──rq worker───> files, SQL
-                        └────> rq queue `sluice-gateway`  ──rq worker───> batches of the HTTP gateway
+    {q:p}:callbacks ──Mover──> rq queue `sluice-webhooks-…` ──rq workers──> receivers
+                        ├────> rq queue `sluice-chores-…`   ──rq worker───> files, SQL
+                        └────> rq queue `sluice-gateway-…`  ──rq worker───> batches of the HTTP gateway
 
 The mover enqueues a job in rq before it acknowledges the queue's entry. After a crash in between, the entry is read
 again: rq refuses the same rq job id, and the receiver drops the same event id.
@@ -16,7 +16,8 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import LockNotOwnedError
@@ -31,10 +32,11 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import WireError
 from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE, rq_queue
+from sluice.worker.callbacks.adoption import adopt, is_export_of, is_webhook_of
+from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import Event, batch_event, job_event
-from sluice.worker.callbacks.gateway_tasks import GATEWAY_QUEUE, Sweeps, is_installed
-from sluice.worker.callbacks.settings import CallbackSettings
+from sluice.worker.callbacks.gateway_tasks import Sweeps, is_installed
+from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
 from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
@@ -60,13 +62,15 @@ class Mover:
         self._settings = settings
         self._log = get_log(queue=settings.queue)
         self._all_keys = [QueueKeys(settings.queue, partition) for partition in range(settings.partitions)]
-        self._webhooks = rq_queue(WEBHOOKS_QUEUE, rq_client)
-        self._chores = rq_queue(CHORES_QUEUE, rq_client)
-        self._sweeps = Sweeps(rq_queue(GATEWAY_QUEUE, rq_client)) if is_installed() else None
-        self._retries = _Retries(rq_client)
+        names = settings.rq_names
+        self._webhooks = rq_queue(names.webhooks, rq_client)
+        self._chores = rq_queue(names.chores, rq_client)
+        self._sweeps = Sweeps(rq_queue(names.gateway, rq_client)) if is_installed() else None
+        self._retries = _Retries(rq_client, (names.webhooks, names.chores))
         self._stopping = threading.Event()
         self._reader = self._open()
         self._retained_hour = -1
+        self._has_adopted = False
 
     def _open(self) -> PartitionedReader:
         settings = self._settings
@@ -101,6 +105,7 @@ class Mover:
         """
         if not source.has_answered:
             self._configure(source.keys)
+        self._adopt_once()
         entries = source.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
         for entry in entries:
             self._move(source.keys, entry)
@@ -111,6 +116,13 @@ class Mover:
         if self._sweeps is not None:
             self._sweeps.enqueue_due()
         return len(entries)
+
+    def _adopt_once(self) -> None:
+        if self._has_adopted:
+            return
+        adopt(self._webhooks, "sluice-webhooks", partial(is_webhook_of, self._settings.queue))
+        adopt(self._chores, "sluice-chores", partial(is_export_of, self._settings.queue, self._settings.export_folder))
+        self._has_adopted = True
 
     def _configure(self, keys: QueueKeys) -> None:
         """Let the queue report batches without a callback URL if, and only if, batches are exported."""
@@ -179,13 +191,11 @@ class _Retries:
     the same Redis is respected.
     """
 
-    def __init__(self, rq_client: Client) -> None:
-        self._scheduler = RQScheduler(
-            [WEBHOOKS_QUEUE, CHORES_QUEUE], rq_client, logging_level="WARNING", serializer=JSONSerializer
-        )
+    def __init__(self, rq_client: Client, queues: Sequence[str]) -> None:
+        self._scheduler = RQScheduler(list(queues), rq_client, logging_level="WARNING", serializer=JSONSerializer)
         self._locks = {
             queue: rq_client.lock(RQScheduler.get_locking_key(queue), timeout=LOCK_LIFE_S, blocking=False)
-            for queue in (WEBHOOKS_QUEUE, CHORES_QUEUE)
+            for queue in queues
         }
         self._next_s = 0.0
 
@@ -207,12 +217,12 @@ class _Retries:
 
 
 def _enqueue_once(
-    queue: Queue, chore: Callable[..., object], arguments: tuple[object, ...], job_id: str, timeout_s: int, retry: Retry
+    queue: Queue, chore: Callable[..., object], arguments: tuple[object, ...], name: str, timeout_s: int, retry: Retry
 ) -> None:
-    """Enqueue a chore unless rq already knows its id: then it is done or enqueued."""
+    """Enqueue a chore unless rq already knows its name: then it is done or enqueued."""
     half_typed: Any = queue  # Any: rq is partly untyped
     with contextlib.suppress(DuplicateJobError):
         half_typed.enqueue(
-            chore, args=arguments, job_id=job_id, unique=True, job_timeout=timeout_s, retry=retry, result_ttl=KEPT_S,
-            failure_ttl=7 * KEPT_S,
+            chore, args=arguments, job_id=rq_job_id(name, queue.name), unique=True, job_timeout=timeout_s, retry=retry,
+            result_ttl=KEPT_S, failure_ttl=7 * KEPT_S,
         )  # fmt: skip

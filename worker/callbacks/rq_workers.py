@@ -13,8 +13,7 @@ from multiprocessing.process import BaseProcess
 
 from sluice.producer.contract.database import HistoryError, open_database
 from sluice.worker.callbacks import chores, gateway_tasks
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_worker
-from sluice.worker.callbacks.gateway_tasks import GATEWAY_QUEUE
+from sluice.worker.callbacks.chore_jobs import rq_worker
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
 from sluice.worker.history.migrate import prepare, wait_for_history
@@ -29,9 +28,9 @@ def work(queue: str, settings: CallbackSettings) -> None:
     configure_logs(settings.log)
     _end_with_parent()
     chores.bind(settings.chores)
-    if queue == GATEWAY_QUEUE:
+    if queue == settings.rq_names.gateway:
         gateway_tasks.bind(settings)
-    if queue != WEBHOOKS_QUEUE:
+    if queue != settings.rq_names.webhooks:
         # Its chores wait in rq meanwhile, also while the schema is that of another release.
         log = get_log(queue=settings.queue)
         wait_for_history(lambda: check_history(settings), log, threading.Event(), retried=HistoryError)

@@ -1,8 +1,11 @@
 """Settings of `worker callbacks`."""
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sluice.producer.contract.transport.urls import redacted
 from sluice.worker.callbacks.chores import ChoreSettings
 from sluice.worker.callbacks.webhooks import IpNetwork, Sender
 from sluice.worker.config import LogConfig
@@ -12,6 +15,20 @@ RETRY_AFTER_S = (1, 5, 25, 120, 600, 1800, 3600, 7200, 21_600)
 
 EXPORT_AFTER_S = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 3600, 3600)
 """Delays between tries of an export while the history is incomplete or unreachable, four hours in total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RqNames:
+    """Names of the rq queues of one `worker callbacks`."""
+
+    webhooks: str
+    chores: str
+    gateway: str
+
+
+def rq_job_id(name: str, rq_queue: str) -> str:
+    """Return a job's id in an rq queue: rq's ids are those of a whole Redis, and the queue's name ends uniquely."""
+    return f"{name}-{rq_queue.rpartition('-')[2]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,27 @@ class CallbackSettings:
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
+    def rq_names(self) -> RqNames:
+        """The names of its rq queues. Those of processes that work with something else have others.
+
+        The names hold the queue and a digest of what the tasks work with. So processes that share rq's Redis never run
+        each other's tasks, whose arguments do not have these settings.
+        """
+        # Without a Redis of its own, rq is where the queue is, whatever address leads there.
+        server = "" if self.rq_url == self.redis_url else self.redis_url
+        return RqNames(
+            webhooks=self._rq_name("webhooks", server),
+            chores=self._rq_name("chores", server, self.database_url, self.export_folder or ""),
+            gateway=self._rq_name("gateway", server, self.database_url, self.files_url),
+        )
+
+    def _rq_name(self, kind: str, *works_with: str) -> str:
+        # Without credentials, which change while the place stays the same.
+        places = [re.sub(r"//[^/]*@", "//", redacted(url)) for url in works_with]
+        digest = hashlib.sha256("\n".join([self.queue, *places]).encode()).hexdigest()[:12]
+        return f"sluice-{kind}-{self.queue}-{digest}"
+
+    @property
     def sender(self) -> Sender | None:
         """The sender of webhooks; None without a secret."""
         if self.secret is None:
@@ -71,6 +109,7 @@ class CallbackSettings:
         """The settings of the chores."""
         return ChoreSettings(
             database_url=self.database_url,
+            queue=self.queue,
             sender=self.sender,
             export_folder=self.export_folder,
             export_patience_s=self.export_patience_s,

@@ -13,28 +13,28 @@ PAUSE_S = 0.02
 """Pause between slices. SQLite has one writer at a time, and the recorder is more urgent."""
 
 
-def forget_before(engine: Engine, before_ms: int, *, pause: Callable[[float], None] = time.sleep) -> int:
-    """Delete jobs that ended before `before_ms` (rounded down to the hour), with their attempts and results.
+def forget_before(engine: Engine, queue: str, before_ms: int, *, pause: Callable[[float], None] = time.sleep) -> int:
+    """Delete jobs of a queue that ended before `before_ms` (rounded down to the hour), with attempts and results.
 
     Jobs that have not ended are kept at any age. A batch is deleted with the last of its jobs. Rows of the audit log
-    are deleted at the same age.
+    are deleted at the same age, those of no queue too.
 
     Returns:
         The number of deleted jobs.
     """
     num_deleted = 0
-    while num_in_slice := _delete_slice(engine, before_ms - before_ms % HOUR_MS):
+    while num_in_slice := _delete_slice(engine, queue, before_ms - before_ms % HOUR_MS):
         num_deleted += num_in_slice
         pause(PAUSE_S)
-    _forget_empty_batches(engine, before_ms)
-    while _forget_audit_slice(engine, before_ms):
+    _forget_empty_batches(engine, queue, before_ms)
+    while _forget_audit_slice(engine, queue, before_ms):
         pause(PAUSE_S)
     return num_deleted
 
 
-def erase_prompts_before(engine: Engine, before_ms: int) -> int:
-    """Erase prompts of jobs that ended before `before_ms`. Hashes of prompts stay. Return the number of jobs."""
-    is_old = sa.and_(jobs.c.finished_hour_ms < before_ms - before_ms % HOUR_MS, jobs.c.prompt.is_not(None))
+def erase_prompts_before(engine: Engine, queue: str, before_ms: int) -> int:
+    """Erase prompts of a queue's jobs that ended before `before_ms`, not their hashes. Return the number of jobs."""
+    is_old = sa.and_(_ended_before(queue, before_ms - before_ms % HOUR_MS), jobs.c.prompt.is_not(None))
     num_erased = 0
     while True:
         with engine.begin() as connection:
@@ -49,9 +49,13 @@ def erase_prompts_before(engine: Engine, before_ms: int) -> int:
             return num_erased
 
 
-def _delete_slice(engine: Engine, before_ms: int) -> int:
+def _ended_before(queue: str, hour_ms: int) -> sa.ColumnElement[bool]:
+    return sa.and_(jobs.c.queue == queue, jobs.c.finished_hour_ms < hour_ms)
+
+
+def _delete_slice(engine: Engine, queue: str, hour_ms: int) -> int:
     with engine.begin() as connection:
-        old = sa.select(jobs.c.id, jobs.c.submitted_ms).where(jobs.c.finished_hour_ms < before_ms).limit(SLICE_JOBS)
+        old = sa.select(jobs.c.id, jobs.c.submitted_ms).where(_ended_before(queue, hour_ms)).limit(SLICE_JOBS)
         found = [tuple(row) for row in connection.execute(old)]
         # Jobs first, as in the recorder: the same lock order prevents deadlocks.
         for table, job_id in ((jobs, jobs.c.id), (attempts, attempts.c.job_id), (results, results.c.job_id)):
@@ -60,14 +64,15 @@ def _delete_slice(engine: Engine, before_ms: int) -> int:
     return len(found)
 
 
-def _forget_empty_batches(engine: Engine, before_ms: int) -> None:
+def _forget_empty_batches(engine: Engine, queue: str, before_ms: int) -> None:
     of_batch = sa.and_(jobs.c.queue == batches.c.queue, jobs.c.batch == batches.c.id)
-    is_empty = ~sa.exists().where(of_batch)
+    is_old = sa.and_(batches.c.queue == queue, batches.c.created_ms < before_ms)
     with engine.begin() as connection:
-        connection.execute(batches.delete().where(batches.c.created_ms < before_ms, is_empty))
+        connection.execute(batches.delete().where(is_old, ~sa.exists().where(of_batch)))
 
 
-def _forget_audit_slice(engine: Engine, before_ms: int) -> int:
+def _forget_audit_slice(engine: Engine, queue: str, before_ms: int) -> int:
+    is_ours = sa.or_(audit_log.c.queue == queue, audit_log.c.queue.is_(None))
     with engine.begin() as connection:
-        old = sa.select(audit_log.c.id).where(audit_log.c.at_ms < before_ms).limit(SLICE_JOBS)
+        old = sa.select(audit_log.c.id).where(audit_log.c.at_ms < before_ms, is_ours).limit(SLICE_JOBS)
         return connection.execute(audit_log.delete().where(audit_log.c.id.in_(old))).rowcount

@@ -133,10 +133,10 @@ class ResponseStore:
         with self._database.transaction() as connection:
             connection.execute(responses.delete().where(responses.c.id == response_id))
 
-    def open_after(self, response_id: str, limit: int) -> list[StoredResponse]:
-        """Return open responses of all tenants whose id comes after this one, in the order of ids."""
+    def open_after(self, queue: str, response_id: str, limit: int) -> list[StoredResponse]:
+        """Return open responses of all tenants of a queue whose id comes after this one, in the order of ids."""
         # As text, so that the partial index is used.
-        is_next = (sa.text("status = 'open'"), responses.c.id > response_id)
+        is_next = (sa.text("status = 'open'"), responses.c.queue == queue, responses.c.id > response_id)
         query = sa.select(*_COLUMNS).where(*is_next).order_by(responses.c.id).limit(limit)
         with self._database.reading() as connection:
             return [_response(row) for row in connection.execute(query).mappings()]

@@ -6,8 +6,6 @@ The table is the list of what is to be done, so a sweep may be killed anywhere, 
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from itertools import groupby
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.errors import HistoryUnavailable, ProducerError
@@ -23,11 +21,13 @@ PATIENCE_S = 5.0
 LOG = logging.getLogger(__name__)
 
 
-def sweep_responses(redis_url: str, database_url: str) -> None:
-    """Look at all open responses, and delete expired ones. Without the tables, there are none.
+def sweep_responses(redis_url: str, queue: str, database_url: str) -> None:
+    """Look at the open responses of a queue, and delete expired ones of all. Without the tables, there are none.
+
+    Only of one queue, because others may be on other servers: here, their jobs would seem lost.
 
     Raises:
-        ProducerError: the queues' server cannot be used; the next sweep tries again.
+        ProducerError: the queue's server cannot be used; the next sweep tries again.
     """
     with Database(database_url) as database:
         store = ResponseStore(database)
@@ -35,22 +35,17 @@ def sweep_responses(redis_url: str, database_url: str) -> None:
             # First: what cannot be settled must not keep them.
             while store.delete_expired(DELETED_AT_ONCE) == DELETED_AT_ONCE:
                 pass
-            asyncio.run(_settle_all(redis_url, store))
+            asyncio.run(_settle_all(redis_url, queue, store))
         except HistoryUnavailable:
             return
 
 
-async def _settle_all(redis_url: str, store: ResponseStore) -> None:
-    async with AsyncExitStack() as stack:
-        clients: dict[str, AsyncProducer] = {}
+async def _settle_all(redis_url: str, queue: str, store: ResponseStore) -> None:
+    async with AsyncProducer(redis_url, queue=queue, patience_s=PATIENCE_S) as client:
         after = ""
-        while page := store.open_after(after, PAGE):
+        while page := store.open_after(queue, after, PAGE):
             after = page[-1].info.id
-            for name, of_queue in groupby(sorted(page, key=lambda one: one.queue), key=lambda one: one.queue):
-                if name not in clients:
-                    client = AsyncProducer(redis_url, queue=name, patience_s=PATIENCE_S)
-                    clients[name] = await stack.enter_async_context(client)
-                await _settle_each(clients[name], store, list(of_queue))
+            await _settle_each(client, store, page)
 
 
 async def _settle_each(client: AsyncProducer, store: ResponseStore, found: Sequence[StoredResponse]) -> None:

@@ -18,7 +18,8 @@ from rq import Queue
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
 from rq.scheduler import RQScheduler
 
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
+from sluice.worker.callbacks.chore_jobs import rq_queue
+from sluice.worker.callbacks.settings import CallbackSettings
 from tests.chaos.soak.fleet import Fleet
 from tests.integration.jobs import KEYS
 
@@ -78,7 +79,8 @@ def deliver_all(client: Any, callbacks: Fleet, *, patience_s: float) -> None:  #
     rq considers a killed sender's job abandoned after a minute, and checks every ten. The function moves rq's
     timestamps back instead of waiting, and restarts the processes, since a new sender checks at once.
     """
-    queue = rq_queue(WEBHOOKS_QUEUE, client)
+    names = CallbackSettings(redis_url="", rq_url="", database_url="", queue=KEYS.queue).rq_names
+    queue = rq_queue(names.webhooks, client)
     until_s, still_since_s = time.monotonic() + patience_s, time.monotonic()
     before = left = _left(client, queue)
     while any(left.values()):

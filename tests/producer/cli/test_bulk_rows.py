@@ -80,6 +80,6 @@ class TestGivenABulkFileThatHasRun:
 
         Mover(client, client, settings).drain()
 
-        jobs: list[Any] = rq_queue("sluice-webhooks", client).get_jobs()  # Any: rq's types have holes
+        jobs: list[Any] = rq_queue(settings.rq_names.webhooks, client).get_jobs()  # Any: rq's types have holes
         data = [json.loads(job.args[2])["data"] for job in jobs]
         assert {(one["custom_id"], one["line"]) for one in data} == {("first", 1), ("line-3", 3)}

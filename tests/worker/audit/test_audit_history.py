@@ -311,7 +311,7 @@ class TestGivenAJournalOfAcknowledgedJobs:
         worker.advance(ending(job, 0, 1))
         one_scene.record()
         forget(one_scene.queue, ids[2])
-        assert forget_before(one_scene.history, 2**60) == 1
+        assert forget_before(one_scene.history, one_scene.queue.keys.queue, 2**60) == 1
 
         done = one_scene.repair(journal=journal, file=file, retention_days=30)
 

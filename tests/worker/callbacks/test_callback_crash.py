@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import redis
+from rq import Queue
 from rq.registry import StartedJobRegistry
 
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import work
 from sluice.worker.connection.clients import Client, connect
 from tests.servers import RedisServer
-from tests.worker.callbacks.test_callbacks import end_job, mover, settings_for
+from tests.worker.callbacks.test_callbacks import end_job, mover, settings_for, webhooks_of
 from tests.worker.history.test_recorder import client_of, until
 
 
@@ -65,9 +65,9 @@ def hook() -> Generator[SlowReceiver]:
         state.close()
 
 
-def abandon(client: Client) -> None:
+def abandon(client: Client, queue: Queue) -> None:
     """Let the time pass after which rq takes a job of a silent worker for abandoned."""
-    registry = StartedJobRegistry(queue=rq_queue(WEBHOOKS_QUEUE, client))
+    registry = StartedJobRegistry(queue=queue)
     for member in client.zrange(registry.key, 0, -1):
         client.zadd(registry.key, {member: 1})
 
@@ -78,17 +78,18 @@ class TestGivenASenderThatIsKilledAmidADelivery:
         self, valkey: RedisServer, hook: SlowReceiver
     ) -> None:
         client, settings = client_of(valkey), settings_for(valkey)
+        queue = webhooks_of(settings, client)
         end_job(client, hook.url)
         mover(valkey).drain()
         spawn = multiprocessing.get_context("spawn")
-        first, second = (spawn.Process(target=work, args=(WEBHOOKS_QUEUE, settings), daemon=True) for _ in range(2))
+        first, second = (spawn.Process(target=work, args=(queue.name, settings), daemon=True) for _ in range(2))
         first.start()
         until(lambda: len(hook.ids) == 1, "the first has begun to send")
 
         first.kill()
         first.join()
         hook.may_answer.set()
-        abandon(client)
+        abandon(client, queue)
         second.start()
 
         until(lambda: len(hook.ids) == 2, "the second has sent it again")
@@ -109,4 +110,4 @@ class TestGivenAnRqThatIsAwayWhileTheQueueIsThere:
 
         mover(valkey).drain()
 
-        assert rq_queue(WEBHOOKS_QUEUE, client).count == 1
+        assert webhooks_of(settings_for(valkey), client).count == 1

@@ -13,14 +13,11 @@ import psutil
 import pytest
 from rq.scheduler import RQScheduler
 
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
-from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, work
+from tests.worker.callbacks.test_callbacks import SECRET, end_job, mover, settings_for, webhooks_of, work
 from tests.worker.history import events as e
 from tests.worker.history.test_recorder import client_of, until
-
-LOCK = RQScheduler.get_locking_key(WEBHOOKS_QUEUE)
 
 PATIENCE_S = 40.0
 """For two processes to start on a busy machine. A lock of rq's scheduler lasts 61 s."""
@@ -64,12 +61,14 @@ class TestGivenAWebhookThatWaitsForItsNextTry:
     def test_when_callbacks_are_restarted_then_it_is_tried_at_once(
         self, valkey: RedisServer, sqlite_url: str, hook: Receiver, tmp_path: Path, by: signal.Signals
     ) -> None:
-        client, waiting = client_of(valkey), rq_queue(WEBHOOKS_QUEUE, client_of(valkey)).scheduled_job_registry
+        client = client_of(valkey)
+        queue = webhooks_of(settings_for(valkey), client)
+        waiting = queue.scheduled_job_registry
         end_job(client, hook.url)
         with callbacks(valkey, sqlite_url, tmp_path / "first") as first:
             until(lambda: waiting.count == 1, "the first try has failed", patience_s=PATIENCE_S)
             end(first, by)
-        assert by is signal.SIGKILL or not client.exists(LOCK)
+        assert by is signal.SIGKILL or not client.exists(RQScheduler.get_locking_key(queue.name))
         tries = len(hook.got)
 
         with callbacks(valkey, sqlite_url, tmp_path / "second") as second:
@@ -94,17 +93,19 @@ class TestGivenAWebhookThatWaitsForItsNextTry:
 
 class TestGivenAnotherSchedulerThatHoldsTheLock:
     def test_when_it_lets_go_then_the_mover_enqueues_what_is_due(self, valkey: RedisServer, hook: Receiver) -> None:
-        client, queue = client_of(valkey), rq_queue(WEBHOOKS_QUEUE, client_of(valkey))
+        client = client_of(valkey)
+        queue = webhooks_of(settings_for(valkey), client)
+        lock = RQScheduler.get_locking_key(queue.name)
         end_job(client, hook.url)
         mover(valkey, retry_after_s=(1,)).drain()
         work(client, settings_for(valkey))
         client.zadd(queue.scheduled_job_registry.key, {queue.scheduled_job_registry.get_job_ids()[0]: 1})
-        client.set(LOCK, "another")
+        client.set(lock, "another")
 
         mover(valkey).drain()
         assert queue.count == 0
-        client.delete(LOCK)
+        client.delete(lock)
         mover(valkey).drain()
 
         assert queue.count == 1
-        assert not client.exists(LOCK)
+        assert not client.exists(lock)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rq import Queue
 from sqlalchemy.engine import Engine
 from structlog.testing import LogCapture
 
@@ -21,7 +22,7 @@ from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.errors import BatchNotFound
 from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.chore_jobs import CHORES_QUEUE, WEBHOOKS_QUEUE, rq_queue, rq_worker
+from sluice.worker.callbacks.chore_jobs import rq_queue, rq_worker
 from sluice.worker.callbacks.command import main
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
@@ -86,9 +87,18 @@ def complete_batch(client: Client, url: str) -> None:
     client.xadd(CALLBACKS, {"kind": "batch", "id": "nightly", "at": e.NOON_MS, "url": url, **totals})
 
 
-def try_now(client: Client, name: str = CHORES_QUEUE) -> None:
+def webhooks_of(settings: CallbackSettings, client: Client) -> Queue:
+    """The rq queue of webhooks."""
+    return rq_queue(settings.rq_names.webhooks, client)
+
+
+def chores_of(settings: CallbackSettings, client: Client) -> Queue:
+    """The rq queue of exports and retention."""
+    return rq_queue(settings.rq_names.chores, client)
+
+
+def try_now(queue: Queue) -> None:
     """Let the time pass that what rq has put off waits for."""
-    queue = rq_queue(name, client)
     for job_id in queue.scheduled_job_registry.get_job_ids():
         job = queue.fetch_job(job_id)
         assert job is not None
@@ -96,12 +106,12 @@ def try_now(client: Client, name: str = CHORES_QUEUE) -> None:
         queue.enqueue_job(job)
 
 
-def work(client: Client, settings: CallbackSettings, queue: str = WEBHOOKS_QUEUE) -> None:
-    """Let an rq worker do all that is enqueued, in this process."""
+def work(client: Client, settings: CallbackSettings, queue: Queue | None = None) -> None:
+    """Let an rq worker do all that is enqueued in a queue, usually that of webhooks, in this process."""
     chores.bind(settings.chores)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        rq_worker(queue, client).work(burst=True, logging_level="CRITICAL")
+        rq_worker((queue or webhooks_of(settings, client)).name, client).work(burst=True, logging_level="CRITICAL")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -181,7 +191,9 @@ class TestGivenAJobThatWantsAWebhook:
         work(client, settings_for(valkey, retry_after_s=(1,)))
         assert len(hook.got) == 1
 
-        until(lambda: first.drain() == 0 and rq_queue(WEBHOOKS_QUEUE, client).count == 1, "the second try is due")
+        until(
+            lambda: first.drain() == 0 and webhooks_of(settings_for(valkey), client).count == 1, "the second try is due"
+        )
         work(client, settings_for(valkey, retry_after_s=(1,)))
 
         assert len(hook.got) == 2
@@ -195,10 +207,10 @@ class TestGivenAJobThatWantsAWebhook:
         mover(valkey).drain()
         work(client, settings_for(valkey, networks=()))
 
-        failed = rq_queue(WEBHOOKS_QUEUE, client).failed_job_registry.get_job_ids()
+        failed = webhooks_of(settings_for(valkey), client).failed_job_registry.get_job_ids()
         assert hook.got == []
         assert len(failed) == 1
-        job: Any = rq_queue(WEBHOOKS_QUEUE, client).fetch_job(failed[0])
+        job: Any = webhooks_of(settings_for(valkey), client).fetch_job(failed[0])
         assert "not public" in job.latest_result().exc_string
         assert num_logged(log, "webhook refused") == 1
 
@@ -220,7 +232,7 @@ class TestGivenAJobThatWantsAWebhook:
         mover(valkey).drain()
 
         assert client.xlen(e.KEYS.key("garbage")) == 1
-        assert rq_queue(WEBHOOKS_QUEUE, client).count == 1
+        assert webhooks_of(settings_for(valkey), client).count == 1
 
 
 class TestGivenABatchThatCompletes:
@@ -274,7 +286,7 @@ class TestGivenABatchThatCompletes:
             run(client, calls.close_batch(one, "empty", callback_url=hook.url))
         mover(valkey, partitions=2).drain()
 
-        assert rq_queue(WEBHOOKS_QUEUE, client).count == 0
+        assert webhooks_of(settings_for(valkey), client).count == 0
 
     def test_when_it_has_no_webhook_then_it_has_no_entry_unless_batches_are_exported(
         self, valkey: RedisServer, tmp_path: Path
@@ -290,7 +302,7 @@ class TestGivenABatchThatCompletes:
             assert client.xlen(CALLBACKS) == (0 if folder is None else 1)
             mover(valkey, export_folder=folder).drain()
 
-        assert rq_queue(CHORES_QUEUE, client).count == 1
+        assert chores_of(settings_for(valkey, export_folder=str(tmp_path)), client).count == 1
 
     def test_when_exports_are_kept_then_its_lines_are_written(
         self, valkey: RedisServer, history_url: str, history: Engine, tmp_path: Path
@@ -316,8 +328,8 @@ class TestGivenABatchThatCompletes:
         complete_batch(client, "")
         settings = settings_for(valkey, history_url, export_folder=str(tmp_path / "exports"))
 
-        mover(valkey, export_folder=settings.export_folder).drain()
-        work(client, settings, CHORES_QUEUE)
+        Mover(client, client, settings).drain()
+        work(client, settings, chores_of(settings, client))
 
         output = [json.loads(line) for line in (tmp_path / "exports/nightly.output.jsonl").read_text().splitlines()]
         errors = [json.loads(line) for line in (tmp_path / "exports/nightly.errors.jsonl").read_text().splitlines()]
@@ -344,15 +356,15 @@ class TestGivenABatchThatCompletes:
         settings = settings_for(valkey, history_url, export_folder=str(folder), export_after_s=(3600, 3600))
         record("0.a.001", "0.a.002")
         complete_batch(client, "")
-        mover(valkey, export_folder=settings.export_folder, export_after_s=settings.export_after_s).drain()
+        Mover(client, client, settings).drain()
 
-        work(client, settings, CHORES_QUEUE)
+        work(client, settings, chores_of(settings, client))
         assert not folder.exists(), "two of its three ends are no batch"
         if is_recorded:
             record("0.a.003")
         for _ in range(1 if is_recorded else 2):
-            try_now(client)
-            work(client, settings, CHORES_QUEUE)
+            try_now(chores_of(settings, client))
+            work(client, settings, chores_of(settings, client))
 
         lines = (folder / "nightly.output.jsonl").read_text().splitlines()
         assert len(lines) == (3 if is_recorded else 2)
@@ -390,12 +402,12 @@ class TestGivenRetention:
         for _ in range(2):
             mover(valkey, retention_days=30.0).drain()
 
-        assert rq_queue(CHORES_QUEUE, client).count == 1
+        assert chores_of(settings_for(valkey), client).count == 1
 
     def test_when_none_is_set_then_nothing_is_enqueued(self, valkey: RedisServer) -> None:
         mover(valkey).drain()
 
-        assert rq_queue(CHORES_QUEUE, client_of(valkey)).count == 0
+        assert chores_of(settings_for(valkey), client_of(valkey)).count == 0
 
 
 class TestGivenTheWholeProcess:

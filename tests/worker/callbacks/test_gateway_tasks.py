@@ -9,7 +9,6 @@ from sluice.producer.gateway.tables.database import Database
 from sluice.producer.openai.responses import ResponseInfo
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.gateway_tasks import (
-    GATEWAY_QUEUE,
     MAX_WAITING,
     SWEEP,
     SWEEP_EVERY_MS,
@@ -17,9 +16,11 @@ from sluice.worker.callbacks.gateway_tasks import (
     bind,
     task_named,
 )
+from sluice.worker.callbacks.mover import Mover
 from sluice.worker.clock import wall_ms
 from tests.servers import RedisServer
-from tests.worker.callbacks.test_callbacks import mover, settings_for, work
+from tests.worker.callbacks.test_callbacks import settings_for, work
+from tests.worker.history import events as e
 from tests.worker.history.test_recorder import client_of
 
 
@@ -30,11 +31,11 @@ class TestGivenSeveralMovers:
         client, settings = client_of(valkey), settings_for(valkey, sqlite_url, files_url=tmp_path.as_uri())
         began_ms = wall_ms()
         for _ in range(3):
-            mover(valkey).drain()
-        queue = rq_queue(GATEWAY_QUEUE, client)
+            Mover(client, client, settings).drain()
+        queue = rq_queue(settings.rq_names.gateway, client)
         [*ids] = queue.get_job_ids()
         bind(settings)
-        work(client, settings, GATEWAY_QUEUE)
+        work(client, settings, queue)
 
         windows = wall_ms() // SWEEP_EVERY_MS - began_ms // SWEEP_EVERY_MS + 1
         assert 1 <= len(ids) <= windows
@@ -48,11 +49,11 @@ class TestGivenAResponseWhoseJobIsLost:
         info = ResponseInfo(job_id=JobId("0.acme.lost"), created_ms=1, model="null", options={})
         with Database(sqlite_url) as database:
             store = ResponseStore(database)
-            store.add(StoredResponse(info=info, tenant="acme", queue="default", expires_ms=wall_ms() + 60_000))
+            store.add(StoredResponse(info=info, tenant="acme", queue=e.QUEUE, expires_ms=wall_ms() + 60_000))
 
-            mover(valkey).drain()
+            Mover(client, client, settings).drain()
             bind(settings)
-            work(client, settings, GATEWAY_QUEUE)
+            work(client, settings, rq_queue(settings.rq_names.gateway, client))
 
             found = store.get(info.id, "acme")
         assert found is not None
@@ -62,7 +63,7 @@ class TestGivenAResponseWhoseJobIsLost:
 class TestGivenTasksThatNobodyRuns:
     def test_when_sweeps_are_due_then_only_some_are_kept(self, valkey: RedisServer) -> None:
         client = client_of(valkey)
-        queue = rq_queue(GATEWAY_QUEUE, client)
+        queue = rq_queue("sluice-gateway-1", client)
         client.rpush(queue.key, *(f"old-{number}" for number in range(MAX_WAITING + 1)))
 
         Sweeps(queue).enqueue_due()

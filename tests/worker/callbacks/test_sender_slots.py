@@ -7,13 +7,20 @@ from collections.abc import Generator
 
 import pytest
 
-from sluice.worker.callbacks.chore_jobs import WEBHOOKS_QUEUE, rq_queue
 from sluice.worker.callbacks.command import main
 from sluice.worker.callbacks.events import Event
 from sluice.worker.callbacks.sender_slots import SenderSlots
 from tests.servers import RedisServer
 from tests.worker.callbacks.receiver import Receiver, receiver
-from tests.worker.callbacks.test_callbacks import complete_batch, end_job, mover, settings_for, try_now, work
+from tests.worker.callbacks.test_callbacks import (
+    complete_batch,
+    end_job,
+    mover,
+    settings_for,
+    try_now,
+    webhooks_of,
+    work,
+)
 from tests.worker.history import events as e
 from tests.worker.history.test_recorder import client_of, until
 
@@ -45,7 +52,7 @@ class TestGivenATenantThatUsesItsSlots:
         self, valkey: RedisServer, hook: Receiver, other: SenderSlots
     ) -> None:
         client, settings = client_of(valkey), settings_for(valkey, webhook_workers=2)
-        queue = rq_queue(WEBHOOKS_QUEUE, client)
+        queue = webhooks_of(settings, client)
         for job_id in ("0.acme.1", "0.acme.2", "0.honest.1"):
             end_job(client, hook.url, job_id)
         mover(valkey).drain()
@@ -56,7 +63,7 @@ class TestGivenATenantThatUsesItsSlots:
         assert b"0.honest.1" in sent[0]
         assert queue.failed_job_registry.count == 0
         other.leave("evt_other")
-        try_now(client, WEBHOOKS_QUEUE)
+        try_now(webhooks_of(settings, client))
         work(client, settings)
 
         assert len(hook.got) == 3
@@ -73,7 +80,7 @@ class TestGivenATenantThatUsesItsSlots:
         assert hook.got == []
 
         other.leave("evt_other")
-        try_now(client, WEBHOOKS_QUEUE)
+        try_now(webhooks_of(settings, client))
         work(client, settings)
 
         assert len(hook.got) == 3, "one try and two more"

@@ -234,6 +234,7 @@ class TestGivenJobsThatWantWebhooks:
         settings = CallbackSettings(redis_url=valkey.url, rq_url=valkey.url, database_url="sqlite://", queue="q")
         Mover(client_of(valkey), client_of(valkey), settings).drain()
 
-        webhooks: list[Any] = rq_queue("sluice-webhooks", client_of(valkey)).get_jobs()  # Any: rq's types have holes
+        enqueued = rq_queue(settings.rq_names.webhooks, client_of(valkey))
+        webhooks: list[Any] = enqueued.get_jobs()  # Any: rq's types have holes
         kinds = sorted(str(job.args[2]).split('"type":"')[1].split('"')[0] for job in webhooks)
         assert kinds == ["job.cancelled", "job.done"]

@@ -44,7 +44,7 @@ class TestGivenOldAndNewJobs:
             ],
         )
 
-        deleted = forget_before(history, NOW - 5 * DAY_MS, pause=no_pause)
+        deleted = forget_before(history, e.QUEUE, NOW - 5 * DAY_MS, pause=no_pause)
 
         assert deleted == 1
         assert ids_in(history, jobs.c.id) == ["0.a.new", "0.a.waiting"]
@@ -57,19 +57,19 @@ class TestGivenOldAndNewJobs:
             given = [{"id": name, "at_ms": at_ms, "action": "cancel", "target": name} for name, at_ms in ages.items()]
             connection.execute(audit_log.insert(), given)
 
-        forget_before(history, NOW - 5 * DAY_MS, pause=no_pause)
+        forget_before(history, e.QUEUE, NOW - 5 * DAY_MS, pause=no_pause)
 
         assert ids_in(history, audit_log.c.id) == ["new"]
 
     def test_when_there_are_more_than_a_bite_then_all_go(self, sqlite_history: Engine) -> None:
         write(sqlite_history, [event for n in range(SLICE_JOBS + 5) for event in ran(f"0.a.{n}", e.NOON_MS)])
 
-        assert forget_before(sqlite_history, NOW, pause=no_pause) == SLICE_JOBS + 5
+        assert forget_before(sqlite_history, e.QUEUE, NOW, pause=no_pause) == SLICE_JOBS + 5
 
     def test_when_prompts_are_erased_then_their_hashes_stay(self, history: Engine) -> None:
         write(history, [*ran("0.a.old", e.NOON_MS), *ran("0.a.new", NOW)])
 
-        assert erase_prompts_before(history, NOW - 5 * DAY_MS) == 1
+        assert erase_prompts_before(history, e.QUEUE, NOW - 5 * DAY_MS) == 1
 
         with history.connect() as connection:
             found = connection.execute(sa.select(jobs.c.prompt, jobs.c.prompt_sha256).order_by(jobs.c.id)).all()

@@ -19,9 +19,9 @@ from tests.worker.history import events as e
 JOB = "0.acme.k3j9x2"
 
 
-def write(history: Engine, packed: list[e.Packed], keep_prompts: KeepPrompts = "full") -> None:
+def write(history: Engine, packed: list[e.Packed], keep_prompts: KeepPrompts = "full", *, queue: str = e.QUEUE) -> None:
     """Record events as one transaction."""
-    changes = changes_of(e.QUEUE, e.unpacked(packed), keep_prompts=keep_prompts)
+    changes = changes_of(queue, e.unpacked(packed), keep_prompts=keep_prompts)
     HistoryWriter(history).write(changes.values())
 
 

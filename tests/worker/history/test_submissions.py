@@ -154,7 +154,7 @@ class TestGivenAnIdThatIsUsedAgain:
         scene.record()
         newest = rows(scene.history, jobs)[1]["submitted_ms"]
 
-        assert forget_before(scene.history, newest, pause=lambda _: None) == 1
+        assert forget_before(scene.history, "q", newest, pause=lambda _: None) == 1
 
         for table in (jobs, attempts, results):
             assert [row["submitted_ms"] for row in rows(scene.history, table)] == [newest]

@@ -144,7 +144,7 @@ class TestGivenOpenResponses:
 
         seen: list[str] = []
         after = ""
-        while page := store.open_after(after, 2):
+        while page := store.open_after("default", after, 2):
             seen += [one.info.id for one in page]
             after = seen[-1]
 
@@ -175,7 +175,7 @@ class TestGivenAWriterThatTakesItsTime:
             found = store.get(new.info.id, "acme")
             messages = store.input_of(new.info.id, "acme")
             conversation = store.conversation(new.info.id, "acme")
-            is_listed = new.info.id in [one.info.id for one in store.open_after("", 1000)]
+            is_listed = new.info.id in [one.info.id for one in store.open_after("default", "", 1000)]
             recorded = store.recorded([new.info.job_id])
 
         assert found == replace(new, input=())

@@ -40,7 +40,8 @@ class Site:
 
     def sweep(self) -> None:
         """Do what `worker callbacks` does every few seconds."""
-        sweep_responses(*self._urls)
+        url, database_url = self._urls
+        sweep_responses(url, "default", database_url)
 
     def end(self, response_id: str) -> ResponseEnd | None:
         """The stored end."""
@@ -92,7 +93,7 @@ class TestGivenAnOpenResponse:
 
         site.sweep()
 
-        assert site.store.open_after("", 9) == []
+        assert site.store.open_after("default", "", 9) == []
         assert site.store.get(name, "acme") is None
 
 
@@ -115,7 +116,7 @@ class TestGivenAJobWhoseChannelCannotBeRead:
 
         assert site.end(unread) is None
         assert site.end(other) is not None
-        assert expired not in [one.info.id for one in site.store.open_after("", 9)]
+        assert expired not in [one.info.id for one in site.store.open_after("default", "", 9)]
 
 
 class TestGivenAResponseWhoseGatewayWasKilledBeforeTheSubmit:
