@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -24,12 +25,14 @@ from sluice.producer.cli.common import (
     producer_of,
     sampling_options,
 )
+from sluice.producer.client import Producer
 from sluice.producer.contract.bulk.input import STDIN
-from sluice.producer.contract.bulk.journal import journal_name
+from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.openai.requests import ENDPOINTS, Endpoint
 from sluice.producer.errors import ProducerError
+from sluice.producer.operations.control import server_id
 
 SHOWN_BAD_LINES = 10
 
@@ -81,6 +84,7 @@ def submit(file: str, **values: object) -> None:
         producer submit prompts.jsonl --max-tokens 64
         producer submit batch.jsonl.gz --wait -o out.jsonl --errors errors.jsonl
     """
+    is_nameless = file == STDIN and values["batch"] is None
     settings = _settings(file, values)
     if settings.output is not None and not settings.is_waiting:
         raise click.UsageError("-o needs --wait: output is written when jobs end.")
@@ -89,6 +93,7 @@ def submit(file: str, **values: object) -> None:
         _writable(path)
     begin_s = time.monotonic()
     with producer_of(values) as producer, _listener() as listener:
+        settings = replace(settings, journal=None if is_nameless else _journal(producer, settings.batch))
         run = BulkRun(producer, settings, listener)
         _carry_out(run, settings)
     _report(run, settings, duration_s=time.monotonic() - begin_s)
@@ -97,12 +102,10 @@ def submit(file: str, **values: object) -> None:
 
 def _settings(file: str, values: Values) -> BulkSettings:
     output, errors, batch = values.pop("output"), values.pop("errors"), values.pop("batch")
-    named = batch or default_batch(file)
     model, endpoint = values.pop("model"), values.pop("endpoint")
-    journal = state_dir() / "journals" / journal_name(str(values["queue"]), named)
     return BulkSettings(
         path=file,
-        batch=named,
+        batch=batch or default_batch(file),
         endpoint=cast("Endpoint | None", endpoint),
         model=model,
         defaults=options_of(values),
@@ -112,9 +115,18 @@ def _settings(file: str, values: Values) -> BulkSettings:
         is_ordered=values.pop("is_ordered"),
         output=output,
         errors=errors or (output.with_name(f"{output.name}.errors.jsonl") if output else None),
-        journal=None if file == STDIN and batch is None else journal,
         database_url=config.database_url(values["database_url"]),
     )
+
+
+def _journal(producer: Producer, batch: str) -> Path:
+    """Return the path of the batch's journal for this server."""
+    folder = state_dir() / "journals"
+    path = folder / journal_path(producer.run(server_id(producer.target)), producer.target.name, batch)
+    if not path.exists() and any(folder.glob(f"*/{path.name}")):
+        note(f"Batch {batch} was submitted to another server, or this one has lost its data: every line is submitted "
+             "whose result is not in the output.")  # fmt: skip
+    return path
 
 
 def _carry_out(run: BulkRun, settings: BulkSettings) -> None:

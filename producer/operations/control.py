@@ -1,11 +1,13 @@
-"""Cancel, requeue and delete jobs; pause, purge and configure queues. No I/O."""
+"""Cancel, requeue and delete jobs; pause, purge, configure and identify queues. No I/O."""
 
+import secrets
 from collections.abc import Sequence
+from typing import cast
 
 from sluice.producer.contract import calls
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import JobNotFound
-from sluice.producer.operations.operation import Operation
+from sluice.producer.operations.operation import Ask, Operation
 from sluice.producer.operations.queue import Queue
 from sluice.producer.operations.scripts import ask_call, ask_calls, for_jobs
 
@@ -55,3 +57,12 @@ def purge(queue: Queue, tenant: str | None) -> Operation[int]:
 def configure(queue: Queue, settings: calls.QueueSettings) -> Operation[None]:
     """Write the settings of a queue."""
     yield from ask_calls([calls.configure(keys, settings) for keys in queue.all_keys()])
+
+
+def server_id(queue: Queue) -> Operation[str]:
+    """Return the id of the data that hold the queue: drawn by the first that asks, and lost with the data."""
+    key = queue.keys(0).key("server")
+    [known] = yield Ask((("GET", key),))  # reads first: a full server refuses every SETNX
+    if known is None:
+        _, known = yield Ask((("SETNX", key, secrets.token_hex(8)), ("GET", key)))
+    return cast("bytes", known).decode(errors="replace")

@@ -10,6 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from sluice.producer import Producer
 from sluice.producer.contract.calls import QueueSettings
 from sluice.producer.errors import AccessDenied, ProducerError, QueueFull, QueueRefused
+from sluice.producer.operations.control import server_id
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
 from tests.servers import RedisServer
@@ -37,6 +38,7 @@ NEW_WRITES: list[tuple[str, ...]] = [
     ("SET", "{chat:0}:heads:0", "x"),
     ("XADD", "{chat:0}:timers", "*", "e", "x"),
     ("HSET", "{chat:0}:delayed", "e", "x"),
+    ("SET", "{chat:0}:server", "x"),
     ("ZADD", "{chat:0}:served", "1", "x"),
 ]
 """Also refused to a submitter, but by Redis 6.2: its patterns are of all scripts' fixed keys alike."""
@@ -101,6 +103,13 @@ class TestGivenASubmitOnlyUser:
         assert caught.value.retry_after_s == 5.0
         assert isinstance(answer, QueueFull)
         assert answer.retry_after_s == 5.0
+
+    def test_when_it_asks_for_the_id_of_the_server_then_it_is_that_of_all(self, guarded: RedisServer) -> None:
+        with Producer(url_of(guarded, "acme-submit"), queue=QUEUE) as submitter:
+            asked = [submitter.run(server_id(submitter.target)) for _ in range(2)]
+
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            assert {*asked, owner.run(server_id(owner.target))} == {asked[0]}
 
     def test_when_it_submits_for_another_tenant_then_it_is_refused(self, guarded: RedisServer) -> None:
         with (

@@ -32,13 +32,19 @@ def name_of(job_id: JobId) -> str:
     return job_id.rpartition(".")[2]
 
 
-def journal_name(queue: str, batch: str) -> str:
-    """Return the file name of a batch's journal: short, and in no other folder, whatever the names are."""
-    name = f"{queue}-{batch}"
-    if not _PLAIN.fullmatch(name):
-        # A hash keeps names apart that differ only in what is replaced.
-        name = f"_{_OTHERS.sub('_', name)[:100]}-{blake2b(name.encode(), digest_size=8).hexdigest()}"
-    return f"{name}.journal"
+def journal_path(server: str, queue: str, batch: str) -> Path:
+    """Return the relative path of a batch's journal: short, and in no other folder, whatever the names are.
+
+    The folder has the id of the server (`server_id`): what one has acknowledged, another does not know.
+    """
+    return Path(_plain(server)) / f"{_plain(f'{queue}-{batch}')}.journal"
+
+
+def _plain(name: str) -> str:
+    if _PLAIN.fullmatch(name):
+        return name
+    # A hash keeps names apart that differ only in what is replaced.
+    return f"_{_OTHERS.sub('_', name)[:100]}-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
 class Journal:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sluice.producer import AsyncProducer, Producer, Receipt
-from sluice.producer.contract.bulk.journal import journal_name
+from sluice.producer.contract.bulk.journal import journal_path
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.tables import jobs
@@ -609,10 +609,14 @@ class TestGivenAQueueWithAnOddName:
 
         assert "2 jobs submitted, 0 submitted before" in first.err, first
         assert "0 jobs submitted, 2 submitted before" in second.err, second
-        assert [one.parent for one in tmp_path.rglob("*.journal")] == [tmp_path / "state" / "journals"]
+        assert [one.parent.parent for one in tmp_path.rglob("*.journal")] == [tmp_path / "state" / "journals"]
 
     def test_when_names_differ_only_in_odd_letters_then_so_do_their_journals(self) -> None:
-        names = [journal_name(queue, "b") for queue in ("a/b", "a\\b", "a_b", "a" * 300, "a" * 301)]
+        odd = ("a/b", "a\\b", "a_b", "a" * 300, "a" * 301, "..")
 
-        assert len(set(names)) == len(names)
-        assert journal_name("default", "prompts-1f0c6a") == "default-prompts-1f0c6a.journal"
+        paths = [journal_path(*names) for one in odd for names in (("s", one, "b"), (one, "q", "b"))]
+
+        assert len(set(paths)) == len(paths)
+        assert {len(path.parts) for path in paths} == {2}
+        assert all(".." not in path.parts for path in paths)
+        assert str(journal_path("5f0c", "default", "prompts-1f0c6a")) == "5f0c/default-prompts-1f0c6a.journal"
