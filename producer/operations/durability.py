@@ -44,11 +44,10 @@ class DurabilityPolicy:
 
         Raises:
             InvalidJob: `asked` names no durability.
+            InvalidSetting: the workers serve another number of partitions, or the queue's setting is wrong.
             DurabilityRefused: this server cannot guarantee it.
         """
         wanted = self.default if asked is None else read_durability(asked)
-        if wanted == MEMORY:
-            return NOTHING_ASKED
         found, since_s = self._known.get(wanted, (None, 0.0))
         if found is None or monotonic() - since_s > KEPT_S:
             found = yield from self._ask(queue, wanted)
@@ -56,10 +55,10 @@ class DurabilityPolicy:
         return found
 
     def _ask(self, queue: Queue, wanted: Durability | None) -> Operation[DurabilityCheck]:
+        config = queue.keys(0).key("config")
+        durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
+        _check_partitions(queue, partitions)
         if wanted is None:
-            config = queue.keys(0).key("config")
-            durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
-            _check_partitions(queue, partitions)
             wanted = _default(queue, durability)
         if wanted == MEMORY:
             return NOTHING_ASKED

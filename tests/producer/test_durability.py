@@ -90,6 +90,21 @@ class TestGivenAQueueWithADefault:
                 producer.submit("hello")
 
 
+class TestGivenWorkersOfTwoPartitions:
+    @pytest.mark.parametrize("level", [None, "memory", "aof"])
+    def test_when_a_client_has_four_then_it_is_refused_at_every_level(
+        self, durable_valkey: RedisServer, level: str | None
+    ) -> None:
+        with Producer(durable_valkey.url, partitions=2) as owner:
+            owner.configure(QueueSettings(partitions=2))
+
+        with (
+            Producer(durable_valkey.url, partitions=4, durability=level) as producer,
+            pytest.raises(InvalidSetting, match="serve 2 partitions, and this client was made for 4"),
+        ):
+            producer.submit("hello")
+
+
 class TestGivenTheCommand:
     @pytest.fixture
     def lines(self, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
