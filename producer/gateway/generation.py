@@ -4,23 +4,26 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sluice.producer.contract.jobs import Options
-from sluice.producer.contract.openai.requests import CHAT, Endpoint
+from sluice.producer.contract.openai.requests import Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.connections.events import EventStream
+from sluice.producer.gateway.encoding import json_answer
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
 from sluice.producer.gateway.readers import unless_left
 from sluice.producer.gateway.requests import Generation, read_generation, read_json, traceparent_of
 from sluice.producer.gateway.settings import GatewaySettings
-from sluice.producer.openai.bodies import chat_body, completion_body
 from sluice.producer.openai.chunks import Chunks
 from sluice.producer.openai.encoded import EncodedChunks, server_sent
+from sluice.producer.openai.encoded_bodies import encoded_result
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import packed_result
 
 DONE = b"data: [DONE]\n\n"
 
@@ -72,9 +75,19 @@ class GenerationRoutes:
 
 
 async def _whole(queue: QueueClients, job_id: JobId, asked: Generation, request: Request) -> Response:
-    waiting = queue.following.result(job_id)
-    result = await unless_left(request, waiting, lambda: queue.readers.leave(job_id, is_shared=asked.is_shared))
-    if result is None:
-        return Response(status_code=499)  # nobody reads it
-    body = chat_body if asked.endpoint == CHAT else completion_body
-    return JSONResponse(body(job_id, result, result.model or asked.model or ""))
+    def leave() -> None:
+        queue.readers.leave(job_id, is_shared=asked.is_shared)
+
+    answer = await unless_left(request, _answer(queue, job_id, asked), leave)
+    return Response(status_code=499) if answer is None else answer  # None: nobody reads it
+
+
+async def _answer(queue: QueueClients, job_id: JobId, asked: Generation) -> Response:
+    client = queue.following
+    packed = await client.run(packed_result(Queue(queue.name), job_id, waits=client.waits))
+
+    def encode() -> bytes:
+        result = packed.unpack()
+        return encoded_result(asked.endpoint, job_id, result, result.model or asked.model or "")
+
+    return await json_answer(packed.num_bytes, encode)

@@ -59,20 +59,53 @@ def result(
         ResultExpired: the job is done, but its output has expired.
         JobNotFound: the job is unknown.
     """
+    return (yield from packed_result(queue, job_id, timeout_s, waits=waits)).unpack()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResult:
+    """A job that has ended, and its output as its worker has packed it."""
+
+    job_id: JobId
+    view: JobView | None
+    data: bytes | None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the packed output."""
+        return len(self.data or b"")
+
+    def unpack(self) -> JobResult:
+        """Return the output. A large one takes seconds.
+
+        Raises:
+            JobFailed, JobCancelled, JobExpired, ResultExpired, JobNotFound: as in `result`.
+        """
+        if self.view is not None:
+            return outcome(self.view, self.data)
+        if self.data is not None:
+            return decode_result(self.data)
+        raise JobNotFound(self.job_id)
+
+
+def packed_result(
+    queue: Queue, job_id: JobId, timeout_s: float | None = None, *, waits: WaitNotifier | None = None
+) -> Operation[PackedResult]:
+    """Wait for a job to end and return its output packed; report long waits.
+
+    Raises:
+        ResultTimeout: the job has not ended in time.
+    """
     with (waits or WaitNotifier()).wait() as wait:
-        return (yield from _result(queue, job_id, Countdown(timeout_s), wait))
+        return (yield from _packed_result(queue, job_id, Countdown(timeout_s), wait))
 
 
-def _result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operation[JobResult]:
+def _packed_result(queue: Queue, job_id: JobId, clock: Countdown, wait: Wait) -> Operation[PackedResult]:
     published: tuple[int, ...] = ()
     while True:
         view, data = yield from look(queue, job_id)
-        if view is None:
-            if data is not None:
-                return decode_result(data)
-            raise JobNotFound(job_id)
-        if view.state.is_terminal:
-            return outcome(view, data)
+        if view is None or view.state.is_terminal:
+            return PackedResult(job_id, view, data)
         clock.check(f"job {job_id} is still {view.state},")
         if view.published != published:
             published = view.published

@@ -12,7 +12,7 @@ from sluice.producer.contract.messages import TokenLogprobs
 
 Object = dict[str, Any]  # Any: JSON, here and below
 
-_LEAST = -9999.0
+LEAST = -9999.0
 """Stands for a probability of zero, as at OpenAI: JSON has no infinity."""
 
 
@@ -22,8 +22,8 @@ def chat_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | 
         return None
     content = [
         {
-            **_token(token_id, at.token, at.chosen),
-            "top_logprobs": [_token(other, data, logprob) for other, data, logprob in _top(at)],
+            **chat_token(token_id, at.token, at.chosen),
+            "top_logprobs": [chat_token(other, data, logprob) for other, data, logprob in top_of(at)],
         }
         for token_id, at in zip(token_ids, logprobs, strict=False)
     ]
@@ -38,7 +38,7 @@ def completion_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogpro
     offsets = [at.offset for at in logprobs]
     return {
         "tokens": [_shown(token_id, at.token) for token_id, at in pairs],
-        "token_logprobs": [max(at.chosen, _LEAST) for at in logprobs],
+        "token_logprobs": [max(at.chosen, LEAST) for at in logprobs],
         "top_logprobs": [_by_text(token_id, at) for token_id, at in pairs],
         "text_offset": None if None in offsets else offsets,
     }
@@ -54,24 +54,26 @@ def logprobs_from_json(written: Sequence[Mapping[str, Any]] | None) -> tuple[Tok
     return None if written is None else tuple(_from_json(at) for at in written)
 
 
-def _token(token_id: int, data: bytes | None, logprob: float) -> Object:
+def chat_token(token_id: int, data: bytes | None, logprob: float) -> Object:
+    """Format one token of a chat."""
     shown = _shown(token_id, data)
-    return {"token": shown, "logprob": max(logprob, _LEAST), "bytes": None if data is None else list(data)}
+    return {"token": shown, "logprob": max(logprob, LEAST), "bytes": None if data is None else list(data)}
 
 
 def _shown(token_id: int, data: bytes | None) -> str:
     return f"token_id:{token_id}" if data is None else data.decode(errors="replace")
 
 
-def _top(at: TokenLogprobs) -> list[tuple[int, bytes | None, float]]:
+def top_of(at: TokenLogprobs) -> list[tuple[int, bytes | None, float]]:
+    """Return the most likely tokens: id, bytes if they are known, and log-probability."""
     return [(token_id, data, logprob) for (token_id, logprob), data in zip_longest(at.top, at.top_tokens)]
 
 
 def _by_text(token_id: int, at: TokenLogprobs) -> dict[str, float]:
     """Return the top tokens by their text; of those with the same text, the most likely one."""
     likeliest: dict[str, float] = {}
-    for other, data, logprob in [*_top(at), (token_id, at.token, at.chosen)]:
-        likeliest.setdefault(_shown(other, data), max(logprob, _LEAST))
+    for other, data, logprob in [*top_of(at), (token_id, at.token, at.chosen)]:
+        likeliest.setdefault(_shown(other, data), max(logprob, LEAST))
     return likeliest
 
 

@@ -50,6 +50,15 @@ def chunks_of(client: OpenAI, asked: Mapping[str, Any]) -> Iterator[ChatCompleti
 
 
 class TestGivenAChatWithLogprobs:
+    def test_when_it_is_large_then_each_choice_has_all_of_its_tokens(self, gateway: GatewayProcess) -> None:
+        answer = gateway.client().chat.completions.create(
+            model="null", messages=HELLO, max_tokens=50, n=16, logprobs=True, top_logprobs=20, seed=1
+        )
+
+        contents = [choice.logprobs.content or [] for choice in answer.choices if choice.logprobs is not None]
+        assert [joined(content).decode() for content in contents] == [one.message.content for one in answer.choices]
+        assert {len(one.top_logprobs) for content in contents for one in content} == {20}
+
     def test_when_it_is_whole_then_its_tokens_are_its_text(self, gateway: GatewayProcess) -> None:
         answer = gateway.client().chat.completions.create(
             model="null", messages=HELLO, max_tokens=20, n=2, logprobs=True, top_logprobs=3
