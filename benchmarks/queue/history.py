@@ -32,6 +32,7 @@ BEGIN_MS = 1_800_057_600_000
 END_MS = BEGIN_MS + NUM_DAYS * DAY_MS
 PAGE_LIMIT_S, PERCENTILES_LIMIT_S = 0.050, 1.0
 CHUNK = 100_000
+QUEUES = ("bulk", "chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ def questions(history: History, engine: Engine, num_jobs: int) -> Sequence[Quest
         Question("what runs now", PAGE_LIMIT_S, page(JobFilter(queue="chat", state="running"))),
         Question("jobs of a batch", PAGE_LIMIT_S, page(JobFilter(queue="bulk", batch=a_batch))),
         Question("progress of a batch", PAGE_LIMIT_S, lambda: history.batch("bulk", a_batch)),
-        Question("one job", PAGE_LIMIT_S, lambda: history.job(a_job)),
-        Question("timeline of a job", PAGE_LIMIT_S, lambda: history.timeline(a_job)),
+        Question("one job", PAGE_LIMIT_S, lambda: history.job(QUEUES, a_job)),
+        Question("timeline of a job", PAGE_LIMIT_S, lambda: history.timeline(QUEUES, a_job)),
         Question(
             "jobs by state, last hour",
             PAGE_LIMIT_S,

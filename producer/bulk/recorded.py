@@ -1,6 +1,6 @@
 """The outcomes of jobs that the queue no longer has, read from the job history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,10 +20,11 @@ class RecordedOutcomes:
 
     Args:
         url: SQLAlchemy URL of the history; None finds nothing.
+        queue: Name of the jobs' queue.
     """
 
-    def __init__(self, url: str | None) -> None:
-        self._url = url
+    def __init__(self, url: str | None, queue: str) -> None:
+        self._url, self._queue = url, queue
         self._history: History | None = None
         self._opened = ExitStack()
         self.problem: str | None = None
@@ -43,7 +44,7 @@ class RecordedOutcomes:
         if self._url is None or self.problem is not None:
             return None
         try:
-            return recorded_outcome(self._open(self._url), job_id)
+            return recorded_outcome(self._open(self._url), self._queue, job_id)
         except HistoryUnavailable as error:
             self.problem = str(error)
             return None
@@ -56,14 +57,14 @@ class RecordedOutcomes:
         return self._history
 
 
-def recorded_outcome(history: "History", job_id: JobId) -> Outcome | None:
+def recorded_outcome(history: "History", queue: str | Sequence[str], job_id: JobId) -> Outcome | None:
     """Return the outcome of a job that the history has, as `RecordedOutcomes.find` does.
 
     Raises:
         HistoryUnavailable: the history cannot be read.
     """
-    row = history.job(job_id)
-    found = history.result(job_id) if row is not None and row.state == JobState.DONE else None
+    row = history.job(queue, job_id)
+    found = history.result(queue, job_id) if row is not None and row.state == JobState.DONE else None
     return None if row is None else _outcome(job_id, row, found)
 
 

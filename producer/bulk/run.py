@@ -162,7 +162,7 @@ class BulkRun:
 
         self._output = LineFile(settings.output, is_new=settings.is_again)
         self._errors = ErrorsFile(settings.errors, is_new=settings.is_again)
-        self._recorded = RecordedOutcomes(settings.database_url)
+        self._recorded = RecordedOutcomes(settings.database_url, producer.target.name)
         self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []

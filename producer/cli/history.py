@@ -121,7 +121,7 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     Example:
         producer jobs show 0.default.1f0c6a
     """
-    record, status = _in_history(job, cast("str | None", values["database_url"])), _in_queue(job, values)
+    record, status = _in_history(job, values), _in_queue(job, values)
     known: Values = (record.values() if record else {}) | ({"queue": _facts(status)} if status else {})
     if not known:
         advice = "The history does not have it either. List the jobs that it has: producer jobs list"
@@ -180,15 +180,17 @@ class _Record:
         }
 
 
-def _in_history(job: str, database_url: str | None) -> _Record | None:
+def _in_history(job: str, values: Values) -> _Record | None:
     from sluice.producer.history.queries import History
 
+    queue = str(values["queue"])
     try:
-        with History(config.database_url(database_url)) as history:
-            row = history.job(job)
+        with History(config.database_url(cast("str | None", values["database_url"]))) as history:
+            row = history.job(queue, job)
             if row is None:
                 return None
-            return _Record(row, history.num_submissions(job), history.timeline(job), history.attempts(job))
+            number, events = history.num_submissions(queue, job), history.timeline(queue, job)
+            return _Record(row, number, events, history.attempts(queue, job))
     except HistoryUnavailable:
         return None
 

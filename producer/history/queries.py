@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,6 +25,9 @@ from sluice.producer.history.percentiles import percentile
 
 AnyColumn = sa.Column[Any]  # Any: as below
 AnyQuery = sa.Select[*tuple[Any, ...]]  # Any: a row's values are as its columns say
+
+QueueNames: TypeAlias = str | Sequence[str]
+"""One queue, or several: a job is known by its queue and its id."""
 
 METRICS = ("queue_s", "ttft_s", "tpot_s", "itl_p50_s", "itl_p99_s", "e2e_s")
 PERCENTILES = (50, 90, 95, 99)
@@ -139,8 +142,7 @@ class Forgotten:
 class JobFilter:
     """A selection of jobs; None means any."""
 
-    queue: str | Sequence[str] | None = None
-    """One queue, or several."""
+    queue: QueueNames | None = None
 
     batch: str | Sequence[str] | None = None
     """One batch, or several."""
@@ -161,11 +163,7 @@ class JobFilter:
             jobs.c.state: self.state,
             jobs.c.tenant: self.tenant,
         }
-        clauses: list[sa.ColumnElement[bool]] = [
-            column == value if isinstance(value, str) else column.in_(value)
-            for column, value in wanted.items()
-            if value is not None
-        ]
+        clauses = [_is_in(column, value) for column, value in wanted.items() if value is not None]
         if self.since_ms is not None:
             clauses.append(jobs.c.submitted_ms >= self.since_ms)
         if self.after is not None:
@@ -214,33 +212,33 @@ class History:
         query = sa.select(*_JOB_COLUMNS).where(*wanted.clauses()).order_by(jobs.c.submitted_ms.desc(), jobs.c.id)
         return [JobRow(**row) for row in self._rows(query.limit(limit))]
 
-    def job(self, job_id: str) -> JobRow | None:
+    def job(self, queue: QueueNames, job_id: str) -> JobRow | None:
         """Return the newest submission of one job, or None."""
-        rows = self._rows(sa.select(*_JOB_COLUMNS).where(_is_newest(jobs.c.id, jobs.c.submitted_ms, job_id)))
+        rows = self._rows(sa.select(*_JOB_COLUMNS).where(_is_newest(jobs.c.id, jobs.c.submitted_ms, queue, job_id)))
         return JobRow(**rows[0]) if rows else None
 
-    def num_submissions(self, job_id: str) -> int:
+    def num_submissions(self, queue: QueueNames, job_id: str) -> int:
         """Return how often this id was submitted: it may be used again after the queue has forgotten it."""
-        [row] = self._rows(sa.select(sa.func.count().label("jobs")).where(jobs.c.id == job_id))
+        [row] = self._rows(sa.select(sa.func.count().label("jobs")).where(*_is_job(queue, job_id)))
         return row["jobs"]
 
-    def timeline(self, job_id: str) -> list[TimelineRow]:
+    def timeline(self, queue: QueueNames, job_id: str) -> list[TimelineRow]:
         """Return the events of the newest submission of one job, in order."""
         columns = [timeline.c[field.name] for field in fields(TimelineRow)]
-        is_newest = _is_newest(timeline.c.job_id, timeline.c.submitted_ms, job_id)
+        is_newest = _is_newest(timeline.c.job_id, timeline.c.submitted_ms, queue, job_id)
         query = sa.select(*columns).where(is_newest).order_by(timeline.c.at_ms, timeline.c.epoch)
         return [TimelineRow(**row) for row in self._rows(query)]
 
-    def attempts(self, job_id: str) -> list[AttemptRow]:
+    def attempts(self, queue: QueueNames, job_id: str) -> list[AttemptRow]:
         """Return the claims of the newest submission of one job by workers, in order."""
         columns = [attempts.c[field.name] for field in fields(AttemptRow)]
-        is_newest = _is_newest(attempts.c.job_id, attempts.c.submitted_ms, job_id)
+        is_newest = _is_newest(attempts.c.job_id, attempts.c.submitted_ms, queue, job_id)
         query = sa.select(*columns).where(is_newest).order_by(attempts.c.epoch)
         return [AttemptRow(**row) for row in self._rows(query)]
 
-    def result(self, job_id: str) -> Mapping[str, object] | None:
+    def result(self, queue: QueueNames, job_id: str) -> Mapping[str, object] | None:
         """Return `choices` and `usage` of a job's newest submission; None if the history does not keep its result."""
-        is_newest = _is_newest(results.c.job_id, results.c.submitted_ms, job_id)
+        is_newest = _is_newest(results.c.job_id, results.c.submitted_ms, queue, job_id)
         rows = self._rows(sa.select(results.c.choices, results.c.usage).where(is_newest))
         return rows[0] if rows else None
 
@@ -279,12 +277,11 @@ class History:
         known = 0
         for at in range(0, len(jobs_to_forget), FORGET_SLICE):
             some = jobs_to_forget[at : at + FORGET_SLICE]
-            ids = [job.id for job in some]
             with self._connection() as connection:
-                rows = sa.select(jobs.c.id, jobs.c.submitted_ms).where(jobs.c.id.in_(ids))
-                have = {(str(job_id), int(submitted_ms)) for job_id, submitted_ms in connection.execute(rows)}
-                connection.execute(results.delete().where(results.c.job_id.in_(ids)))
-                connection.execute(_forgotten().where(jobs.c.id.in_(ids)))
+                rows = connection.execute(_forgotten(some).returning(jobs.c.id, jobs.c.submitted_ms))
+                have = {(str(job_id), int(submitted_ms)) for job_id, submitted_ms in rows}
+                is_result = sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(list(have))
+                connection.execute(results.delete().where(is_result))
                 if tombstones := [row for job in some if (row := _tombstone(job, have)) is not None]:
                     connection.execute(jobs.insert(), tombstones)
             known += len({job_id for job_id, _ in have})
@@ -312,8 +309,16 @@ def _explained() -> Generator[None]:
         raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
 
 
-def _is_newest(id_column: AnyColumn, time_column: AnyColumn, job_id: str) -> sa.ColumnElement[bool]:
-    newest = sa.select(sa.func.max(jobs.c.submitted_ms)).where(jobs.c.id == job_id).scalar_subquery()
+def _is_in(column: AnyColumn, wanted: str | Sequence[str]) -> sa.ColumnElement[bool]:
+    return column == wanted if isinstance(wanted, str) else column.in_(wanted)
+
+
+def _is_job(queue: QueueNames, job_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return jobs.c.id == job_id, _is_in(jobs.c.queue, queue)
+
+
+def _is_newest(id_column: AnyColumn, time_column: AnyColumn, queue: QueueNames, job_id: str) -> sa.ColumnElement[bool]:
+    newest = sa.select(sa.func.max(jobs.c.submitted_ms)).where(*_is_job(queue, job_id)).scalar_subquery()
     return sa.and_(id_column == job_id, time_column == newest)
 
 
@@ -329,11 +334,17 @@ def _tombstone(job: Forgotten, have: Set[tuple[str, int]]) -> dict[str, object] 
     return {**own, "tenant": tenant, "version": 0, "state": job.state, "deleted_ms": round(time.time() * 1000)}
 
 
-def _forgotten() -> sa.Update:
+def _forgotten(some: Sequence[Forgotten]) -> sa.Update:
     erased = ("error", "seed", "traceparent", "options", "metadata", "prompt_sha256", "prompt", "asked", "custom_id",
               "record_error")  # fmt: skip
     nothing = dict.fromkeys(erased, sa.null())
-    return jobs.update().values(**nothing, deleted_ms=round(time.time() * 1000))
+    # The ids as well, for their index.
+    is_one = (jobs.c.id.in_([job.id for job in some]), sa.tuple_(jobs.c.queue, jobs.c.id).in_(list(map(_name, some))))
+    return jobs.update().where(*is_one).values(**nothing, deleted_ms=round(time.time() * 1000))
+
+
+def _name(job: Forgotten) -> tuple[str, str]:
+    return job.queue, job.id
 
 
 def _latency(metric: str, values: Iterable[float]) -> LatencyRow:

@@ -96,8 +96,8 @@ class TestGivenJobsInTheHistory:
                 }
                 connection.execute(attempts.insert().values(**row, started_ms=NOON_MS + 50 * epoch, gap_s=epoch / 2))
 
-        row = history.job(job_id)
-        timeline = history.timeline(job_id)
+        row = history.job(queue, job_id)
+        timeline = history.timeline(queue, job_id)
 
         assert row is not None
         assert (row.queue_s, row.ttft_s, row.tpot_s, row.e2e_s) == (0.1, 0.2, 0.1, 1.2)
@@ -105,8 +105,8 @@ class TestGivenJobsInTheHistory:
         events = ["submitted", "pulled", "pulled", "scheduled", "first_token", "done"]
         assert sorted(event.event for event in timeline) == sorted(events)
         assert [event.at_ms for event in timeline] == sorted(event.at_ms for event in timeline)
-        assert [(one.attempt, one.gap_s) for one in history.attempts(job_id)] == [(1, 0.5), (2, 1.0)]
-        assert history.job("0.acme.nobody") is None
+        assert [(one.attempt, one.gap_s) for one in history.attempts(queue, job_id)] == [(1, 0.5), (2, 1.0)]
+        assert history.job(queue, "0.acme.nobody") is None
 
     def test_when_percentiles_are_asked_for_then_they_are_those_of_the_samples(
         self, engine: sa.Engine, history: History, queue: str
@@ -159,7 +159,63 @@ class TestGivenJobsInTheHistory:
         # What is still on its way to the history finds the job closed.
         assert rows[late]["deleted_ms"] is not None
         assert rows[kept]["prompt"] == "secret"
-        assert (history.result(gone), history.result(kept)) == (None, {"choices": [], "usage": {}})
+        assert (history.result(queue, gone), history.result(queue, kept)) == (None, {"choices": [], "usage": {}})
+
+
+class TestGivenOneIdInTwoQueues:
+    """A user gave the same id twice. `other` has the newer job."""
+
+    @pytest.fixture
+    def other(self, queue: str) -> str:
+        return f"{queue}-other"
+
+    @pytest.fixture(autouse=True)
+    def job_id(self, engine: sa.Engine, queue: str, other: str) -> JobId:
+        job_id = put(engine, queue, "one", prompt="ours")
+        put(engine, other, "one", id=job_id, submitted_ms=NOON_MS + 1, state="failed", prompt="theirs")
+        with engine.begin() as connection:
+            for submitted_ms in (NOON_MS, NOON_MS + 1):
+                own = {"job_id": job_id, "submitted_ms": submitted_ms}
+                result: dict[str, object] = {
+                    "version": 3,
+                    "finished_ms": submitted_ms,
+                    "choices": [submitted_ms],
+                    "usage": {},
+                }
+                connection.execute(results.insert().values(**own, **result))
+                connection.execute(attempts.insert().values(**own, epoch=1, attempt=1, started_ms=submitted_ms))
+        return job_id
+
+    def test_when_it_is_looked_up_then_it_is_the_one_of_the_queue(
+        self, history: History, queue: str, other: str, job_id: JobId
+    ) -> None:
+        found = {name: history.job(name, job_id) for name in (queue, other)}
+
+        assert {name: row and row.state for name, row in found.items()} == {queue: "done", other: "failed"}
+        assert history.num_submissions(queue, job_id) == 1
+        assert history.result(queue, job_id) == {"choices": [NOON_MS], "usage": {}}
+        assert [one.started_ms for one in history.attempts(queue, job_id)] == [NOON_MS]
+        assert {one.at_ms for one in history.timeline(queue, job_id) if one.event == "submitted"} == {NOON_MS}
+        newest = history.job((queue, other), job_id)
+        assert newest is not None
+        assert newest.queue == other
+        assert history.job("no-queue", job_id) is None
+
+    def test_when_one_is_forgotten_then_the_other_keeps_all(
+        self, engine: sa.Engine, history: History, queue: str, other: str, job_id: JobId
+    ) -> None:
+        known = history.forget([Forgotten(id=job_id, queue=queue, state=JobState.DONE, submitted_ms=NOON_MS)])
+
+        assert known == 1
+        assert history.result(queue, job_id) is None
+        assert history.result(other, job_id) == {"choices": [NOON_MS + 1], "usage": {}}
+        with engine.connect() as connection:
+            columns = (jobs.c.queue, jobs.c.prompt, jobs.c.deleted_ms.is_(None))
+            query = sa.select(*columns).where(jobs.c.id == job_id).order_by(jobs.c.submitted_ms)
+            rows = [tuple(row) for row in connection.execute(query)]
+        assert [(name, prompt, bool(is_kept)) for name, prompt, is_kept in rows] == [
+            (queue, None, False), (other, "theirs", True),
+        ]  # fmt: skip
 
 
 class TestGivenNoHistory:

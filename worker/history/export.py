@@ -81,7 +81,7 @@ def _jobs_of(queue: str, batch: str) -> sa.Select[*tuple[Any, ...]]:  # Any: as 
     is_of_job = sa.and_(results.c.job_id == jobs.c.id, results.c.submitted_ms == jobs.c.submitted_ms)
     with_results = jobs.outerjoin(results, is_of_job)
     later = jobs.alias("later")
-    is_later = sa.and_(later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
+    is_later = sa.and_(later.c.queue == queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
     return (
         sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)

@@ -28,7 +28,7 @@ class Submissions:
         unnamed = list(dict.fromkeys(event.job_id for event in events if submit_time(event) is None))
         if not unnamed:
             return {}
-        found = self._writer.newest_submissions(unnamed)
+        found = self._writer.newest_submissions(keys.queue, unnamed)
         for event in events:
             submitted_ms = submit_time(event)
             if submitted_ms is not None:

@@ -104,14 +104,14 @@ class HistoryWriter:
         if returned:
             _reopen_batches(connection, returned)
 
-    def newest_submissions(self, job_ids: Sequence[JobId]) -> dict[JobId, int]:
-        """Return the newest submit time of each of these jobs that has a row.
+    def newest_submissions(self, queue: str, job_ids: Sequence[JobId]) -> dict[JobId, int]:
+        """Return the newest submit time of each of these jobs of a queue that has a row.
 
         Raises:
             HistoryAway: the database does not answer.
         """
         found: dict[JobId, int] = {}
-        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).group_by(jobs.c.id)
+        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).where(jobs.c.queue == queue).group_by(jobs.c.id)
         try:
             with self._engine.connect() as connection:
                 for start in range(0, len(job_ids), MAX_JOBS_PER_TRANSACTION):

@@ -135,7 +135,7 @@ class _Run:
             Producer(
                 self._workshop.redis_url, queue=batch.queue, partitions=batch.partitions, patience_s=PATIENCE_S
             ) as producer,
-            RecordedOutcomes(self._workshop.database_url) as recorded,
+            RecordedOutcomes(self._workshop.database_url, batch.queue) as recorded,
         ):
             names = self._names(producer)
             if names is None:

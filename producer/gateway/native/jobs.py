@@ -1,7 +1,8 @@
 """Show jobs and their results, cancel and requeue them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -150,20 +151,18 @@ class JobRoutes:
             QueueUnreachable: the server does not answer.
         """
         job_id, queues, caller = self._search.asked_id(request), self._search.asked_queues(request), caller_of(request)
-        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
-        names = {queue.name for queue in queues}
+        now, names = None, [queue.name for queue in queues]
+        for queue in queues:
+            with suppress(JobNotFound):
+                now, names = _shown(await queue.submitting.status(job_id), caller), [queue.name]
+                break
+        record = await self._records.read_if_possible(lambda history: _record(history, names, job_id))
         if record is not None:
             row, timeline, attempts = record
-            record = (_shown(row, caller), timeline, attempts) if row.queue in names else None
-        for queue in queues:
-            try:
-                now = await queue.submitting.status(job_id)
-            except JobNotFound:
-                continue
-            return JSONResponse(job_body(job_id, queue.name, _shown(now, caller), record))
-        if record is None:
+            record, names = (_shown(row, caller), timeline, attempts), [row.queue]
+        if now is None and record is None:
             raise unknown_job()
-        return JSONResponse(job_body(job_id, record[0].queue, None, record))
+        return JSONResponse(job_body(job_id, names[0], now, record))
 
     async def result(self, request: Request) -> Response:
         """Return the output of a job: from its queue, else from the history if that keeps it.
@@ -177,7 +176,8 @@ class JobRoutes:
         except HttpError as error:
             if error.code != "job_not_found":
                 raise
-            return await self._kept(self._search.asked_id(request), error)
+            names = [queue.name for queue in self._search.asked_queues(request)]
+            return await self._kept(names, self._search.asked_id(request), error)
         try:
             result = await found.queue.submitting.result(found.id, timeout_s=0)
         except JobNotDone as ended:
@@ -187,11 +187,11 @@ class JobRoutes:
             raise bad_request(f"the job has not ended: it is {state}", code="job_not_ended", status=409) from error
         except ResultExpired:
             expired = bad_request("the output of the job has expired", code="result_expired", status=410)
-            return await self._kept(found.id, expired)
+            return await self._kept([found.queue.name], found.id, expired)
         return JSONResponse(result_body(found.id, result))
 
-    async def _kept(self, job_id: JobId, otherwise: HttpError) -> Response:
-        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, job_id))
+    async def _kept(self, queues: Sequence[str], job_id: JobId, otherwise: HttpError) -> Response:
+        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, queues, job_id))
         if outcome is None:
             raise otherwise
         ended = outcome.error if isinstance(outcome.error, JobNotDone) else None
@@ -225,9 +225,9 @@ class JobRoutes:
         return JSONResponse({"id": found.id, "state": JobState.QUEUED})
 
 
-def _record(history: History, job_id: JobId) -> Record | None:
-    row = history.job(job_id)
-    return None if row is None else (row, history.timeline(job_id), history.attempts(job_id))
+def _record(history: History, queues: Sequence[str], job_id: JobId) -> Record | None:
+    row = history.job(queues, job_id)
+    return None if row is None else (row, history.timeline(row.queue, job_id), history.attempts(row.queue, job_id))
 
 
 def _shown(facts: Facts, caller: Caller) -> Facts:

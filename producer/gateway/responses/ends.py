@@ -36,7 +36,7 @@ async def settle(
     queue, job_ids = Queue(open_ones[0].queue), [one.info.job_id for one in open_ones]
     found = await producer.run(_look(queue, job_ids))
     missing = [job_id for job_id in job_ids if found[job_id] is None]
-    recorded = await SQL.run(store.recorded, missing) if missing else {}
+    recorded = await SQL.run(store.recorded, queue.name, missing) if missing else {}
     settled = {one.info.id: found[one.info.job_id] or _missing(one, recorded) for one in open_ones}
     ends = {name: end for name, end in settled.items() if isinstance(end, ResponseEnd)}
     if ends:

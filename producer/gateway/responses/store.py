@@ -141,11 +141,12 @@ class ResponseStore:
         with self._database.reading() as connection:
             return [_response(row) for row in connection.execute(query).mappings()]
 
-    def recorded(self, job_ids: Sequence[JobId]) -> dict[JobId, ResponseEnd]:
+    def recorded(self, queue: str, job_ids: Sequence[JobId]) -> dict[JobId, ResponseEnd]:
         """Return the ends that the history has; of jobs that are done, only with their output."""
         columns = (jobs.c.id, jobs.c.state, jobs.c.error_code, jobs.c.error, results.c.choices, results.c.usage)
         is_same = (results.c.job_id == jobs.c.id) & (results.c.submitted_ms == jobs.c.submitted_ms)
-        query = sa.select(*columns).select_from(jobs.outerjoin(results, is_same)).where(jobs.c.id.in_(job_ids))
+        is_one = (jobs.c.queue == queue, jobs.c.id.in_(job_ids))
+        query = sa.select(*columns).select_from(jobs.outerjoin(results, is_same)).where(*is_one)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         found = ((JobId(row["id"]), _recorded_end(row)) for row in rows)

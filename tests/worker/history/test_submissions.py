@@ -78,8 +78,9 @@ class TestGivenAnIdThatIsUsedAgain:
         scene.record()
 
         with History(scene.history.url.render_as_string(hide_password=False)) as history:
-            job, timeline, claims = history.job(job_id), history.timeline(job_id), history.attempts(job_id)
-            result, number = history.result(job_id), history.num_submissions(job_id)
+            job, timeline = history.job("q", job_id), history.timeline("q", job_id)
+            claims, result = history.attempts("q", job_id), history.result("q", job_id)
+            number = history.num_submissions("q", job_id)
 
         assert job is not None
         assert (job.state, number) == ("failed", 2)

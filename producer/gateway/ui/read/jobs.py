@@ -123,10 +123,11 @@ class JobReader:
         Raises:
             HttpError: 404, it is unknown.
         """
-        record = await self.record(job_id)
         for queue in self._queues:
             if (now := await self.status(queue, job_id)) is not None:
+                record = await self.record([queue.name], job_id)
                 return JobFacts(id=job_id, queue=queue.name, now=now, record=record)
+        record = await self.record(list(self._partitions), job_id)
         if record is None:
             raise unknown_job()
         return JobFacts(id=job_id, queue=record[0].queue, now=None, record=record)
@@ -142,10 +143,9 @@ class JobReader:
                 survey = (await self._surveys.of(queue))[split_job_id(job_id)[0]]
         return status_of(Queue(queue.name, self._partitions[queue.name]), view, survey)
 
-    async def record(self, job_id: JobId) -> Record | None:
-        """Return what the history knows of a job of the gateway's queues; None: nothing, or it cannot be read."""
-        record = await self._records.read_if_possible(lambda history: _record(history, job_id))
-        return record if record is not None and record[0].queue in self._partitions else None
+    async def record(self, queues: Sequence[str], job_id: JobId) -> Record | None:
+        """Return what the history knows of a job of some queues; None: nothing, or it cannot be read."""
+        return await self._records.read_if_possible(lambda history: _record(history, queues, job_id))
 
     async def choices(self, facts: JobFacts) -> Sequence[ChoiceResult]:
         """Return the output of a job that has ended, as far as it is still kept."""
@@ -157,7 +157,7 @@ class JobReader:
                 return ended.partial.choices
         except ProducerError:
             pass  # it has expired; the history may keep it
-        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, facts.id))
+        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, facts.queue, facts.id))
         return () if outcome is None or outcome.result is None else outcome.result.choices
 
     async def prompt(self, facts: JobFacts) -> Prompt | None:
@@ -198,7 +198,7 @@ class Watched:
         has_changed = _moment(now) != _moment(before.now)
         if has_changed:
             self._changed_s = monotonic()
-        record = await self._reader.record(before.id) if has_changed or self._is_new else before.record
+        record = await self._reader.record([before.queue], before.id) if has_changed or self._is_new else before.record
         if now is None and record is None:
             raise unknown_job()
         self.facts = JobFacts(id=before.id, queue=before.queue, now=now, record=record)
@@ -226,9 +226,9 @@ def _read_prompt(queue: Queue, job_id: JobId) -> Operation[Prompt | None]:
     return decode_prompt(packed) if isinstance(packed, bytes) else None
 
 
-def _record(history: History, job_id: JobId) -> Record | None:
-    row = history.job(job_id)
-    return None if row is None else (row, history.attempts(job_id))
+def _record(history: History, queues: Sequence[str], job_id: JobId) -> Record | None:
+    row = history.job(queues, job_id)
+    return None if row is None else (row, history.attempts(row.queue, job_id))
 
 
 def _options_in(packed: bytes, priority: int) -> Mapping[str, Any]:  # Any: as in `options`

@@ -213,7 +213,7 @@ class TestGivenManyJobsOfWhichFewHaveEnded:
         batch = go_on(workshop, added(workshop, numbered(600)))
         assert batch.names is not None
         found = names_of(workshop.storage.get(batch.names))
-        collector = Collector(producer, batch, found, RecordedOutcomes(None))
+        collector = Collector(producer, batch, found, RecordedOutcomes(None, batch.queue))
         look = Look(end=600, until_s=time.monotonic() - 1)
 
         places: list[int] = []

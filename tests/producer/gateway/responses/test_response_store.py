@@ -176,7 +176,7 @@ class TestGivenAWriterThatTakesItsTime:
             messages = store.input_of(new.info.id, "acme")
             conversation = store.conversation(new.info.id, "acme")
             is_listed = new.info.id in [one.info.id for one in store.open_after("default", "", 1000)]
-            recorded = store.recorded([new.info.job_id])
+            recorded = store.recorded("default", [new.info.job_id])
 
         assert found == replace(new, input=())
         assert (messages, len(conversation), is_listed, recorded) == ([*new.input], 1, True, {})
