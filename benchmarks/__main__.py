@@ -13,6 +13,7 @@ BENCHMARKS = {
     "disciplines": ("disciplines.run", "batching disciplines compared with published figures"),
     "durability": ("queue.durability", "cost of each durability level at submit"),
     "engine": ("engine.bare", "the bare engine compared with its bound, on this CPU"),
+    "engine-process": ("service.engine_process", "what serving the queue costs a fast step, by where the engine runs"),
     "gate": ("gate", "compare with the recorded figures; fails if something became slower"),
     "gpu": ("gpu.run", "all GPU measurements"),
     "gateway": ("gateway.run", "what the HTTP gateway adds to a token's way and cost"),

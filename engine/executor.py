@@ -67,6 +67,17 @@ class ModelLimits:
             num_entries = num_blocks - self.window_groups * num_windowed
         return num_entries * self.block_size
 
+    def longest_request(self, step_tokens: int) -> int:
+        """Return the most tokens of prompt and output together, when steps compute up to `step_tokens` of them."""
+        return min(self.max_model_len, self.longest_sequence(self.num_blocks, step_tokens))
+
+    def most_offered_tokens(self, step_tokens: int) -> int:
+        """Return the cache tokens of the largest request that an idle engine has room for.
+
+        With window groups, one long sequence takes less memory than its tokens would in many short ones.
+        """
+        return max(self.num_cache_tokens, self.longest_request(step_tokens))
+
     def _most_windowed(self, step_tokens: int) -> int:
         """Return the most entries of a window group's table that a sequence holds.
 

@@ -63,6 +63,9 @@ class EngineStats:
 class LLMEngine:
     """The engine: `add`, `abort`, `advance`. Not thread-safe: one thread owns it."""
 
+    num_uncounted = 0
+    """Requests that were added and that `room` does not know of yet. An engine in another process has some."""
+
     def __init__(
         self,
         executor: Executor,
@@ -205,17 +208,12 @@ class LLMEngine:
     @property
     def max_request_tokens(self) -> int:
         """Maximum tokens of prompt and output together."""
-        limits = self._limits
-        step_tokens = self._config.max_num_batched_tokens
-        return min(limits.max_model_len, limits.longest_sequence(limits.num_blocks, step_tokens))
+        return self._limits.longest_request(self._config.max_num_batched_tokens)
 
     @property
     def most_offered_tokens(self) -> int:
-        """Cache tokens of the largest job that an idle engine has room for.
-
-        With window groups, one long sequence takes less memory than its tokens would in many short ones.
-        """
-        return max(self._limits.num_cache_tokens, self.max_request_tokens)
+        """Cache tokens of the largest request that an idle engine has room for."""
+        return self._limits.most_offered_tokens(self._config.max_num_batched_tokens)
 
     @property
     def is_idle(self) -> bool:

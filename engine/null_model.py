@@ -55,6 +55,9 @@ class NullModelConfig:
     token_s: float = 0.0
     """Added duration per computed token, including padding."""
 
+    host_s: float = 0.0
+    """Time of each step in which the interpreter is busy, as it is while it launches kernels."""
+
     mean_output_tokens: int = 0
     """Each output token ends the sequence with probability 1/n. 0: never."""
 
@@ -115,6 +118,10 @@ class NullModel:
 
     def launch(self, batch: Batch) -> Computed:
         """Draw a token for each sequence that samples. See `Executor.launch`."""
+        if self.config.host_s:
+            end_s = time.perf_counter() + self.config.host_s
+            while time.perf_counter() < end_s:
+                pass
         if self.config.step_s or self.config.token_s:
             num_tokens = batch.num_tokens + batch.num_padding_tokens
             self._sleep(self.config.step_s + self.config.token_s * num_tokens)

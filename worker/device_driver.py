@@ -1,13 +1,13 @@
 """What a GPU's driver tells of it: NVIDIA's management library (NVML), which comes with the driver.
 
-Called through ctypes: its Python package would be one more dependency, for one number.
+Called through ctypes: its Python package would be one more dependency, for two numbers.
 """
 
 # torch's types are partial.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable
-from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_uint, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_uint, c_ulonglong, c_void_p
 
 _LIBRARY = "libnvidia-ml.so.1"
 
@@ -18,37 +18,59 @@ class _Rates(Structure):
     _fields_ = [("gpu", c_uint), ("memory", c_uint)]
 
 
+class _Memory(Structure):
+    """`nvmlMemory_t`: bytes."""
+
+    _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+
+
 Utilisation = Callable[[], float | None]
 """Returns the share of time in which the device ran a kernel; None if no driver tells it."""
 
 
-def utilisation_of(device: str) -> Utilisation:
-    """Return what reads the utilisation of a device; of a CPU, or without the library, it knows nothing."""
-    if device == "cpu":
-        return lambda: None
-    try:
-        return reader_of(CDLL(_LIBRARY), _uuid(device))
-    except (OSError, AttributeError, RuntimeError):
-        return lambda: None
+class DeviceDriver:
+    """A GPU as its driver knows it. Unlike torch's, its answers need no context on the GPU, which takes memory."""
 
+    def __init__(self, library: CDLL, uuid: bytes) -> None:
+        """Look for a GPU in a loaded library of the driver.
 
-def _uuid(device: str) -> bytes:
-    """Return the name of a GPU for its driver, which counts those that are hidden from this process."""
-    import torch
+        Raises:
+            LookupError: the driver does not know it.
+        """
+        self._library, self._handle = library, c_void_p()
+        library.nvmlDeviceGetHandleByUUID.argtypes = [c_char_p, POINTER(c_void_p)]
+        library.nvmlDeviceGetUtilizationRates.argtypes = [c_void_p, POINTER(_Rates)]
+        library.nvmlDeviceGetMemoryInfo.argtypes = [c_void_p, POINTER(_Memory)]
+        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, byref(self._handle)):
+            raise LookupError(f"the driver knows no {uuid.decode()}")
 
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-
-
-def reader_of(library: CDLL, uuid: bytes) -> Utilisation:
-    """Return what reads the utilisation of a GPU that a loaded library of the driver may know."""
-    handle, rates = c_void_p(), _Rates()
-    library.nvmlDeviceGetHandleByUUID.argtypes = [c_char_p, POINTER(c_void_p)]
-    library.nvmlDeviceGetUtilizationRates.argtypes = [c_void_p, POINTER(_Rates)]
-    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, byref(handle)):
-        return lambda: None
-
-    def read() -> float | None:
-        failed = library.nvmlDeviceGetUtilizationRates(handle, byref(rates))
+    def utilisation(self) -> float | None:
+        """Return the share of time in which it ran a kernel; None if the driver does not tell."""
+        rates = _Rates()
+        failed = self._library.nvmlDeviceGetUtilizationRates(self._handle, byref(rates))
         return None if failed else rates.gpu / 100
 
-    return read
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Return its free and all its memory; None if the driver does not tell."""
+        memory = _Memory()
+        failed = self._library.nvmlDeviceGetMemoryInfo(self._handle, byref(memory))
+        return None if failed else (memory.free, memory.total)
+
+
+def driver_of(device: str) -> DeviceDriver | None:
+    """Return the driver's view of a device; None of a CPU, or without the library."""
+    if device == "cpu":
+        return None
+    import torch
+
+    try:
+        # By its name: the driver also counts GPUs that are hidden from this process.
+        return DeviceDriver(CDLL(_LIBRARY), f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode())
+    except (OSError, AttributeError, RuntimeError, LookupError):
+        return None
+
+
+def utilisation_of(device: str) -> Utilisation:
+    """Return what reads the utilisation of a device; of a CPU, or without the library, it knows nothing."""
+    driver = driver_of(device)
+    return driver.utilisation if driver is not None else lambda: None

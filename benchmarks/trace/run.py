@@ -29,7 +29,8 @@ from sluice.worker.config import WorkerConfig, load_config
 from sluice.worker.connection.clients import Connections
 from sluice.worker.endpoints import find_redis
 from sluice.worker.log import configure_logs
-from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.model.load import load
+from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.serve import round_trips as trips
 from sluice.worker.serve.daemon import Daemon
 from sluice.worker.serve.exchange import Exchange
@@ -50,7 +51,7 @@ def run_worker(
     """Run a worker on this thread from start to end, with jobs for it meanwhile; `around` runs the loop."""
     endpoint = find_redis(config, os.environ)
     connections = Connections(endpoint.url, timeout_s=config.redis.timeout_s)
-    served: LoadedModel = load(config)
+    served: LocalModel = load(config)
     agree_on_queue(connections.uplink.client, config, served)
     daemon = build(config, connections, served, uuid.uuid4().hex)
     submitting = threading.Thread(target=_submit, args=(daemon, num_jobs, num_tokens), name="client")

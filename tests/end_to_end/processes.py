@@ -22,6 +22,8 @@ FAST = {
     "SLUICE_BEAT_EVERY_S": "0.25",
     "SLUICE_BEAT_LIFE_S": "1",
     "SLUICE_LOG_FORMAT": "json",
+    # `make test-engine-process` runs these tests with the engine in a process of its own.
+    "SLUICE_ENGINE_PROCESS": os.environ.get("TEST_ENGINE_PROCESS", "auto"),
 }
 
 

@@ -70,7 +70,8 @@ class TestGivenTwoWorkersWithRoom:
 
     def test_when_a_library_ends_the_process_then_the_other_continues(self, workers: WorkerPool, client: Any) -> None:
         asks = [Ask(prompt="[[exit@10x1]]", options=JobOptions(max_tokens=60)), Ask(options=JobOptions(max_tokens=60))]
-        obedient = {**LONG_LIFE, "MODEL": "null?step_s=0.01&obey_prompts=1"}
+        # With an engine process that is what would end, which breaks the worker.
+        obedient = {**LONG_LIFE, "MODEL": "null?step_s=0.01&obey_prompts=1", "ENGINE_PROCESS": "off"}
         first = workers.start_all(1, **obedient)[0]
         job_ids = submit_all(client, asks)
 

@@ -38,7 +38,7 @@ from sluice.worker.serve.give_back import ReturnQueue
 from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.metrics import Meters
 from sluice.worker.serve.pull import Pulling
-from sluice.worker.serve.watchdog import Watchdog
+from sluice.worker.watchdog import Watchdog
 from tests.contract.driving import Queue
 from tests.integration.jobs import KEYS, Ask, read_channel, state_of, submit_all, wait_until
 from tests.servers import RedisServer

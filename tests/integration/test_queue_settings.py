@@ -20,7 +20,8 @@ from sluice.worker.cli import main
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Client, connect
 from sluice.worker.errors import ConfigError
-from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.model.load import load
+from sluice.worker.model.loaded_model import LocalModel
 from tests.integration.jobs import wait_until
 from tests.integration.workers import FAST, running_worker
 from tests.servers import RedisServer
@@ -141,7 +142,7 @@ class TestGivenALivingWorkerAndAQueueWithTargets:
             run(client, call)
 
 
-def renamed(name: str) -> Callable[[LoadedModel], LoadedModel]:
+def renamed(name: str) -> Callable[[LocalModel], LocalModel]:
     """Make the model of a worker one of this name."""
     return lambda served: replace(served, name=name)
 

@@ -17,7 +17,7 @@ from sluice.producer.contract.wire import JobOptions
 from sluice.worker.config import LogConfig
 from sluice.worker.errors import ExitCode
 from sluice.worker.log import configure_logs
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LocalModel
 from tests.integration.jobs import KEYS, Ask, num_on_channel, result_of, state_of, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
@@ -31,7 +31,7 @@ ASKS = [Ask(prompt=f"Count to {n}.", options=JobOptions(max_tokens=60, ignore_eo
 STEPS_TO_LIVE = 25
 
 
-def dying(served: LoadedModel) -> LoadedModel:
+def dying(served: LocalModel) -> LocalModel:
     """The same model on a device that raises torch's error of a lost device after some steps."""
     runner = served.executor
     assert isinstance(runner, ModelRunner)

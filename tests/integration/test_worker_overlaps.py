@@ -13,7 +13,7 @@ from sluice.producer.contract.calls import cancel
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobOptions
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LocalModel
 from tests.engine.lagging import LaggingExecutor
 from tests.integration.jobs import (
     KEYS,
@@ -33,7 +33,7 @@ from tests.servers import RedisServer
 SLOW = "null?step_s=0.005"
 
 
-def late(served: LoadedModel) -> LoadedModel:
+def late(served: LocalModel) -> LocalModel:
     """The same model, on a device that lags."""
     executor = LaggingExecutor(served.executor)
     return replace(served, executor=executor, engine=LLMEngine(executor, NullTokenizer(), EngineConfig()))

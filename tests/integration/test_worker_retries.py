@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from sluice.engine.null_model import NullTokenizer
 from sluice.producer.contract import calls
 from sluice.producer.contract.calls import JobView, QueueSettings
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import JobId, JobOptions
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LocalModel
 from tests.integration.jobs import (
     KEYS,
     Ask,
@@ -138,13 +139,14 @@ class TestGivenAPromptThatBreaksTheTokenizer:
     def test_when_it_is_prepared_then_it_alone_goes_back_and_fails_in_the_end(
         self, valkey: RedisServer, client: Any, error: BaseException
     ) -> None:
-        def breaking(served: LoadedModel) -> LoadedModel:
-            def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        class Breaking(NullTokenizer):
+            def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
                 if "bad" in text:
                     raise error
-                return served.encode(text, add_special_tokens=add_special_tokens)
+                return super().encode(text, add_special_tokens=add_special_tokens)
 
-            return replace(served, encode=encode)
+        def breaking(served: LocalModel) -> LocalModel:
+            return replace(served, text=replace(served.text, tokenizer=Breaking()))
 
         with running_worker(valkey.url, change=breaking) as worker:
             bad_id, good_id = submit_all(client, [Ask(prompt="a bad prompt"), Ask()])

@@ -8,7 +8,8 @@ from uuid import uuid4
 from sluice.worker.config import load_config
 from sluice.worker.connection.clients import Connections
 from sluice.worker.errors import ExitCode
-from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.model.load import load
+from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.serve.daemon import Daemon
 from sluice.worker.serve.start import build
 
@@ -25,7 +26,7 @@ FAST: dict[str, object] = {
 class RunningWorker:
     """A daemon on a thread. Changes: it can be asked to stop."""
 
-    def __init__(self, url: str, flags: dict[str, object], change: Callable[[LoadedModel], LoadedModel]) -> None:
+    def __init__(self, url: str, flags: dict[str, object], change: Callable[[LocalModel], LocalModel]) -> None:
         config = load_config({}, flags={"redis.url": url, **FAST, **flags})
         self.incarnation = uuid4().hex
         self._connections = Connections(url, timeout_s=config.redis.timeout_s)
@@ -58,7 +59,7 @@ class RunningWorker:
 
 @contextmanager
 def running_worker(
-    url: str, *, change: Callable[[LoadedModel], LoadedModel] = lambda served: served, **flags: object
+    url: str, *, change: Callable[[LocalModel], LocalModel] = lambda served: served, **flags: object
 ) -> Generator[RunningWorker]:
     """A worker that is drained at the end; flags by `section__name`; `change` has the model that it loaded."""
     worker = RunningWorker(url, {name.replace("__", "."): value for name, value in flags.items()}, change)

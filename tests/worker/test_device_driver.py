@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.worker.device_driver import reader_of, utilisation_of
+from sluice.worker.device_driver import DeviceDriver, driver_of, utilisation_of
 
 LIBRARY = """
 #include <string.h>
@@ -23,6 +23,11 @@ int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates) {
     rates[0] = 93; rates[1] = 12;
     return 0;
 }
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
+    if (handle != (void *)0x123456789abcdef0) return 2;
+    memory[0] = 80ull << 30; memory[1] = 60ull << 30; memory[2] = 20ull << 30;
+    return 0;
+}
 """
 
 
@@ -36,11 +41,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CDLL:
 
 
 class TestGivenALibraryOfTheDriver:
-    def test_when_it_knows_the_gpu_then_its_utilisation_is_a_share(self, library: CDLL) -> None:
-        assert reader_of(library, b"GPU-7")() == 0.93
+    def test_when_it_knows_the_gpu_then_it_tells_utilisation_and_memory(self, library: CDLL) -> None:
+        driver = DeviceDriver(library, b"GPU-7")
+        assert driver.utilisation() == 0.93
+        assert driver.memory_bytes() == (60 * 2**30, 80 * 2**30)
 
-    def test_when_it_does_not_know_the_gpu_then_nothing_is_told(self, library: CDLL) -> None:
-        assert reader_of(library, b"MIG-7")() is None
+    def test_when_it_does_not_know_the_gpu_then_it_says_so(self, library: CDLL) -> None:
+        with pytest.raises(LookupError, match="MIG-7"):
+            DeviceDriver(library, b"MIG-7")
 
 
 class TestGivenACpu:
@@ -55,3 +63,10 @@ class TestGivenAGpu:
 
         assert share is not None
         assert 0 <= share <= 1
+
+    def test_when_asked_for_its_memory_then_the_driver_tells_what_torch_does(self) -> None:
+        driver = driver_of("cuda:0")
+        assert driver is not None
+        memory = driver.memory_bytes()
+        assert memory is not None
+        assert abs(memory[0] - torch.cuda.mem_get_info(0)[0]) < 2**30

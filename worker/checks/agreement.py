@@ -11,7 +11,7 @@ from sluice.worker.checks.queue_check import check_compatibility, check_left_out
 from sluice.worker.config import WorkerConfig
 from sluice.worker.connection.clients import Client
 from sluice.worker.endpoints import partitions_of
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LoadedModel
 
 FEATURES = ("logprobs", "choices", "logit_bias", "penalties")
 

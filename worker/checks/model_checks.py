@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sluice.kernels.compiler import COMPILERS
 from sluice.worker.checks.result import CheckResult, warning
 from sluice.worker.checks.site import Site
+from sluice.worker.device_driver import driver_of
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import check_name, must_download
 from sluice.worker.model.load import check_device as check_one_device
@@ -35,8 +36,9 @@ def _described(device: str) -> str:
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return f"cpu, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    free, total = torch.cuda.mem_get_info(int(index or 0))
-    return f"{torch.cuda.get_device_name(int(index or 0))}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    driver, name = driver_of(device), torch.cuda.get_device_name(int(index or 0))
+    memory = driver.memory_bytes() if driver is not None else None
+    return name if memory is None else f"{name}, {memory[0] / 2**30:.1f} of {memory[1] / 2**30:.1f} GiB free"
 
 
 def check_model(site: Site) -> Iterator[CheckResult]:

@@ -14,7 +14,8 @@ from sluice.worker.connection.server_checks import ServerFacts, raise_if_refused
 from sluice.worker.devices import devices_of
 from sluice.worker.endpoints import RedisEndpoint, find_redis
 from sluice.worker.log import Log
-from sluice.worker.model.load import PreparedModel, prepare
+from sluice.worker.model.load import prepare
+from sluice.worker.model.loaded_model import PreparedModel
 
 T = TypeVar("T")
 

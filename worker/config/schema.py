@@ -210,10 +210,20 @@ class ModelConfig:
         help="Compute each token to the same bits whatever else is in a step. On a GPU it takes other kernels; on the "
         "CPU it needs bfloat16.",
     )  # fmt: skip
+    engine_process: Literal["auto", "on", "off"] = setting(
+        "auto", env="ENGINE_PROCESS", metavar="WHICH",
+        help="Whether the engine has a process of its own, so that serving the queue takes none of its time. auto: on "
+        "a GPU.",
+    )  # fmt: skip
     num_threads: int | None = setting(
         None, env="NUM_THREADS", metavar="THREADS",
         help="Compute threads on the CPU. If not given: one for a small model, otherwise one per core.",
     )  # fmt: skip
+
+    @property
+    def has_engine_process(self) -> bool:
+        """Whether the engine has a process of its own."""
+        return self.engine_process == "on" or (self.engine_process == "auto" and self.device != "cpu")
 
     @property
     def memory_share(self) -> float:

@@ -3,9 +3,9 @@
 Preparing checks all but the weights. Imports torch only to load a real model, and never transformers.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,18 +25,19 @@ from sluice.engine.errors import (
 from sluice.engine.execution.device_errors import guarded
 from sluice.engine.execution.options import ModelOptions
 from sluice.engine.execution.threads import limit_spinning
-from sluice.engine.executor import Executor, ModelLimits
+from sluice.engine.executor import Executor
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import Request, SamplingParams
+from sluice.kernels import chain
 from sluice.producer.contract.wire import JobOptions
 from sluice.worker.config import DEFAULT_BLOCK_SIZE, ModelConfig, WorkerConfig
 from sluice.worker.devices import is_several
 from sluice.worker.errors import ConfigError, WorkerBroken, WorkerError
-from sluice.worker.model.chat_template import ChatTemplate, compile_template
+from sluice.worker.model.chat_template import compile_template
 from sluice.worker.model.folders import find_folder, is_name
+from sluice.worker.model.loaded_model import EngineFacts, LocalModel, ModelText, PreparedModel
 from sluice.worker.model.sampling_defaults import NOTHING_STATED, read_defaults
-from sluice.worker.model.translate import Encoder, Translator, bounded_encoder
 
 NULL = "null"
 """Name of the model that computes nothing. Options follow, as in `null?step_s=0.01&mean_output_tokens=50`.
@@ -48,53 +49,7 @@ _ONE_THREAD_BYTES = 64 * 2**20
 _NULL_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A loaded model, as the daemon and the translator use it."""
-
-    name: str
-    engine: LLMEngine
-    executor: Executor
-    encode: Encoder
-    template: ChatTemplate | None
-    end_tokens: tuple[str, ...] = ()
-    """The tokens that end an output, each with its sources."""
-
-    defaults: JobOptions = NOTHING_STATED
-    """Those of the model's generation config, for options that a request does not state."""
-
-    @property
-    def translator(self) -> Translator:
-        """What makes requests of jobs for this model."""
-        return Translator(
-            encode=self.encode,
-            template=self.template,
-            validate=self.engine.validate,
-            model=self.name,
-            defaults=self.defaults,
-            end_token_ids=self.executor.limits.eos_token_ids,
-            max_job_tokens=self.max_job_tokens,
-        )
-
-    @property
-    def max_job_tokens(self) -> int:
-        """Maximum number of tokens of prompt and output together that this worker can run."""
-        return self.engine.max_request_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedModel:
-    """A model that fits the settings; its weights are not loaded yet."""
-
-    name: str
-    description: str
-    max_job_tokens: int
-    """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
-
-    load: Callable[[], LoadedModel]
-
-
-def load(config: WorkerConfig) -> LoadedModel:
+def load(config: WorkerConfig) -> LocalModel:
     """Load the configured model onto its device.
 
     Raises:
@@ -117,7 +72,7 @@ def prepare(config: WorkerConfig) -> PreparedModel:
         return _prepare_folder(config, find_folder(config.model.path))
 
 
-def load_prepared(prepared: PreparedModel, model: ModelConfig) -> LoadedModel:
+def load_prepared(prepared: PreparedModel, model: ModelConfig) -> LocalModel:
     """Load the weights of a prepared model.
 
     Raises:
@@ -207,9 +162,13 @@ def _speculation(config: WorkerConfig) -> Literal["off", "suffix"]:
     return "suffix" if may_pay or config.batching.draft_model is not None else "off"
 
 
-def _most_tokens(limits: ModelLimits, config: WorkerConfig) -> int:
-    step_tokens = engine_config(config).max_num_batched_tokens
-    return min(limits.max_model_len, limits.longest_sequence(limits.num_blocks, step_tokens))
+def _facts_of(executor: Executor) -> EngineFacts:
+    return EngineFacts(
+        limits=executor.limits,
+        fingerprint=executor.fingerprint,
+        kernels=chain.description(),
+        stepped_down=chain.stepped_down(),
+    )
 
 
 def _prepare_null(config: WorkerConfig) -> PreparedModel:
@@ -225,12 +184,13 @@ def _prepare_null(config: WorkerConfig) -> PreparedModel:
     return PreparedModel(
         name=NULL,
         description="the null model, which computes nothing",
-        max_job_tokens=_most_tokens(NullModel(null).limits, config),
+        text=ModelText(tokenizer=NullTokenizer(), template=compile_template(_NULL_TEMPLATE, {})),
+        max_job_tokens=NullModel(null).limits.longest_request(engine_config(config).max_num_batched_tokens),
         load=partial(_load_null, config, null, obeys_prompts=obeys_prompts),
     )
 
 
-def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bool) -> LoadedModel:
+def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bool) -> LocalModel:
     tokenizer = NullTokenizer()
     executor: Executor = NullModel(null)
     if obeys_prompts:
@@ -240,10 +200,9 @@ def _load_null(config: WorkerConfig, null: NullModelConfig, *, obeys_prompts: bo
         read_prompt = partial(tokenizer.decode, skip_special_tokens=True)
         executor = ChaoticExecutor(executor, read_prompt=read_prompt)
 
-    encode = bounded_encoder(tokenizer, executor.limits)
     engine = LLMEngine(executor, tokenizer, engine_config(config))
-    template = compile_template(_NULL_TEMPLATE, {})
-    return LoadedModel(name=NULL, engine=engine, executor=executor, encode=encode, template=template)
+    text = ModelText(tokenizer=tokenizer, template=compile_template(_NULL_TEMPLATE, {}))
+    return LocalModel(name=NULL, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
 
 
 def _null_config(model: ModelConfig, asked: Mapping[str, str]) -> NullModelConfig:
@@ -276,30 +235,36 @@ def _prepare_folder(config: WorkerConfig, folder: Path) -> PreparedModel:
     options = _model_options(config, folder)
     plan = guarded(lambda: plan_load(options))
     ends = end_tokens_of(plan.folder, tokenizer, template)
-    has_defaults = config.model.generation_config == "auto"
-    defaults = read_defaults(plan.folder.generation_config) if has_defaults else NOTHING_STATED
+    defaults = _defaults_of(config.model, plan.folder.generation_config)
     plan = replace(plan, options=replace(options, end_token_ids=ends.ids))
-    load_draft_model = prepare_draft_model(config.batching, engine_config(config), plan, tokenizer)
+    batching = engine_config(config)
+    load_draft_model = prepare_draft_model(config.batching, batching, plan, tokenizer)
     name = (config.model.path if is_name(config.model.path) else None) or folder.name
+    end_tokens = tuple(ends.described(tokenizer))
+    text = ModelText(tokenizer=tokenizer, template=template, end_tokens=end_tokens, defaults=defaults)
 
-    def load_weights() -> LoadedModel:
+    def load_weights() -> LocalModel:
         # First: the memory that is left is for the model's own cache.
         draft_model = load_draft_model()
         executor = guarded(lambda: load_planned(plan))
-        encode = bounded_encoder(tokenizer, executor.limits)
-        engine = LLMEngine(executor, tokenizer, engine_config(config), draft_model=draft_model)
-        loaded = LoadedModel(name=name, engine=engine, executor=executor, encode=encode, template=template)
-        loaded = replace(loaded, end_tokens=tuple(ends.described(tokenizer)), defaults=defaults)
-        _warm_up(loaded)
-        return loaded
+        engine = LLMEngine(executor, tokenizer, batching, draft_model=draft_model)
+        _warm_up(engine)
+        return LocalModel(name=name, text=text, engine=engine, executor=executor, facts=_facts_of(executor))
 
     family, chat = plan.folder.config.get("model_type", "unknown"), "with" if template else "without"
     return PreparedModel(
         name=name,
         description=f"{folder}: {family}, {tokenizer.vocab_size} tokens, {chat} chat template",
-        max_job_tokens=_most_tokens(plan.limits, config) if options.num_blocks else plan.max_model_len,
+        text=text,
+        max_job_tokens=plan.limits.longest_request(batching.max_num_batched_tokens)
+        if options.num_blocks
+        else plan.max_model_len,
         load=load_weights,
     )
+
+
+def _defaults_of(model: ModelConfig, generation_config: Mapping[str, object]) -> JobOptions:
+    return read_defaults(generation_config) if model.generation_config == "auto" else NOTHING_STATED
 
 
 def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
@@ -327,12 +292,12 @@ def _model_options(config: WorkerConfig, folder: Path) -> ModelOptions:
     )
 
 
-def _warm_up(model: LoadedModel) -> None:
+def _warm_up(engine: LLMEngine) -> None:
     """Run a few steps, so that kernels are compiled and memory is touched before the first job."""
     sampling = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
-    model.engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
-    while not model.engine.is_idle:
-        model.engine.advance()
+    engine.add([Request(id="warm-up", prompt_token_ids=(0,) * 4, sampling=sampling)])
+    while not engine.is_idle:
+        engine.advance()
 
 
 def check_device(device: str) -> None:

@@ -19,7 +19,7 @@ from sluice.producer.contract.jobs import PromptLike, as_prompt
 from sluice.producer.contract.messages import JobSpec, check_prompt
 from sluice.worker.clock import monotonic_s, wall_ms
 from sluice.worker.errors import INVALID_REQUEST, JobRejected
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.model.translate import code_of, sampling_of
 from sluice.worker.offline.interrupts import interrupts_held
 from sluice.worker.offline.outputs import CompletionOutput, PromptFailed, RequestOutput, StreamOutput
@@ -96,7 +96,7 @@ class _Run:
 class Runs:
     """The engine and the calls that it serves. Not thread-safe, as the engine."""
 
-    def __init__(self, model: LoadedModel, *, max_num_seqs: int) -> None:
+    def __init__(self, model: LocalModel, *, max_num_seqs: int) -> None:
         self._engine = model.engine
         self._translator = model.translator
         self._max_open = 2 * max_num_seqs

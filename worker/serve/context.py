@@ -14,8 +14,8 @@ from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log
 from sluice.worker.serve.mailbox import Mailbox
 from sluice.worker.serve.metrics import Meters
-from sluice.worker.serve.watchdog import Watchdog
 from sluice.worker.signals import Quiet
+from sluice.worker.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

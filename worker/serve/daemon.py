@@ -12,11 +12,11 @@ from types import FrameType
 from typing import Protocol
 
 from sluice.engine.errors import EngineBroken
-from sluice.engine.llm_engine import LLMEngine
 from sluice.worker.errors import ExitCode, WorkerBroken
+from sluice.worker.model.engine import STALLED_S, Engine
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
-from sluice.worker.serve.give_back import STALLED_S, ReturnQueue
+from sluice.worker.serve.give_back import ReturnQueue
 
 END_WITHIN_S = 20.0
 """Time to hand jobs back and end, after the drain's timeout. Then the process ends, and others take its jobs."""
@@ -34,7 +34,7 @@ class Daemon:
 
     def __init__(
         self,
-        engine: LLMEngine,
+        engine: Engine,
         exchange: Exchange,
         context: WorkerContext,
         components: Sequence[Component],
@@ -82,7 +82,7 @@ class Daemon:
     def _loop(self, until: Callable[[], bool]) -> None:
         engine, exchange, watchdog = self._engine, self._exchange, self._context.watchdog
         while not until():
-            requests = exchange.new_requests(room=engine.room(), wait_s=engine.idle_s)
+            requests = exchange.new_requests(engine.room(), num_uncounted=engine.num_uncounted, wait_s=engine.idle_s)
             with watchdog:
                 engine.add(requests)
                 engine.abort(exchange.cancelled())
@@ -174,8 +174,8 @@ class Daemon:
             self._log_later("pulling again")
 
     def _on_describe(self, _number: int, _frame: FrameType | None) -> None:
-        lines = self._engine.describe()
-        self._log_later("sequences", count=len(lines), lines=lines)
+        if (lines := self._engine.describe()) is not None:
+            self._log_later("sequences", count=len(lines), lines=lines)
 
     def _log_later(self, event: str, **facts: object) -> None:
         # The handler may have interrupted a write to the log, which cannot be entered twice.

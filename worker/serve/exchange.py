@@ -75,13 +75,15 @@ class Exchange:
 
     # ------------------------------------------------------------ called by the loop
 
-    def new_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+    def new_requests(self, room: Room, *, num_uncounted: int, wait_s: float) -> list[Request]:
         """Return the requests that are ready, for an engine with this much room; wait up to `wait_s` for an event.
+
+        The room does not count the last `num_uncounted` requests returned.
 
         Raises:
             WorkerBroken: A thread that the loop depends on has ended.
         """
-        return self._mailbox.take_requests(room, wait_s=wait_s)
+        return self._mailbox.take_requests(room, num_uncounted=num_uncounted, wait_s=wait_s)
 
     def cancelled(self) -> list[str]:
         """Return the requests to abort: their ends are published."""

@@ -23,10 +23,6 @@ from sluice.worker.jobs.leases import Leases
 from sluice.worker.model.translate import room_of
 from sluice.worker.serve.context import WorkerContext
 
-STALLED_S = 2.0
-"""A preempted job that has waited for this long goes to an idle worker. Before, it is likely to run here again soon,
-where the prefix cache has most of it."""
-
 LOOK_EVERY_S = 1.0
 """How often a worker with such jobs looks for an idle one."""
 

@@ -38,9 +38,12 @@ class Mailbox:
         self._lost: list[str] = []
         self._room = NO_ROOM
         self._coming: dict[str, Room] = {}
-        self._handed: list[str] = []
+        self._handed: deque[str] = deque()
+        """Requests that the loop has taken and that its room may not count, oldest first."""
+
         self._buffered_bytes = 0
         self._is_interrupted = False
+        self._has_reports = False
         self._has_work = False
         self._has_urgent_work = False
         self._waits_for_urgent_work = False
@@ -50,36 +53,36 @@ class Mailbox:
 
     # ------------------------------------------------------------ called by the loop
 
-    def take_requests(self, room: Room, *, wait_s: float) -> list[Request]:
+    def take_requests(self, room: Room, *, num_uncounted: int = 0, wait_s: float) -> list[Request]:
         """Set the engine's room, and take the requests that are ready; wait up to `wait_s` for an event.
 
-        It may return earlier, with nothing.
+        It may return earlier, with nothing. The room does not count the last `num_uncounted` requests taken.
 
         Raises:
             BaseException: The failure of a thread that the loop depends on.
         """
-        self._state_room(room)
+        self._state_room(room, num_uncounted)
         with self._loop_wakes:
             if wait_s > 0:
                 self._loop_wakes.wait_for(self._has_mail, timeout=min(wait_s, MAX_WAIT_S))
-            self._is_interrupted = False
+            self._is_interrupted = self._has_reports = False
             self._raise_failure()
             requests, self._requests = self._requests, []
-            self._handed = [request.id for request in requests]
+            self._handed.extend([request.id for request in requests])
             return requests
 
-    def _state_room(self, room: Room) -> None:
+    def _state_room(self, room: Room, num_uncounted: int) -> None:
         with self._exchange_wakes:
-            # The engine has counted the requests it took before it measured this room.
-            for request_id in self._handed:
-                self._coming.pop(request_id, None)
+            while len(self._handed) > num_uncounted:
+                self._coming.pop(self._handed.popleft(), None)
             is_new = _is_news(room, self._room)
             self._room = room
             if is_new:
                 self._wake_puller()
 
     def _has_mail(self) -> bool:
-        return bool(self._requests or self._cancelled or self._lost or self._is_interrupted or self._failure)
+        is_woken = self._is_interrupted or self._has_reports
+        return bool(self._requests or self._cancelled or self._lost or is_woken or self._failure)
 
     def take_cancelled(self) -> list[str]:
         """Take the request ids to abort; those that the loop has not taken yet come later, when an abort finds them."""
@@ -131,6 +134,12 @@ class Mailbox:
             self._loop_wakes.notify_all()
 
     # ------------------------------------------------------------ called by other threads
+
+    def announce_report(self) -> None:
+        """Let a loop that waits for requests return: its engine, in another process, has reported."""
+        with self._loop_wakes:
+            self._has_reports = True
+            self._loop_wakes.notify_all()
 
     def wait(self, timeout_s: float, *, for_urgent: bool = False) -> None:
         """Sleep until the exchange has work, with `for_urgent` urgent work; at most this long."""

@@ -10,8 +10,8 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
-from sluice.kernels import chain
 from sluice.worker.checks.agreement import agree_on_queue
 from sluice.worker.checks.site import Site
 from sluice.worker.checks.startup import MODEL_CHECKS, SERVER_CHECKS, require
@@ -24,12 +24,15 @@ from sluice.worker.connection.embedded_keeper import EmbeddedKeeper
 from sluice.worker.connection.listeners import make_listener
 from sluice.worker.connection.unavailable_partitions import UnavailablePartitions
 from sluice.worker.endpoints import database_url_of, partitions_of
+from sluice.worker.engine_process.process import EngineProcess
+from sluice.worker.engine_process.remote_engine import RemoteEngine, ReportedSteps
 from sluice.worker.errors import ConfigError, ExitCode
 from sluice.worker.iteration_feed import IterationFeed
 from sluice.worker.jobs.leases import Leases
 from sluice.worker.jobs.results import Origin
 from sluice.worker.log import Log, configure_logs, get_log
-from sluice.worker.model.load import LoadedModel, load_prepared
+from sluice.worker.model.load import load_prepared
+from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.model.sampling_defaults import describe
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.daemon import Component, Daemon
@@ -41,9 +44,9 @@ from sluice.worker.serve.metrics import Meters, MetricsServer, Readiness, Worker
 from sluice.worker.serve.preparation import Preparation
 from sluice.worker.serve.pull import Pulling
 from sluice.worker.serve.status_reporter import StatusReporter
-from sluice.worker.serve.watchdog import Watchdog
 from sluice.worker.signals import Quiet, install_startup_handlers
 from sluice.worker.stopping import stop_at_eof
+from sluice.worker.watchdog import Watchdog
 
 SWITCH_INTERVAL_S = 0.001
 """Longest time that a busy loop keeps the interpreter from the exchange thread, which sends its tokens."""
@@ -71,21 +74,22 @@ def start(
     incarnation = incarnation or uuid.uuid4().hex
     log = _log_of(incarnation)
     site = Site(config, environ, log, patience_s=config.redis.patience_s)
-    require(SERVER_CHECKS, site, log)
-    with announced(site.connections.uplink.client, partitions_of(config)):
-        served = _check_and_load(site, log)
-    site.ask_redis(lambda client: agree_on_queue(client, config, served))
-    if until_eof:
-        _tell_parent()
-    # All objects so far stay for the process. Freezing them spares full collections of 200,000 objects, which
-    # stop every stream for 0.2 s.
-    gc.collect()
-    gc.freeze()
-    try:
-        keeper = [] if site.redis.embedded is None else [EmbeddedKeeper(site.redis.embedded, log)]
-        return build(config, site.connections, served, incarnation, sidecars=keeper, quiet=quiet).run()
-    finally:
-        site.connections.stop()
+    with _engine_process(site) as process:
+        require(SERVER_CHECKS, site, log)
+        with announced(site.connections.uplink.client, partitions_of(config)):
+            served = _check_and_load(site, process, log)
+        site.ask_redis(lambda client: agree_on_queue(client, config, served))
+        if until_eof:
+            _tell_parent()
+        # All objects so far stay for the process. Freezing them spares full collections of 200,000 objects, which
+        # stop every stream for 0.2 s.
+        gc.collect()
+        gc.freeze()
+        try:
+            keeper = [] if site.redis.embedded is None else [EmbeddedKeeper(site.redis.embedded, log)]
+            return build(config, site.connections, served, incarnation, sidecars=keeper, quiet=quiet).run()
+        finally:
+            site.connections.stop()
 
 
 def _log_of(incarnation: str) -> Log:
@@ -100,7 +104,12 @@ def _tell_parent() -> None:
             os.write(stdin, b"+")
 
 
-def _check_and_load(site: Site, log: Log) -> LoadedModel:
+def _engine_process(site: Site) -> AbstractContextManager[EngineProcess | None]:
+    """Start the process of the engine, if it has one: it imports what it needs while the checks run."""
+    return EngineProcess(site.config) if site.config.model.has_engine_process else nullcontext()
+
+
+def _check_and_load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     """Run the checks of the model, then load it while a new SQLite history is migrated.
 
     Raises:
@@ -111,15 +120,15 @@ def _check_and_load(site: Site, log: Log) -> LoadedModel:
     with ThreadPoolExecutor(1, thread_name_prefix="history") as background:
         # Both take seconds of imports and reading.
         history = background.submit(_prepare_history, site)
-        served = _load(site, log)
+        served = _load(site, process, log)
         history.result()
     return served
 
 
-def _load(site: Site, log: Log) -> LoadedModel:
+def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
     began_s, config = monotonic_s(), site.config
-    served = load_prepared(site.model, config.model)
-    limits = served.executor.limits
+    served = load_prepared(site.model, config.model) if process is None else _load_remotely(site, process)
+    limits = served.facts.limits
     if config.model.host_cache_mib and not limits.num_host_blocks:
         log.warning("host cache unused", host_cache_mib=config.model.host_cache_mib, window=limits.sliding_window)
     log.info(
@@ -132,11 +141,20 @@ def _load(site: Site, log: Log) -> LoadedModel:
         kv_cache_mib=limits.num_blocks * limits.block_bytes // 2**20,
         max_num_seqs=config.step_limits.max_num_seqs,
         max_num_batched_tokens=config.step_limits.max_num_batched_tokens,
-        end_tokens="; ".join(served.end_tokens),
-        sampling_defaults=describe(served.defaults),
-        **({} if config.model.device == "cpu" else {"kernels": chain.description()}),
+        end_tokens="; ".join(served.text.end_tokens),
+        sampling_defaults=describe(served.text.defaults),
+        **({} if config.model.device == "cpu" else {"kernels": served.facts.kernels}),
+        **({} if process is None else {"engine_pid": process.pid}),
     )
     return served
+
+
+def _load_remotely(site: Site, process: EngineProcess) -> LoadedModel:
+    config = site.config
+    facts = process.load()
+    steps = ReportedSteps(config.beat.step_deadline_s)
+    engine = RemoteEngine(process, facts, steps, step_tokens=config.step_limits.max_num_batched_tokens)
+    return LoadedModel(name=site.model.name, text=site.model.text, engine=engine, facts=facts)
 
 
 def _prepare_history(site: Site) -> None:
@@ -195,6 +213,9 @@ def build(
     feed = IterationFeed(served.engine.watch)
     metrics = MetricsServer(config.metrics, collector, readiness, feed, context.log)
     components = [metrics, *sidecars, preparation, heartbeat, listener, exchange]
+    if isinstance(served.engine, RemoteEngine):
+        served.engine.wake_with(mailbox.announce_report)
+        components.insert(0, served.engine)
     return Daemon(served.engine, exchange, context, components, returns, heartbeat.mark_broken)
 
 
@@ -209,7 +230,7 @@ def _context(
         incarnation=incarnation,
         partitions=partitions_of(config),
         config=config,
-        origin=Origin(model=served.name, fingerprint=served.executor.fingerprint, worker=worker),
+        origin=Origin(model=served.name, fingerprint=served.facts.fingerprint, worker=worker),
         cache_tokens=served.engine.most_offered_tokens,
         leases=Leases(),
         mailbox=mailbox,
@@ -217,7 +238,9 @@ def _context(
         health=health,
         unavailable=UnavailablePartitions(connections.open, health, mailbox.wake),
         meters=Meters(),
-        watchdog=Watchdog(config.beat.step_deadline_s),
+        watchdog=served.engine.watchdog
+        if isinstance(served.engine, RemoteEngine)
+        else Watchdog(config.beat.step_deadline_s),
         log=log,
         quiet=quiet,
     )

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from redis.exceptions import RedisError
 
 from sluice.engine.llm_engine import EngineStats
-from sluice.kernels import chain
 from sluice.producer.contract.calls import QueueView, inspect
 from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.limits import CAPACITY_FIELD, HELD_TOKENS_FIELD
@@ -18,7 +17,7 @@ from sluice.producer.contract.workers import NUM_SAMPLES, SAMPLE_S
 from sluice.worker.clock import monotonic_s
 from sluice.worker.connection.clients import Client
 from sluice.worker.device_driver import utilisation_of
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LoadedModel
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.metrics import Depth, Rates, Snapshot, Totals
 
@@ -118,7 +117,7 @@ class StatusReporter:
             "device": self._context.config.model.device,
             "model": self._context.origin.model,
             "discipline": self._context.config.batching.discipline,
-            "kernels": " ".join(chain.stepped_down()) or "-",
+            "kernels": " ".join(self._served.facts.stepped_down) or "-",
             "fingerprint": self._context.origin.fingerprint,
             "started_ms": str(self._started_ms),
             "held": str(len(held)),
@@ -178,7 +177,7 @@ class StatusReporter:
             drafted_tokens=stats.num_drafted_tokens,
             accepted_tokens=stats.num_accepted_tokens,
             redis_outages=self._context.health.num_outages,
-            kernels_replaced=len(chain.stepped_down()),
+            kernels_replaced=len(self._served.facts.stepped_down),
             queue=self._depth.look(),
         )
 

@@ -18,7 +18,7 @@ from sluice.worker.config import MetricsConfig
 from sluice.worker.errors import ExitCode, NotReady
 from sluice.worker.iteration_feed import MAX_KEPT, IterationFeed
 from sluice.worker.iterations.live import live_iterations
-from sluice.worker.model.load import LoadedModel
+from sluice.worker.model.loaded_model import LocalModel
 from tests.integration.jobs import Ask, submit_all, wait_for_ends, wait_until
 from tests.integration.workers import running_worker
 from tests.servers import RedisServer
@@ -54,10 +54,10 @@ class TestGivenAWorkerThatRuns:
     def test_when_its_iterations_are_followed_then_each_job_joins_and_leaves(
         self, valkey: RedisServer, port: int
     ) -> None:
-        loaded: list[LoadedModel] = []
+        loaded: list[LocalModel] = []
         lines: list[str] = []
 
-        def keep(served: LoadedModel) -> LoadedModel:
+        def keep(served: LocalModel) -> LocalModel:
             loaded.append(served)
             return served
 

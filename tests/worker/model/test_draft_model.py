@@ -10,7 +10,8 @@ from sluice.engine.request import Request, SamplingParams
 from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model.folders import SMALL_MODEL
-from sluice.worker.model.load import LoadedModel, load, prepare
+from sluice.worker.model.load import load, prepare
+from sluice.worker.model.loaded_model import LocalModel
 
 OPTIONS = {"DTYPE": "float32", "MAX_MODEL_LEN": "256", "NUM_BLOCKS": "64", "MAX_NUM_SEQS": "4"}
 
@@ -29,7 +30,7 @@ def small_model_with(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def generated(model: LoadedModel) -> list[tuple[int, ...]]:
+def generated(model: LocalModel) -> list[tuple[int, ...]]:
     """Greedy and sampled outputs of four prompts at once."""
     engine = model.engine
     engine.add(

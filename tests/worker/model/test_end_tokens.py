@@ -10,7 +10,8 @@ from sluice.engine.request import FinishReason, Request, SamplingParams
 from sluice.producer.contract.wire import Message
 from sluice.worker.config import load_config
 from sluice.worker.model.folders import SMALL_MODEL
-from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.model.load import load
+from sluice.worker.model.loaded_model import LocalModel
 
 END, PAD = "<|end|>", "<|pad|>"
 
@@ -31,14 +32,14 @@ def rewrite(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def loaded(folder: Path) -> LoadedModel:
+def loaded(folder: Path) -> LocalModel:
     return load(load_config({"SLUICE_MODEL": str(folder)}))
 
 
-def answer_of(model: LoadedModel) -> FinishReason:
+def answer_of(model: LocalModel) -> FinishReason:
     """Why the answer to a question ended."""
-    assert model.template is not None
-    prompt = model.template.render((Message(role="user", content="What is 2 + 2?"),), now_ms=0)
+    assert model.text.template is not None
+    prompt = model.text.template.render((Message(role="user", content="What is 2 + 2?"),), now_ms=0)
     token_ids = tuple(model.encode(prompt, add_special_tokens=False))
     sampling = SamplingParams(temperature=0, max_tokens=60)
     model.engine.add([Request(id="r", prompt_token_ids=token_ids, sampling=sampling)])
@@ -53,7 +54,7 @@ class TestGivenAFineTuneWhoseConfigsNameTheBaseModelsEnd:
         assert answer_of(loaded(folder)) is FinishReason.STOP
 
     def test_when_it_is_loaded_then_each_end_is_named_with_its_sources(self, folder: Path) -> None:
-        ends = loaded(folder).end_tokens
+        ends = loaded(folder).text.end_tokens
 
         assert [END in line and "chat template" in line for line in ends] == [False, True]
         assert PAD in ends[0]
@@ -65,10 +66,10 @@ class TestGivenATemplateThatEndsAnswersWithNoToken:
         template = "{% for message in messages %}{{ message.content }}\n{% endfor %}{{ raise_exception('') if false }}"
         (folder / "chat_template.jinja").write_text(template)
 
-        assert [line.split()[0] for line in loaded(folder).end_tokens] == [PAD]
+        assert [line.split()[0] for line in loaded(folder).text.end_tokens] == [PAD]
 
     def test_when_it_refuses_an_assistants_turn_then_the_model_loads(self, folder: Path) -> None:
         refusing = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"
         (folder / "chat_template.jinja").write_text(refusing)
 
-        assert [line.split()[0] for line in loaded(folder).end_tokens] == [PAD]
+        assert [line.split()[0] for line in loaded(folder).text.end_tokens] == [PAD]

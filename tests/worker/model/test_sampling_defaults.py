@@ -118,8 +118,8 @@ class TestGivenAFolderWithDefaults:
             for how in ("auto", "none")
         )
 
-        assert as_stated.defaults == JobOptions(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
-        assert ignored.defaults == NOTHING_STATED
+        assert as_stated.text.defaults == JobOptions(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
+        assert ignored.text.defaults == NOTHING_STATED
         assert as_stated.executor.fingerprint == ignored.executor.fingerprint, "a job brings what it was begun with"
 
     def test_when_its_length_exceeds_the_cache_then_a_job_gets_what_fits(self, folder: Path) -> None:

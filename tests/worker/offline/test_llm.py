@@ -26,7 +26,8 @@ from sluice.worker.config import load_config
 from sluice.worker.errors import ConfigError
 from sluice.worker.model import load as loading
 from sluice.worker.model.folders import SMALL_MODEL
-from sluice.worker.model.load import LoadedModel, load
+from sluice.worker.model.load import load
+from sluice.worker.model.loaded_model import LocalModel
 from sluice.worker.offline.outputs import PromptFailed, RequestOutput, StreamOutput
 from sluice.worker.offline.runs import OfflinePrompt, Runs
 from tests.examples import examples
@@ -368,7 +369,7 @@ class TestGivenAModelThatIsClosed:
     def test_when_it_is_closed_then_nothing_keeps_its_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded: list[weakref.ref[object]] = []
 
-        def spied(*args: object) -> LoadedModel:
+        def spied(*args: object) -> LocalModel:
             model = real(*args)  # pyright: ignore[reportArgumentType]  # passed on
             loaded.append(weakref.ref(model.executor))
             return model

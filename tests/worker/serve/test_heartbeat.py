@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.worker.clock import ServerClock
-from sluice.worker.serve.watchdog import SLOWER_BY, Watchdog
+from sluice.worker.watchdog import SLOWER_BY, Watchdog
 
 
 class Clock:

@@ -49,6 +49,22 @@ class TestGivenJobsOnTheirWay:
         mailbox.take_requests(room(70), wait_s=0)
         assert mailbox.room() == room(50)
 
+    def test_when_the_engine_has_not_counted_all_then_the_last_ones_stay_subtracted(self, mailbox: Mailbox) -> None:
+        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.expect([("a", room(30)), ("b", room(20)), ("c", room(10))])
+        mailbox.deliver([request("a"), request("b")])
+        mailbox.take_requests(room(100), wait_s=0)
+        mailbox.deliver([request("c")])
+
+        mailbox.take_requests(room(100), num_uncounted=2, wait_s=0)
+        assert mailbox.room() == room(40)
+
+        mailbox.take_requests(room(70), num_uncounted=2, wait_s=0)
+        assert mailbox.room() == room(40), "it has counted the first"
+
+        mailbox.take_requests(room(40), num_uncounted=0, wait_s=0)
+        assert mailbox.room() == room(40)
+
     def test_when_one_never_reaches_the_engine_then_its_room_is_free_again(self, mailbox: Mailbox) -> None:
         mailbox.take_requests(room(100), wait_s=0)
         mailbox.expect([("a", room(30)), ("b", room(20))])
@@ -129,7 +145,7 @@ class TestGivenAPullThreadThatSleeps:
 class TestGivenAnIdleLoop:
     """It waits in `take_requests`."""
 
-    @pytest.mark.parametrize("what", ["deliver", "cancel", "lose", "interrupt"])
+    @pytest.mark.parametrize("what", ["deliver", "cancel", "lose", "report", "interrupt"])
     def test_when_something_comes_then_it_wakes(self, mailbox: Mailbox, what: str) -> None:
         woken = threading.Event()
 
@@ -146,6 +162,8 @@ class TestGivenAnIdleLoop:
                 mailbox.cancel(["a"])
             case "lose":
                 mailbox.lose(["a"])
+            case "report":
+                mailbox.announce_report()
             case _:
                 mailbox.interrupt()
 
@@ -260,6 +278,20 @@ class TestGivenABufferAtItsBound:
         _, num_bytes = mailbox.take_steps()
         mailbox.release(num_bytes)
 
+        assert stood.wait(5)
+        thread.join()
+
+    def test_when_an_engine_reports_meanwhile_then_it_still_stands(self) -> None:
+        deltas = [delta("a")]
+        mailbox = Mailbox(max_buffered_bytes=0)
+        stood = threading.Event()
+        thread = threading.Thread(target=lambda: (mailbox.put_deltas(deltas), stood.set()), daemon=True)
+        thread.start()
+
+        mailbox.announce_report()
+
+        assert not stood.wait(0.05)
+        mailbox.interrupt()
         assert stood.wait(5)
         thread.join()
 

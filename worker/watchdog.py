@@ -1,4 +1,4 @@
-"""The deadline of the loop's present step. The loop writes it; other threads read whether it has passed."""
+"""The deadline of the engine's present step. Its loop writes it; other threads read whether it has passed."""
 
 from collections.abc import Callable
 
@@ -25,13 +25,20 @@ class Watchdog:
 
     def __enter__(self) -> None:
         """Set the deadline of a step that begins now."""
-        self._began_s = self._clock()
-        self._deadline_s = self._began_s + max(self._min_deadline_s, SLOWER_BY * self._slowest_s)
+        self.begin()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End the step; after an error the deadline stands, because a shutdown can hang as well."""
-        if error is not None:
-            return
+        if error is None:
+            self.end()
+
+    def begin(self) -> None:
+        """Set the deadline of a step that begins now."""
+        self._began_s = self._clock()
+        self._deadline_s = self._began_s + max(self._min_deadline_s, SLOWER_BY * self._slowest_s)
+
+    def end(self) -> None:
+        """End the step."""
         self._deadline_s = float("inf")
         took_s = self._clock() - self._began_s
         self._busy_s += took_s

@@ -1,0 +1,143 @@
+"""What the worker and the process of its engine send each other: pickles over a socket that only they have.
+
+| from | message | when |
+|---|---|---|
+| worker | `Setup` | at once |
+| worker | `Load` | once its own checks have passed |
+| engine | `EngineFacts`, or `LoadFailed` | when the model is loaded |
+| worker | `Orders` | when there is anything to order |
+| engine | `Report` | at first, and after each step |
+| engine | `EngineBroken` | when it cannot go on; then it ends |
+
+Either side ends when the other closes the socket, which the system does for a process that is killed.
+"""
+
+import pickle
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import NamedTuple, TypeVar
+
+from sluice.engine.llm_engine import EngineStats
+from sluice.engine.request import Finish, Request, Room, SequenceStats, TokenDelta, TokenLogprobs
+from sluice.engine.watching import Iteration
+from sluice.worker.config import WorkerConfig
+
+T = TypeVar("T")
+
+
+class Setup(NamedTuple):
+    """The first message: which model, on which device."""
+
+    config: WorkerConfig
+
+
+class Load(NamedTuple):
+    """Load the model: all checks have passed."""
+
+
+class LoadFailed(NamedTuple):
+    """Why the model cannot be loaded."""
+
+    problems: tuple[str, ...]
+    are_settings: bool
+    """Whether the settings are wrong, so that another attempt would not help."""
+
+
+class Orders(NamedTuple):
+    """What the engine is to do before its next step, in this order."""
+
+    added: tuple[Request, ...] = ()
+    aborted: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    is_watched: bool | None = None
+    """Whether to describe iterations from now on; None: as before."""
+
+
+PackedDelta = tuple[
+    str, int, int, tuple[int, ...], str, tuple[TokenLogprobs, ...] | None, Finish | None, SequenceStats | None
+]
+"""A `TokenDelta` as a plain tuple, which takes a third of the time to pickle. Its statistics are there in the first
+and in the last delta of a choice."""
+
+
+class Report(NamedTuple):
+    """What a step did, and the state of the engine after it."""
+
+    deltas: list[PackedDelta]
+    room: Room
+    num_orders: int
+    """Orders that it has taken since the start."""
+
+    num_added: int
+    """Requests that it has taken since the start: those that `room` counts."""
+
+    is_idle: bool
+    """Whether it waits for orders."""
+
+    stalled: list[str]
+    stats: EngineStats
+    iterations: tuple[Iteration, ...]
+
+
+def send(connection: Connection, message: object) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: the other process has ended.
+    """
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def receive(connection: Connection, *kinds: type[T]) -> T:
+    """Wait for the next message, which is of one of these kinds.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+    try:
+        message = pickle.loads(connection.recv_bytes())
+    except ConnectionError as error:
+        raise EOFError from error
+    assert isinstance(message, kinds), f"a message of the kind {type(message).__name__}"
+    return message
+
+
+def packed(delta: TokenDelta) -> PackedDelta:
+    """Return what `DeltaReader` reads."""
+    request_id, choice, start, token_ids, text, stats, logprobs, finish = delta
+    is_between = finish is None and start != stats.num_resumed_tokens
+    return request_id, choice, start, token_ids, text, logprobs, finish, None if is_between else stats
+
+
+class DeltaReader:
+    """A reader of packed deltas, which keeps the statistics of a choice's first delta until its last. Mutable."""
+
+    def __init__(self) -> None:
+        self._stats: dict[str, dict[int, SequenceStats]] = {}
+
+    def read(self, deltas: Iterable[PackedDelta]) -> list[TokenDelta]:
+        """Return the deltas. Those of requests that were forgotten meanwhile are left out."""
+        known = self._stats
+        made: list[TokenDelta] = []
+        for request_id, choice, start, token_ids, text, logprobs, finish, stats in deltas:
+            if stats is None:
+                if (stats := known.get(request_id, {}).get(choice)) is None:
+                    continue
+            elif finish is None:
+                known.setdefault(request_id, {})[choice] = stats
+            made.append(TokenDelta(request_id, choice, start, token_ids, text, stats, logprobs, finish))
+            if finish is not None and request_id in known:
+                known[request_id].pop(choice, None)
+                if not known[request_id]:
+                    del known[request_id]
+        return made
+
+    @property
+    def num_kept(self) -> int:
+        """Requests of which it expects more."""
+        return len(self._stats)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Leave out what still comes of these requests."""
+        for request_id in request_ids:
+            self._stats.pop(request_id, None)

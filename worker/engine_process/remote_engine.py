@@ -1,0 +1,216 @@
+"""An engine whose steps are computed in another process, as the worker's loop sees it: it advances by reports."""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from sluice.engine.errors import EngineBroken
+from sluice.engine.llm_engine import EngineStats
+from sluice.engine.request import Request, Room, TokenDelta
+from sluice.engine.validation import check_request
+from sluice.engine.watching import Watcher
+from sluice.worker.engine_process.messages import DeltaReader, Orders, Report, receive, send
+from sluice.worker.engine_process.process import EngineProcess
+from sluice.worker.model.engine import STALLED_S
+from sluice.worker.model.loaded_model import EngineFacts
+from sluice.worker.watchdog import Watchdog
+
+MAX_REPORTS = 8
+"""Reports that wait for the loop; then the engine waits, as an engine in the loop's process waits for the buffer."""
+
+
+class ReportedSteps(Watchdog):
+    """A watchdog of steps that begin and end with reports; the turns of the loop that takes the reports are none."""
+
+    def __enter__(self) -> None:
+        """Begin nothing."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """End nothing."""
+
+
+class RemoteEngine:
+    """The engine of another process. A component: start, stop. One thread owns it, as `LLMEngine`.
+
+    What it tells of the engine is as of the last report that `advance` has taken.
+    """
+
+    def __init__(self, process: EngineProcess, facts: EngineFacts, steps: ReportedSteps, *, step_tokens: int) -> None:
+        """Join an engine that has loaded its model; wait for its first report.
+
+        Args:
+            process: Its process, which the caller stops.
+            facts: What it told of its model.
+            steps: Times them.
+            step_tokens: Most tokens of a step.
+        """
+        self._process = process
+        self._limits = facts.limits
+        self._step_tokens = step_tokens
+        self.watchdog = steps
+        self._wake_loop: Callable[[], None] = lambda: None
+        self._watcher: Watcher | None = None
+        self._watch_orders: deque[bool] = deque()
+        self._added: list[Request] = []
+        self._aborted: list[str] = []
+        self._dropped: list[str] = []
+        self._num_orders = 0
+        self._num_added = 0
+        self._last = receive(process.connection, Report)
+        self._deltas = DeltaReader()
+        self._reports: deque[Report] = deque()
+        self._places = threading.Semaphore(MAX_REPORTS)
+        self._is_closing = False
+        self._failure: EngineBroken | None = None
+        self._timing = threading.Lock()
+        self._is_timed = False
+        self._thread = threading.Thread(target=self._receive, name="reports", daemon=True)
+
+    # ------------------------------------------------------------ called as a component
+
+    def wake_with(self, wake_loop: Callable[[], None]) -> None:
+        """Call `wake_loop`, from any thread, when `advance` has something to do."""
+        self._wake_loop = wake_loop
+
+    def start(self) -> None:
+        """Begin to receive reports."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the process, and with it the thread."""
+        self._is_closing = True
+        self._places.release()
+        self._process.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------ called by the loop
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """See `LLMEngine.add`. Sent by `advance`, as are the other orders."""
+        self._added += requests
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See `LLMEngine.abort`."""
+        self._aborted += request_ids
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """See `LLMEngine.drop`."""
+        dropped = list(request_ids)
+        self._dropped += dropped
+        self._deltas.forget(dropped)
+
+    def advance(self) -> list[TokenDelta]:
+        """Send the orders, and return what the next report brings; nothing if there is none.
+
+        Raises:
+            EngineBroken: the process has ended.
+        """
+        self._send_orders()
+        if not self._reports:
+            if self._failure is not None:
+                raise self._failure
+            return []
+        self._last = report = self._reports.popleft()
+        self._places.release()
+        if report.iterations and (watcher := self._watcher) is not None:
+            for iteration in report.iterations:
+                watcher(iteration)
+        return self._deltas.read(report.deltas)
+
+    @property
+    def idle_s(self) -> float:
+        """0 if `advance` has something to do, else infinity."""
+        return 0.0 if self._reports or self._failure or self._watch_orders else float("inf")
+
+    def room(self) -> Room:
+        """See `LLMEngine.room`. It does not count the last `num_uncounted` requests."""
+        return self._last.room
+
+    @property
+    def num_uncounted(self) -> int:
+        """Requests that were added after the last report."""
+        return self._num_added - self._last.num_added
+
+    def stalled(self, *, for_s: float) -> list[str]:
+        """See `LLMEngine.stalled`."""
+        assert for_s == STALLED_S, "the engine's process asks with this time"
+        return self._last.stalled
+
+    # ------------------------------------------------------------ called by any thread
+
+    def validate(self, request: Request) -> None:
+        """See `LLMEngine.validate`."""
+        check_request(request, self._limits, step_tokens=self._step_tokens)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """See `LLMEngine.max_request_tokens`."""
+        return self._limits.longest_request(self._step_tokens)
+
+    @property
+    def most_offered_tokens(self) -> int:
+        """See `LLMEngine.most_offered_tokens`."""
+        return self._limits.most_offered_tokens(self._step_tokens)
+
+    @property
+    def stats(self) -> EngineStats:
+        """See `LLMEngine.stats`."""
+        return self._last.stats
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """See `LLMEngine.watch`. The watcher is called by the loop's thread."""
+        self._watcher = watcher
+        self._watch_orders.append(watcher is not None)
+        self._wake_loop()
+
+    def describe(self) -> None:
+        """Let the process log its sequences."""
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+
+    # ------------------------------------------------------------ orders and reports
+
+    def _send_orders(self) -> None:
+        if not (self._added or self._aborted or self._dropped or self._watch_orders):
+            return
+        is_watched = self._watch_orders.popleft() if self._watch_orders else None
+        orders = Orders(tuple(self._added), tuple(self._aborted), tuple(self._dropped), is_watched)
+        self._added, self._aborted, self._dropped = [], [], []
+        self._num_added += len(orders.added)
+        with self._timing:
+            self._num_orders += 1
+            if not self._is_timed:
+                self._begin_step()
+        with suppress(OSError):  # the thread that receives learns why
+            send(self._process.connection, orders)
+
+    def _receive(self) -> None:
+        try:
+            while not isinstance(received := receive(self._process.connection, Report, EngineBroken), EngineBroken):
+                self._take(received)
+            self._failure = received
+        except EOFError:
+            self._failure = EngineBroken(f"the engine's process ended: {self._process.end()}")
+        self._wake_loop()
+
+    def _take(self, report: Report) -> None:
+        with self._timing:
+            if self._is_timed:
+                self.watchdog.end()
+                self._is_timed = False
+        # Without a place the engine waits too, and no step is late.
+        if not self._is_closing:
+            self._places.acquire()
+        self._reports.append(report)
+        self._wake_loop()
+        with self._timing:
+            if not self._is_timed and (not report.is_idle or report.num_orders < self._num_orders):
+                self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.watchdog.begin()
+        self._is_timed = True

@@ -1,0 +1,46 @@
+"""What a worker needs of an engine, in this process or in one of its own. Knows no weights."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from sluice.engine.llm_engine import EngineStats
+from sluice.engine.request import Request, Room, TokenDelta
+from sluice.engine.watching import Watcher
+
+STALLED_S = 2.0
+"""A preempted job that has waited for this long goes to an idle worker. Before, it is likely to run here again soon,
+where the prefix cache has most of it."""
+
+
+class Engine(Protocol):
+    """`LLMEngine`, whose methods these are, or `RemoteEngine`, whose steps are computed in another process."""
+
+    def add(self, requests: Iterable[Request]) -> None: ...
+    def abort(self, request_ids: Iterable[str]) -> None: ...
+    def drop(self, request_ids: Iterable[str]) -> None: ...
+    def stalled(self, *, for_s: float) -> list[str]: ...
+    def room(self) -> Room: ...
+    def validate(self, request: Request) -> None: ...
+    def watch(self, watcher: Watcher | None) -> None: ...
+    def describe(self) -> list[str] | None:
+        """Return one line per sequence, from any thread or signal handler; None if its own process logs them."""
+        ...
+
+    @property
+    def advance(self) -> Callable[[], list[TokenDelta]]:
+        """What returns the output since its last call, of one step at most."""
+        ...
+
+    @property
+    def num_uncounted(self) -> int:
+        """Requests that were added and that `room` does not know of yet."""
+        ...
+
+    @property
+    def idle_s(self) -> float: ...
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def max_request_tokens(self) -> int: ...
+    @property
+    def most_offered_tokens(self) -> int: ...

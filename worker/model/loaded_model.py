@@ -1,0 +1,92 @@
+"""A model from its preparation to its use: what is known of it, how it reads text, and the engine that runs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sluice.engine.executor import Executor, ModelLimits
+from sluice.engine.llm_engine import LLMEngine
+from sluice.producer.contract.wire import JobOptions
+from sluice.worker.model.chat_template import ChatTemplate
+from sluice.worker.model.engine import Engine
+from sluice.worker.model.sampling_defaults import NOTHING_STATED
+from sluice.worker.model.translate import Encoder, TextEncoder, Translator, bounded_encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """How a model reads text, and when it ends."""
+
+    tokenizer: TextEncoder
+    template: ChatTemplate | None
+    end_tokens: tuple[str, ...] = ()
+    """The tokens that end an output, each with its sources."""
+
+    defaults: JobOptions = NOTHING_STATED
+    """Those of the model's generation config, for options that a request does not state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What is known of an engine once its weights are loaded."""
+
+    limits: ModelLimits
+    fingerprint: str
+    kernels: str
+    """The choice of kernels on a GPU; see `chain.description`."""
+
+    stepped_down: Mapping[str, str]
+    """The operations without their kernel, with the reasons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A loaded model, as the daemon and the translator use it."""
+
+    name: str
+    text: ModelText
+    engine: Engine
+    facts: EngineFacts
+
+    @property
+    def encode(self) -> Encoder:
+        """What turns text into tokens."""
+        return bounded_encoder(self.text.tokenizer, self.facts.limits)
+
+    @property
+    def translator(self) -> Translator:
+        """What makes requests of jobs for this model."""
+        return Translator(
+            encode=self.encode,
+            template=self.text.template,
+            validate=self.engine.validate,
+            model=self.name,
+            defaults=self.text.defaults,
+            end_token_ids=self.facts.limits.eos_token_ids,
+            max_job_tokens=self.max_job_tokens,
+        )
+
+    @property
+    def max_job_tokens(self) -> int:
+        """Maximum number of tokens of prompt and output together that this worker can run."""
+        return self.engine.max_request_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel(LoadedModel):
+    """A model that is loaded in this process."""
+
+    engine: LLMEngine
+    executor: Executor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model that fits the settings; its weights are not loaded yet."""
+
+    name: str
+    description: str
+    text: ModelText
+    max_job_tokens: int
+    """Maximum number of tokens of a job. The memory that is found at loading may lower it."""
+
+    load: Callable[[], LocalModel]
