@@ -4,35 +4,43 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from sluice.producer.bulk.output import Object, encoded
+from sluice.producer.contract.bulk.locks import lock
 
 
 class LineFile:
-    """A file of output lines, each with the name of its job. A context manager: entering it opens it for appending.
+    """A file of output lines, each with the name of its job. A context manager: entering it locks and reads it.
 
     Args:
         path: Path of the file; None writes nothing.
-        is_new: Whether to delete what earlier runs wrote.
+        is_new: Whether `begin` deletes what earlier runs wrote.
 
     Raises:
         OSError: the file cannot be read or written.
+        FileInUse: another process has entered it.
     """
 
     def __init__(self, path: Path | None, *, is_new: bool = False) -> None:
         self._path = path
+        self._is_new = is_new
         self._file: IO[str] | None = None
-        if path is not None and is_new:
-            path.unlink(missing_ok=True)
-        self._before = {name: hash(line) for line in _whole_lines(path) if (name := _name_in(line))}
+        self._before: dict[str, int] = {}
         """Of earlier runs: the name and the hash of each line."""
 
     def __enter__(self) -> Self:
         if self._path is not None:
-            self._file = self._path.open("a", encoding="utf-8")
+            with ExitStack() as on_failure:
+                # By lines, so that a reader and the next run find whole ones.
+                self._file = on_failure.enter_context(self._path.open("a", encoding="utf-8", buffering=1))
+                lock(self._file, str(self._path))
+                if not self._is_new:
+                    self._before = {name: hash(line) for line in _whole_lines(self._path) if (name := _name_in(line))}
+                on_failure.pop_all()
         return self
 
     def __exit__(
@@ -45,8 +53,15 @@ class LineFile:
         """Return whether an earlier run wrote a line of this name."""
         return name in self._before
 
+    def begin(self) -> None:
+        """Delete what earlier runs wrote, if this one is new and has not begun."""
+        if self._file is not None and self._is_new:
+            self._file.truncate(0)
+            self._is_new = False
+
     def append(self, line: Mapping[str, object]) -> None:
-        """Write a line."""
+        """Begin, and write a line."""
+        self.begin()
         if self._file is not None:
             self._file.write(encoded(line))
 
@@ -59,8 +74,14 @@ class ErrorsFile(LineFile):
 
     def __init__(self, path: Path | None, *, is_new: bool = False) -> None:
         super().__init__(path, is_new=is_new)
+        self._stale: dict[str, int] = {}
+        self._bytes_before = 0
+
+    def __enter__(self) -> Self:
+        super().__enter__()
         self._stale = dict(self._before)
-        self._bytes_before = path.stat().st_size if path is not None and path.is_file() else 0
+        self._bytes_before = 0 if self._path is None else self._path.stat().st_size
+        return self
 
     def report(self, name: str, line: Mapping[str, object]) -> None:
         """Write a line, unless an earlier run wrote the same."""
@@ -74,7 +95,7 @@ class ErrorsFile(LineFile):
         self._stale.pop(name, None)
 
     def remove_stale(self, is_ours: Callable[[str, Object], bool]) -> None:
-        """Replace the closed file by one without those stale lines that are ours, by name and content."""
+        """Replace the file by one without those stale lines that are ours, by name and content. Write no more then."""
         if self._path is None or not self._stale:
             return
         path = self._path.resolve()
@@ -97,10 +118,8 @@ class ErrorsFile(LineFile):
                 yield line
 
 
-def _whole_lines(path: Path | None) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, and truncate a last line that is incomplete."""
-    if path is None or not path.is_file():
-        return
     whole = 0
     with path.open("rb+") as file:
         for line in file:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sluice.producer.bulk.files import ErrorsFile, LineFile
 from sluice.producer.bulk.output import Object, bad_line, bad_line_in, error_line, output_line
@@ -133,20 +133,26 @@ class BadFile(ProducerError):
     """A strict run has bad lines; nothing was submitted."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The open files of a run, which no other process uses meanwhile."""
+
+    journal: Journal
+    output: LineFile
+    errors: ErrorsFile
+    recorded: RecordedOutcomes
+
+
 class BulkRun:
-    """One run of one file: `submit`, then `wait` for the results.
+    """One run of one file: `submit`, then `wait` for the results. `BulkRun.opened` makes it."""
 
-    Raises:
-        OSError: the journal or an output file of an earlier run cannot be read, or a file not be replaced.
-    """
-
-    def __init__(self, producer: Producer, settings: BulkSettings, listener: Listener) -> None:
+    def __init__(self, producer: Producer, settings: BulkSettings, listener: Listener, files: RunFiles) -> None:
         self._producer = producer
         self._settings = settings
         self._listener = listener
-        spec = settings.spec(producer.target)
-        self._journal = Journal(settings.journal, is_new_run=settings.is_again, asked=spec.as_json())
-        self._jobs = LineJobs(spec, run=self._journal.run)
+        self._journal, self._output, self._errors = files.journal, files.output, files.errors
+        self._recorded = files.recorded
+        self._jobs = LineJobs(settings.spec(producer.target), run=files.journal.run)
         self._submitted: dict[JobId, SubmittedLine] = {}
         self._unfinished: deque[JobId] = deque()
         """Accepted jobs whose end is awaited."""
@@ -160,14 +166,29 @@ class BulkRun:
         self._early: dict[JobId, Outcome] = {}
         """Outcomes that others must precede."""
 
-        self._output = LineFile(settings.output, is_new=settings.is_again)
-        self._errors = ErrorsFile(settings.errors, is_new=settings.is_again)
-        self._recorded = RecordedOutcomes(settings.database_url, producer.target.name)
         self.counts = BulkCounts()
         self.summary = Summary()
         self.first_bad: list[BadLine] = []
         self._room = producer.waits.wait()
         """The wait for room in the queue."""
+
+    @classmethod
+    @contextmanager
+    def opened(cls, producer: Producer, settings: BulkSettings, listener: Listener) -> Generator[Self]:
+        """Open the files of a run, and close them at its end.
+
+        Raises:
+            FileInUse: another process uses one of them.
+            OSError: the journal or an output file of an earlier run cannot be read.
+        """
+        asked, is_new = settings.spec(producer.target).as_json(), settings.is_again
+        with (
+            Journal(settings.journal, is_new_run=is_new, asked=asked) as journal,
+            LineFile(settings.output, is_new=is_new) as output,
+            ErrorsFile(settings.errors, is_new=is_new) as errors,
+            RecordedOutcomes(settings.database_url, producer.target.name) as recorded,
+        ):
+            yield cls(producer, settings, listener, RunFiles(journal, output, errors, recorded))
 
     @property
     def history_problem(self) -> str | None:
@@ -185,8 +206,11 @@ class BulkRun:
             QueueUnreachable, QueueRefused: the queue does not accept jobs now; run again to continue.
             LessDurable: the requested durability is not confirmed; run again to retry.
         """
-        with self._journal, self._files(), self._room:
-            self._submit_all()
+        try:
+            with self._room:
+                self._submit_all()
+        finally:
+            self._journal.flush()
         if not self._settings.is_waiting:
             self._errors.remove_stale(self._is_ours)
         self._listener(self.counts)
@@ -244,6 +268,8 @@ class BulkRun:
             return
         self._room.goes_on()
         self._journal.add(job.id)
+        self._output.begin()
+        self._errors.begin()
         self._accepted(job.id)
         if getattr(answer, "is_duplicate", False):
             self.counts.before += 1
@@ -309,7 +335,7 @@ class BulkRun:
         return line
 
     def _bad_name(self, number: int, message: str) -> str:
-        identity = [self._producer.target.name, self._settings.batch, self._journal.run, number, message]
+        identity = [self._producer.target.name, self._settings.batch, number, message]
         return blake2b(json.dumps(identity).encode(), digest_size=NAME_BYTES).hexdigest()
 
     def _is_ours(self, name: str, line: Object) -> bool:
@@ -335,9 +361,8 @@ class BulkRun:
             OSError: a file cannot be written.
             QueueUnreachable: the server stayed unreachable; run again to continue.
         """
-        with self._files():
-            for outcome in self._producer.results(self._unfinished, with_entries=True):
-                self._ended(outcome)
+        for outcome in self._producer.results(self._unfinished, with_entries=True):
+            self._ended(outcome)
         self._errors.remove_stale(self._is_ours)
         self._listener(self.counts)
 
@@ -389,8 +414,3 @@ class BulkRun:
             self._errors.keep(name)
         else:
             self.summary.add_missing(f"line {sent.number}, job {outcome.job_id}")
-
-    @contextmanager
-    def _files(self) -> Generator[None]:
-        with self._output, self._errors, self._recorded:
-            yield

@@ -86,16 +86,11 @@ def submit(file: str, **values: object) -> None:
     """
     is_nameless = file == STDIN and values["batch"] is None
     settings = _settings(file, values)
-    if settings.output is not None and not settings.is_waiting:
-        raise click.UsageError("-o needs --wait: output is written when jobs end.")
-    _readable(file)
-    for path in (settings.output, settings.errors):
-        _writable(path)
+    _check_files(settings)
     begin_s = time.monotonic()
     with producer_of(values) as producer, _listener() as listener:
         settings = replace(settings, journal=None if is_nameless else _journal(producer, settings.batch))
-        run = BulkRun(producer, settings, listener)
-        _carry_out(run, settings)
+        run = _carried_out(producer, settings, listener)
     _report(run, settings, duration_s=time.monotonic() - begin_s)
     sys.exit(1 if run.counts.bad or run.summary.failed or run.summary.missing else 0)
 
@@ -129,17 +124,24 @@ def _journal(producer: Producer, batch: str) -> Path:
     return path
 
 
-def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
+def _carried_out(producer: Producer, settings: BulkSettings, listener: Listener) -> BulkRun:
     try:
-        run.submit()
-        if settings.is_waiting:
-            run.wait()
+        with BulkRun.opened(producer, settings, listener) as run:
+            _carry_out(run, settings)
+            return run
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         files = " or ".join(str(path) for path in (settings.output, settings.errors, settings.journal) if path)
         message = f"{error.strerror}: {files} cannot be written. Free space, then run the same command again."
         raise OutOfSpace(message) from error
+
+
+def _carry_out(run: BulkRun, settings: BulkSettings) -> None:
+    try:
+        run.submit()
+        if settings.is_waiting:
+            run.wait()
     except KeyboardInterrupt:
         num_jobs = run.counts.accepted + run.counts.before
         note(f"{num_jobs} jobs of batch {settings.batch} are submitted and continue. Run it again for the rest.")
@@ -199,25 +201,23 @@ def _report_missing(run: BulkRun) -> None:
          "--again. To keep results longer: producer queues set --result-ttl SECONDS.")  # fmt: skip
 
 
-def _readable(file: str) -> None:
-    """Check that the input exists.
+def _check_files(settings: BulkSettings) -> None:
+    """Check that the input exists, and that the outputs are two files that can be continued by another run.
 
     Raises:
-        click.UsageError: it does not.
+        click.UsageError: a file is missing, standard output or a device, or it has two uses.
     """
-    if file != STDIN and not Path(file).exists():
-        raise click.UsageError(f"there is no file {file!r}.")
-
-
-def _writable(path: Path | None) -> None:
-    """Check that an output is a file that can be continued by another run.
-
-    Raises:
-        click.UsageError: it is standard output or a device.
-    """
-    if path is not None and (str(path) == "-" or (path.exists() and not path.is_file())):
-        how = "Outputs are appended as jobs end, and read again by the next run"
-        raise click.UsageError(f"{str(path)!r} is not a regular file. {how}: name a file.")
+    if settings.output is not None and not settings.is_waiting:
+        raise click.UsageError("-o needs --wait: output is written when jobs end.")
+    if settings.path != STDIN and not Path(settings.path).exists():
+        raise click.UsageError(f"there is no file {settings.path!r}.")
+    outputs = [path for path in (settings.output, settings.errors) if path is not None]
+    for path in outputs:
+        if str(path) == "-" or (path.exists() and not path.is_file()):
+            how = "Outputs are appended as jobs end, and read again by the next run"
+            raise click.UsageError(f"{str(path)!r} is not a regular file. {how}: name a file.")
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise click.UsageError("-o and --errors need different files.")
 
 
 @contextmanager

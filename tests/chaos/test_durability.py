@@ -187,11 +187,16 @@ class TestGivenLevelReplica:
         settings = BulkSettings(path=str(path), batch="b", journal=tmp_path / "journal")
         with Producer(lagging.primary.url, durability="replica:1", patience_s=0.2) as producer:
             before = producer.queue()[0].waiting_jobs
-            with pytest.raises(LessDurable):
-                BulkRun(producer, settings, lambda _counts: None).submit()
+            with (
+                pytest.raises(LessDurable),
+                BulkRun.opened(producer, settings, lambda _counts: None) as doubted,
+            ):
+                doubted.submit()
         lagging.resume_replica()
-        with Producer(lagging.primary.url, durability="replica:1") as producer:
-            again = BulkRun(producer, settings, lambda _counts: None)
+        with (
+            Producer(lagging.primary.url, durability="replica:1") as producer,
+            BulkRun.opened(producer, settings, lambda _counts: None) as again,
+        ):
             again.submit()
 
             assert (again.counts.before, again.counts.accepted) == (2, 0)

@@ -12,6 +12,7 @@ import pytest
 
 from sluice.producer import Producer
 from sluice.producer.contract.bulk.journal import Journal
+from sluice.producer.contract.wire import JobId
 from tests.end_to_end.processes import ROOT, worker_pool
 from tests.integration.jobs import wait_until
 from tests.servers import RedisServer
@@ -108,9 +109,9 @@ class TestGivenAServerWithAPassword:
 
 def test_when_a_journal_is_written_then_only_its_user_may_read_it(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal") as journal:
-        journal.flush()
+        journal.add(JobId("0.default.a"))
 
-    assert _mode(tmp_path / "journal") == 0o600
+    assert {_mode(path) for path in tmp_path.iterdir()} == {0o600}
 
 
 def _bytes_of(history: Path) -> bytes:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
+from sluice.producer.contract.bulk.locks import lock_file, private
 from sluice.producer.contract.wire import JobId
 
 RUN = "run "
@@ -21,10 +22,6 @@ ASKED = "asked "
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,159}")
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def name_of(job_id: JobId) -> str:
@@ -48,12 +45,15 @@ def _plain(name: str) -> str:
 
 
 class Journal:
-    """The acknowledged jobs of one batch. A context manager: leaving it writes what is new.
+    """The acknowledged jobs of one batch. A context manager: entering it locks and reads it, leaving writes the rest.
 
     Args:
         path: Path of the journal; None keeps it in memory.
-        is_new_run: Whether this is a deliberate rerun, which creates new jobs.
-        asked: How lines become jobs, as JSON; written once per invocation.
+        is_new_run: Whether this is a deliberate rerun, which creates new jobs. It begins with its first job.
+        asked: How lines become jobs, as JSON; written once per invocation, before its first job.
+
+    Raises:
+        FileInUse: another process has entered it.
     """
 
     def __init__(
@@ -66,23 +66,34 @@ class Journal:
         self.run = 0
         self._names: set[str] = set()
         self._path = path
+        self._is_new_run = is_new_run
+        self._lock: IO[str] | None = None
         self._is_torn = False
-        if path is not None and path.exists():
-            self._load(path)
-        if is_new_run:
-            self.run += 1
-            self._names.clear()
-        self._new: list[str] = [f"{RUN}{self.run}"] if is_new_run or path is None or not path.exists() else []
-        if asked is not None:
-            self._new.append(f"{ASKED}{json.dumps(asked)}")
+        self._header = [] if asked is None else [f"{ASKED}{json.dumps(asked)}"]
+        self._new: list[str] = []
 
     def __enter__(self) -> Self:
+        is_first = self._path is None or not self._path.exists()
+        if self._path is not None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = lock_file(self._path.with_suffix(".lock"), f"the journal {self._path}")
+            if not is_first:
+                self._load(self._path)
+        if self._is_new_run:
+            self.run += 1
+            self._names.clear()
+        if self._is_new_run or is_first:
+            self._header.insert(0, f"{RUN}{self.run}")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.flush()
+        try:
+            self.flush()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -91,17 +102,17 @@ class Journal:
         return len(self._names)
 
     def add(self, job_id: JobId) -> None:
-        """Record that the queue has acknowledged a job."""
+        """Record that the queue has acknowledged a job. The first one of an invocation is on disk on return."""
         self._names.add(name_of(job_id))
-        self._new.append(job_id)
-        if len(self._new) >= 1000:
+        self._new += [*self._header, job_id]
+        if self._header or len(self._new) >= 1000:
+            self._header = []
             self.flush()
 
     def flush(self) -> None:
         """Write new records and sync them to disk."""
         if self._path is not None and self._new:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self._path, "a", opener=_private) as file:  # Path.open takes no opener
+            with open(self._path, "a", opener=private) as file:  # Path.open takes no opener
                 # Terminate a line that a crash cut short.
                 file.write("\n" if self._is_torn else "")
                 self._is_torn = False

@@ -33,7 +33,8 @@ class TestGivenOneFile:
         submitted: list[str] = []
         for queue in ("small", "large"):
             with Producer(valkey.url, queue=queue) as producer, valkey.client() as client:
-                BulkRun(producer, settings, lambda _counts: None).submit()
+                with BulkRun.opened(producer, settings, lambda _counts: None) as run:
+                    run.submit()
                 submitted += [leased.id for leased in HandWorker(client, QueueKeys(queue)).pull()]
 
         assert len(set(submitted)) == 2

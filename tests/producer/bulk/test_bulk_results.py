@@ -61,11 +61,11 @@ class Bulk:
 
     def run(self, **changes: Any) -> BulkRun:  # Any: as above
         """Submit, and wait."""
-        run = BulkRun(self.producer, self.settings(**changes), lambda _counts: None)
-        run.submit()
-        if changes.get("is_waiting", True):
-            run.wait()
-        return run
+        with BulkRun.opened(self.producer, self.settings(**changes), lambda _counts: None) as run:
+            run.submit()
+            if changes.get("is_waiting", True):
+                run.wait()
+            return run
 
 
 @pytest.fixture
@@ -84,10 +84,12 @@ class TestGivenResultsThatExpireWhileLinesAreSubmitted:
         monkeypatch.setattr(bulk_run, "IDLE_SHARE", 0)
         bulk.producer.configure(QueueSettings(max_waiting_jobs=5))
         write_prompts(tmp_path, *(f"p{i}" for i in range(25)))
-        run = BulkRun(bulk.producer, bulk.settings(is_ordered=is_ordered), lambda _counts: None)
 
-        # It pulls a line only when an earlier one has ended.
-        with running_worker(valkey.url, batching__max_num_seqs=5):
+        # The worker pulls a line only when an earlier one has ended.
+        with (
+            BulkRun.opened(bulk.producer, bulk.settings(is_ordered=is_ordered), lambda _counts: None) as run,
+            running_worker(valkey.url, batching__max_num_seqs=5),
+        ):
             run.submit()
             early = custom_ids(tmp_path / "output.jsonl")
             run.wait()

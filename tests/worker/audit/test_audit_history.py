@@ -269,8 +269,11 @@ class TestGivenAJournalOfAcknowledgedJobs:
         settings = BulkSettings(
             path=str(file), batch="b", journal=journal, defaults={"max_tokens": 9, "tenant": "acme"}
         )
-        with Producer(scene.server.url, queue="q") as producer:
-            BulkRun(producer, settings, lambda _: None).submit()
+        with (
+            Producer(scene.server.url, queue="q") as producer,
+            BulkRun.opened(producer, settings, lambda _: None) as run,
+        ):
+            run.submit()
         return journal, [JobId(line) for line in journal.read_text().splitlines() if "acme" in line[:7]]
 
     def lose(self, scene: Scene, job_id: JobId) -> None:
