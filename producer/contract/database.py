@@ -14,6 +14,7 @@ import os
 import re
 import sqlite3
 import time
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ READ_ONLY = "sluice_is_read_only"
 """Execution option: the transaction only reads, so it does not take the write lock of SQLite."""
 
 # Compact JSON without NaN. One shared encoder: creating one costs more than encoding.
-_compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 _REFUSED = re.compile(
     r"FATAL: +((?:database|role) .* does not exist|.*authentication failed.*|permission denied for database .*"
@@ -47,6 +48,18 @@ _REFUSED_BY_SQLITE = (
 )  # fmt: skip
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """A JSON value that is encoded already."""
+
+    text: str = field(repr=False)
+
+
+def compact_json(value: object) -> str:
+    """Encode a value as JSON."""
+    return value.text if isinstance(value, JsonText) else _encode(value)
 
 
 class HistoryError(Exception):
@@ -201,7 +214,7 @@ def _open_postgres(url: URL, patience_s: float | None) -> Engine:
         pool_recycle=1800,
         pool_timeout=30 if patience_s is None else patience_s,
         connect_args={"application_name": "sluice", **limits},
-        json_serializer=_compact_json,
+        json_serializer=compact_json,
     )
 
     def limit(connection: Any, _record: object) -> None:  # noqa: ANN401  # the driver may be missing
@@ -216,7 +229,7 @@ def _open_postgres(url: URL, patience_s: float | None) -> Engine:
 
 
 def _open_sqlite(url: URL, *, is_writer: bool) -> Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, json_serializer=_compact_json)
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, json_serializer=compact_json)
 
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         # By default, the driver begins transactions itself, only before a change and without the write lock.

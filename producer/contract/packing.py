@@ -4,7 +4,7 @@ The `_script` functions are for Redis's Lua library, which does not support the 
 raw strings and unpacked as bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from threading import local
@@ -42,7 +42,7 @@ def pack(value: object) -> bytes:
     return _packers.pack(value)
 
 
-def unpack(data: bytes) -> Any:  # noqa: ANN401 (Any: as above)
+def unpack(data: bytes | memoryview) -> Any:  # noqa: ANN401 (Any: as above)
     """Unpack a message.
 
     Raises:
@@ -50,6 +50,26 @@ def unpack(data: bytes) -> Any:  # noqa: ANN401 (Any: as above)
         TypeError: a map whose key cannot be one.
     """
     return msgpack.unpackb(data, strict_map_key=False)
+
+
+def items_of(array: memoryview) -> Iterator[memoryview]:
+    """Yield the packed items of a packed array, one at a time: unpacked, they take many times their bytes.
+
+    Raises:
+        ValueError: not a msgpack array.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(array)))
+    try:
+        unpacker.feed(array)
+        num_items = unpacker.read_array_header()
+        begin: int = unpacker.tell()
+        for _ in range(num_items):
+            unpacker.skip()
+            end: int = unpacker.tell()
+            yield array[begin:end]
+            begin = end
+    except msgpack.UnpackException as error:
+        raise ValueError(f"not a whole array: {type(error).__name__}") from error
 
 
 def pack_for_script(value: object) -> bytes:
@@ -145,14 +165,18 @@ def open_message(data: bytes, what: str, max_bytes: int, *, at_least: int) -> li
     if not isinstance(message, list) or not message:
         raise WireError(f"not a {what}: it is not an array that begins with a version")
     items = cast("list[Any]", message)  # Any: msgpack is untyped
-    version: object = items[0]
+    check_version(items[0], what)
+    if len(items) < at_least:
+        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
+    return items
+
+
+def check_version(version: object, what: str) -> None:
+    """Check the version that a message begins with."""
     if type(version) is not int or version < 1:
         raise WireError(f"not a {what}: it does not begin with a version")
     if version > WIRE_VERSION:
         raise WireError(f"a {what} of version {version}; this program reads up to {WIRE_VERSION}: update it")
-    if len(items) < at_least:
-        raise WireError(f"not a {what}: {len(items)} parts where {at_least} are needed")
-    return items
 
 
 def packed(message: object) -> bytes:

@@ -5,7 +5,7 @@ newer ones, and ignores fields after those it knows. For scripts these bytes are
 only `calls/` packs what a script unpacks. docs/reference/wire-format.md draws every message.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
 from typing import Any, cast
@@ -335,32 +335,30 @@ def _read_logprobs(
 ) -> tuple[TokenLogprobs, ...] | None:
     if parts is False:
         return None
-    found = tuple(map(_read_token_logprobs, as_list(parts)))
-    return _described(found, token_ids, as_list(tokens[0]), as_list(tokens[1])) if len(tokens) > 1 else found
+    found = tuple(map(read_token_logprobs, as_list(parts)))
+    return tuple(described(found, token_ids, as_list(tokens[0]), as_list(tokens[1]))) if len(tokens) > 1 else found
 
 
-def _described(
-    logprobs: Sequence[TokenLogprobs], token_ids: Sequence[int], steps: list[object], pairs: list[object]
-) -> tuple[TokenLogprobs, ...]:
+def described(
+    logprobs: Iterable[TokenLogprobs], token_ids: Sequence[int], steps: list[object], pairs: list[object]
+) -> Iterator[TokenLogprobs]:
+    """Add tokens and offsets to log-probabilities, from what `_token_parts` returns."""
     known = dict(zip(map(as_int, pairs[::2]), map(as_bytes, pairs[1::2]), strict=True))
-    described: list[TokenLogprobs] = []
     last = 0
     for token_id, one, step in zip(token_ids, logprobs, steps, strict=True):
         last += 0 if step is None else as_int(step)
         top_tokens = tuple(known.get(other) for other, _ in one.top)
-        described.append(
-            TokenLogprobs(
-                chosen=one.chosen,
-                top=one.top,
-                token=known.get(token_id),
-                top_tokens=top_tokens if any(data is not None for data in top_tokens) else (),
-                offset=None if step is None else last,
-            )
+        yield TokenLogprobs(
+            chosen=one.chosen,
+            top=one.top,
+            token=known.get(token_id),
+            top_tokens=top_tokens if any(data is not None for data in top_tokens) else (),
+            offset=None if step is None else last,
         )
-    return tuple(described)
 
 
-def _read_token_logprobs(parts: object) -> TokenLogprobs:
+def read_token_logprobs(parts: object) -> TokenLogprobs:
+    """Read what `_logprobs_parts` returns."""
     chosen, *rest = as_list(parts)
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return TokenLogprobs(chosen=as_float(chosen), top=tuple((as_int(token), as_float(value)) for token, value in pairs))

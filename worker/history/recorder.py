@@ -11,7 +11,7 @@ If the database is unreachable, the recorder retries with backoff. The outbox ke
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -44,6 +44,8 @@ PAGES_PER_TURN = 20
 """Up to 2000 entries in one transaction, or `TURN_BYTES`."""
 
 TURN_BYTES = 8 * 1024 * 1024
+"""Of entries in one transaction. A result that has a key of its own has a transaction of its own, too."""
+
 COUNT_SHARE = 20
 """Counting batches takes at most one twentieth of the time."""
 
@@ -155,17 +157,19 @@ class Recorder:
         return self._reader.drain()
 
     def turn(self, outbox: PartitionStream, *, block_s: float) -> int:
-        """Read, write and acknowledge one transaction's entries of one outbox. Return the number recorded.
+        """Read, write and acknowledge some entries of one outbox. Return the number recorded.
 
         Raises:
             redis.RedisError, OSError: Redis does not answer. Nothing is lost.
         """
-        entries = outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)
-        is_written = bool(entries) and self._write(outbox, entries)
-        if is_written:
+        num_written = 0
+        for entries in _portions(outbox.stream.read(block_s=block_s, max_bytes=TURN_BYTES, max_pages=PAGES_PER_TURN)):
+            if not self._write(outbox, entries):
+                break
             outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))
+            num_written += len(entries)
         self._count_batches()
-        return len(entries) if is_written else 0
+        return num_written
 
     def _write(self, outbox: PartitionStream, entries: Sequence[Entry]) -> bool:
         """Write entries, retrying while the database is unreachable. Return False if stopped before."""
@@ -175,16 +179,31 @@ class Recorder:
         if newest is None:
             return False
         num_events, changes = self._changes_of(outbox, read, newest)
-        cleaned = self._patiently(lambda: self._writer.write(changes))
-        if cleaned is None:
+        if not self._write_changes(changes):
             return False
-        for job_id, reason in cleaned:
-            self._log.warning("row cleaned", job_id=job_id, error=reason)
+        for event in events:
+            if "result_bytes" in event.fields and not self._write_result(outbox, event, newest):
+                return False
         self.num_recorded += num_events
         self._has_written = True
         if self._on_ended is not None:
             self._on_ended([change.submission for change in changes if change.job["state"] in _ENDED])
         return True
+
+    def _write_result(self, outbox: PartitionStream, event: OutboxEvent, newest: Mapping[JobId, int]) -> bool:
+        """Write a result that was too large for its entry, alone, if its key still has the result of this end."""
+        data = self._client.get(outbox.keys.result(event.job_id))
+        if data is None or len(data) != event.fields["result_bytes"]:
+            return True
+        whole = replace(event, fields={**event.fields, "result": data})
+        return self._write_changes(list(self._fold(outbox, [whole], newest).values()))
+
+    def _write_changes(self, changes: Sequence[JobChange]) -> bool:
+        """Write changes, retrying while the database is unreachable. Return False if stopped before."""
+        cleaned = self._patiently(lambda: self._writer.write(changes))
+        for job_id, reason in cleaned or ():
+            self._log.warning("row cleaned", job_id=job_id, error=reason)
+        return cleaned is not None
 
     def _changes_of(
         self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
@@ -199,9 +218,12 @@ class Recorder:
         self, outbox: PartitionStream, read: Sequence[ReadEntry], newest: Mapping[JobId, int]
     ) -> tuple[int, list[JobChange]]:
         events = [event for _, of_entry in read for event in of_entry]
-        keep_prompts = self._settings.keep_prompts
-        changes = changes_of(outbox.keys.queue, events, keep_prompts=keep_prompts, newest=newest)
-        return len(events), list(changes.values())
+        return len(events), list(self._fold(outbox, events, newest).values())
+
+    def _fold(
+        self, outbox: PartitionStream, events: Sequence[OutboxEvent], newest: Mapping[JobId, int]
+    ) -> dict[Submission, JobChange]:
+        return changes_of(outbox.keys.queue, events, keep_prompts=self._settings.keep_prompts, newest=newest)
 
     def _is_sound(self, outbox: PartitionStream, one: ReadEntry, newest: Mapping[JobId, int]) -> bool:
         try:
@@ -237,7 +259,7 @@ class Recorder:
             self._discard(outbox, entry, error)
             return []
         # One call of a script writes the events of several tenants: those of others are recorded.
-        return [self._with_result(outbox, event) for event in events if self._is_ours(outbox, entry, event)]
+        return [event for event in events if self._is_ours(outbox, entry, event)]
 
     def _is_ours(self, outbox: PartitionStream, entry: Entry, event: OutboxEvent) -> bool:
         try:
@@ -246,16 +268,6 @@ class Recorder:
             self._discard(outbox, entry, error)
             return False
         return True
-
-    def _with_result(self, outbox: PartitionStream, event: OutboxEvent) -> OutboxEvent:
-        """Add a result that was too large for the entry, if its key still has the result of this end."""
-        size_bytes = event.fields.get("result_bytes")
-        if size_bytes is None:
-            return event
-        data = self._client.get(outbox.keys.result(event.job_id))
-        if data is None or len(data) != size_bytes:
-            return event
-        return replace(event, fields={**event.fields, "result": data})
 
     def _count_batches(self) -> None:
         """Count one open batch at intervals, if rows were written since the last full count."""
@@ -273,6 +285,20 @@ class Recorder:
             self._database_outage.failed(error)
         ended_s = time.monotonic()
         self._count_at_s = ended_s + max(rest_s, (ended_s - began_s) * COUNT_SHARE)
+
+
+def _portions(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Yield entries in portions of at most `TURN_BYTES`, or of one entry. Redis sends pages by their number only."""
+    portion, size_bytes = list[Entry](), 0
+    for entry in entries:
+        entry_bytes = sum(map(len, entry[1].values()))
+        if portion and size_bytes + entry_bytes > TURN_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append(entry)
+        size_bytes += entry_bytes
+    if portion:
+        yield portion
 
 
 def _data_of(fields: Mapping[bytes, bytes]) -> bytes:

@@ -21,25 +21,21 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sluice.producer.contract.job_ids import split_job_id
-from sluice.producer.contract.openai.logprobs import logprobs_to_json
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import (
-    ChoiceResult,
     JobId,
     JobOptions,
     JobRecord,
-    JobResult,
     JobSpec,
     OutboxEvent,
     Prompt,
     ResolvedOptions,
-    Usage,
     WireError,
     decode_prompt,
     decode_record,
-    decode_result,
     decode_spec,
 )
+from sluice.worker.history.results import result_columns
 
 MAX_DIGITS = 19
 """A number of fewer digits fits 64 bits."""
@@ -317,9 +313,10 @@ def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
     if data is None or (change.result and _version(change.result) >= event.version):
         return
     columns: Row = {}
-    _read_into(columns, data, lambda encoded: _result_columns(decode_result(encoded)))
+    _read_into(columns, data, result_columns)
     if "record_error" in columns:
-        row["record_error"] = columns["record_error"]
+        row["record_error"] = columns.pop("record_error")
+    if not columns:
         return
     change.result = {
         "job_id": event.job_id,
@@ -328,19 +325,6 @@ def _read_result(change: JobChange, row: Row, event: OutboxEvent) -> None:
         "finished_ms": event.at_ms,
         **columns,
     }
-
-
-def _result_columns(result: JobResult) -> Row:
-    return {"choices": [_choice(choice) for choice in result.choices], "usage": _fields_of(result.usage)}
-
-
-def _choice(choice: ChoiceResult) -> Row:
-    return _message({**_fields_of(choice), "logprobs": logprobs_to_json(choice.logprobs)})
-
-
-def _fields_of(value: ChoiceResult | Usage) -> dict[str, object]:
-    """Return the fields as they are: `asdict` copies each token of an output."""
-    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _read_into(row: Row, data: bytes | int | None, read: Callable[[bytes], Row]) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
+from sluice.producer.contract.database import JsonText, compact_json
 from sluice.producer.contract.tables import attempts, batches, jobs, results
 from sluice.worker.history.rows import (
     ATTEMPT_KEY,
@@ -68,9 +69,17 @@ def _upsert(  # the tables differ in all of these
 
     def run(connection: Connection, rows: Sequence[Row]) -> None:
         if rows:
-            connection.execute(statement, rows if dialect == "sqlite" else {"rows": rows})
+            connection.execute(statement, rows if dialect == "sqlite" else {"rows": _array_of(rows)})
 
     return run
+
+
+def _array_of(rows: Sequence[Row]) -> Sequence[Row] | JsonText:
+    """Return rows as the database's JSON encoder takes them, which sees no `JsonText` inside of another value."""
+    if not any(isinstance(value, JsonText) for row in rows for value in row.values()):
+        return rows
+    objects = (",".join(f'"{name}":{compact_json(value)}' for name, value in row.items()) for row in rows)
+    return JsonText(f"[{','.join(f'{{{one}}}' for one in objects)}]")
 
 
 def _given(table: sa.Table, names: Sequence[str]) -> sa.Select[*tuple[Any, ...]]:  # Any: of several types

@@ -7,6 +7,7 @@ HistoryAway   the database accepts no writes now; retry the same changes later
 """
 
 import math
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
-from sluice.producer.contract.database import why
+from sluice.producer.contract.database import JsonText, why
 from sluice.producer.contract.tables import batches, jobs, results
 from sluice.producer.contract.wire import JobId
 from sluice.worker.history.rows import IDENTITY, JobChange, Row, Submission
@@ -249,12 +250,18 @@ def _clean(value: object) -> object:
             return value if _fits(value) else None
         case float():
             return value if math.isfinite(value) else None
+        case JsonText():
+            return JsonText(_NUL.sub(r"\1\\ufffd", value.text))
         case dict():
             return {_clean(key): _clean(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]  # JSON of any shape
         case list() | tuple():
             return [_clean(item) for item in value]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]  # JSON of any shape
         case _:
             return str(value)
+
+
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""NUL in JSON text: after an even number of backslashes."""
 
 
 def _fits(number: int) -> bool:
