@@ -11,6 +11,7 @@ It only runs the generators of `operations/`.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
@@ -18,6 +19,7 @@ from sluice.producer import config
 from sluice.producer.client import AnyJob, durability_policy, embedded_use, link_settings
 from sluice.producer.contract.calls import BatchView, JobView, QueueSettings, QueueView
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, PromptLike, only_prompt, template
+from sluice.producer.contract.transport.drivers import drive_events_async
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.errors import ProducerError
@@ -92,7 +94,8 @@ class AsyncProducer:
     ) -> Receipt:
         """Do as `Producer.submit`."""
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        durability_check = await self._link.run(self._durability.resolve(self._queue, durability))
+        partition = self._queue.keys_of(made.id).partition
+        durability_check = await self._link.run(self._durability.resolve(self._queue, durability, partition))
         is_chosen = options.get("job_id") is not None
         return await self._link.run(
             submit_within(
@@ -260,33 +263,22 @@ class AsyncProducer:
 
     async def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Result]:
         """Run an operation and yield its events."""
-        try:
-            step = next(operation)
-            while True:
-                if isinstance(step, STEPS):
-                    step = operation.send(await self._link.perform(step))
-                else:
-                    yield step
-                    step = operation.send([])
-        except StopIteration:
-            return
+        async with aclosing(drive_events_async(operation, self._link.perform, STEPS)) as events:
+            async for event in events:
+                if event is not None:
+                    yield event
 
     async def _groups(self, operation: Generator[Step | Result, list[Reply], None]) -> AsyncIterator[Sequence[Result]]:
         """Run an operation, and yield its events between two steps together."""
         group: list[Result] = []
         try:
-            step = next(operation)
-            while True:
-                if isinstance(step, STEPS):
-                    if group:
+            async with aclosing(drive_events_async(operation, self._link.perform, STEPS)) as events:
+                async for event in events:
+                    if event is not None:
+                        group.append(event)
+                    elif group:
                         yield group
                         group = []
-                    step = operation.send(await self._link.perform(step))
-                else:
-                    group.append(step)
-                    step = operation.send([])
-        except StopIteration:
-            pass
         except ProducerError:
             if group:
                 yield group

@@ -19,6 +19,7 @@ from sluice.producer.contract.durability import read_durability
 from sluice.producer.contract.host.state_folder import state_dir
 from sluice.producer.contract.jobs import Job, JobEncoder, Moment, Options, Prepared, PromptLike, only_prompt, template
 from sluice.producer.contract.transport import embedded
+from sluice.producer.contract.transport.drivers import drive_events
 from sluice.producer.contract.waits import OnWait, WaitNotifier
 from sluice.producer.contract.wire import JobId, JobResult
 from sluice.producer.operations import batches, control, dead, results, submission, views
@@ -131,7 +132,8 @@ class Producer:
             QueueUnreachable, QueueRefused: the server is unreachable, or refuses.
         """
         made = template(options, partitions=self._queue.partitions).new_job(only_prompt(prompt, messages, token_ids))
-        durability_check = self._link.run(self._durability.resolve(self._queue, durability))
+        partition = self._queue.keys_of(made.id).partition
+        durability_check = self._link.run(self._durability.resolve(self._queue, durability, partition))
         is_chosen = options.get("job_id") is not None
         return self._link.run(
             submit_within(
@@ -378,16 +380,8 @@ class Producer:
 
     def _events(self, operation: Generator[Step | Result, list[Reply], None]) -> Iterator[Result]:
         """Run an operation and yield its events."""
-        try:
-            step = next(operation)
-            while True:
-                if isinstance(step, STEPS):
-                    step = operation.send(self._link.perform(step))
-                else:
-                    yield step
-                    step = operation.send([])
-        except StopIteration:
-            return
+        events = drive_events(operation, self._link.perform, STEPS)
+        return (event for event in events if event is not None)
 
 
 def durability_policy(durability: str | None, patience_s: float) -> DurabilityPolicy:

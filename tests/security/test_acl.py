@@ -1,5 +1,7 @@
 """What each user of docs/explanation/security.md can do on each server, and what it cannot."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -7,9 +9,11 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from sluice.producer import Producer
+from sluice.producer import AsyncProducer, Producer, WaitNotice
+from sluice.producer.contract import waits
 from sluice.producer.contract.calls import QueueSettings
-from sluice.producer.errors import AccessDenied, ProducerError, QueueFull, QueueRefused
+from sluice.producer.errors import AccessDenied, JobCancelled, ProducerError, QueueFull, QueueRefused
+from sluice.producer.operations import follow, results
 from sluice.producer.operations.control import server_id
 from tests.integration.workers import running_worker
 from tests.security.acl import PASSWORD, QUEUE, rules_for, set_users, url_of
@@ -171,6 +175,54 @@ class TestGivenATenantsReader:
                 mine.status(job)
             with pytest.raises(Exception, match=r"unknown|refuses"):
                 mine.result(job, timeout_s=1)
+
+
+class TestGivenATenantsReaderWhoseJobWaits:
+    """No worker takes the job. Told of the wait, it cancels the job, as its owner."""
+
+    @pytest.fixture(autouse=True)
+    def _early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits, "NOTICE_AFTER_S", 0.1)
+        for module in (follow, results):
+            monkeypatch.setattr(module, "WAIT_BLOCK_MS", 100)
+
+    @pytest.fixture
+    def owner(self, guarded: RedisServer) -> Iterator[Producer]:
+        """The owner of the queue."""
+        with Producer(guarded.url, queue=QUEUE) as owner:
+            yield owner
+
+    @pytest.mark.parametrize("how", ["stream", "results"])
+    def test_when_it_reads_then_it_is_told_that_it_may_not_know_why(
+        self, guarded: RedisServer, owner: Producer, how: str
+    ) -> None:
+        job, told = owner.submit("hello", tenant="acme"), list[str]()
+
+        def hear(notice: WaitNotice) -> None:
+            told.append(notice.message)
+            owner.cancel(job)
+
+        with Producer(url_of(guarded, "acme-reader"), queue=QUEUE, on_wait=hear) as mine, suppress(JobCancelled):
+            list(mine.stream(job, timeout_s=20) if how == "stream" else mine.results([job]))
+
+        assert "this user may not read the queue" in told[0]
+
+    @pytest.mark.parametrize("how", ["stream", "stream_groups"])
+    async def test_when_it_reads_on_asyncio_then_it_is_told_the_same(
+        self, guarded: RedisServer, owner: Producer, how: str
+    ) -> None:
+        job, told = owner.submit("hello", tenant="acme"), list[str]()
+
+        def hear(notice: WaitNotice) -> None:
+            told.append(notice.message)
+            owner.cancel(job)
+
+        async with AsyncProducer(url_of(guarded, "acme-reader"), queue=QUEUE, on_wait=hear) as mine:
+            events = mine.stream(job, timeout_s=20) if how == "stream" else mine.stream_groups(job, 1)
+            with suppress(JobCancelled):
+                _ = [event async for event in events]
+
+        assert "this user may not read the queue" in told[0]
 
 
 class TestGivenReadersWhoMayNotWrite:

@@ -1,12 +1,12 @@
-"""The drivers of routines: one blocks, one runs on asyncio. Used by producers and workers.
+"""The drivers of routines: some block, their twins run on asyncio. Used by producers and workers.
 
 A routine is a generator that decides, without I/O, what to send, repeat and raise. It yields actions, is sent the
 result of each, or has what the action raised thrown in, and returns its result. `perform` carries out one action;
-`RunAll` is carried out by the driver.
+`RunAll` is carried out by the driver. Some routines yield events, for the caller, between their actions.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,3 +65,51 @@ async def drive_async(
 
 async def _gather(all_of: RunAll, perform: Callable[[Any], Awaitable[Any]]) -> list[Any]:  # Any: as above
     return await asyncio.gather(*(drive_async(routine, perform) for routine in all_of.routines))
+
+
+def drive_events(
+    routine: Generator[Any, Any, None],  # Any: no type says which of its values are actions
+    perform: Callable[[Any], Any],
+    actions: tuple[type[Any], ...],
+) -> Generator[Any]:
+    """Run a routine that yields events too: what is none of `actions`. Yield them, and None before each action."""
+    try:
+        found = next(routine)
+        while True:
+            if not isinstance(found, actions):
+                yield found
+                found = next(routine)
+                continue
+            yield None
+            try:
+                result = perform(found)
+            except BaseException as error:  # noqa: BLE001  # as above
+                found = routine.throw(error)
+            else:
+                found = routine.send(result)
+    except StopIteration:
+        return
+
+
+async def drive_events_async(
+    routine: Generator[Any, Any, None],  # Any: as above
+    perform: Callable[[Any], Awaitable[Any]],
+    actions: tuple[type[Any], ...],
+) -> AsyncGenerator[Any]:
+    """Run a routine that yields events too, as `drive_events` does, awaiting each action."""
+    try:
+        found = next(routine)
+        while True:
+            if not isinstance(found, actions):
+                yield found
+                found = next(routine)
+                continue
+            yield None
+            try:
+                result = await perform(found)
+            except BaseException as error:  # noqa: BLE001  # as above
+                found = routine.throw(error)
+            else:
+                found = routine.send(result)
+    except StopIteration:
+        return
