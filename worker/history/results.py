@@ -34,7 +34,7 @@ from sluice.producer.contract.wire import (
 )
 
 LARGE_BYTES = 1024 * 1024
-MAX_JSON_BYTES = 160 * 1024 * 1024
+MAX_JSON_BYTES = 128 * 1024 * 1024
 """A result whose JSON is larger is kept without its log-probabilities."""
 
 # ASCII: a text of it takes one byte for each character, also inside of the database's driver.

@@ -78,8 +78,13 @@ def _array_of(rows: Sequence[Row]) -> Sequence[Row] | JsonText:
     """Return rows as the database's JSON encoder takes them, which sees no `JsonText` inside of another value."""
     if not any(isinstance(value, JsonText) for row in rows for value in row.values()):
         return rows
-    objects = (",".join(f'"{name}":{compact_json(value)}' for name, value in row.items()) for row in rows)
-    return JsonText(f"[{','.join(f'{{{one}}}' for one in objects)}]")
+    parts: list[str] = []
+    for row in rows:
+        parts.append(",{" if parts else "[{")
+        for name, value in row.items():
+            parts += [f'"{name}":', compact_json(value), ","]
+        parts[-1] = "}"
+    return JsonText("".join([*parts, "]"]))  # one copy of a text that may be large
 
 
 def _given(table: sa.Table, names: Sequence[str]) -> sa.Select[*tuple[Any, ...]]:  # Any: of several types
