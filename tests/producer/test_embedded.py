@@ -290,6 +290,39 @@ embedded.use(Path({str(folder)!r}))
 
         assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
 
+    def test_when_a_process_forked_from_a_user_ends_then_the_server_stays(self, folder: Path) -> None:
+        program = f"""
+import os, sys
+from pathlib import Path
+from sluice.producer.contract.transport import embedded
+use = embedded.use(Path({str(folder)!r}))
+if os.fork() == 0:
+    sys.exit()  # as a web server's worker does, with what is registered to run at exit
+os.wait()
+print(embedded.answers(use.embedded))
+"""
+        ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+        assert ended.stdout == "True\n"
+        assert embedded.state_of(Embedded(folder)) is ServerState.STOPPED
+
+    def test_when_a_user_ends_before_a_process_forked_from_it_then_others_can_use_it(self, folder: Path) -> None:
+        program = f"""
+import os
+from pathlib import Path
+from sluice.producer.contract.transport import embedded
+use, (end, closed) = embedded.use(Path({str(folder)!r})), os.pipe()
+if os.fork() == 0:
+    os.close(closed)
+    os.read(end, 1)  # until the first process ends
+    os._exit(0)
+use.close()
+embedded.use(Path({str(folder)!r})).close()
+"""
+        ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+
+        assert ended.returncode == 0
+
     @pytest.mark.parametrize("is_async", [False, True], ids=["Producer", "AsyncProducer"])
     def test_when_the_server_dies_then_a_client_starts_it_again(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool

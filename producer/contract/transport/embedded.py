@@ -115,6 +115,7 @@ class Use:
     """A use of the embedded server. The end of the last one stops the server, unless it was told to stay.
 
     Close it, or let the process end. It may be closed twice. If the process is killed, the next user stops the server.
+    It belongs to the process that made it: closing it in a process forked from that one does nothing.
     """
 
     def __init__(self, embedded: Embedded, users: IO[str], *, has_started: bool) -> None:
@@ -123,6 +124,7 @@ class Use:
         """Whether this use started the server."""
 
         self._users = users
+        self._pid = os.getpid()
         atexit.register(self.close)
 
     @property
@@ -141,12 +143,16 @@ class Use:
     def close(self) -> None:
         """End the use, and stop the server if this was the last one."""
         atexit.unregister(self.close)
-        if self._users.closed:
+        if self._users.closed or os.getpid() != self._pid:
             return
         try:
             with self._users, _lock(self.embedded.lock_path):
-                if _try_exclusive(self._users) and not self.embedded.stay_path.exists():
-                    _shut_down(self.embedded)
+                try:
+                    if _try_exclusive(self._users) and not self.embedded.stay_path.exists():
+                        _shut_down(self.embedded)
+                finally:
+                    # A process forked from this one has the same lock, and would hold it on.
+                    fcntl.flock(self._users, fcntl.LOCK_UN)
         except (OSError, EmbeddedServerError):
             return  # the folder is gone, or the server does not end: the next user tries again
 
