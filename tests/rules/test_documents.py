@@ -13,6 +13,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from sluice.engine import errors
 from sluice.engine.errors import RequestRejected
+from sluice.producer.cli.main import cli as producer
 from sluice.producer.openai.bodies import CALLERS_CODES
 from sluice.worker.cli import main as worker
 from sluice.worker.config import READ_ELSEWHERE, SETTINGS
@@ -89,6 +90,13 @@ def unknown_benchmarks(text: str) -> set[str]:
     return set(re.findall(r"python -m benchmarks\s+([a-z][a-z-]*)", text)) - set(BENCHMARKS)
 
 
+def variables_of(command: click.Command) -> set[str]:
+    """The environment variables of a command's options and of the commands below it."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {option.envvar for option in command.params if isinstance(option.envvar, str)}
+    return own.union(*map(variables_of, below))
+
+
 def long_lines(text: str) -> Iterator[str]:
     """The lines of prose that are too long: not of tables, code, pictures or what a tool writes."""
     is_code = False
@@ -132,6 +140,13 @@ class TestGivenTheSettingsPage:
         named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
 
         assert named - known == set()
+
+    def test_when_producer_reads_a_variable_then_the_page_names_it(self) -> None:
+        [paragraph] = [text for text in PAGE.read_text().split("\n\n") if text.startswith("`producer` reads")]
+
+        named = re.findall(r"`(SLUICE_\w+)`", paragraph)
+
+        assert sorted(named) == sorted({"SLUICE_STATE_DIR", *variables_of(producer)})
 
 
 class TestGivenEveryDocument:
