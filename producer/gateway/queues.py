@@ -8,6 +8,7 @@ from time import monotonic
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.gateway.errors import HttpError, bad_request
+from sluice.producer.gateway.partitions import Partitions
 from sluice.producer.gateway.readers import Readers
 from sluice.producer.gateway.settings import GatewaySettings, ServedQueue
 from sluice.producer.operations.queue import Queue
@@ -34,6 +35,7 @@ class QueueClients:
     """Waits for Redis to return: for the jobs that the queue has."""
 
     readers: Readers
+    partitions: Partitions
 
 
 class Queues:
@@ -62,6 +64,7 @@ class Queues:
             for clients in self._clients.values():
                 await stack.enter_async_context(clients.submitting)
                 await stack.enter_async_context(clients.following)
+                stack.push_async_callback(clients.partitions.close)
                 stack.push_async_callback(clients.readers.close)
 
     def __iter__(self) -> Iterator[QueueClients]:
@@ -122,7 +125,7 @@ class Queues:
         await asyncio.shield(self._looking)  # of all requests that wait for it
 
     async def _look(self) -> None:
-        served = await asyncio.gather(*(_served(clients.submitting) for clients in self))
+        served = await asyncio.gather(*(_served(clients.partitions) for clients in self))
         self._looked_s = now_s = monotonic()
         for clients, names in zip(self, served, strict=True):
             seen_s = self._seen_s[clients.name] | dict.fromkeys(names, now_s)
@@ -157,9 +160,9 @@ def _clients(queue: ServedQueue, settings: GatewaySettings) -> QueueClients:
         for patience_s in (SUBMIT_PATIENCE_S, FOLLOW_PATIENCE_S)
     )
     readers = Readers(submitting, Queue(queue.name, queue.partitions), settings)
-    return QueueClients(queue.name, submitting, following, readers)
+    return QueueClients(queue.name, submitting, following, readers, Partitions(queue, settings.redis_url, submitting))
 
 
-async def _served(producer: AsyncProducer) -> set[str]:
-    workers = [about for partition in await producer.queue() for about in partition.workers.values()]
+async def _served(partitions: Partitions) -> set[str]:
+    workers = [about for partition in await partitions.surveys() for about in partition.workers.values()]
     return {about["model"] for about in workers if about.get("model")}

@@ -123,7 +123,7 @@ class Rates:
         rates = await self.charge(caller.key, asked)
         options: Options = {**asked.options, **(own or {}), "tenant": caller.tenant}
         try:
-            receipt = await queue.submitting.submit(asked.prompt, **options)
+            receipt = await queue.submitting.submit(asked.prompt, **queue.partitions.placed(options))
         except LessDurable:
             raise  # the queue has the job
         except ProducerError:

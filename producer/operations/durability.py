@@ -16,7 +16,7 @@ from sluice.producer.contract.durability import (
     persistence_in,
     read_durability,
 )
-from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting
+from sluice.producer.errors import DurabilityRefused, InvalidJob, InvalidSetting, QueueUnreachable
 from sluice.producer.operations.operation import Ask, Operation, Reply
 from sluice.producer.operations.queue import Queue
 
@@ -39,8 +39,13 @@ class DurabilityPolicy:
         default_factory=dict[Durability | None, tuple[DurabilityCheck, float]]
     )
 
-    def resolve(self, queue: Queue, asked: str | None) -> Operation[DurabilityCheck]:
+    def resolve(self, queue: Queue, asked: str | None, partition: int = 0) -> Operation[DurabilityCheck]:
         """Return what the server must confirm after the jobs of a submit.
+
+        Args:
+            queue: Their queue.
+            asked: The durability that the caller names, if any.
+            partition: A partition of theirs, which is asked if partition 0 does not answer.
 
         Raises:
             InvalidJob: `asked` names no durability.
@@ -50,12 +55,22 @@ class DurabilityPolicy:
         wanted = self.default if asked is None else read_durability(asked)
         found, since_s = self._known.get(wanted, (None, 0.0))
         if found is None or monotonic() - since_s > KEPT_S:
-            found = yield from self._ask(queue, wanted)
+            found = yield from self._ask_any(queue, wanted, partition)
             self._known[wanted] = found, monotonic()
         return found
 
-    def _ask(self, queue: Queue, wanted: Durability | None) -> Operation[DurabilityCheck]:
-        config = queue.keys(0).key("config")
+    def _ask_any(self, queue: Queue, wanted: Durability | None, partition: int) -> Operation[DurabilityCheck]:
+        try:
+            return (yield from self._ask(queue, wanted, 0))
+        except QueueUnreachable:
+            if partition == 0:
+                raise
+            # In a Cluster, perhaps only its shard is away. It is asked first because every queue has it, even one
+            # with fewer partitions than this client was made for.
+            return (yield from self._ask(queue, wanted, partition))
+
+    def _ask(self, queue: Queue, wanted: Durability | None, partition: int) -> Operation[DurabilityCheck]:
+        config = queue.keys(partition).key("config")
         durability, partitions = yield Ask((("HGET", config, "durability"), ("HGET", config, "partitions")))
         _check_partitions(queue, partitions)
         if wanted is None:

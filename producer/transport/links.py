@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -15,6 +16,7 @@ from redis.exceptions import ResponseError
 from sluice.producer.contract.transport.drivers import drive, drive_async
 from sluice.producer.contract.transport.error_kinds import CONNECTION_ERRORS
 from sluice.producer.contract.transport.execution import Command, Reply
+from sluice.producer.contract.transport.slot_table import slot_of
 from sluice.producer.contract.transport.urls import is_cluster
 from sluice.producer.operations.channels import channel_entries
 from sluice.producer.operations.operation import Ask, Entries, Read, Sleep
@@ -40,7 +42,7 @@ PACK = cast("Callable[[Command], bytes]", untyped_hiredis.pack_command)
 """Packs a command. redis-py does so in Python on asyncio, which takes ten times as long."""
 
 MAX_ASKS = 16
-"""Round trips of one asyncio client at once, in addition to reads that block."""
+"""Round trips of one asyncio client at once, in addition to reads that block; to a Cluster, for each slot."""
 
 Result = TypeVar("Result")
 
@@ -191,6 +193,14 @@ class Pipe:
 # ---------------------------------------------------------------- on asyncio
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What the asks of one slot share, so that a shard that does not answer holds up its own only."""
+
+    hub: hub.Hub
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ASKS))
+
+
 class AsyncLink:
     """As `Link`, for asyncio; requests to several shards are sent at the same time."""
 
@@ -199,8 +209,7 @@ class AsyncLink:
         self._pools = Pools(make_async_pool)
         if isinstance(self._endpoint, Server):
             self._pools.of(settings.url)  # as in Link
-        self._slots = asyncio.Semaphore(MAX_ASKS)
-        self._hub = hub.Hub(self.ask_blocking, self._blocking_in_turn)
+        self._lanes: dict[int | None, Lane] = {}
 
     def __repr__(self) -> str:
         return f"AsyncLink({self._endpoint.settings!r})"
@@ -211,7 +220,7 @@ class AsyncLink:
         Raises:
             QueueUnreachable, QueueRefused, QueueFull: as in `Link.ask`.
         """
-        return await self.run_bounded(self._endpoint.ask(ask))
+        return await self.run_bounded(self._endpoint.ask(ask), ask.commands[0])
 
     async def ask_blocking(self, ask: Ask) -> list[Reply]:
         """Send a read that blocks at the server; it does not count against `MAX_ASKS`."""
@@ -242,15 +251,15 @@ class AsyncLink:
 
     async def close(self) -> None:
         """Stop reading, and close every connection, those to the Sentinels too."""
-        await self._hub.close()
+        await asyncio.gather(*(lane.hub.close() for lane in self._lanes.values()))
         for pool in self._pools.all():
             await pool.disconnect()
             for sentinel in sentinels_of(pool):
                 await sentinel.aclose()
 
-    async def run_bounded(self, routine: Routine[Result]) -> Result:
-        """Run a routine to its result, as one of at most `MAX_ASKS`."""
-        async with self._slots:
+    async def run_bounded(self, routine: Routine[Result], command: Command = ()) -> Result:
+        """Run a routine to its result, as one of at most `MAX_ASKS` for the slot of a command."""
+        async with self._lane(command).turns:
             return await self.run(routine)
 
     async def run(self, routine: Routine[Result], replies: list[Reply] | None = None) -> Result:
@@ -289,10 +298,16 @@ class AsyncLink:
     async def _read(self, read: Read) -> list[tuple[str, Entries]]:
         if len(read.cursors) == 1:
             [(channel, after)] = read.cursors.items()
-            entries = await self._hub.read(channel, after, read.block_ms)
+            entries = await self._lane(("XREAD", channel)).hub.read(channel, after, read.block_ms)
             return [(channel, entries)] if entries else []
         [reply] = await self.ask_blocking(read.ask)
         return list(channel_entries(reply))
+
+    def _lane(self, command: Command) -> Lane:
+        slot = slot_of(command) if isinstance(self._endpoint, Cluster) else None
+        if slot not in self._lanes:
+            self._lanes[slot] = Lane(hub.Hub(self.ask_blocking, self._blocking_in_turn))
+        return self._lanes[slot]
 
     async def _connect(self, pool: Pool) -> Any:  # noqa: ANN401  # as in Link
         revive = self._endpoint.settings.revive

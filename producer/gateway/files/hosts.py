@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import cast
 
 from sluice.producer.contract.keys import QueueKeys
-from sluice.producer.errors import ProducerError
+from sluice.producer.errors import ProducerError, QueueUnreachable
 from sluice.producer.gateway.errors import SERVER, HttpError
 from sluice.producer.gateway.files.faults import StorageUnavailable
 from sluice.producer.gateway.files.storage import Storage
 from sluice.producer.gateway.files.store import now_ms
 from sluice.producer.gateway.files.threads import IDENTITY
-from sluice.producer.gateway.queues import Queues
+from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.operations.operation import Ask, Operation
 
 LIFE_MS = 60_000
@@ -34,6 +34,13 @@ def mark(queue: str, identity: str) -> Operation[set[str]]:
         )
     )
     return {name.decode() for name in cast("list[bytes]", replies[-1])}
+
+
+async def _marked(queue: QueueClients, identity: str) -> set[str]:
+    try:
+        return await queue.submitting.run(mark(queue.name, identity))
+    except QueueUnreachable:
+        return set()  # perhaps only the shard with the markers is away
 
 
 class StorageMarks:
@@ -58,14 +65,13 @@ class StorageMarks:
 
         Raises:
             HttpError: 503, they do not.
-            QueueUnreachable: the server does not answer.
         """
         try:
             identity = await IDENTITY.run(self._storage.identity)
         except StorageUnavailable:
             return  # requests for files say so; all others can be served
         for queue in self._queues:
-            if len(await queue.submitting.run(mark(queue.name, identity))) > 1:
+            if len(await _marked(queue, identity)) > 1:
                 raise HttpError(
                     503,
                     SERVER,

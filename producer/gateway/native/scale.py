@@ -121,4 +121,4 @@ def lines_of(scales: Iterable[Scale]) -> Iterator[str]:
 
 
 async def _scale_of(queue: QueueClients, policy: ScalePolicy) -> Scale:
-    return scale_of(backlog_of(queue.name, await queue.submitting.queue()), policy)
+    return scale_of(backlog_of(queue.name, await queue.partitions.surveys()), policy)

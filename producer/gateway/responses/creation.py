@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import cast
 
 from sluice.producer.contract import limits
-from sluice.producer.contract.jobs import Options, PromptLike, partition_of, template
+from sluice.producer.contract.jobs import Options, PromptLike, template
 from sluice.producer.contract.openai.responses import ResponseRequest
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import IdempotencyConflict, LessDurable, ProducerError, QueueUnreachable
@@ -61,7 +61,6 @@ class Creation:
 
     def __init__(self, queues: Queues, rates: Rates, settings: GatewaySettings, store: ResponseStore) -> None:
         self._queues, self._rates, self._settings, self._store = queues, rates, settings, store
-        self._partitions = {queue.name: queue.partitions for queue in settings.queues}
 
     async def create(
         self, request: ResponseRequest, caller: Caller, body: Mapping[str, object], key: str | None
@@ -142,7 +141,7 @@ class Creation:
 
     def _response(self, asked: _Asked, queue: QueueClients, caller: Caller, model: str) -> StoredResponse:
         request, name, created_ms = asked.request, token_hex(24), now_ms()
-        partition = partition_of(name, self._partitions[queue.name])
+        partition = queue.partitions.choose(name)
         info = ResponseInfo(
             job_id=JobId(f"{partition}.{caller.tenant}.{name}"),
             created_ms=created_ms,

@@ -1,12 +1,13 @@
 """The live stream of a job while its queue is away for longer than a gateway waits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sluice.producer.aio import AsyncProducer
 from sluice.producer.contract.wire import JobId
-from sluice.producer.gateway.queues import QueueClients, Queues
+from sluice.producer.gateway.queues import Queues
 from sluice.producer.gateway.settings import GatewaySettings
 from sluice.producer.gateway.ui.pages.jobstream import TextFeed
 from sluice.producer.operations.follow import cursor_at
@@ -18,8 +19,7 @@ class TestGivenAQueueThatStaysAway:
         url = f"unix://{tmp_path}/nobody.sock"
         settings = GatewaySettings(redis_url=url, database_url="sqlite:////nowhere/keys.db")
         async with Queues(settings) as queues, AsyncProducer(url, patience_s=0.1) as following:
-            first = queues.first
-            queue = QueueClients(first.name, first.submitting, following, first.readers)
+            queue = replace(queues.first, following=following)
 
             text = TextFeed(queue, JobId("0.acme.1"), [cursor_at(0)])
             await text.send()
