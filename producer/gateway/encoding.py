@@ -13,7 +13,7 @@ THREADS = ThreadPoolExecutor(2, thread_name_prefix="answers")
 """Few, because each that computes delays the event loop by up to 5 ms at a time."""
 
 
-async def json_answer(num_bytes: int, encode: Callable[[], bytes]) -> Response:
+async def encoded_answer(num_bytes: int, encode: Callable[[], bytes]) -> Response:
     """Return the answer that `encode` makes of this many bytes.
 
     Raises:

@@ -12,7 +12,7 @@ from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
 from sluice.producer.gateway.connections.events import EventStream
-from sluice.producer.gateway.encoding import json_answer
+from sluice.producer.gateway.encoding import encoded_answer
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates
@@ -90,4 +90,4 @@ async def _answer(queue: QueueClients, job_id: JobId, asked: Generation) -> Resp
         result = packed.unpack()
         return encoded_result(asked.endpoint, job_id, result, result.model or asked.model or "")
 
-    return await json_answer(packed.num_bytes, encode)
+    return await encoded_answer(packed.num_bytes, encode)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
 from sluice.producer.gateway.access import Caller, caller_of
+from sluice.producer.gateway.encoding import encoded_answer
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.native.bodies import (
     CHANGED,
@@ -31,6 +33,9 @@ from sluice.producer.gateway.native.search import JOB_ID, QUEUE, Found, Search
 from sluice.producer.gateway.openapi.routes import ApiRoute, Parameter, RouteDoc, json_answer
 from sluice.producer.gateway.ownership import own_batch, shown_batch, unknown_job
 from sluice.producer.history.queries import History, JobFilter, JobRow
+from sluice.producer.openai.encoded_bodies import encoded
+from sluice.producer.operations.queue import Queue
+from sluice.producer.operations.results import PackedResult, packed_result
 from sluice.producer.operations.views import JobStatus
 
 MAX_LISTED, LISTED = 1000, 50
@@ -179,23 +184,20 @@ class JobRoutes:
             names = [queue.name for queue in self._search.asked_queues(request)]
             return await self._kept(names, self._search.asked_id(request), error)
         try:
-            result = await found.queue.submitting.result(found.id, timeout_s=0)
-        except JobNotDone as ended:
-            return JSONResponse(result_body(found.id, ended.partial, ended))
+            packed = await found.queue.submitting.run(packed_result(Queue(found.queue.name), found.id, timeout_s=0))
+            return await encoded_answer(packed.num_bytes, partial(_encoded, packed))
         except ResultTimeout as error:
             state = found.view.state
             raise bad_request(f"the job has not ended: it is {state}", code="job_not_ended", status=409) from error
         except ResultExpired:
             expired = bad_request("the output of the job has expired", code="result_expired", status=410)
             return await self._kept([found.queue.name], found.id, expired)
-        return JSONResponse(result_body(found.id, result))
 
     async def _kept(self, queues: Sequence[str], job_id: JobId, otherwise: HttpError) -> Response:
-        outcome = await self._records.read_if_possible(lambda history: recorded_outcome(history, queues, job_id))
-        if outcome is None:
+        found = await self._records.read_if_possible(lambda history: _encoded_record(history, queues, job_id))
+        if found is None:
             raise otherwise
-        ended = outcome.error if isinstance(outcome.error, JobNotDone) else None
-        return JSONResponse(result_body(job_id, outcome.result, ended))
+        return Response(found, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a job; one that has ended stays as it is.
@@ -223,6 +225,21 @@ class JobRoutes:
         if not is_requeued:
             raise _not_requeued(found)
         return JSONResponse({"id": found.id, "state": JobState.QUEUED})
+
+
+def _encoded(packed: PackedResult) -> bytes:
+    try:
+        return encoded(result_body(packed.job_id, packed.unpack()))
+    except JobNotDone as ended:
+        return encoded(result_body(packed.job_id, ended.partial, ended))
+
+
+def _encoded_record(history: History, queues: Sequence[str], job_id: JobId) -> bytes | None:
+    outcome = recorded_outcome(history, queues, job_id)
+    if outcome is None:
+        return None
+    ended = outcome.error if isinstance(outcome.error, JobNotDone) else None
+    return encoded(result_body(job_id, outcome.result, ended))
 
 
 def _record(history: History, queues: Sequence[str], job_id: JobId) -> Record | None:

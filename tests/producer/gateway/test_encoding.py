@@ -5,7 +5,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from sluice.producer.gateway.encoding import LARGE_BYTES, json_answer
+from sluice.producer.gateway.encoding import LARGE_BYTES, encoded_answer
 
 
 class TestGivenALargeAnswer:
@@ -15,7 +15,7 @@ class TestGivenALargeAnswer:
         def encode() -> bytes:
             return b"{}" if may_end.wait(10) else b"the loop stood still"
 
-        answer = asyncio.create_task(json_answer(LARGE_BYTES, encode))
+        answer = asyncio.create_task(encoded_answer(LARGE_BYTES, encode))
         await asyncio.sleep(0)
         may_end.set()
 
@@ -23,12 +23,12 @@ class TestGivenALargeAnswer:
 
     async def test_when_its_encoding_fails_then_the_request_gets_the_error(self) -> None:
         with pytest.raises(ZeroDivisionError):
-            await json_answer(LARGE_BYTES, lambda: b"%d" % (1 // 0))
+            await encoded_answer(LARGE_BYTES, lambda: b"%d" % (1 // 0))
 
 
 class TestGivenASmallAnswer:
     async def test_when_it_is_encoded_then_no_thread_takes_it(self) -> None:
-        answer = await json_answer(LARGE_BYTES - 1, lambda: b"%d" % get_ident())
+        answer = await encoded_answer(LARGE_BYTES - 1, lambda: b"%d" % get_ident())
 
         assert answer.body == b"%d" % get_ident()
         assert answer.media_type == "application/json"
