@@ -16,7 +16,7 @@ from sluice.producer.contract.database import open_database
 from sluice.worker.callbacks.sender_slots import SenderSlots
 from sluice.worker.callbacks.webhooks import Sender, WebhookRefused
 from sluice.worker.clock import monotonic_s, wall_ms
-from sluice.worker.history.export import export_batch, num_ended
+from sluice.worker.history.export import BatchJobs, export_batch, num_ended
 from sluice.worker.history.retention import erase_prompts_before, forget_before
 from sluice.worker.log import get_log
 
@@ -99,10 +99,10 @@ class HistoryBehind(Exception):
     """The recorder has not written all ends of a batch yet. rq retries later."""
 
 
-def export(queue: str, batch: str, folder: str, total: int) -> dict[str, object]:
+def export(queue: str, batch: str, folder: str, total: int, began_ms: int | None = None) -> dict[str, object]:
     """Write a batch as JSON lines into the export folder, once the history has all of its ends (`history.export`).
 
-    The last try writes what the history has.
+    The last try writes what the history has. Jobs from before `began_ms` are of an earlier batch of the same name.
 
     Raises:
         ValueError: `folder` is not the export folder.
@@ -110,13 +110,13 @@ def export(queue: str, batch: str, folder: str, total: int) -> dict[str, object]
     """
     if folder != _settings.get().export_folder:
         raise ValueError("the export's folder is not SLUICE_EXPORT_FOLDER")
-    log = get_log(batch=batch)
+    log, jobs = get_log(batch=batch), BatchJobs(queue, batch, began_ms)
     engine = open_database(_settings.get().database_url)
     try:
-        found = _wait_for_ends(engine, queue, batch, total)
+        found = _wait_for_ends(engine, jobs, total)
         if found < total and not _is_last_try():
             raise HistoryBehind(f"the history has {found} of the {total} ends of batch {batch}")
-        written = export_batch(engine, queue, batch, Path(folder))
+        written = export_batch(engine, jobs, Path(folder))
     finally:
         engine.dispose()
     if found < total:
@@ -147,10 +147,10 @@ def retain(days: float | None, prompt_days: float | None) -> dict[str, int]:
     return {"jobs_deleted": deleted, "prompts_erased": erased}
 
 
-def _wait_for_ends(engine: Engine, queue: str, batch: str, total: int) -> int:
+def _wait_for_ends(engine: Engine, jobs: BatchJobs, total: int) -> int:
     """Wait briefly for the recorder, and return the number of ends in the history."""
     until_s = monotonic_s() + _settings.get().export_patience_s
-    while (found := num_ended(engine, queue, batch)) < total and monotonic_s() < until_s:
+    while (found := num_ended(engine, jobs)) < total and monotonic_s() < until_s:
         time.sleep(LOOK_EVERY_S)
     return found
 

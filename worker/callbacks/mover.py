@@ -170,7 +170,7 @@ class Mover:
         queue = self._settings.queue
         name = hashlib.sha256(f"{queue} {batch.id} {completed_ms}".encode()).hexdigest()[:32]
         retry = Retry(max=len(self._settings.export_after_s), interval=list(self._settings.export_after_s))
-        arguments = (queue, batch.id, self._settings.export_folder, batch.total)
+        arguments = (queue, batch.id, self._settings.export_folder, batch.total, batch.began_ms)
         _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)
 
     def _enqueue_retention(self) -> None:

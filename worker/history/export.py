@@ -40,7 +40,22 @@ class Exported:
     """Jobs that have not ended; they are in neither file."""
 
 
-def export_batch(engine: Engine, queue: str, batch: str, folder: Path) -> Exported:
+@dataclass(frozen=True, slots=True)
+class BatchJobs:
+    """The jobs of a batch, without those of earlier batches of the same name."""
+
+    queue: str
+    batch: str
+    began_ms: int | None = None
+    """When its first job was submitted; None takes all."""
+
+    def clauses(self) -> list[sa.ColumnElement[bool]]:
+        """Return conditions on the table `jobs`."""
+        since_ms = 0 if self.began_ms is None else self.began_ms
+        return [jobs.c.queue == self.queue, jobs.c.batch == self.batch, jobs.c.submitted_ms >= since_ms]
+
+
+def export_batch(engine: Engine, wanted: BatchJobs, folder: Path) -> Exported:
     """Write `<batch>.output.jsonl` and `<batch>.errors.jsonl` into `folder`, in the order of submission.
 
     Of a job that was submitted to the batch more than once, the newest submission is written.
@@ -50,11 +65,11 @@ def export_batch(engine: Engine, queue: str, batch: str, folder: Path) -> Export
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Quoted, so that a batch's name cannot leave the folder and no two names collide.
-    name = quote(batch, safe="")
+    name = quote(wanted.batch, safe="")
     output_path, error_path = folder / f"{name}.output.jsonl", folder / f"{name}.errors.jsonl"
     counts = {"done": 0, "failed": 0, "open": 0}
     with _whole(output_path) as output, _whole(error_path) as errors, engine.connect() as connection:
-        rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(_jobs_of(queue, batch))
+        rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(_jobs_of(wanted))
         for row in rows:
             counts[_write(row, output, errors)] += 1
     return Exported(
@@ -66,26 +81,26 @@ def export_batch(engine: Engine, queue: str, batch: str, folder: Path) -> Export
     )
 
 
-def num_ended(engine: Engine, queue: str, batch: str) -> int:
+def num_ended(engine: Engine, wanted: BatchJobs) -> int:
     """Count the ended jobs of a batch in the history."""
-    query = sa.select(sa.func.count()).where(
-        jobs.c.queue == queue, jobs.c.batch == batch, jobs.c.state.not_in(("queued", "running"))
-    )
+    query = sa.select(sa.func.count()).where(*wanted.clauses(), jobs.c.state.not_in(("queued", "running")))
     with engine.connect() as connection:
         return connection.execute(query).scalar_one()
 
 
-def _jobs_of(queue: str, batch: str) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
+def _jobs_of(wanted: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     columns = (jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.error, jobs.c.error_code, jobs.c.model, jobs.c.metadata)
     line = (jobs.c.custom_id, jobs.c.line, jobs.c.endpoint)
     is_of_job = sa.and_(results.c.job_id == jobs.c.id, results.c.submitted_ms == jobs.c.submitted_ms)
     with_results = jobs.outerjoin(results, is_of_job)
     later = jobs.alias("later")
-    is_later = sa.and_(later.c.queue == queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
+    is_later = sa.and_(
+        later.c.queue == wanted.queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms
+    )
     return (
         sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)
-        .where(jobs.c.queue == queue, jobs.c.batch == batch, ~sa.exists().where(is_later, later.c.batch == batch))
+        .where(*wanted.clauses(), ~sa.exists().where(is_later, later.c.batch == wanted.batch))
         .order_by(jobs.c.submitted_ms, jobs.c.id)
     )
 

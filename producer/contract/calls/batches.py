@@ -24,6 +24,9 @@ class BatchView:
     deadline_ms: int | None = None
     """When its unfinished jobs expire."""
 
+    began_ms: int | None = None
+    """When its first job was submitted; None if an older release submitted that. A name may be used again."""
+
     @property
     def ended(self) -> int:
         """Number of jobs that have ended."""
@@ -33,6 +36,7 @@ class BatchView:
 def join_batch(parts: Sequence[BatchView]) -> BatchView:
     """Add up a batch over all partitions. It is closed, or complete, when it is in every partition."""
     completed = [part.completed_ms for part in parts]
+    began = [part.began_ms for part in parts if part.total]
     return BatchView(
         id=parts[0].id,
         is_closed=all(part.is_closed for part in parts),
@@ -43,6 +47,7 @@ def join_batch(parts: Sequence[BatchView]) -> BatchView:
         expired=sum(part.expired for part in parts),
         completed_ms=None if None in completed else max(ms for ms in completed if ms is not None),
         deadline_ms=max((part.deadline_ms for part in parts if part.deadline_ms is not None), default=None),
+        began_ms=None if None in began else min((ms for ms in began if ms is not None), default=None),
     )
 
 
@@ -70,7 +75,7 @@ def inspect_batch(keys: QueueKeys, batch: str) -> Call[BatchView]:
 
 def _read_batch(batch: str, reply: Raw) -> BatchView:
     numbers = read_map(reply)
-    completed, deadline = numbers.get("completed"), numbers.get("deadline")
+    completed, deadline, began = (numbers.get(name) for name in ("completed", "deadline", "began"))
     return BatchView(
         id=batch,
         is_closed=numbers.get("closed") == "1",
@@ -81,4 +86,5 @@ def _read_batch(batch: str, reply: Raw) -> BatchView:
         expired=read_number(numbers.get("expired", "0")),
         completed_ms=read_number(completed) if completed else None,
         deadline_ms=read_number(deadline) if deadline else None,
+        began_ms=read_number(began) if began else None,
     )

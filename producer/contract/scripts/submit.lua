@@ -226,7 +226,9 @@ end
 
 local function join_batch(job)
   if not job.batch then return end
-  if failed(try('HINCRBY', batch_key(job.batch), 'total', 1)) then call('HSET', batch_key(job.batch), 'total', 1) end
+  local total = try('HINCRBY', batch_key(job.batch), 'total', 1)
+  if failed(total) then call('HSET', batch_key(job.batch), 'total', 1) end
+  if total == 1 then call('HSET', batch_key(job.batch), 'began', NOW) end
   call('PERSIST', batch_key(job.batch))
   join_members(job)
 end

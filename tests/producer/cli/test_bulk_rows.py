@@ -11,7 +11,7 @@ from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.settings import CallbackSettings
 from sluice.worker.connection.clients import connect
-from sluice.worker.history.export import export_batch
+from sluice.worker.history.export import BatchJobs, export_batch
 from sluice.worker.history.recorder import Recorder, RecorderSettings
 from sluice.worker.history.writer import HistoryWriter
 from tests.producer.commands import Run
@@ -66,7 +66,7 @@ class TestGivenABulkFileThatHasRun:
     ) -> None:
         engine = open_database(ended)
 
-        written = export_batch(engine, "default", "b", tmp_path)
+        written = export_batch(engine, BatchJobs("default", "b"), tmp_path)
 
         engine.dispose()
         lines: list[dict[str, Any]] = [json.loads(line) for line in written.output_path.read_text().splitlines()]

@@ -15,7 +15,7 @@ from sluice.producer.contract.tables import attempts, jobs, results
 from sluice.producer.contract.wire import JobId, JobSpec, encode_spec
 from sluice.producer.history.queries import Forgotten, History
 from sluice.worker.callbacks.events import job_event
-from sluice.worker.history.export import export_batch
+from sluice.worker.history.export import BatchJobs, export_batch
 from sluice.worker.history.retention import forget_before
 from tests.contract.driving import Queue, ending
 from tests.worker.audit.audits import Scene
@@ -107,7 +107,7 @@ class TestGivenAnIdThatIsUsedAgain:
         job_id = run_twice(scene)
         scene.record()
 
-        written = export_batch(scene.history, "q", "b", tmp_path)
+        written = export_batch(scene.history, BatchJobs("q", "b"), tmp_path)
 
         (line,) = [json.loads(line) for line in written.error_path.read_text().splitlines()]
         assert (line["custom_id"], written.num_done, written.num_failed) == (job_id, 0, 1)
