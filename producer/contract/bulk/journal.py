@@ -73,12 +73,12 @@ class Journal:
         self._new: list[str] = []
 
     def __enter__(self) -> Self:
-        is_first = self._path is None or not self._path.exists()
         if self._path is not None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = lock_file(self._path.with_suffix(".lock"), f"the journal {self._path}")
-            if not is_first:
-                self._load(self._path)
+        is_first = self._path is None or not self._path.exists()
+        if self._path is not None and not is_first:
+            self._load(self._path)
         if self._is_new_run:
             self.run += 1
             self._names.clear()
