@@ -49,6 +49,8 @@ __all__ = [
 # A number that all releases share, so that two migrations of one PostgreSQL database cannot run at once.
 _POSTGRES_LOCK = 0x51_1C_E0
 
+_REVISIONS = ("base", *(f"{number:04}" for number in range(1, int(SCHEMA_REVISION) + 1)))
+
 
 def prepare(engine: Engine) -> None:
     """Prepare a history at a worker's start: migrate SQLite, check PostgreSQL.
@@ -143,6 +145,9 @@ def _config(connection: Connection) -> Config:
 
 def main(database_url: str, *, revision: str = SCHEMA_REVISION, say: Callable[[str], None]) -> ExitCode:
     """Run `worker migrate`, and report the result or the error through `say`."""
+    if revision not in _REVISIONS:
+        say(f"there is no schema {revision!r}: give base, or one of {_REVISIONS[1]} to {_REVISIONS[-1]}")
+        return ExitCode.MISUSED
     try:
         engine = open_database(database_url, is_writer=True)
         try:

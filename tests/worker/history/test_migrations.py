@@ -147,6 +147,24 @@ class TestGivenADatabaseWithoutTables:
             f"The history is at schema {SCHEMA_REVISION}.",
         ]
 
+    @pytest.mark.parametrize("revision", ["foo", "14", "0000", "9999", "head", ""])
+    def test_when_the_revision_is_unknown_then_it_says_which_there_are(self, tmp_path: Path, revision: str) -> None:
+        messages: list[str] = []
+
+        code = main(f"sqlite:///{tmp_path}/new.db", revision=revision, say=messages.append)
+
+        assert code == ExitCode.MISUSED
+        assert messages == [f"there is no schema {revision!r}: give base, or one of 0001 to {SCHEMA_REVISION}"]
+        assert not (tmp_path / "new.db").exists()
+
+    @pytest.mark.parametrize("revision", ["base", "0001"])
+    def test_when_an_old_revision_is_named_then_it_is_migrated_to_that(self, tmp_path: Path, revision: str) -> None:
+        messages: list[str] = []
+
+        code = main(f"sqlite:///{tmp_path}/new.db", revision=revision, say=messages.append)
+
+        assert (code, len(messages)) == (ExitCode.DONE, 1)
+
 
 class TestGivenAHistoryOfOneRowPerJob:
     """Schema 0005, with a job that ran, and one that was deleted before its row was written."""
