@@ -11,8 +11,8 @@ from sluice.producer.contract.openai.requests import Endpoint
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import ProducerError
 from sluice.producer.gateway.access import caller_of
+from sluice.producer.gateway.connections.encoding import encoded_answer
 from sluice.producer.gateway.connections.events import EventStream
-from sluice.producer.gateway.encoding import encoded_answer
 from sluice.producer.gateway.errors import error_of
 from sluice.producer.gateway.queues import QueueClients, Queues
 from sluice.producer.gateway.rates import Rates

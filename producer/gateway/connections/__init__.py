@@ -1,1 +1,1 @@
-"""How connections end that cannot go on: slow clients, and the end of the process. Never as if an answer were whole."""
+"""How answers reach their clients: large ones hold up no others, and none that is cut short ends as if it were whole."""

@@ -15,7 +15,7 @@ from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import JobNotDone, JobNotFound, ResultExpired, ResultTimeout
 from sluice.producer.gateway.access import Caller, caller_of
-from sluice.producer.gateway.encoding import encoded_answer
+from sluice.producer.gateway.connections.encoding import encoded_answer
 from sluice.producer.gateway.errors import HttpError, bad_request
 from sluice.producer.gateway.native.bodies import (
     CHANGED,

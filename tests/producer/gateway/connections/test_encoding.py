@@ -5,7 +5,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from sluice.producer.gateway.encoding import LARGE_BYTES, encoded_answer
+from sluice.producer.gateway.connections.encoding import LARGE_BYTES, encoded_answer
 
 
 class TestGivenALargeAnswer:
