@@ -1,1 +1,1 @@
-"""How answers reach their clients: large ones hold up no others, and none that is cut short ends as if it were whole."""
+"""How answers reach clients: large ones hold up no others, and none that is cut short ends as if it were whole."""
