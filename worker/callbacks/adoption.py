@@ -38,7 +38,7 @@ def is_webhook_of(queue: str, job: Job) -> bool:
 def is_export_of(queue: str, folder: str | None, job: Job) -> bool:
     """Tell whether a job is the export of a batch of this queue into this folder."""
     match _call(job):
-        case "export", [name, _, path, _]:
+        case "export", [name, _, path, *_]:
             return (name, path) == (queue, folder)
         case _:
             return False

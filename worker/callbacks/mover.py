@@ -16,11 +16,11 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from redis.exceptions import LockNotOwnedError
+from redis.exceptions import LockNotOwnedError, RedisError
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
 from rq.scheduler import RQScheduler
@@ -39,7 +39,13 @@ from sluice.worker.callbacks.gateway_tasks import Sweeps, is_installed
 from sluice.worker.callbacks.settings import CallbackSettings, rq_job_id
 from sluice.worker.clock import wall_ms
 from sluice.worker.connection.clients import Client
-from sluice.worker.connection.partitioned_reader import PartitionedReader, PartitionStream, ReaderSettings
+from sluice.worker.connection.outage import Outage
+from sluice.worker.connection.partitioned_reader import (
+    OtherServerAway,
+    PartitionedReader,
+    PartitionStream,
+    ReaderSettings,
+)
 from sluice.worker.connection.stream_group import Entry, keep_garbage
 from sluice.worker.log import get_log
 
@@ -67,6 +73,7 @@ class Mover:
         self._chores = rq_queue(names.chores, rq_client)
         self._sweeps = Sweeps(rq_queue(names.gateway, rq_client)) if is_installed() else None
         self._retries = _Retries(rq_client, (names.webhooks, names.chores))
+        self._rq_outage = Outage("rq's redis", self._log)
         self._stopping = threading.Event()
         self._reader = self._open()
         self._retained_hour = -1
@@ -101,7 +108,8 @@ class Mover:
         """Move one page of entries from a partition to rq, then enqueue what is due. Return the number of entries.
 
         Raises:
-            redis.RedisError, OSError: a server does not answer. Nothing is lost.
+            OtherServerAway: rq's server does not answer. Nothing is lost.
+            redis.RedisError, OSError: the queue's server does not answer. Nothing is lost.
         """
         if not source.has_answered:
             self._configure(source.keys)
@@ -111,17 +119,32 @@ class Mover:
             self._move(source.keys, entry)
         if entries:
             source.stream.acknowledge([entry_id for entry_id, _ in entries])
-        self._retries.enqueue_due()
-        self._enqueue_retention()
-        if self._sweeps is not None:
-            self._sweeps.enqueue_due()
+        self._enqueue_due()
         return len(entries)
+
+    def _enqueue_due(self) -> None:
+        with self._asking_rq():
+            self._retries.enqueue_due()
+            if self._sweeps is not None:
+                self._sweeps.enqueue_due()
+        self._enqueue_retention()
+        self._rq_outage.recovered()
+
+    @contextlib.contextmanager
+    def _asking_rq(self) -> Generator[None]:
+        """Report an outage of rq's server, which may be another than the queue's."""
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            raise OtherServerAway(error, self._rq_outage.failed(error)) from error
 
     def _adopt_once(self) -> None:
         if self._has_adopted:
             return
-        adopt(self._webhooks, "sluice-webhooks", partial(is_webhook_of, self._settings.queue))
-        adopt(self._chores, "sluice-chores", partial(is_export_of, self._settings.queue, self._settings.export_folder))
+        queue, folder = self._settings.queue, self._settings.export_folder
+        with self._asking_rq():
+            adopt(self._webhooks, "sluice-webhooks", partial(is_webhook_of, queue))
+            adopt(self._chores, "sluice-chores", partial(is_export_of, queue, folder))
         self._has_adopted = True
 
     def _configure(self, keys: QueueKeys) -> None:
@@ -162,7 +185,8 @@ class Mover:
         arguments = (event.url, event.id, event.body)
         # The resolver has time limits of its own, before that of the delivery.
         timeout_s = int(self._settings.timeout_s + 35)
-        _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
+        with self._asking_rq():
+            _enqueue_once(self._webhooks, chores.deliver_webhook, arguments, event.id, timeout_s, retry)
 
     def _enqueue_export(self, batch: BatchView, completed_ms: int) -> None:
         if self._settings.export_folder is None:
@@ -171,7 +195,8 @@ class Mover:
         name = hashlib.sha256(f"{queue} {batch.id} {completed_ms}".encode()).hexdigest()[:32]
         retry = Retry(max=len(self._settings.export_after_s), interval=list(self._settings.export_after_s))
         arguments = (queue, batch.id, self._settings.export_folder, batch.total, batch.began_ms)
-        _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)
+        with self._asking_rq():
+            _enqueue_once(self._chores, chores.export, arguments, f"export-{name}", EXPORT_TIMEOUT_S, retry)
 
     def _enqueue_retention(self) -> None:
         days, prompt_days = self._settings.retention_days, self._settings.prompt_retention_days
@@ -179,7 +204,8 @@ class Mover:
         if hour == self._retained_hour or (days is None and prompt_days is None):
             return
         retry = Retry(max=2, interval=[60, 600])
-        _enqueue_once(self._chores, chores.retain, (days, prompt_days), f"retain-{hour}", EXPORT_TIMEOUT_S, retry)
+        with self._asking_rq():
+            _enqueue_once(self._chores, chores.retain, (days, prompt_days), f"retain-{hour}", EXPORT_TIMEOUT_S, retry)
         self._retained_hour = hour
 
 

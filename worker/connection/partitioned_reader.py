@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from sluice.producer.contract.keys import QueueKeys
@@ -55,6 +56,15 @@ class Turn(Protocol):
     """A read of some entries, their use and their acknowledgement. Returns their number."""
 
     def __call__(self, source: PartitionStream, /, *, block_s: float) -> int: ...
+
+
+class OtherServerAway(RedisConnectionError):
+    """Another server than the partition's does not answer, which the turn has reported."""
+
+    def __init__(self, error: Exception, wait_s: float) -> None:
+        """Take the cause, and the time until the next try."""
+        super().__init__(str(error))  # pyright: ignore[reportUnknownMemberType]  # redis-py's arguments have no types
+        self.wait_s = wait_s
 
 
 class PartitionedReader:
@@ -125,6 +135,10 @@ class PartitionedReader:
         """Take a turn and return its number of entries, or record an outage and return 0."""
         try:
             num_entries = self._take_turn(source, block_s=block_s)
+        except OtherServerAway as away:
+            source.stream.recover()
+            self._stopping.wait(away.wait_s)
+            return 0
         except (RedisError, OSError) as error:
             source.has_answered = False
             source.stream.recover()

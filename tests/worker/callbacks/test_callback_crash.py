@@ -9,13 +9,14 @@ import pytest
 import redis
 from rq import Queue
 from rq.registry import StartedJobRegistry
+from structlog.testing import LogCapture
 
 from sluice.worker.callbacks.mover import Mover
 from sluice.worker.callbacks.rq_workers import work
 from sluice.worker.connection.clients import Client, connect
 from tests.servers import RedisServer
 from tests.worker.callbacks.test_callbacks import end_job, mover, settings_for, webhooks_of
-from tests.worker.history.test_recorder import client_of, until
+from tests.worker.history.test_recorder import client_of, num_logged, until
 
 
 class SlowReceiver:
@@ -111,3 +112,20 @@ class TestGivenAnRqThatIsAwayWhileTheQueueIsThere:
         mover(valkey).drain()
 
         assert webhooks_of(settings_for(valkey), client).count == 1
+
+    def test_when_the_mover_runs_then_it_reports_rqs_server_once_and_not_the_queues(
+        self, valkey: RedisServer, log: LogCapture
+    ) -> None:
+        end_job(client_of(valkey), "https://example.org/")
+        nobody = "unix:///nobody/listens"
+        moving = Mover(client_of(valkey), connect(nobody, timeout_s=1), settings_for(valkey))
+        thread = threading.Thread(target=moving.run)
+        thread.start()
+        try:
+            until(lambda: num_logged(log, "rq's redis unreachable") == 1, "it is reported")
+        finally:
+            moving.stop()
+            thread.join(timeout=20)
+
+        assert num_logged(log, "rq's redis unreachable") == 1
+        assert num_logged(log, "redis unreachable") == 0
