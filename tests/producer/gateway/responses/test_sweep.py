@@ -148,7 +148,11 @@ class TestGivenAResponseWhoseGatewayWasKilledBeforeTheSubmit:
 class TestGivenJobsThatOnlyTheHistoryHas:
     def test_when_one_is_done_then_its_output_is_stored(self, site: Site, sqlite_history: Engine) -> None:
         name = site.add("recorded")
-        write(sqlite_history, [e.submitted("0.acme.recorded"), e.ended("0.acme.recorded", result=e.result("hello"))])
+        write(
+            sqlite_history,
+            [e.submitted("0.acme.recorded"), e.ended("0.acme.recorded", result=e.result("hello"))],
+            queue="default",
+        )
 
         site.sweep()
 
@@ -158,7 +162,7 @@ class TestGivenJobsThatOnlyTheHistoryHas:
     def test_when_one_failed_then_that_is_stored(self, site: Site, sqlite_history: Engine) -> None:
         name = site.add("broken")
         failed = e.ended("0.acme.broken", state=b"failed", error=b"it broke", error_code=b"prompt_too_long")
-        write(sqlite_history, [e.submitted("0.acme.broken"), failed])
+        write(sqlite_history, [e.submitted("0.acme.broken"), failed], queue="default")
 
         site.sweep()
 
@@ -167,7 +171,7 @@ class TestGivenJobsThatOnlyTheHistoryHas:
 
     def test_when_the_output_was_not_kept_then_it_is_lost(self, site: Site, sqlite_history: Engine) -> None:
         name = site.add("unkept", age_ms=GRACE_MS + 1)
-        write(sqlite_history, [e.submitted("0.acme.unkept"), e.ended("0.acme.unkept")])
+        write(sqlite_history, [e.submitted("0.acme.unkept"), e.ended("0.acme.unkept")], queue="default")
 
         site.sweep()
 
