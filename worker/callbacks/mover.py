@@ -113,7 +113,6 @@ class Mover:
         """
         if not source.has_answered:
             self._configure(source.keys)
-        self._adopt_once()
         entries = source.stream.read(block_s=block_s, max_bytes=limits.MAX_CALL_BYTES, max_pages=1)
         for entry in entries:
             self._move(source.keys, entry)
@@ -123,6 +122,7 @@ class Mover:
         return len(entries)
 
     def _enqueue_due(self) -> None:
+        self._adopt_once()
         with self._asking_rq():
             self._retries.enqueue_due()
             if self._sweeps is not None:
