@@ -83,7 +83,7 @@ def large_result_columns(data: bytes, *, has_logprobs: bool = True) -> Row:
 
 
 class _TooLong(Exception):
-    pass
+    """The JSON of a result has more than `MAX_JSON_BYTES`."""
 
 
 def _choice(choice: ChoiceResult) -> Row:

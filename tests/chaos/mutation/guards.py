@@ -542,14 +542,10 @@ HISTORY = (
         patches=(
             Patch(
                 "worker/history/recorder.py",
-                "        is_written = bool(entries) and self._write(outbox, entries)\n        if is_written:\n",
-                "        is_written = bool(entries)\n        if is_written:\n",
-            ),
-            Patch(
-                "worker/history/recorder.py",
-                'acknowledge_counted(entries, outbox.keys.key("counters"))\n',
-                'acknowledge_counted(entries, outbox.keys.key("counters"))\n'
-                "            is_written = self._write(outbox, entries)\n",
+                "            if not self._write(outbox, entries):\n                break\n"
+                '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n',
+                '            outbox.stream.acknowledge_counted(entries, outbox.keys.key("counters"))\n'
+                "            if not self._write(outbox, entries):\n                break\n",
             ),
         ),
         tests=(f"{RECORDER}::TestGivenADatabaseThatGoesAway",),
