@@ -1,20 +1,19 @@
-"""The process of an engine: `python -m sluice.worker.engine_process.child SOCKET`, started by `process.py` alone.
+"""The engine's side: load the model, then do what is ordered, step by step, and report.
 
-`serve` is its loop. A thread receives orders, so that the worker never waits for a step to send one; it ends the
-process when the worker's has ended, whatever the step does.
+`serve` is the loop. A thread receives orders, so that the worker never waits for a step to send one.
 """
 
-import ctypes
 import gc
 import os
 import signal
-import sys
 import threading
+import time
 from collections import deque
 from multiprocessing.connection import Connection
 from types import FrameType
 
 from sluice.engine.errors import EngineBroken
+from sluice.engine.execution.threads import limit_spinning
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.request import TokenDelta
 from sluice.engine.watching import Iteration
@@ -22,34 +21,31 @@ from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Repo
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import Log, configure_logs, get_log
 from sluice.worker.model.engine import STALLED_S
-from sluice.worker.model.load import load_prepared, prepare
-from sluice.worker.model.loaded_model import LocalModel
+from sluice.worker.model.load import is_null, load
 
 END_WITHIN_S = 2.0
 """How long a step may last on after the worker has ended."""
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main() -> None:
+def run(socket: int) -> None:
     """Load a model for the process at the other end of the socket, and generate for it until it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGHUP):
-        # They are for the worker, whose process group or container they reach.
-        signal.signal(number, signal.SIG_IGN)
-    with Connection(int(sys.argv[1])) as connection:
+    with Connection(socket) as connection:
         try:
-            setup = receive(connection, Setup)
-            configure_logs(setup.config.log)
-            _run(connection, setup)
-        except (EOFError, BrokenPipeError):
+            _run(connection)
+        except (EOFError, ConnectionError):
             return  # the worker has ended
 
 
-def _run(connection: Connection, setup: Setup) -> None:
-    log = get_log(engine_pid=os.getpid())
+def _run(connection: Connection) -> None:
+    setup = receive(connection, Setup)
+    configure_logs(setup.config.log)
+    log = get_log(worker_id=setup.worker_id, engine_pid=os.getpid())
+    if not is_null(setup.config.model):
+        limit_spinning()
+        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # takes seconds, while the worker checks
+    receive(connection, Load)
     try:
-        loaded = _load(connection, setup)
+        loaded = load(setup.config)
     except ConfigError as error:
         send(connection, LoadFailed(error.problems, are_settings=True))
         return
@@ -61,21 +57,19 @@ def _run(connection: Connection, setup: Setup) -> None:
     # As in the worker: full collections stop every step.
     gc.collect()
     gc.freeze()
-    inbox = Inbox(connection)
+    _serve(loaded.engine, connection, log)
+
+
+def _serve(engine: LLMEngine, connection: Connection, log: Log) -> None:
     try:
-        serve(loaded.engine, inbox, connection)
+        serve(engine, Inbox(connection), connection)
     except EngineBroken as error:
         send(connection, error)
+    except ConnectionError:
+        raise
     except Exception as error:
         log.exception("engine process failed")
         send(connection, EngineBroken(f"{type(error).__name__}: {error}"))
-
-
-def _load(connection: Connection, setup: Setup) -> LocalModel:
-    """Prepare while the worker does, and load once its checks have passed."""
-    prepared = prepare(setup.config)
-    receive(connection, Load)
-    return load_prepared(prepared, setup.config.model)
 
 
 def _describe_on_signal(engine: LLMEngine, log: Log) -> None:
@@ -122,9 +116,8 @@ class Inbox:
             with self._arrived:
                 self._is_closed = True
                 self._arrived.notify()
-            end = threading.Timer(END_WITHIN_S, os._exit, (1,))
-            end.daemon = True
-            end.start()
+            time.sleep(END_WITHIN_S)
+            os._exit(1)
 
 
 def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
@@ -132,7 +125,7 @@ def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
 
     Raises:
         EngineBroken: the device is lost.
-        BrokenPipeError: the worker has ended.
+        ConnectionError: the worker has ended.
     """
     num_orders = num_added = 0
     iterations: list[Iteration] = []
@@ -145,7 +138,7 @@ def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
                 room=engine.room(),
                 num_orders=num_orders,
                 num_added=num_added,
-                is_idle=engine.idle_s > 0,
+                is_idle=engine.idle_s == float("inf"),
                 stalled=engine.stalled(for_s=STALLED_S),
                 stats=engine.stats,
                 iterations=tuple(iterations),
@@ -163,7 +156,3 @@ def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
             if order.is_watched is not None:
                 engine.watch(iterations.append if order.is_watched else None)
         deltas = engine.advance()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@
 |---|---|---|
 | worker | `Setup` | at once |
 | worker | `Load` | once its own checks have passed |
-| engine | `EngineFacts`, or `LoadFailed` | when the model is loaded |
+| engine | `EngineFacts`, or `LoadFailed` | then |
 | worker | `Orders` | when there is anything to order |
 | engine | `Report` | at first, and after each step |
 | engine | `EngineBroken` | when it cannot go on; then it ends |
@@ -13,7 +13,6 @@ Either side ends when the other closes the socket, which the system does for a p
 """
 
 import pickle
-from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +28,8 @@ class Setup(NamedTuple):
     """The first message: which model, on which device."""
 
     config: WorkerConfig
+    worker_id: str
+    """For the log."""
 
 
 class Load(NamedTuple):
@@ -56,8 +57,10 @@ class Orders(NamedTuple):
 PackedDelta = tuple[
     str, int, int, tuple[int, ...], str, tuple[TokenLogprobs, ...] | None, Finish | None, SequenceStats | None
 ]
-"""A `TokenDelta` as a plain tuple, which takes a third of the time to pickle. Its statistics are there in the first
-and in the last delta of a choice."""
+"""A `TokenDelta` as a plain tuple, which is pickled faster. The statistics are there in the first and in the last delta
+of a choice, where the worker reads them."""
+
+_BETWEEN = SequenceStats(num_prompt_tokens=0)
 
 
 class Report(NamedTuple):
@@ -96,48 +99,20 @@ def receive(connection: Connection, *kinds: type[T]) -> T:
     """
     try:
         message = pickle.loads(connection.recv_bytes())
-    except ConnectionError as error:
+    except OSError as error:  # it was killed, perhaps amid a message
         raise EOFError from error
     assert isinstance(message, kinds), f"a message of the kind {type(message).__name__}"
     return message
 
 
 def packed(delta: TokenDelta) -> PackedDelta:
-    """Return what `DeltaReader` reads."""
+    """Return what `unpacked` takes."""
     request_id, choice, start, token_ids, text, stats, logprobs, finish = delta
     is_between = finish is None and start != stats.num_resumed_tokens
     return request_id, choice, start, token_ids, text, logprobs, finish, None if is_between else stats
 
 
-class DeltaReader:
-    """A reader of packed deltas, which keeps the statistics of a choice's first delta until its last. Mutable."""
-
-    def __init__(self) -> None:
-        self._stats: dict[str, dict[int, SequenceStats]] = {}
-
-    def read(self, deltas: Iterable[PackedDelta]) -> list[TokenDelta]:
-        """Return the deltas. Those of requests that were forgotten meanwhile are left out."""
-        known = self._stats
-        made: list[TokenDelta] = []
-        for request_id, choice, start, token_ids, text, logprobs, finish, stats in deltas:
-            if stats is None:
-                if (stats := known.get(request_id, {}).get(choice)) is None:
-                    continue
-            elif finish is None:
-                known.setdefault(request_id, {})[choice] = stats
-            made.append(TokenDelta(request_id, choice, start, token_ids, text, stats, logprobs, finish))
-            if finish is not None and request_id in known:
-                known[request_id].pop(choice, None)
-                if not known[request_id]:
-                    del known[request_id]
-        return made
-
-    @property
-    def num_kept(self) -> int:
-        """Requests of which it expects more."""
-        return len(self._stats)
-
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Leave out what still comes of these requests."""
-        for request_id in request_ids:
-            self._stats.pop(request_id, None)
+def unpacked(delta: PackedDelta) -> TokenDelta:
+    """Return the delta that was packed; without its statistics, if it is neither a first nor a last one."""
+    request_id, choice, start, token_ids, text, logprobs, finish, stats = delta
+    return TokenDelta(request_id, choice, start, token_ids, text, stats or _BETWEEN, logprobs, finish)

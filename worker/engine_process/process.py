@@ -5,29 +5,39 @@ import socket
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from subprocess import Popen, TimeoutExpired
+from signal import SIGUSR1
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Self
 
 from sluice.worker.config import WorkerConfig
-from sluice.worker.engine_process.messages import Load, LoadFailed, Setup, receive, send
+from sluice.worker.engine_process.messages import Load, LoadFailed, Report, Setup, receive, send
 from sluice.worker.errors import ConfigError, WorkerBroken
 from sluice.worker.model.loaded_model import EngineFacts
+from sluice.worker.signals import block_startup_signals
 
-_COMMAND = (sys.executable, "-P", "-m", "sluice.worker.engine_process.child")
+_COMMAND = (sys.executable, "-P", "-m", "sluice.worker.engine_process")
 STOP_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 5.0
+"""A process in a driver's call may outlast even a SIGKILL."""
 
 
 class EngineProcess:
     """A process that loads a model and runs its engine. Use as a context manager: it ends with the context."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        """Start it. It imports and checks what it needs for the model, and waits for `load`."""
+    def __init__(self, config: WorkerConfig, worker_id: str) -> None:
+        """Start it. It imports what it needs for the model, and waits for `load`."""
         self._socket, theirs = socket.socketpair()
         self.connection = Connection(os.dup(self._socket.fileno()))
-        with theirs:
+        self._is_loaded = False
+        with theirs, block_startup_signals():
             # A new session, because Ctrl-C is for the worker.
-            self._process = Popen([*_COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True)
-        send(self.connection, Setup(config))
+            self._process = Popen(
+                [*_COMMAND, str(theirs.fileno()), str(os.getpid())],
+                stdin=DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        send(self.connection, Setup(config, worker_id))
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -42,21 +52,28 @@ class EngineProcess:
         """Its process id."""
         return self._process.pid
 
-    def load(self) -> EngineFacts:
-        """Let it load the model, and wait until it has.
+    def load(self) -> tuple[EngineFacts, Report]:
+        """Let it load the model; wait until it has, and for its first report.
 
         Raises:
             ConfigError: the settings or the model's files are wrong.
             WorkerBroken: the model cannot be loaded now, or the process ended.
         """
         try:
-            send(self.connection, Load())
+            with suppress(OSError):  # it has ended, perhaps after an answer
+                send(self.connection, Load())
             answer = receive(self.connection, EngineFacts, LoadFailed)
-        except (EOFError, OSError):
+            if isinstance(answer, LoadFailed):
+                raise ConfigError(answer.problems) if answer.are_settings else WorkerBroken(*answer.problems)
+            report = receive(self.connection, Report)
+        except EOFError:
             raise WorkerBroken(f"the engine's process ended while it loaded the model: {self.end()}") from None
-        if not isinstance(answer, LoadFailed):
-            return answer
-        raise ConfigError(answer.problems) if answer.are_settings else WorkerBroken(*answer.problems)
+        self._is_loaded = True
+        return answer, report
+
+    def describe(self) -> None:
+        """Let it log its sequences."""
+        self._process.send_signal(SIGUSR1)
 
     def end(self) -> str:
         """Wait for its end, which has come or is near, and say how it ended."""
@@ -67,13 +84,14 @@ class EngineProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     def stop(self) -> None:
-        """End it: close the socket, and kill it after a timeout."""
+        """End it: close the socket, and kill it after a timeout. What loads a model has nothing to end in order."""
         with suppress(OSError):
             # Closing alone would not wake a thread that reads from it.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._is_loaded:
+            with suppress(TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+        self._process.kill()
+        with suppress(TimeoutExpired):
+            self._process.wait(KILL_TIMEOUT_S)

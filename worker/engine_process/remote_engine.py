@@ -1,7 +1,5 @@
 """An engine whose steps are computed in another process, as the worker's loop sees it: it advances by reports."""
 
-import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,14 +10,14 @@ from sluice.engine.llm_engine import EngineStats
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher
-from sluice.worker.engine_process.messages import DeltaReader, Orders, Report, receive, send
+from sluice.worker.engine_process.messages import Orders, Report, receive, send, unpacked
 from sluice.worker.engine_process.process import EngineProcess
 from sluice.worker.model.engine import STALLED_S
-from sluice.worker.model.loaded_model import EngineFacts
 from sluice.worker.watchdog import Watchdog
 
 MAX_REPORTS = 8
-"""Reports that wait for the loop; then the engine waits, as an engine in the loop's process waits for the buffer."""
+"""Reports that wait for the loop. Once the socket's buffer is full, too, the engine waits, as one in the loop's process
+waits for a full buffer towards Redis."""
 
 
 class ReportedSteps(Watchdog):
@@ -38,17 +36,20 @@ class RemoteEngine:
     What it tells of the engine is as of the last report that `advance` has taken.
     """
 
-    def __init__(self, process: EngineProcess, facts: EngineFacts, steps: ReportedSteps, *, step_tokens: int) -> None:
-        """Join an engine that has loaded its model; wait for its first report.
+    def __init__(self, process: EngineProcess, steps: ReportedSteps, *, step_tokens: int) -> None:
+        """Let a process load its model, and join its engine.
 
         Args:
-            process: Its process, which the caller stops.
-            facts: What it told of its model.
+            process: The process, which the caller stops.
             steps: Times them.
             step_tokens: Most tokens of a step.
+
+        Raises:
+            ConfigError, WorkerBroken: as `EngineProcess.load`.
         """
+        self.facts, self._last = process.load()
         self._process = process
-        self._limits = facts.limits
+        self._limits = self.facts.limits
         self._step_tokens = step_tokens
         self.watchdog = steps
         self._wake_loop: Callable[[], None] = lambda: None
@@ -59,8 +60,6 @@ class RemoteEngine:
         self._dropped: list[str] = []
         self._num_orders = 0
         self._num_added = 0
-        self._last = receive(process.connection, Report)
-        self._deltas = DeltaReader()
         self._reports: deque[Report] = deque()
         self._places = threading.Semaphore(MAX_REPORTS)
         self._is_closing = False
@@ -98,28 +97,27 @@ class RemoteEngine:
         self._aborted += request_ids
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """See `LLMEngine.drop`."""
-        dropped = list(request_ids)
-        self._dropped += dropped
-        self._deltas.forget(dropped)
+        """See `LLMEngine.drop`. Output that is on its way is still returned."""
+        self._dropped += request_ids
 
     def advance(self) -> list[TokenDelta]:
-        """Send the orders, and return what the next report brings; nothing if there is none.
+        """Send the orders, and return what the reports since the last call bring, nothing if there is none.
 
         Raises:
-            EngineBroken: the process has ended.
+            EngineBroken: the process has ended, and all its reports are taken.
         """
         self._send_orders()
-        if not self._reports:
-            if self._failure is not None:
-                raise self._failure
-            return []
-        self._last = report = self._reports.popleft()
-        self._places.release()
-        if report.iterations and (watcher := self._watcher) is not None:
-            for iteration in report.iterations:
-                watcher(iteration)
-        return self._deltas.read(report.deltas)
+        if not self._reports and self._failure is not None:
+            raise self._failure
+        deltas: list[TokenDelta] = []
+        for _ in range(len(self._reports)):
+            self._last = report = self._reports.popleft()
+            self._places.release()
+            deltas += map(unpacked, report.deltas)
+            if (watcher := self._watcher) is not None:
+                for iteration in report.iterations:
+                    watcher(iteration)
+        return deltas
 
     @property
     def idle_s(self) -> float:
@@ -169,8 +167,7 @@ class RemoteEngine:
 
     def describe(self) -> None:
         """Let the process log its sequences."""
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
+        self._process.describe()
 
     # ------------------------------------------------------------ orders and reports
 
@@ -195,6 +192,8 @@ class RemoteEngine:
             self._failure = received
         except EOFError:
             self._failure = EngineBroken(f"the engine's process ended: {self._process.end()}")
+        except Exception as error:  # noqa: BLE001  # the loop must end whatever the error is
+            self._failure = EngineBroken(f"a report of the engine's process cannot be read: {error!r}")
         self._wake_loop()
 
     def _take(self, report: Report) -> None:

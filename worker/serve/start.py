@@ -74,7 +74,7 @@ def start(
     incarnation = incarnation or uuid.uuid4().hex
     log = _log_of(incarnation)
     site = Site(config, environ, log, patience_s=config.redis.patience_s)
-    with _engine_process(site) as process:
+    with _engine_process(config, incarnation) as process:
         require(SERVER_CHECKS, site, log)
         with announced(site.connections.uplink.client, partitions_of(config)):
             served = _check_and_load(site, process, log)
@@ -93,7 +93,11 @@ def start(
 
 
 def _log_of(incarnation: str) -> Log:
-    return get_log(worker_id=incarnation[:8])
+    return get_log(worker_id=_worker_id(incarnation))
+
+
+def _worker_id(incarnation: str) -> str:
+    return incarnation[:8]
 
 
 def _tell_parent() -> None:
@@ -104,9 +108,9 @@ def _tell_parent() -> None:
             os.write(stdin, b"+")
 
 
-def _engine_process(site: Site) -> AbstractContextManager[EngineProcess | None]:
+def _engine_process(config: WorkerConfig, incarnation: str) -> AbstractContextManager[EngineProcess | None]:
     """Start the process of the engine, if it has one: it imports what it needs while the checks run."""
-    return EngineProcess(site.config) if site.config.model.has_engine_process else nullcontext()
+    return EngineProcess(config, _worker_id(incarnation)) if config.model.has_engine_process else nullcontext()
 
 
 def _check_and_load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
@@ -150,11 +154,9 @@ def _load(site: Site, process: EngineProcess | None, log: Log) -> LoadedModel:
 
 
 def _load_remotely(site: Site, process: EngineProcess) -> LoadedModel:
-    config = site.config
-    facts = process.load()
-    steps = ReportedSteps(config.beat.step_deadline_s)
-    engine = RemoteEngine(process, facts, steps, step_tokens=config.step_limits.max_num_batched_tokens)
-    return LoadedModel(name=site.model.name, text=site.model.text, engine=engine, facts=facts)
+    steps = ReportedSteps(site.config.beat.step_deadline_s)
+    engine = RemoteEngine(process, steps, step_tokens=site.config.step_limits.max_num_batched_tokens)
+    return LoadedModel(name=site.model.name, text=site.model.text, engine=engine, facts=engine.facts)
 
 
 def _prepare_history(site: Site) -> None:

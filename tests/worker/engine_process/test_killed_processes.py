@@ -46,7 +46,9 @@ def workers(valkey: RedisServer, tmp_path: Path, client: Any) -> Generator[Worke
 
 def engine_of(worker: WorkerProcess) -> psutil.Process:
     """Return the process of a worker's engine."""
-    (engine,) = [one for one in psutil.Process(worker.pid).children() if "engine_process" in " ".join(one.cmdline())]
+    (engine,) = [
+        one for one in psutil.Process(worker.pid).children() if "sluice.worker.engine_process" in one.cmdline()
+    ]
     return engine
 
 
@@ -106,5 +108,6 @@ class TestGivenAWorkerInMidGeneration:
 
         assert worker.wait() == ExitCode.DONE
         assert not engine.is_running()
+        assert "error" not in worker.output.replace('"error_code"', "")
         check_every_token_once(client, dict(zip(job_ids, self.ASKS, strict=True)))
         check_nothing_is_left(client)

@@ -1,12 +1,17 @@
 """What crosses the socket: deltas arrive as the engine made them."""
 
+import socket
+import struct
+from multiprocessing.connection import Connection
 from random import Random
+
+import pytest
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.llm_engine import LLMEngine
 from sluice.engine.null_model import NullModel, NullModelConfig, NullTokenizer
 from sluice.engine.request import ChoiceProgress, Request, SamplingParams, TokenDelta
-from sluice.worker.engine_process.messages import DeltaReader, packed
+from sluice.worker.engine_process.messages import Report, packed, receive, unpacked
 
 SMALL_CACHE = NullModelConfig(num_blocks=24, block_size=4, max_model_len=64)
 
@@ -39,35 +44,21 @@ def steps_of(seed: int) -> list[list[TokenDelta]]:
 
 
 class TestGivenTheDeltasOfAnEngine:
-    def test_when_packed_and_read_then_they_are_the_same(self) -> None:
-        for seed in range(20):
-            reader = DeltaReader()
-            for deltas in steps_of(seed):
-                read = reader.read([*map(packed, deltas)])
+    def test_when_packed_and_unpacked_then_they_are_the_same(self) -> None:
+        for delta in [delta for seed in range(20) for deltas in steps_of(seed) for delta in deltas]:
+            made = unpacked(packed(delta))
 
-                assert [one._replace(stats=two.stats) for one, two in zip(read, deltas, strict=True)] == deltas
-                for one, two in zip(read, deltas, strict=True):
-                    if two.finish is not None or two.start == two.stats.num_resumed_tokens:
-                        assert one.stats == two.stats, "the worker reads those of a first and of a last delta"
-
-    def test_when_all_have_ended_then_nothing_is_kept(self) -> None:
-        reader = DeltaReader()
-        for deltas in steps_of(1):
-            reader.read([*map(packed, deltas)])
-        assert reader.num_kept == 0
+            assert made._replace(stats=delta.stats) == delta
+            if delta.finish is not None or delta.start == delta.stats.num_resumed_tokens:
+                assert made.stats == delta.stats, "the worker reads those of a first and of a last delta"
 
 
-class TestGivenARequestThatIsForgotten:
-    """Its deltas were on their way when the worker lost it."""
+class TestGivenAProcessThatIsKilledAmidAMessage:
+    def test_when_its_message_is_received_then_the_process_has_ended(self) -> None:
+        ours, theirs = socket.socketpair()
+        with Connection(ours.detach()) as connection:
+            theirs.sendall(struct.pack("!i", 1000) + b"the first bytes")
+            theirs.close()
 
-    def test_when_they_arrive_then_they_are_left_out_and_those_of_others_are_not(self) -> None:
-        reader, steps = DeltaReader(), steps_of(2)
-        reader.read([*map(packed, steps[0])])
-        gone = steps[1][0].request_id
-        reader.forget([gone])
-
-        read = reader.read([*map(packed, steps[1])])
-
-        kept = [one for one in steps[1] if one.request_id != gone or one.finish is not None]
-        assert [one[:5] for one in read] == [one[:5] for one in kept]
-        assert len(kept) < len(steps[1])
+            with pytest.raises(EOFError):
+                receive(connection, Report)
