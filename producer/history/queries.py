@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sluice.producer.contract.database import HistoryError, check_schema, open_database
 from sluice.producer.contract.job_ids import split_job_id
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import attempts, batch_progress, jobs, results, timeline
+from sluice.producer.contract.tables import attempts, batch_progress, jobs, queue_of_id, results, timeline
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.history.percentiles import percentile
@@ -281,7 +281,8 @@ class History:
                 rows = connection.execute(_forgotten(some).returning(jobs.c.id, jobs.c.submitted_ms))
                 have = {(str(job_id), int(submitted_ms)) for job_id, submitted_ms in rows}
                 is_result = sa.tuple_(results.c.job_id, results.c.submitted_ms).in_(list(have))
-                connection.execute(results.delete().where(is_result))
+                ids = [job.id for job in some]  # for their index
+                connection.execute(results.delete().where(results.c.job_id.in_(ids), is_result))
                 if tombstones := [row for job in some if (row := _tombstone(job, have)) is not None]:
                     connection.execute(jobs.insert(), tombstones)
             known += len({job_id for job_id, _ in have})
@@ -309,12 +310,12 @@ def _explained() -> Generator[None]:
         raise HistoryUnavailable(f"the history cannot be read: {cause}. Check the database URL.") from error
 
 
-def _is_in(column: AnyColumn, wanted: str | Sequence[str]) -> sa.ColumnElement[bool]:
+def _is_in(column: sa.ColumnElement[Any], wanted: str | Sequence[str]) -> sa.ColumnElement[bool]:
     return column == wanted if isinstance(wanted, str) else column.in_(wanted)
 
 
 def _is_job(queue: QueueNames, job_id: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return jobs.c.id == job_id, _is_in(jobs.c.queue, queue)
+    return jobs.c.id == job_id, _is_in(queue_of_id, queue)
 
 
 def _is_newest(id_column: AnyColumn, time_column: AnyColumn, queue: QueueNames, job_id: str) -> sa.ColumnElement[bool]:

@@ -1,6 +1,7 @@
 """Questions to the history, on SQLite and PostgreSQL."""
 
 import random
+import sqlite3
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.event import listen, remove
 
 from sluice.producer.contract.database import open_database
 from sluice.producer.contract.states import JobState
@@ -16,6 +18,7 @@ from sluice.producer.contract.tables import attempts, jobs, results
 from sluice.producer.contract.wire import JobId
 from sluice.producer.errors import HistoryUnavailable
 from sluice.producer.history.queries import Forgotten, History, JobFilter
+from sluice.worker.history.migrate import migrate
 
 NOON_MS = 1_800_000_000_000
 
@@ -216,6 +219,40 @@ class TestGivenOneIdInTwoQueues:
         assert [(name, prompt, bool(is_kept)) for name, prompt, is_kept in rows] == [
             (queue, None, False), (other, "theirs", True),
         ]  # fmt: skip
+
+
+class TestGivenAQueueOfManyJobs:
+    def test_when_one_is_looked_up_then_the_others_are_not_read(self, tmp_path: Path, steps: list[None]) -> None:
+        url = f"sqlite:///{tmp_path}/many.db"
+        engine = open_database(url, is_writer=True)
+        migrate(engine)
+        given = {"queue": "q", "partition": 0, "tenant": "a", "version": 3, "state": "done"}
+        rows = [{**given, "id": f"0.a.{number}", "submitted_ms": NOON_MS + number} for number in range(3000)]
+        with engine.begin() as connection:
+            connection.execute(jobs.insert(), rows)
+
+        with History(url, is_writer=True) as history:
+            steps.clear()
+            assert history.job("q", "0.a.7") is not None
+            assert history.num_submissions("q", "0.a.7") == 1
+            assert history.timeline("q", "0.a.7") != []
+            assert history.forget([Forgotten(id=JobId("0.a.7"), queue="q", state=None)]) == 1
+
+        engine.dispose()
+        assert len(steps) < 50, "thousands of steps; each query over all jobs takes more"
+
+    @pytest.fixture
+    def steps(self) -> Iterator[list[None]]:
+        """One for each hundred steps of SQLite."""
+        found: list[None] = []
+
+        def count(connection: object, _record: object) -> None:
+            if isinstance(connection, sqlite3.Connection):
+                connection.set_progress_handler(lambda: found.append(None), 100)
+
+        listen(sa.Engine, "connect", count)
+        yield found
+        remove(sa.Engine, "connect", count)
 
 
 class TestGivenNoHistory:

@@ -22,7 +22,8 @@ from sluice.producer.contract.openai.logprobs import chat_logprobs, completion_l
 from sluice.producer.contract.tables import jobs, results
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-ROWS_AT_ONCE = 500
+ROWS_AT_ONCE = 20
+"""Rows in memory. Each may have a large result."""
 
 Object = dict[str, Any]  # Any: JSON
 JobRow = Row[*tuple[Any, ...]]  # Any: columns of several types
@@ -94,9 +95,9 @@ def _jobs_of(wanted: BatchJobs) -> sa.Select[*tuple[Any, ...]]:  # Any: as above
     is_of_job = sa.and_(results.c.job_id == jobs.c.id, results.c.submitted_ms == jobs.c.submitted_ms)
     with_results = jobs.outerjoin(results, is_of_job)
     later = jobs.alias("later")
-    is_later = sa.and_(
-        later.c.queue == wanted.queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms
-    )
+    # An expression in place of the column: with the index by batch, SQLite would look at each other job of the batch.
+    is_in_queue = later.c.queue.concat("") == wanted.queue
+    is_later = sa.and_(is_in_queue, later.c.id == jobs.c.id, later.c.submitted_ms > jobs.c.submitted_ms)
     return (
         sa.select(*columns, *line, jobs.c.finished_ms, results.c.choices, results.c.usage)
         .select_from(with_results)

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 
 from sluice.producer.contract.database import JsonText, why
-from sluice.producer.contract.tables import batches, jobs, results
+from sluice.producer.contract.tables import batches, jobs, queue_of_id, results
 from sluice.producer.contract.wire import JobId
 from sluice.worker.history.rows import IDENTITY, JobChange, Row, Submission
 from sluice.worker.history.upserts import Upserts
@@ -112,7 +112,7 @@ class HistoryWriter:
             HistoryAway: the database does not answer.
         """
         found: dict[JobId, int] = {}
-        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).where(jobs.c.queue == queue).group_by(jobs.c.id)
+        newest = sa.select(jobs.c.id, sa.func.max(jobs.c.submitted_ms)).where(queue_of_id == queue).group_by(jobs.c.id)
         try:
             with self._engine.connect() as connection:
                 for start in range(0, len(job_ids), MAX_JOBS_PER_TRANSACTION):

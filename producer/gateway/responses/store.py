@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import RowMapping
 
 from sluice.producer.contract.states import JobState
-from sluice.producer.contract.tables import jobs, responses, results
+from sluice.producer.contract.tables import jobs, queue_of_id, responses, results
 from sluice.producer.contract.wire import JobId, Usage
 from sluice.producer.gateway.tables.database import Database
 from sluice.producer.openai.bodies import Object
@@ -145,7 +145,7 @@ class ResponseStore:
         """Return the ends that the history has; of jobs that are done, only with their output."""
         columns = (jobs.c.id, jobs.c.state, jobs.c.error_code, jobs.c.error, results.c.choices, results.c.usage)
         is_same = (results.c.job_id == jobs.c.id) & (results.c.submitted_ms == jobs.c.submitted_ms)
-        is_one = (jobs.c.queue == queue, jobs.c.id.in_(job_ids))
+        is_one = (queue_of_id == queue, jobs.c.id.in_(job_ids))
         query = sa.select(*columns).select_from(jobs.outerjoin(results, is_same)).where(*is_one)
         with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()

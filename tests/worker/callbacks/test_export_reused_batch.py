@@ -1,14 +1,17 @@
 """A batch whose name was used before, of which the queue has forgotten all and the history nothing."""
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy.engine import Engine
+from sqlalchemy.event import listen
 
 from sluice.producer.contract import calls
 from sluice.producer.contract.wire import JobId
 from sluice.worker.callbacks.mover import Mover
+from sluice.worker.history.export import BatchJobs, export_batch
 from sluice.worker.history.rows import changes_of
 from sluice.worker.history.writer import HistoryWriter
 from tests.contract.driving import Queue, ending
@@ -82,3 +85,24 @@ class TestGivenABatchOfLastMonth:
         work(client, settings, chores_of(settings, client))
 
         assert sorted(lines_in(folder)) == ["0.t.new", "line-old"]
+
+
+class TestGivenALargeBatch:
+    def test_when_it_is_exported_then_the_work_grows_with_its_jobs(
+        self, sqlite_history: Engine, tmp_path: Path
+    ) -> None:
+        names = [f"0.t.{number}" for number in range(1000)]
+        events = [e.submitted(name, e.NOON_MS + at, batch=BATCH.encode()) for at, name in enumerate(names)]
+        HistoryWriter(sqlite_history).write(changes_of(e.QUEUE, e.unpacked(events)).values())
+        steps: list[None] = []
+
+        def count(connection: sqlite3.Connection, _record: object) -> None:
+            connection.set_progress_handler(lambda: steps.append(None), 1000)
+
+        sqlite_history.dispose()
+        listen(sqlite_history, "connect", count)
+
+        written = export_batch(sqlite_history, BatchJobs(e.QUEUE, BATCH), tmp_path)
+
+        assert written.num_open == 1000
+        assert len(steps) < 1000, "a thousand steps for each job: not one look at each other job"
