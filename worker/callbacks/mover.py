@@ -17,7 +17,6 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from redis.exceptions import LockNotOwnedError, RedisError
@@ -32,7 +31,6 @@ from sluice.producer.contract.keys import QueueKeys
 from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.wire import WireError
 from sluice.worker.callbacks import chores
-from sluice.worker.callbacks.adoption import adopt, is_export_of, is_webhook_of
 from sluice.worker.callbacks.chore_jobs import rq_queue
 from sluice.worker.callbacks.events import Event, batch_event, job_event
 from sluice.worker.callbacks.gateway_tasks import Sweeps, is_installed
@@ -77,7 +75,6 @@ class Mover:
         self._stopping = threading.Event()
         self._reader = self._open()
         self._retained_hour = -1
-        self._has_adopted = False
 
     def _open(self) -> PartitionedReader:
         settings = self._settings
@@ -122,7 +119,6 @@ class Mover:
         return len(entries)
 
     def _enqueue_due(self) -> None:
-        self._adopt_once()
         with self._asking_rq():
             self._retries.enqueue_due()
             if self._sweeps is not None:
@@ -137,15 +133,6 @@ class Mover:
             yield
         except (RedisError, OSError) as error:
             raise OtherServerAway(error, self._rq_outage.failed(error)) from error
-
-    def _adopt_once(self) -> None:
-        if self._has_adopted:
-            return
-        queue, folder = self._settings.queue, self._settings.export_folder
-        with self._asking_rq():
-            adopt(self._webhooks, "sluice-webhooks", partial(is_webhook_of, queue))
-            adopt(self._chores, "sluice-chores", partial(is_export_of, queue, folder))
-        self._has_adopted = True
 
     def _configure(self, keys: QueueKeys) -> None:
         """Let the queue report batches without a callback URL if, and only if, batches are exported."""

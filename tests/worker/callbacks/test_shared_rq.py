@@ -1,7 +1,6 @@
 """Several `worker callbacks` share rq's Redis: none runs what another one has enqueued."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from sluice.worker.connection.clients import Client
 from sluice.worker.history.migrate import migrate
 from tests.servers import RedisServer, redis_server
 from tests.worker.callbacks.receiver import receiver
-from tests.worker.callbacks.test_callbacks import chores_of, complete_batch, end_job, settings_for, webhooks_of, work
-from tests.worker.history import events as e
+from tests.worker.callbacks.test_callbacks import chores_of, complete_batch, end_job, settings_for, work
 from tests.worker.history.test_recorder import client_of
 from tests.worker.history.test_retention import DAY_MS, ran
 from tests.worker.history.test_rows import write
@@ -148,39 +146,3 @@ class TestGivenSettingsThatNameTheSamePlaces:
         after = settings_for(valkey, **{"database_url": "postgresql://db/x"} | dict(changes))
 
         assert after.rq_names == before.rq_names
-
-
-class TestGivenAnOlderReleaseThatLeftJobs:
-    """Its rq queues had one name for all."""
-
-    def leave(self, client: Client, settings: CallbackSettings) -> None:
-        """Put what waits under the old name, as it was there."""
-        for old, new in (
-            ("sluice-webhooks", webhooks_of(settings, client)),
-            ("sluice-chores", chores_of(settings, client)),
-        ):
-            for job in new.get_jobs():
-                new.remove(job)
-                rq_queue(old, client).enqueue_job(job)
-
-    def test_when_the_mover_starts_then_it_takes_those_of_its_queue(self, valkey: RedisServer, tmp_path: Path) -> None:
-        client, old = client_of(valkey), rq_queue("sluice-webhooks", client_of(valkey))
-        ours, theirs = (settings_for(valkey, queue=name, export_folder=str(tmp_path)) for name in (e.QUEUE, "other"))
-        end_job(client, "http://127.0.0.1/1")
-        end_job(client, "http://127.0.0.1/2", job_id="0.acme.2")
-        complete_batch(client, "")
-        Mover(client, client, ours).drain()
-        self.leave(client, ours)
-        later: Any = old.get_jobs()[0]
-        old.remove(later)
-        old.schedule_job(later, datetime.now(UTC) + timedelta(hours=1))
-        client.rpush(old.key, "foreign")
-        client.hset("rq:job:foreign", mapping={"origin": old.name, "data": b"\x80", "status": "queued"})
-
-        Mover(client, client, theirs).drain()
-        assert (old.count, old.scheduled_job_registry.count) == (2, 1)
-        Mover(client, client, ours).drain()
-
-        assert webhooks_of(ours, client).count == 2
-        assert chores_of(ours, client).count == 1
-        assert (old.get_job_ids(), old.scheduled_job_registry.count) == (["foreign"], 0)
