@@ -24,9 +24,14 @@ def jobs_of(num_seqs: int, *, is_null: bool = False) -> list[Job]:
 
 
 def batching(num_seqs: int) -> tuple[str, ...]:
-    """Return the worker's flags for the same batching as the bare engine's."""
+    """Return the worker's flags for the same batching as the bare engine's.
+
+    Without speculation, as the engines that it is compared with: a random model repeats itself, so its next tokens are
+    guessed right.
+    """
     tokens = str(MAX_NUM_BATCHED_TOKENS)
-    return ("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", tokens, "--no-enable-prefix-caching")
+    off = ("--no-enable-prefix-caching", "--speculation", "off")
+    return ("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", tokens, *off)
 
 
 def run_jobs(producer: Producer, jobs: Sequence[Job], *, stream: bool = True, read: bool = False) -> float:

@@ -82,7 +82,7 @@ def pairs(num_seqs: int, num_rounds: int) -> list[tuple[float, float, Parts]]:
 
     Both warm, the other idle.
     """
-    flags = ("--model", str(folder_with_tokenizer()), "--speculation", "off", *batching(num_seqs))
+    flags = ("--model", str(folder_with_tokenizer()), *batching(num_seqs))
     with (
         BareEngine(num_seqs) as engine,
         own_server() as folder,
