@@ -4,8 +4,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import httpx
 
@@ -30,7 +30,7 @@ def submitted(client: httpx.Client, **fields: Any) -> str:  # Any: JSON, here an
 
 def unknown_to(tenant: str) -> str:
     """An id that no job has."""
-    return f"0.{tenant}.{uuid4().hex}"
+    return f"0.{tenant}.{token_hex(32)}"
 
 
 def wait_for(found: Callable[[], Found | None]) -> Found:

@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -13,12 +15,15 @@ import pytest
 
 from sluice.producer.api_keys.key import split_key
 from sluice.producer.gateway.keyring import Keyring
-from tests.grids import fast_only
 from tests.producer.gateway.gateway_process import new_key
 from tests.producer.gateway.native.conftest import Native
 from tests.producer.gateway.native.jobs import ended, submitted, unknown_to
 
 pytestmark = pytest.mark.slow
+
+ROUTES = ["GET /jobs/ID/result", "GET /jobs/ID", "POST /jobs/ID/cancel"]
+NO_JOB = r"\d+\.(acme|globex)\.[0-9a-f]{64}"
+"""An id like those that the gateway looks for instead of foreign ones, and those of `unknown_to`."""
 
 LINE = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "once"}}
 
@@ -117,7 +122,21 @@ class TestGivenIdsOfAnotherTenant:
         assert found.status_code == unknown.status_code == 400
         assert found.text.replace(foreign["file_id"], "ID") == unknown.text.replace("file-zzz", "ID")
 
-    @pytest.mark.parametrize("route", fast_only(["GET /jobs/ID/result"], ["GET /jobs/ID", "POST /jobs/ID/cancel"]))
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_when_the_server_is_asked_then_as_for_unknown_ones(
+        self, native: Native, foreign: dict[str, str], route: str
+    ) -> None:
+        found = commands_for(native, route, foreign["job_id"])
+
+        assert found != []
+        assert (
+            found
+            == commands_for(native, route, unknown_to("globex"))
+            == commands_for(native, route, unknown_to("acme"))
+        )
+
+    @pytest.mark.long  # alone on the machine
+    @pytest.mark.parametrize("route", ROUTES)
     def test_when_answers_are_timed_then_they_take_as_long_as_unknown_ones(
         self, native: Native, foreign: dict[str, str], route: str
     ) -> None:
@@ -131,6 +150,18 @@ class TestGivenIdsOfAnotherTenant:
 
         assert 0.67 < ratio < 1.5
         assert 0.67 < own < 1.5
+
+
+def commands_for(native: Native, route: str, job_id: str) -> list[str]:
+    """The commands with the id of a job that a request makes the gateway send, with the job's tenant instead."""
+    method, path = route.split(" ")
+    known = re.compile(f"{NO_JOB}|{re.escape(job_id)}")
+    with native.server.client() as client, client.monitor() as monitor:
+        assert native.acme.request(method, path.replace("ID", job_id)).status_code == 404
+        client.echo("the end")
+        texts: Iterator[str] = (seen["command"] for seen in monitor.listen())
+        texts = takewhile(lambda text: text != "ECHO the end", texts)
+        return [known.sub(r"\1", text) for text in texts if known.search(text)]
 
 
 def ratio_of(first: Callable[[], object], second: Callable[[], object], count: int) -> float:
