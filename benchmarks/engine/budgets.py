@@ -1,18 +1,19 @@
 """Goodput under fixed token budgets of a step, and under a budget of time.
 
-    python -m benchmarks budgets [--real] [--size SHARE]
+    python -m benchmarks budgets [--real] [--size SHARE] [--slower TIMES]
 
 Chats and long prompts, the same arrivals for every row. Fixed budgets of 128 to 2,048 tokens a step; then 2,048 tokens
 with the limit that a worker has without targets (100 ms), and with the targets of the table. In virtual time for two
 machines: a model of 8 billion parameters on one GPU (a calculation, `benchmarks.disciplines.runs`), and the 100 M model
 on two cores (fitted, docs/lab/tuning.md). The engine does not know these step times: it measures its steps.
 
-With --real, runs the 100 M model on this CPU instead; pauses between arrivals are skipped.
+With --real, runs the 100 M model on this CPU instead; pauses between arrivals are skipped. With --slower, arrivals and
+targets are so many times slower, for a processor on which the model is.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.disciplines.runs import CARD, Machine, Row, row, table_of
 from sluice.engine.config import EngineConfig, StepTargets
@@ -53,10 +54,15 @@ class Case:
             enable_prefix_caching=False,
         )
 
+    def slower(self, times: float) -> "Case":
+        """Return it with targets that many times as long."""
+        target = replace(self.target, ttft_s=times * self.target.ttft_s, tpot_s=times * self.target.tpot_s)
+        return replace(self, target=target)
+
     def title(self, arrivals: Sequence[Arrival]) -> str:
         """Describe it in a line."""
         target = f"TTFT <= {self.target.ttft_s:g} s, TPOT <= {self.target.tpot_s * 1e3:g} ms"
-        return f"== {self.name}; {len(arrivals)} requests; {target}"
+        return f"== {self.name}; {len(arrivals)} requests in {arrivals[-1].at_s:.0f} s; {target}"
 
 
 def _on_cores(size: float) -> list[Arrival]:
@@ -98,9 +104,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="run the 100 M model on this CPU")
     parser.add_argument("--size", type=float, default=1.0, metavar="SHARE", help="share of the requests to send")
+    parser.add_argument("--slower", type=float, default=1.0, metavar="TIMES", help="slow down arrivals and targets")
     asked = parser.parse_args()
-    for case in CASES[:1] if asked.real else CASES:
-        arrivals = case.arrivals(asked.size)
+    for given in CASES[:1] if asked.real else CASES:
+        case = given.slower(asked.slower)
+        arrivals = [replace(one, at_s=asked.slower * one.at_s) for one in case.arrivals(asked.size)]
         print(table_of(compare(case, arrivals, runs(case.machine, arrivals, is_real=asked.real))), flush=True)
 
 
