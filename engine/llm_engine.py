@@ -19,6 +19,10 @@ from sluice.engine.text.output import ChoiceOutput, Outputs
 from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher, Watching
 
+STALLED_S = 2.0
+"""A preempted request that has had no place for this long is stalled. Before, it is likely to run again soon, and the
+prefix cache has most of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -105,9 +109,8 @@ class LLMEngine:
         lag = executor.lag if draft_model is None else 0
         self._scheduler = make_scheduler(config, self._limits, clock, draft_source, lag=lag)
         self._outputs = Outputs(decoder, self._limits)
-        self._advance = self.step_overlapped if self._scheduler.overlaps else self.step
-        self.advance: Callable[[], list[TokenDelta]] = self._advance
-        """How this engine steps: `step_overlapped` on a device that lags, `step` on any other. Call only this one."""
+        self._watching: Watching | None = None
+        """Describes the iterations while someone watches."""
 
         self._preparing = executor if isinstance(executor, Preparing) else None
         self._in_flight: StepInFlight | None = None
@@ -157,13 +160,24 @@ class LLMEngine:
         self._retire([output for request_id in dropped for output in self._outputs.of_request(request_id)])
         self._ended = [delta for delta in self._ended if delta.request_id not in dropped]
 
+    def advance(self) -> list[TokenDelta]:
+        """Step as the executor can: `step_overlapped` on a device that lags, `step` on any other. Call only this one.
+
+        Raises:
+            EngineBroken: the device is lost; nothing more can run in this process.
+        """
+        deltas = self.step_overlapped() if self._scheduler.overlaps else self.step()
+        if (watching := self._watching) is not None:
+            watching.note_step(deltas)
+        return deltas
+
     def step(self) -> list[TokenDelta]:
         """Advance every scheduled sequence by one step, and return what it produced.
 
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
         """
-        batch = self._scheduler.schedule()
+        batch = self._plan()
         if batch.is_empty:
             return self._deltas_of_no_step()
         outcome = self._isolating.collect(self._isolating.launch(batch))
@@ -181,7 +195,7 @@ class LLMEngine:
         Raises:
             EngineBroken: the device is lost; nothing more can run in this process.
         """
-        due, self._in_flight = self._in_flight, self._launch_on_top(self._scheduler.schedule())
+        due, self._in_flight = self._in_flight, self._launch_on_top(self._plan())
         if due is None:
             return self._deltas_of_no_step()
         outcome = self._isolating.collect(due, unwanted=self._scheduler.ended_ids)
@@ -197,9 +211,9 @@ class LLMEngine:
             self._scheduler.shrink(outcome.too_large)
         return deltas
 
-    def stalled(self, *, for_s: float) -> list[str]:
-        """Return the requests that were preempted and have had no place for `for_s` seconds, nor any other sequence."""
-        return self._scheduler.stalled_requests(for_s)
+    def stalled(self) -> list[str]:
+        """Return the requests that were preempted and have had no place for `STALLED_S`, nor any other sequence."""
+        return self._scheduler.stalled_requests(STALLED_S)
 
     def room(self) -> Room:
         """Return what can start within the next steps; all zero while any sequence waits for room."""
@@ -261,13 +275,12 @@ class LLMEngine:
 
         The watcher is called by the engine's thread between two steps.
         """
-        if watcher is None:
-            self.advance, self._scheduler.on_plan = self._advance, None
-            return
-        watching = Watching(
-            self._scheduler, self._advance, watcher, num_blocks=self._limits.num_blocks, clock=self._clock
-        )
-        self._scheduler.on_plan, self.advance = watching.note_plan, watching.advance
+        self._watching = None if watcher is None else Watching(self._scheduler, watcher, self._clock)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether iterations are described."""
+        return self._watching is not None
 
     def describe(self) -> list[str]:
         """Return one line per sequence with its state (for SIGUSR1)."""
@@ -283,6 +296,12 @@ class LLMEngine:
         known = {sequence.id for sequence in self._scheduler.known}
         assert known == self._outputs.sequence_ids, "sequences and open choices do not match"
         assert self._in_flight or not self._scheduler.leaving, "blocks are kept for a step that has completed"
+
+    def _plan(self) -> Batch:
+        batch = self._scheduler.schedule()
+        if (watching := self._watching) is not None:
+            watching.note_plan(batch)
+        return batch
 
     def _launch_on_top(self, batch: Batch) -> StepInFlight | None:
         """Launch `batch` on top of the step in flight."""

@@ -106,20 +106,10 @@ Watcher: TypeAlias = Callable[[Iteration], None]
 class Watching:
     """Between a watcher and the engine that it watches. Mutable: what the last plan was."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        advance: Callable[[], list[TokenDelta]],
-        watcher: Watcher,
-        *,
-        num_blocks: int,
-        clock: Callable[[], float],
-    ) -> None:
-        """Prepare to describe the iterations of `advance`, which plans with `scheduler`."""
+    def __init__(self, scheduler: Scheduler, watcher: Watcher, clock: Callable[[], float]) -> None:
+        """Prepare to describe the iterations of an engine that plans with `scheduler`."""
         self._scheduler = scheduler
-        self._advance = advance
         self._watcher = watcher
-        self._num_blocks = num_blocks
         self._clock = clock
         self._began_s = clock()
         self._number = 0
@@ -145,21 +135,19 @@ class Watching:
             num_waiting=scheduler.num_waiting,
             max_tokens=scheduler.max_tokens,
             num_free_blocks=scheduler.blocks.num_free_blocks,
-            num_blocks=self._num_blocks,
+            num_blocks=scheduler.blocks.num_blocks,
         )
         self._running = set(running)
         self._preemptions = _preemptions_of(known)
 
-    def advance(self) -> list[TokenDelta]:
-        """Advance the engine, and tell the watcher unless nothing was computed and nobody left."""
-        deltas = self._advance()
+    def note_step(self, deltas: list[TokenDelta]) -> None:
+        """Tell the watcher of the iteration planned last, and of what it returned, unless nothing has happened."""
         planned, self._planned = self._planned, None
         left = tuple(Left(f"{one.request_id}/{one.choice}", one.finish.reason) for one in deltas if one.finish)
         if planned is not None and (planned.num_tokens or planned.preempted or left):
             self._number += 1
             took_s = self._clock() - self._began_s - planned.at_s
             self._watcher(replace(planned, took_s=took_s, left=left))
-        return deltas
 
 
 def _name(sequence: Sequence) -> str:

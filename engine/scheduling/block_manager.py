@@ -91,6 +91,11 @@ class BlockManager:
         """Sequences with pending copies or loads."""
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self._pool.num_blocks
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks without a reference, indexed or not."""
         return self._pool.num_free

@@ -99,8 +99,6 @@ class Scheduler(ABC):
         self.steps = MeasuredSteps()
         self._admission = self._make_admission()
         self.counters = SchedulerCounters()
-        self.on_plan: Callable[[Batch], None] | None = None
-        """Called with each plan while someone watches."""
         self._drafting: Drafting | None = None
         """Of a scheduler that speculates."""
 
@@ -128,8 +126,6 @@ class Scheduler(ABC):
             saves = self.blocks.saves(partial(self._filled_blocks, batch))
         if saves or self.blocks.num_pending_copies:
             batch = self._with_copies(batch, saves)
-        if self.on_plan is not None:
-            self.on_plan(batch)
         return self._slots.with_writes(batch)
 
     def launch(self, batch: Batch) -> None:

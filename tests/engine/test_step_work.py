@@ -68,7 +68,7 @@ def work_of_steps(engine: LLMEngine) -> int:
             assert engine.idle_s == 0
             engine.room()
             engine.advance()
-            assert engine.stalled(for_s=0.0) == []
+            assert engine.stalled() == []
 
     return bytecodes(turns)
 

@@ -86,7 +86,7 @@ class TestGivenAnEngineThatRuns:
         engine.advance()
 
         assert [(one.joined, one.running) for one in seen] == [((), (Computing("a/0", 5, 1, 2),))]
-        assert engine.advance == engine.step
+        assert not engine.is_watched
 
 
 class TestGivenAnIteration:

@@ -20,7 +20,6 @@ from sluice.engine.watching import Iteration
 from sluice.worker.engine_process.messages import Load, LoadFailed, Orders, Report, Setup, packed, receive, send
 from sluice.worker.errors import ConfigError, WorkerError
 from sluice.worker.log import Log, configure_logs, get_log
-from sluice.worker.model.engine import STALLED_S
 from sluice.worker.model.load import is_null, load
 
 END_WITHIN_S = 2.0
@@ -139,7 +138,7 @@ def serve(engine: LLMEngine, inbox: Inbox, connection: Connection) -> None:
                 num_orders=num_orders,
                 num_added=num_added,
                 is_idle=engine.idle_s == float("inf"),
-                stalled=engine.stalled(for_s=STALLED_S),
+                stalled=engine.stalled(),
                 stats=engine.stats,
                 iterations=tuple(iterations),
             ),

@@ -12,7 +12,6 @@ from sluice.engine.validation import check_request
 from sluice.engine.watching import Watcher
 from sluice.worker.engine_process.messages import Orders, Report, receive, send, unpacked
 from sluice.worker.engine_process.process import EngineProcess
-from sluice.worker.model.engine import STALLED_S
 from sluice.worker.watchdog import Watchdog
 
 MAX_REPORTS = 8
@@ -133,9 +132,8 @@ class RemoteEngine:
         """Requests that were added after the last report."""
         return self._num_added - self._last.num_added
 
-    def stalled(self, *, for_s: float) -> list[str]:
+    def stalled(self) -> list[str]:
         """See `LLMEngine.stalled`."""
-        assert for_s == STALLED_S, "the engine's process asks with this time"
         return self._last.stalled
 
     # ------------------------------------------------------------ called by any thread

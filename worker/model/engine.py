@@ -1,15 +1,11 @@
 """What a worker needs of an engine, in this process or in one of its own. Knows no weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from sluice.engine.llm_engine import EngineStats
 from sluice.engine.request import Request, Room, TokenDelta
 from sluice.engine.watching import Watcher
-
-STALLED_S = 2.0
-"""A preempted job that has waited for this long goes to an idle worker. Before, it is likely to run here again soon,
-where the prefix cache has most of it."""
 
 
 class Engine(Protocol):
@@ -18,7 +14,7 @@ class Engine(Protocol):
     def add(self, requests: Iterable[Request]) -> None: ...
     def abort(self, request_ids: Iterable[str]) -> None: ...
     def drop(self, request_ids: Iterable[str]) -> None: ...
-    def stalled(self, *, for_s: float) -> list[str]: ...
+    def stalled(self) -> list[str]: ...
     def room(self) -> Room: ...
     def validate(self, request: Request) -> None: ...
     def watch(self, watcher: Watcher | None) -> None: ...
@@ -26,9 +22,8 @@ class Engine(Protocol):
         """Return one line per sequence, from any thread or signal handler; None if its own process logs them."""
         ...
 
-    @property
-    def advance(self) -> Callable[[], list[TokenDelta]]:
-        """What returns the output since its last call, of one step at most."""
+    def advance(self) -> list[TokenDelta]:
+        """Return the output since the last call, of one step at most."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sluice.engine.errors import EngineBroken
 from sluice.worker.errors import ExitCode, WorkerBroken
-from sluice.worker.model.engine import STALLED_S, Engine
+from sluice.worker.model.engine import Engine
 from sluice.worker.serve.context import WorkerContext
 from sluice.worker.serve.exchange import Exchange
 from sluice.worker.serve.give_back import ReturnQueue
@@ -89,7 +89,7 @@ class Daemon:
                 engine.drop(exchange.lost())
                 deltas = engine.advance()
             exchange.publish(deltas)
-            exchange.offer(engine.stalled(for_s=STALLED_S))
+            exchange.offer(engine.stalled())
 
     def _drain(self) -> None:
         """Shut down gracefully: stop pulling, return unstarted jobs, finish the others within the timeout."""

@@ -18,7 +18,17 @@ from sluice.engine.simulation.executor import SimulatedExecutor, VirtualClock
 from sluice.engine.speculation.draft_rows import KEPT_FOR, DraftRows
 from sluice.engine.speculation.model_drafts import ModelDrafts
 from sluice.engine.speculation.source import MAX_DEPTH, Worth
-from tests.engine.given import CheckingModel, Transcripts, checking_model, engine_over, note, request, run, undisturbed
+from tests.engine.given import (
+    CheckingModel,
+    Transcripts,
+    checking_model,
+    engine_over,
+    lagging,
+    note,
+    request,
+    run,
+    undisturbed,
+)
 from tests.grids import fast_only
 
 LIMITS = StepLimits(8, 32)
@@ -105,14 +115,13 @@ class TestGivenADraftModelThatIsTheModelItself:
         assert source.rows.num_held == 0
 
     def test_when_the_device_could_run_ahead_then_steps_do_not_overlap(self) -> None:
-        model = checking_model()
-        model.lag = 1
+        model = lagging(checking_model())
         engine = engine_over(model, draft_model=checking_model(), speculation="suffix")
         asked = request("r", PROMPT, max_tokens=20)
         engine.add([asked])
 
-        assert engine.advance == engine.step
         assert outputs(run(engine)) == expected_of([asked])
+        assert not model.num_lagged
 
     def test_when_speculation_is_off_then_the_settings_contradict_each_other(self) -> None:
         with pytest.raises(ValueError, match="needs speculation"):

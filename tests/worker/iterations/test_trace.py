@@ -71,11 +71,11 @@ class TestGivenAWorkerThatRuns:
             engine = loaded[0].engine
             follower = threading.Thread(target=follow, daemon=True)
             follower.start()
-            wait_until(lambda: engine.advance != engine.step, "somebody watches")
+            wait_until(lambda: engine.is_watched, "somebody watches")
             (job_id,) = submit_all(client, [Ask(options=JobOptions(max_tokens=3, ignore_eos=True), prompt="x" * 40)])
             wait_for_ends(client, [job_id])
             follower.join(30)
-            wait_until(lambda: engine.advance == engine.step, "nobody watches")
+            wait_until(lambda: not engine.is_watched, "nobody watches")
 
         assert all("  1 run  0 wait  " in lines[head] for head in (0, 2, 4)), lines
         assert f"joins     {job_id}" in lines[1]
