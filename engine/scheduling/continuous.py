@@ -1,4 +1,4 @@
-"""Continuous batching: the scheduler of a worker. Read `ContinuousScheduler._plan` first.
+"""Continuous batching: the scheduler of a worker. Read `ContinuousScheduler._plan_known` first.
 
 There is no prefill and no decode phase: a sequence is owed the tokens that it has not computed yet, one or thousands.
 Each step has one budget of tokens for all. Running sequences are scheduled first, in the policy's order, then waiting
@@ -19,7 +19,8 @@ step.
 Hot module, as `sluice.engine.scheduling.scheduler`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 
 from sluice.engine.batch import Batch, ScheduledRow
 from sluice.engine.config import EngineConfig
@@ -46,11 +47,36 @@ class ContinuousScheduler(YieldingScheduler):
     ) -> None:
         super().__init__(config, limits, clock)
         self.overlaps = lag > 0
+        self._drafting: Drafting | None = None
         if draft_source is not None:
             self._drafting = Drafting(draft_source, limits, self.blocks, self._slots, clock, overlaps=self.overlaps)
         self._time_budget = TimeBudget(config.step_targets, self.steps)
 
+    def finish(self, sequences: Items[Sequence], *, suspects: Iterable[Sequence] = ()) -> None:
+        """See `Scheduler.finish`."""
+        super().finish(sequences, suspects=suspects)
+        if self._drafting is not None:
+            self._drafting.end(sequences)
+
+    def rest_from_drafts(self) -> None:
+        """See `Scheduler.rest_from_drafts`."""
+        if self._drafting is not None:
+            self._drafting.rest()
+
     def _plan(self) -> Batch:
+        batch = self._plan_known()
+        if self._drafting is None:
+            return batch
+        return self._drafting.extend(
+            batch,
+            tokens_left=self.max_tokens - batch.num_tokens,
+            running=self.running,
+            num_drafted=self.counters.num_drafted_tokens,
+            num_accepted=self.counters.num_accepted_tokens,
+        )
+
+    def _plan_known(self) -> Batch:
+        """Plan a step without drafts."""
         self._time_budget.begin()
         num_preemptions = self.counters.num_preemptions
         self._join_higher()

@@ -26,7 +26,6 @@ from sluice.engine.executor import ModelLimits
 from sluice.engine.request import NO_ROOM, Room
 from sluice.engine.scheduling.admission import AdmissionMode, make_admission, num_longest_tokens
 from sluice.engine.scheduling.block_manager import BlockManager, WindowSizes
-from sluice.engine.scheduling.drafting import Drafting
 from sluice.engine.scheduling.policies import make_policy
 from sluice.engine.scheduling.prefix_index import CachedPrefix
 from sluice.engine.scheduling.row_slots import RowSlots
@@ -99,8 +98,6 @@ class Scheduler(ABC):
         self.steps = MeasuredSteps()
         self._admission = self._make_admission()
         self.counters = SchedulerCounters()
-        self._drafting: Drafting | None = None
-        """Of a scheduler that speculates."""
 
     # ------------------------------------------------------------ what the engine calls
 
@@ -112,14 +109,6 @@ class Scheduler(ABC):
     def schedule(self) -> Batch:
         """Plan one step. No token counts as computed before `commit`, so a failed step has changed nothing."""
         batch = self._plan()
-        if self._drafting is not None:
-            batch = self._drafting.extend(
-                batch,
-                tokens_left=self.max_tokens - batch.num_tokens,
-                running=self.running,
-                num_drafted=self.counters.num_drafted_tokens,
-                num_accepted=self.counters.num_accepted_tokens,
-            )
         saves: tuple[BlockSave, ...] = ()
         # A step without rows is not launched, and makes none.
         if self._limits.num_host_blocks and batch.rows:
@@ -194,8 +183,6 @@ class Scheduler(ABC):
         """
         for sequence in suspects:
             self.blocks.retract(sequence)
-        if self._drafting is not None:
-            self._drafting.end(sequences)
         self.num_changes += 1
         num_waited = 0
         for sequence in sequences:
@@ -221,10 +208,8 @@ class Scheduler(ABC):
         while len(self.running) > self._budget.tokens:
             self._preempt(self.running.pop())
 
-    def rest_from_drafts(self) -> None:
+    def rest_from_drafts(self) -> None:  # noqa: B027 - most schedulers plan none at all
         """Plan no drafts for a while: a step with some failed that succeeded without."""
-        if self._drafting is not None:
-            self._drafting.rest()
 
     def room(self) -> Room:
         """Return what can start within the next steps; all zero while any sequence waits for room."""
