@@ -194,7 +194,8 @@ class Producer:
 
         Args:
             job: The job.
-            offset: Tokens that you already have, or the `cursor` of your last event.
+            offset: The `cursor` of your last event, which resumes exactly after it; or the number of tokens that you
+                have. A number within an event begins with that whole event, whose `start` is before it.
             choice: Index of the choice, from 0 to `n` - 1.
             timeout_s: Longest time until the end.
 

@@ -150,21 +150,23 @@ def _print_events(producer: Producer, job: Receipt, timeout_s: float | None) -> 
 @click.argument("job")
 @click.option(
     "--offset",
-    metavar="TOKENS",
+    metavar="POSITION",
     default="0",
-    help="Start after this position: a number of tokens, or the cursor of an event.",
+    help="Start after this position: the cursor of an event, or a number of tokens.",
 )
 @click.option("--choice", metavar="INDEX", type=click.IntRange(0), default=0, help="Index of the choice, from 0.")
 @json_option
 @connection_options
 def stream(job: str, *, offset: str, choice: int, as_json: bool, **values: object) -> None:
-    """Print the output of JOB, from any token on, until its end.
+    """Print the output of JOB, from its start or a position on, until its end.
 
-    Ctrl-C does not stop the job.
+    The cursor of an event (--json prints it) resumes exactly after that event, as long as the output is kept. A number
+    of tokens begins with the event that has the next token, which may start before it. It works while the job runs and
+    as long after as its channel is kept, 10 minutes by default. Ctrl-C does not stop the job.
 
     \b
     Example:
-        producer stream 0.default.1f0c6a --offset 120
+        producer stream 0.default.1f0c6a --offset 120:514
     """
     with producer_of(values) as producer:
         for event in producer.stream(job, offset, choice=choice):

@@ -50,7 +50,11 @@ class Cursor(NamedTuple):
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 Place: TypeAlias = int | str | Cursor
-"""The number of tokens that the reader has, or the `cursor` of its last event."""
+"""The `cursor` of the reader's last event, or a bare offset: the number of tokens that it has.
+
+A reader resumes exactly after a cursor. Text cannot be cut within an event, so a bare offset within one begins with
+that whole event, whose `start` is before the offset.
+"""
 
 
 def cursor_at(place: Place) -> Cursor:
@@ -143,20 +147,23 @@ class Reader:
         """Return whether the first entry begins after the position: the channel lost the tokens in between."""
         return bool(entries) and entries[0].start > self._cursor.tokens
 
-    def reread(self, read: Sequence[ChannelEntry]) -> StreamEvent:
-        """Cut the output after the position out of the whole channel.
+    def reread(self, read: Sequence[ChannelEntry]) -> Iterator[StreamEvent]:
+        """Yield the output after the position from the whole channel; of a bare offset, from the event around it.
 
         Raises:
-            BadOffset: the position is a bare offset between two events, so the text cannot be cut.
+            BadOffset: the channel was rewritten under a reader that began at a bare offset, so the text cannot be cut.
         """
-        before = [entry for entry in read if entry.offset <= self._cursor.tokens]
-        if self._cursor.chars is None:
-            at = before[-1].offset if before else 0
+        if self._cursor.chars is not None:
+            yield self._cut_event(_whole(read), read[-1].time_ms, read[-1].end)
+            return
+        if self._cursor != self._begin:
             raise BadOffset(
-                f"offset {self._cursor.tokens} of job {self.job_id} lies between two events; the one before it ends "
-                f"at {at}. Give the cursor of the last event you saw, or that offset."
+                f"the channel of job {self.job_id} was rewritten, and {self._cursor.tokens} tokens alone do not say "
+                "where the rest of the text begins. Stream from an event's cursor, or read the whole result."
             )
-        return self._cut_event(_whole(read), read[-1].time_ms, read[-1].end)
+        at = next((i for i, entry in enumerate(read) if entry.offset > self._cursor.tokens), len(read) - 1)
+        self._cursor = Cursor(read[at].start, sum(len(entry.text) for entry in read[:at]))
+        yield from self.feed(read[at:])
 
     def check(self, view: JobView | None) -> JobView:
         """Check that the job can have reached the position.
@@ -349,7 +356,7 @@ def _feed(queue: Queue, open_readers: dict[str, Reader], found: Sequence[tuple[s
             yield from _finish(reader, reader.check(view))
         elif reader.overlaps(read):
             [whole] = yield Ask((("XRANGE", key, "-", entries[-1][0]),))
-            yield reader.reread(_decoded(channel_rows(whole)))
+            yield from reader.reread(_decoded(channel_rows(whole)))
         else:
             yield from reader.feed(read)
         if reader.is_finished:

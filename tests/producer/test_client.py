@@ -277,7 +277,7 @@ class TestGivenARunningJob:
         with pytest.raises(BadOffset, match="choices 0 to 0"):
             list(producer.stream(running.id, choice=1))
 
-    def test_when_the_place_is_within_an_event_then_a_bare_offset_is_refused(
+    def test_when_the_place_is_within_an_event_then_a_cursor_cuts_it(
         self, producer: Producer, worker: HandWorker, running: Any
     ) -> None:
         worker.say(running, [], "", end=JobState.DONE)
@@ -286,8 +286,42 @@ class TestGivenARunningJob:
 
         assert tokens_of(events) == [2, 3]
         assert text_of(events) == "bc"
-        with pytest.raises(BadOffset, match="between two events"):
-            list(producer.stream(running.id, 1))
+
+    def test_when_a_bare_offset_is_within_an_event_then_that_event_comes_whole(
+        self, producer: Producer, worker: HandWorker, running: Any
+    ) -> None:
+        worker.say(running, [4, 5, 6], "def", released="!", end=JobState.DONE)
+        whole = list(producer.stream(running.id))
+
+        for offset in range(7):
+            events = list(producer.stream(running.id, offset))
+
+            assert events[0].start <= offset, "no token is lost"
+            assert all(event.offset <= offset for event in whole[: -len(events)]), "no earlier event comes"
+            assert [event[:-1] for event in events] == [event[:-1] for event in whole[-len(events) :]]
+
+    def test_when_it_began_at_a_bare_offset_then_its_cursors_resume_exactly(
+        self, producer: Producer, worker: HandWorker, running: Any
+    ) -> None:
+        worker.say(running, [4], "d", end=JobState.DONE)
+
+        first = next(producer.stream(running.id, 1))
+
+        assert first.cursor == "2:2"
+        assert text_of(list(producer.stream(running.id, first.cursor))) == "cd"
+
+    def test_when_entries_are_resent_after_a_bare_offset_then_the_reader_is_told(
+        self, producer: Producer, worker: HandWorker, running: Any, redis_client: Any
+    ) -> None:
+        events = producer.stream(running.id, 2, timeout_s=10)
+        next(events)
+        channel = worker.keys.channel(running.id)
+        redis_client.delete(channel)
+        entry = encode_entry(start=0, token_ids=(1, 2, 3, 4), text="abcd", time_ms=0)
+        redis_client.xadd(channel, {"e": entry}, id="4-0")
+
+        with pytest.raises(BadOffset, match="3 tokens alone do not say where the rest of the text begins"):
+            next(events)
 
     def test_when_its_result_is_awaited_too_briefly_then_it_says_that_the_job_continues(
         self, producer: Producer, running: Any
