@@ -22,7 +22,10 @@ class JobStatus(JobView):
     """The state of one job, and an estimate of when it starts."""
 
     starts_in_s: float | None = None
-    """Tokens ahead on its lane divided by the rate that the workers report; None if unknown."""
+    """Tokens ahead on its lane divided by the rate that the workers report.
+
+    None if unknown. With nothing ahead it is unknown when a running job leaves its place.
+    """
 
     waits_for: str | None = None
     """What a queued job waits for, and what to do; None if that is unknown."""
@@ -60,9 +63,7 @@ def status_of(queue: Queue, view: JobView, survey: QueueView | None) -> JobStatu
 
 
 def _starts_in_s(view: JobView, queue: QueueView) -> float | None:
-    if view.ahead_tokens is None or not queue.tokens_per_s:
-        return None
-    return view.ahead_tokens / queue.tokens_per_s
+    return view.ahead_tokens / queue.tokens_per_s if view.ahead_tokens and queue.tokens_per_s else None
 
 
 def explain(queue: Queue, view: JobView) -> Operation[WaitReason]:
@@ -91,9 +92,12 @@ def wait_reason(queue: Queue, view: JobView, survey: QueueView) -> WaitReason:
         return WaitReason(WaitCause.WORKERS_QUIET, f"the workers of queue {queue.name!r} take no more jobs. {how}")
     if view.ahead_jobs is None:
         return WaitReason(WaitCause.NOT_YET, f"job {view.id} waits for its time, not_before or that of its next try")
-    starts_in_s = _starts_in_s(view, survey)
-    when = "" if starts_in_s is None else f"; it starts in about {starts_in_s:.0f} s"
-    return WaitReason(WaitCause.BEHIND_OTHERS, f"{view.ahead_jobs} jobs are ahead of job {view.id}{when}")
+    if not view.ahead_jobs:
+        how = "it starts when a worker has room for it"
+        return WaitReason(WaitCause.BEHIND_OTHERS, f"no job of its tenant and class is ahead of job {view.id}; {how}")
+    work_s = _starts_in_s(view, survey)
+    work = "" if work_s is None else f", about {work_s:.0f} s of work"
+    return WaitReason(WaitCause.BEHIND_OTHERS, f"{view.ahead_jobs} jobs are ahead of job {view.id}{work}")
 
 
 def _without_workers(queue: Queue, survey: QueueView) -> WaitReason:

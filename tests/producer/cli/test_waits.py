@@ -14,7 +14,9 @@ import pytest
 
 from sluice.producer import AsyncProducer, Producer, QueueSettings, ResultTimeout, WaitCause, WaitNotice
 from sluice.producer.contract import waits
+from sluice.producer.contract.calls import Beat, beat
 from sluice.producer.contract.keys import QueueKeys
+from sluice.producer.contract.transport.execution import run
 from sluice.producer.contract.waits import WaitNotifier, WaitReason
 from sluice.producer.operations import follow, results
 from tests.grids import fast_only
@@ -201,6 +203,34 @@ class TestGivenAQueueWithAWorker:
         assert line.startswith("producer: waiting: ")
         assert "the queue holds 1 jobs and takes 1" in line
         assert "producer queues set" in line
+
+
+class TestGivenAFullWorker:
+    """It runs a job, and reports its rate."""
+
+    @pytest.fixture(autouse=True)
+    def full(self, producer: Producer, worker: HandWorker) -> None:
+        producer.submit("first", max_tokens=400)
+        worker.pull()
+        about = {"tokens_per_s": "2.0", "places": "1", "running": "1", "state": "pulling"}
+        sent = Beat(incarnation=worker.incarnation, held=(), processed_pull=1, expiry_ms=60_000, about=about)
+        run(worker.client, beat(worker.keys, sent))
+
+    def test_when_nothing_is_ahead_then_no_time_of_the_start_is_promised(self, producer: Producer) -> None:
+        status = producer.status(producer.submit("second"))
+
+        how = "it starts when a worker has room for it"
+        assert status.waits_for == f"no job of its tenant and class is ahead of job {status.id}; {how}"
+        assert status.starts_in_s is None
+
+    def test_when_another_is_ahead_then_its_work_is_told_and_no_start(self, producer: Producer) -> None:
+        producer.submit("second", max_tokens=99)
+
+        status = producer.status(producer.submit("third"))
+
+        work_s = (status.ahead_tokens or 0) / 2.0
+        assert status.waits_for == f"1 jobs are ahead of job {status.id}, about {work_s:.0f} s of work"
+        assert status.starts_in_s == work_s > 45
 
 
 @pytest.mark.usefixtures("early")
