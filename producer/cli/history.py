@@ -22,10 +22,11 @@ from sluice.producer.cli.common import (
     when,
 )
 from sluice.producer.client import Producer
+from sluice.producer.contract.host.state_folder import history_path
 from sluice.producer.contract.host.terminal import say
 from sluice.producer.contract.states import JobState
 from sluice.producer.contract.wire import JobId
-from sluice.producer.errors import HistoryUnavailable, JobNotFound, QueueUnreachable
+from sluice.producer.errors import HistoryUnavailable, JobNotFound, ProducerError, QueueUnreachable
 from sluice.producer.operations.views import JobStatus
 
 if TYPE_CHECKING:
@@ -121,24 +122,54 @@ def show_job(job: str, *, as_json: bool, **values: object) -> None:
     Example:
         producer jobs show 0.default.1f0c6a
     """
-    record, status = _in_history(job, values), _in_queue(job, values)
+    record, history_error = _in_history(job, values)
+    status, queue_error = _in_queue(job, values)
+    if record is None and status is None:
+        raise _not_found(job, history_error, queue_error)
+    _note_unsearched(history_error, queue_error)
     known: Values = (record.values() if record else {}) | ({"queue": _facts(status)} if status else {})
-    if not known:
-        advice = "The history does not have it either. List the jobs that it has: producer jobs list"
-        raise JobNotFound(JobId(job), advice=advice)
     if as_json:
         show_json(known)
         return
-    facts: Values = known.get("history") or known.get("queue") or {}
     if known.get("submissions", 1) > 1:
         note(f"this id was submitted {known['submissions']} times; this is the newest submission")
-    show_table(("what", "value"), [(name, value) for name, value in facts.items() if value not in (None, {}, b"")])
+    show_table(("what", "value"), list(_newest(record, status).items()))
     _draw(status, record)
     if "timeline" in known:
         rows = [(when(row["at_ms"]), row["event"], row["epoch"], row["detail"]) for row in known["timeline"]]
         show_table(("at", "event", "epoch", "detail"), rows)
     if known.get("attempts"):
         show_table(ATTEMPT_HEADERS, [_attempt_cells(row) for row in known["attempts"]])
+
+
+def _not_found(
+    job: str, history_error: HistoryUnavailable | None, queue_error: QueueUnreachable | None
+) -> ProducerError:
+    """Return the error of a job that was not found; it names what was not searched."""
+    unsearched = f"The history was not searched: {history_error}" if history_error is not None else None
+    if queue_error is not None:
+        history = unsearched or "The history does not have it."
+        return QueueUnreachable(f"job {job} was not found. {history} The queue was not searched: {queue_error}")
+    if unsearched is not None:
+        return JobNotFound(JobId(job), advice=unsearched)
+    advice = "The history does not have it either. List the jobs that it has: producer jobs list"
+    return JobNotFound(JobId(job), advice=advice)
+
+
+def _note_unsearched(history_error: HistoryUnavailable | None, queue_error: QueueUnreachable | None) -> None:
+    if history_error is not None:
+        note(f"the history was not searched: {history_error}")
+    if queue_error is not None:
+        note(f"the queue was not searched, so this may be old: {queue_error}")
+
+
+def _newest(record: "_Record | None", status: JobStatus | None) -> Values:
+    """Return the facts of the history, then those of the queue. Where both have one, the queue's is newer."""
+    row = record.row if record else None
+    if row is not None and status is not None and row.submitted_ms != status.submitted_ms:
+        row = None  # of an earlier submission of this id
+    facts = [asdict(row) if row else {}, _facts(status) if status else {}]
+    return {name: value for some in facts for name, value in some.items() if value not in (None, {}, (), b"")}
 
 
 def _draw(status: JobStatus | None, record: "_Record | None") -> None:
@@ -180,7 +211,8 @@ class _Record:
         }
 
 
-def _in_history(job: str, values: Values) -> _Record | None:
+def _in_history(job: str, values: Values) -> tuple[_Record | None, HistoryUnavailable | None]:
+    """Return what the history has of a job, and why it could not be read."""
     from sluice.producer.history.queries import History
 
     queue = str(values["queue"])
@@ -188,19 +220,22 @@ def _in_history(job: str, values: Values) -> _Record | None:
         with History(config.database_url(cast("str | None", values["database_url"]))) as history:
             row = history.job(queue, job)
             if row is None:
-                return None
+                return None, None
             number, events = history.num_submissions(queue, job), history.timeline(queue, job)
-            return _Record(row, number, events, history.attempts(queue, job))
-    except HistoryUnavailable:
-        return None
+            return _Record(row, number, events, history.attempts(queue, job)), None
+    except HistoryUnavailable as error:
+        return None, error
 
 
-def _in_queue(job: str, values: Values) -> JobStatus | None:
+def _in_queue(job: str, values: Values) -> tuple[JobStatus | None, QueueUnreachable | None]:
+    """Return what the queue has of a job, and why it could not be read."""
     try:
         with producer_of(values) as producer:
-            return producer.status(job)
-    except (JobNotFound, QueueUnreachable):
-        return None
+            return producer.status(job), None
+    except JobNotFound:
+        return None, None
+    except QueueUnreachable as error:
+        return None, error
 
 
 def _facts(status: JobStatus) -> Values:
@@ -247,7 +282,8 @@ def latency(*, as_json: bool, **values: object) -> None:
 def delete(job_ids: tuple[str, ...], **values: object) -> None:
     """Delete the data of ended jobs: prompt, output and channel in Redis; prompt, output and metadata in SQL.
 
-    The history keeps the job's id, state and times. A job that has not ended is not changed.
+    The history keeps the job's id, state and times. A job that has not ended is not changed. The exit code is 1 if a
+    job has not ended, or if the history could not be changed.
 
     \b
     Example:
@@ -255,41 +291,48 @@ def delete(job_ids: tuple[str, ...], **values: object) -> None:
     """
     database_url, queue = cast("str | None", values["database_url"]), str(values["queue"])
     with producer_of(values) as producer:
-        answers, forgotten = _deleted(producer, queue, job_ids)
-    known = _forget(database_url, forgotten)
-    for job_id, answer in answers.items():
-        found = answer or ("deleted" if known else "unknown")
+        left, in_queue, ended = _delete_from_queue(producer, queue, job_ids)
+    in_history, error = _delete_from_history(database_url, ended)
+    unknown = "unknown" if error is None else "not in the queue"
+    for job_id in job_ids:
+        places = [name for name, has in (("queue", in_queue), ("history", in_history)) if job_id in has]
+        found = f"deleted from {' and '.join(places)}" if places else "not ended" if job_id in left else unknown
         say(f"{job_id}\t{found}")
-    if any(answer == "not ended" for answer in answers.values()):
+    if error is not None:
+        note(f"the history was not changed: {error}")
+    # Without any history there is nothing to delete in it.
+    if left or (error is not None and (database_url or history_path().exists())):
         sys.exit(1)
 
 
-def _deleted(
+def _delete_from_queue(
     producer: Producer, queue: str, job_ids: tuple[str, ...]
-) -> tuple[dict[str, str | None], "list[Forgotten]"]:
-    """Delete jobs from Redis; returns the result of each (None: unknown) and the jobs to delete from the history."""
+) -> "tuple[set[str], set[str], list[Forgotten]]":
+    """Delete ended jobs from the queue; returns those left, those deleted, and what to delete from the history."""
     from sluice.producer.history.queries import Forgotten
 
-    views = producer.views(job_ids)
-    ended = [view.id for view in views if view is not None and view.state.is_terminal]
-    producer.delete(ended)
-    answers: dict[str, str | None] = {}
-    forgotten: list[Forgotten] = []
-    for job_id, view in zip(job_ids, views, strict=True):
-        has_ended = view is None or view.state.is_terminal
-        answers[job_id] = "not ended" if not has_ended else None if view is None else "deleted"
-        if has_ended:
+    views = {job_id: view for job_id, view in zip(job_ids, producer.views(job_ids), strict=True) if view is not None}
+    has_ended = [job_id for job_id, view in views.items() if view.state.is_terminal]
+    # One that was requeued in the meantime is not deleted.
+    deleted = {job_id for job_id, is_deleted in zip(has_ended, producer.delete(has_ended), strict=True) if is_deleted}
+    left = views.keys() - deleted
+    ended: list[Forgotten] = []
+    for job_id in dict.fromkeys(job_ids):
+        if job_id not in left:
+            view = views.get(job_id)
             state, submitted_ms = (view.state, view.submitted_ms) if view else (None, None)
-            forgotten.append(Forgotten(id=JobId(job_id), queue=queue, state=state, submitted_ms=submitted_ms))
-    return answers, forgotten
+            ended.append(Forgotten(id=JobId(job_id), queue=queue, state=state, submitted_ms=submitted_ms))
+    return left, deleted, ended
 
 
-def _forget(database_url: str | None, forgotten: "list[Forgotten]") -> int:
+def _delete_from_history(
+    database_url: str | None, ended: "list[Forgotten]"
+) -> tuple[set[JobId], HistoryUnavailable | None]:
+    """Delete jobs from the history; returns those that it had, and why it was not changed."""
     from sluice.producer.history.queries import History
 
     try:
         with History(config.database_url(database_url), is_writer=True) as history:
-            return history.forget(forgotten)
+            return history.forget(ended), None
     except HistoryUnavailable as error:
-        note(f"the history was not changed: {error}")
-        return 0
+        return set(), error

@@ -267,14 +267,14 @@ class History:
                         known.append(value)
         return [_latency(metric, known) for metric, known in zip(METRICS, values, strict=True) if known]
 
-    def forget(self, jobs_to_forget: Sequence[Forgotten]) -> int:
-        """Delete the data of these jobs; returns how many had a row.
+    def forget(self, jobs_to_forget: Sequence[Forgotten]) -> set[JobId]:
+        """Delete the data of these jobs; returns those that had a row.
 
         The rows of all their submissions keep id, queue, tenant, state and times, so that totals stay correct, and
         accept no further events. A submission without a row gets an empty one, so that events still in the outbox are
         rejected.
         """
-        known = 0
+        known: set[JobId] = set()
         for at in range(0, len(jobs_to_forget), FORGET_SLICE):
             some = jobs_to_forget[at : at + FORGET_SLICE]
             with self._connection() as connection:
@@ -285,7 +285,7 @@ class History:
                 connection.execute(results.delete().where(results.c.job_id.in_(ids), is_result))
                 if tombstones := [row for job in some if (row := _tombstone(job, have)) is not None]:
                     connection.execute(jobs.insert(), tombstones)
-            known += len({job_id for job_id, _ in have})
+            known |= {JobId(job_id) for job_id, _ in have}
         return known
 
     def _rows(self, query: AnyQuery) -> list[dict[str, Any]]:  # Any: a row's values are as its columns say

@@ -127,7 +127,7 @@ class TestGivenJobsInTheQueue:
         assert run("cancel", failed) == Ended(0, f"{failed}\tcancelled\n", "")
         assert run("cancel", "0.default.nobody").code == 1
         deleted = run("delete", failed, waiting)
-        assert deleted.out == f"{failed}\tdeleted\n{waiting}\tnot ended\n"
+        assert deleted.out == f"{failed}\tdeleted from queue\n{waiting}\tnot ended\n"
         assert deleted.code == 1
         assert "the history was not changed" in deleted.err
 
@@ -562,7 +562,7 @@ class TestGivenAHistory:
     ) -> None:
         ended = run("delete", job_id)
 
-        assert ended == Ended(0, f"{job_id}\tdeleted\n", "")
+        assert ended == Ended(0, f"{job_id}\tdeleted from queue and history\n", "")
         assert producer.views([job_id]) == [None]
         engine = open_database(sqlite_url)
         with engine.connect() as connection:

@@ -94,9 +94,9 @@ class TestGivenNoCommand:
 
 
 class TestGivenAnUnknownJob:
-    def test_when_it_is_shown_then_another_command_is_recommended(self, valkey: RedisServer, tmp_path: Path) -> None:
+    def test_when_it_is_shown_then_the_missing_history_is_named(self, valkey: RedisServer, tmp_path: Path) -> None:
         done = run_producer(valkey, tmp_path, "jobs", "show", "0.default.nobody")
 
         assert done.returncode == 1
-        assert "producer jobs list" in done.stderr
+        assert "there is no job history at" in done.stderr
         assert "producer jobs show" not in done.stderr

@@ -167,7 +167,7 @@ class TestGivenAnIdThatIsUsedAgain:
         gone = Forgotten(id=job_id, queue="q", state=view.state, submitted_ms=view.submitted_ms)
 
         with History(scene.history.url.render_as_string(hide_password=False), is_writer=True) as history:
-            assert history.forget([gone]) == 1
+            assert history.forget([gone]) == {job_id}
 
         assert rows(scene.history, results) == []
         assert all(row["deleted_ms"] is not None for row in rows(scene.history, jobs))
